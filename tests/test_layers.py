@@ -110,7 +110,9 @@ def test_imports_go_one_way() -> None:
 
 
 def test_every_part_has_its_place_in_the_order() -> None:
-    parts = {p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.suffix == ".py" or p.is_dir()}
+    parts = {
+        p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.suffix == ".py" or p.is_dir()
+    }
     assert parts - {"__pycache__"} - set(RANK) == set()
 
 
@@ -143,7 +145,12 @@ def test_a_planted_arrow_that_runs_back_is_found(planted: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "planted",
-    ["from fxkit.ir.op import resolve", "from fxkit import errors", "import torch", "from . import x"],
+    [
+        "from fxkit.ir.op import resolve",
+        "from fxkit import errors",
+        "import torch",
+        "from . import x",
+    ],
 )
 def test_a_planted_arrow_that_runs_forward_is_allowed(planted: str, tmp_path: Path) -> None:
     for folder in ("ir", "view"):

@@ -1,0 +1,92 @@
+"""`import fxkit` brings in no compiler, no drawing library and no global state; its names all work."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fxkit
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("torch._inductor", "torch._dynamo", "networkx", "graphviz", "matplotlib", "transformers")
+
+# What torch itself has loaded does not count: the difference that `import fxkit` makes does.
+PROBE = f"""
+import json, logging, sys
+import torch
+import torch.fx
+
+def hooks():
+    from torch.nn.modules import module
+    return {{
+        "log handlers": len(logging.root.handlers) + sum(
+            len(getattr(logger, "handlers", ())) for logger in logging.root.manager.loggerDict.values()
+        ),
+        "module hooks": len(module._global_forward_hooks) + len(module._global_forward_pre_hooks),
+        "function modes": torch._C._len_torch_function_stack(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "excepthook": repr(sys.excepthook),
+        "import hooks": len(sys.meta_path),
+        "warning filters": len(__import__("warnings").filters),
+        "default dtype": str(torch.get_default_dtype()),
+        "threads": torch.get_num_threads(),
+        "grad": torch.is_grad_enabled(),
+    }}
+
+modules, state = set(sys.modules), hooks()
+import fxkit
+heavy = [name for name in {HEAVY!r} if name in set(sys.modules) - modules]
+print(json.dumps({{"heavy": heavy, "before": state, "after": hooks()}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def probe() -> dict:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return json.loads(done.stdout)
+
+
+def test_import_loads_nothing_heavy(probe: dict) -> None:
+    assert probe["heavy"] == []
+
+
+def test_import_leaves_global_state_alone(probe: dict) -> None:
+    assert probe["after"] == probe["before"]
+
+
+def test_import_prints_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import fxkit"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", sorted(fxkit.__all__))
+def test_a_public_name_exists_and_says_what_it_is(name: str) -> None:
+    thing = getattr(fxkit, name)
+    if inspect.ismodule(thing) or inspect.isroutine(thing) or inspect.isclass(thing):
+        assert inspect.getdoc(thing), f"fxkit.{name} has no docstring"
+
+
+def test_nothing_that_is_public_is_a_stub() -> None:
+    words = ("NotImplementedError", "not implemented", "TODO", "FIXME", "XXX")
+    found = [
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in sorted((ROOT / "fxkit").rglob("*.py"))
+        for word in words
+        if word in path.read_text()
+    ]
+    assert found == []
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    import importlib.metadata
+
+    assert fxkit.__version__ == importlib.metadata.version("fxkit")

@@ -1,4 +1,4 @@
-"""`import fxkit` brings in no compiler, no drawing library and no global state; its names all work."""
+"""`import fxkit` loads no compiler, draws nothing, leaves no global state; its names all work."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ import torch.fx
 
 def hooks():
     from torch.nn.modules import module
+    loggers = logging.root.manager.loggerDict.values()
     return {{
         "log handlers": len(logging.root.handlers) + sum(
-            len(getattr(logger, "handlers", ())) for logger in logging.root.manager.loggerDict.values()
+            len(getattr(logger, "handlers", ())) for logger in loggers
         ),
         "module hooks": len(module._global_forward_hooks) + len(module._global_forward_pre_hooks),
         "function modes": torch._C._len_torch_function_stack(),

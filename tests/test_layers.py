@@ -25,7 +25,7 @@ ORDER = (
     ("view",),
     ("compiler", "testing"),
     ("__init__",),
-    ("cli", "demo", "__main__"),
+    ("doctor", "demo", "cli", "__main__"),
 )
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
 

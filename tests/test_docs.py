@@ -1,0 +1,71 @@
+"""README, documentation and docstrings say what happens: their code runs and prints what they show."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import fxkit
+from fxkit import config
+from tests.code_blocks import python_blocks, run_page
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODULES = [
+    info.name
+    for info in pkgutil.walk_packages(fxkit.__path__, "fxkit.")
+    if info.name != "fxkit.__main__"
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_of_a_page_prints_what_the_page_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_page(page) == []
+
+
+def test_readme_shows_an_example_of_at_most_fifteen_lines_with_its_output() -> None:
+    first = python_blocks((ROOT / "README.md").read_text())[0]
+    assert first.code.count("\n") <= 15
+    assert first.output
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+
+
+def test_every_variable_has_the_same_row_in_code_and_docs() -> None:
+    row = re.compile(r"^\| `FXKIT_.*$", re.MULTILINE)
+    in_code = row.findall(config.__doc__ or "")
+    assert in_code
+    assert in_code == row.findall((ROOT / "docs" / "configuration.md").read_text())
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    link = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+    dead = [
+        f"{page.name}: {target}"
+        for page in [*PAGES, ROOT / "CHANGELOG.md"]
+        for target in link.findall(page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert dead == []
+
+
+def test_a_page_that_shows_something_else_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")
+    assert run_page(page) == [f"page.md:2 shows\n3\n\nbut prints\n2\n"]

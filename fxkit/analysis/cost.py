@@ -1,0 +1,216 @@
+"""What a node costs: floating point operations and the bytes that it has to move at least.
+
+The operations are counted by torch's own formulas (`torch.utils.flop_counter`) on the node's
+recorded types; pointwise and reduction operators count one operation an element. What has no
+formula is None, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.analysis.effects import effects_of
+from fxkit.analysis.tensor_types import fake_mode
+from fxkit.ir.op import Attribute, Call, resolve
+from fxkit.ir.types import TensorType, type_of
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The work of a node.
+
+    Attributes:
+        flops: Floating point operations, a multiply-add counted as two; None when not known.
+        bytes: Bytes read and written when each operand is read once and each result written once;
+            None when a type is not known.
+    """
+
+    flops: int | None
+    bytes: int | None
+
+    def __add__(self, other: Cost) -> Cost:
+        flops = None if self.flops is None or other.flops is None else self.flops + other.flops
+        size = None if self.bytes is None or other.bytes is None else self.bytes + other.bytes
+        return Cost(flops, size)
+
+
+FREE = Cost(0, 0)
+
+
+def cost_of(node: fx.Node) -> Cost:
+    """Return what a node costs; its types have to be known (`propagate_types`).
+
+    Args:
+        node: Any node. Placeholders, `get_attr`, the output, views and Python values are free.
+    """
+    call = resolve(node)
+    if call is None or _is_free(node, call):
+        return FREE
+    return Cost(_flops(node, call), _bytes(node, call))
+
+
+def _is_free(node: fx.Node, call: Call) -> bool:
+    if call.name.startswith("python."):
+        return True
+    known = type_of(node)
+    if known is not None and not any(True for _ in _types_in(known)):
+        return not call.operator.is_opaque
+    effects = effects_of(node)
+    return bool(effects.aliases) and effects.is_pure and _is_view(node, call)
+
+
+def _is_view(node: fx.Node, call: Call) -> bool:
+    """Tell whether the result is a view for sure: declared so, of the same dtype and element count.
+
+    `reshape`, `contiguous` and `to` declare an alias and copy when they must.
+    """
+    base = next(iter(node.all_input_nodes), None)
+    before, after = (type_of(base) if base is not None else None), type_of(node)
+    overload = call.operator.overload
+    if overload is None or not overload.is_view:
+        return False
+    if not isinstance(before, TensorType) or not isinstance(after, TensorType):
+        return True
+    return before.dtype == after.dtype
+
+
+def _bytes(node: fx.Node, call: Call) -> int | None:
+    result = type_of(node)
+    if result is None:
+        return None
+    total = sum(t.nbytes for t in _types_in(result))
+    for value in _leaves(list(call.arguments.values())):
+        known = _value_type(value, node)
+        if isinstance(value, fx.Node) and known is None:
+            return None
+        total += sum(t.nbytes for t in _types_in(known))
+    return total
+
+
+def _flops(node: fx.Node, call: Call) -> int | None:
+    overload = call.operator.overload
+    if overload is None:
+        return None
+    result = [t for t in _types_in(type_of(node))]
+    if torch.Tag.pointwise in overload.tags:
+        return sum(t.numel for t in result) if result else None
+    if torch.Tag.reduction in overload.tags:
+        operand = _value_type(next(iter(call.arguments.values())), node)
+        return operand.numel if isinstance(operand, TensorType) else None
+    return _counted(node, call)
+
+
+def _counted(node: fx.Node, call: Call) -> int | None:
+    """Run the operator on fake tensors under torch's counter."""
+    from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+    overload: Any = call.operator.overload
+    counter = FlopCounterMode(display=False)
+    try:
+        with fake_mode(), torch.no_grad(), counter, _OperatorLog(flop_registry) as log:
+            overload(**{k: _fake(v, node) for k, v in call.arguments.items()})
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+    return counter.get_total_flops() + log.elementwise if log.is_complete else None
+
+
+class _OperatorLog(torch.utils._python_dispatch.TorchDispatchMode):
+    """Sees the operators that a composite one is made of, and counts those without a formula."""
+
+    def __init__(self, formulas: Any) -> None:
+        super().__init__()
+        self._formulas = formulas
+        self.is_complete = True
+        self.elementwise = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        formula_known = func._overloadpacket in self._formulas
+        if not formula_known and not func.is_view:
+            count = _elements(func, args, result)
+            self.is_complete &= count is not None
+            self.elementwise += count or 0
+        return result
+
+
+# Operators that only move or make data.
+_MOVES = frozenset(
+    """aten.clone aten._to_copy aten.cat aten.copy_ aten.empty aten.zeros aten.ones aten.full
+    aten.arange aten.embedding aten.index aten.index_select aten.gather aten.scatter aten.stack
+    aten.constant_pad_nd aten.slice_scatter aten.select_scatter aten.repeat aten.fill_ aten.alias
+    aten.zeros_like aten.ones_like aten.full_like aten.empty_like aten.scalar_tensor aten.roll
+    aten.flip aten.tril aten.triu aten._unsafe_view aten.new_empty aten.new_zeros aten.new_ones
+    aten.empty_strided aten.masked_fill aten.where aten.detach aten.lift_fresh""".split()
+)
+
+# Operations an element that the normalisations take: mean, variance, scale, shift.
+_PER_ELEMENT = {
+    "aten.native_layer_norm": 8,
+    "aten.native_group_norm": 8,
+    "aten._native_batch_norm_legit_no_training": 4,
+    "aten.native_batch_norm": 8,
+    "aten._fused_rms_norm": 5,
+    "aten._softmax": 5,
+    "aten._log_softmax": 5,
+}
+
+
+def _elements(func: Any, args: Any, result: Any) -> int | None:
+    packet = f"aten.{func._schema.name.partition('::')[2]}"
+    tensors = [t for t in _leaves([result]) if isinstance(t, torch.Tensor)]
+    if packet in _MOVES:
+        return 0
+    if packet in _PER_ELEMENT and tensors:
+        return _PER_ELEMENT[packet] * tensors[0].numel()
+    if torch.Tag.pointwise in func.tags and tensors:
+        return tensors[0].numel()
+    if torch.Tag.reduction in func.tags and args and isinstance(args[0], torch.Tensor):
+        return args[0].numel()
+    return None
+
+
+def _fake(value: Any, node: fx.Node) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_fake(v, node) for v in value]
+    known = _value_type(value, node)
+    if isinstance(known, TensorType):
+        return torch.empty_strided(
+            known.shape, known.stride or (), dtype=known.dtype, device=known.device
+        ) if known.stride is not None else torch.empty(known.shape, dtype=known.dtype)
+    return known if isinstance(value, fx.Node) else value
+
+
+def _value_type(value: Any, node: fx.Node) -> Any:
+    if isinstance(value, fx.Node):
+        return type_of(value)
+    if isinstance(value, torch.Tensor):
+        return TensorType.of(value)
+    if isinstance(value, Attribute):
+        found: Any = node.graph.owning_module
+        for atom in value.path.split("."):
+            found = getattr(found, atom)
+        return TensorType.of(found) if isinstance(found, torch.Tensor) else None
+    return value
+
+
+def _types_in(value: Any) -> Iterator[TensorType]:
+    return (v for v in _leaves([value]) if isinstance(v, TensorType))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        yield from _leaves(list(value.values()))
+    else:
+        yield value
+
+

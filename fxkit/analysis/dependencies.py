@@ -1,0 +1,81 @@
+"""Order between nodes: by value, and by effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from fxkit.analysis.effects import AliasSets, effects_of
+
+
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return all nodes that the given ones are computed from. Cost: linear in the cone."""
+    return _reach(nodes, lambda node: node.all_input_nodes)
+
+
+def descendants(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return all nodes computed from the given ones. Cost: linear in the cone."""
+    return _reach(nodes, lambda node: list(node.users))
+
+
+class EffectOrder:
+    """Which nodes may not change places, because of what they do besides computing.
+
+    Two nodes are ordered when both have a global effect (random numbers, modes, unknown calls), or
+    when one writes to memory that the other reads or writes.
+
+    Args:
+        graph: The graph. Cost: linear in its edges; each query is linear in the operands.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.aliases = AliasSets(graph)
+        self.position = {node: index for index, node in enumerate(graph.nodes)}
+
+    def may_swap(self, a: fx.Node, b: fx.Node) -> bool:
+        """Tell whether two nodes, neither computed from the other, may change places."""
+        effects_a, effects_b = effects_of(a), effects_of(b)
+        if _is_global(effects_a) and _is_global(effects_b):
+            return False
+        if effects_a.is_opaque or effects_b.is_opaque:
+            return False
+        if effects_a.is_global or effects_b.is_global:
+            return False
+        return not (self._touches(a, b) or self._touches(b, a))
+
+    def written_between(self, node: fx.Node, first: fx.Node, last: fx.Node) -> fx.Node | None:
+        """Return a node strictly between two others that may write to a node's memory, or None."""
+        start, end = self.position[first], self.position[last]
+        for writer in self.aliases.writers(node):
+            if start < self.position[writer] < end:
+                return writer
+        return None
+
+    def _touches(self, writer: fx.Node, other: fx.Node) -> bool:
+        """Tell whether `writer` writes to memory that `other` reads, writes or returns."""
+        for written in effects_of(writer).writes:
+            if not isinstance(written, fx.Node):
+                return True
+            if any(self.aliases.may_alias(written, n) for n in (*other.all_input_nodes, other)):
+                return True
+        return False
+
+
+def _is_global(effects: object) -> bool:
+    return bool(
+        getattr(effects, "is_random", False)
+        or getattr(effects, "is_opaque", False)
+        or getattr(effects, "is_global", False)
+    )
+
+
+def _reach(nodes: Iterable[fx.Node], neighbours: object) -> set[fx.Node]:
+    seen: set[fx.Node] = set()
+    stack = [n for node in nodes for n in neighbours(node)]  # type: ignore[operator]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(neighbours(node))  # type: ignore[operator]
+    return seen

@@ -1,0 +1,254 @@
+"""What a node does besides computing its value: writes, aliases, random numbers, unknown calls.
+
+Effects come from the operator's schema: an argument marked as written is written, a result marked
+with an argument's alias set may share its memory, the tag for seeded randomness says what it says.
+What no schema tells is assumed to have every effect.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.ir.op import Attribute, Call, resolve
+from fxkit.ir.types import TensorType, type_of
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a node does besides computing its value.
+
+    Attributes:
+        writes: Operands whose memory it changes; module parameters and buffers as `Attribute`.
+        aliases: Operands whose memory its result may share.
+        is_random: Whether it draws from a random number generator.
+        is_opaque: Whether nothing is known of it; then it may do anything.
+        is_global: Whether it changes or reads a global mode (grad, autocast) or state.
+    """
+
+    writes: tuple[fx.Node | Attribute, ...] = ()
+    aliases: tuple[fx.Node, ...] = ()
+    is_random: bool = False
+    is_opaque: bool = False
+    is_global: bool = False
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the node may be dropped when nobody uses it, moved, and merged with its equal."""
+        return not (self.writes or self.is_random or self.is_opaque or self.is_global)
+
+    def describe(self) -> str:
+        """Return the effects in words; "pure" when there are none."""
+        parts = []
+        if self.writes:
+            names = [w.path if isinstance(w, Attribute) else f"%{w.name}" for w in self.writes]
+            parts.append(f"writes {', '.join(names)}")
+        if self.is_random:
+            parts.append("draws random numbers")
+        if self.is_global:
+            parts.append("changes a global mode")
+        if self.is_opaque:
+            parts.append("may do anything: nothing is known of it")
+        return "; ".join(parts) or "pure"
+
+
+PURE = Effects()
+
+
+def effects_of(node: fx.Node) -> Effects:
+    """Return the effects of one node.
+
+    Args:
+        node: Any node. Placeholders, `get_attr` and the output have none of their own.
+    """
+    call = resolve(node)
+    if call is None:
+        return PURE
+    if call.operator.is_opaque or call.operator.schema is None:
+        return _without_schema(node, call)
+    return _from_schema(node, call)
+
+
+def _without_schema(node: fx.Node, call: Call) -> Effects:
+    operands = tuple(node.all_input_nodes)
+    namespace, _, name = call.name.partition(".")
+    if call.operator.is_opaque:
+        return Effects(writes=operands, aliases=operands, is_random=True, is_opaque=True)
+    if namespace == "python" and (name in _WRITING_PYTHON or name in _INPLACE_PYTHON):
+        return Effects(writes=operands[:1], aliases=operands)
+    if namespace == "python":
+        return Effects(aliases=operands)
+    return PURE
+
+
+# Item assignment, and `operator.iadd` and its like on what may be a list.
+_WRITING_PYTHON = frozenset({"setitem"})
+_INPLACE_PYTHON = frozenset(
+    "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift iconcat".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _SchemaEffects:
+    written: tuple[str, ...]
+    aliased: tuple[str, ...]
+    is_random: bool
+    may_do_more: bool
+    known: bool = field(default=True)
+
+
+@functools.cache
+def _schema_effects(overload: Any) -> _SchemaEffects:
+    arguments = overload._schema.arguments
+    infos = [(a.name, a.alias_info) for a in arguments if a.alias_info is not None]
+    returns_alias = any(r.alias_info is not None for r in overload._schema.returns)
+    return _SchemaEffects(
+        written=tuple(name for name, info in infos if info.is_write),
+        aliased=tuple(name for name, info in infos if returns_alias or info.is_write),
+        is_random=torch.Tag.nondeterministic_seeded in overload.tags,
+        may_do_more=torch.Tag.maybe_aliasing_or_mutating in overload.tags,
+    )
+
+
+def _from_schema(node: fx.Node, call: Call) -> Effects:
+    base = _schema_effects(call.operator.overload)
+    arguments = call.arguments
+    written = [w for name in base.written for w in _tensors_in(arguments[name])]
+    aliased = [a for name in base.aliased for a in _nodes_in(arguments[name])]
+    is_random = base.is_random and not _is_random_off(arguments)
+    if base.may_do_more:
+        aliased.extend(node.all_input_nodes)
+        written.extend(_written_statistics(arguments))
+    elif _may_return_operand(call):
+        aliased.extend(node.all_input_nodes)
+    return Effects(tuple(dict.fromkeys(written)), tuple(dict.fromkeys(aliased)), is_random)
+
+
+def _is_random_off(arguments: Any) -> bool:
+    """Tell whether a call is of an operator that is random only in training, outside of it."""
+    training = arguments.get("train", arguments.get("training"))
+    probability = arguments.get("p", arguments.get("dropout_p"))
+    return training is False or probability == 0
+
+
+def _written_statistics(arguments: Any) -> Iterator[fx.Node | Attribute]:
+    """Yield the running statistics that a normalisation in training mode updates."""
+    training = arguments.get("training", arguments.get("use_input_stats"))
+    if training is False:
+        return
+    for name in ("running_mean", "running_var"):
+        yield from _tensors_in(arguments.get(name))
+
+
+def _may_return_operand(call: Call) -> bool:
+    """Tell whether an operator without declared alias may still return an operand itself.
+
+    ATen's composite operators do that where there is nothing to do: a pad of no width, a cast to
+    the same type. They are those that have no kernel of their own.
+    """
+    return torch.Tag.pointwise not in call.operator.overload.tags and _is_composite(
+        call.operator.overload
+    )
+
+
+@functools.cache
+def _is_composite(overload: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        overload.name(), "CompositeImplicitAutograd"
+    )
+
+
+def _tensors_in(value: Any) -> Iterator[fx.Node | Attribute]:
+    if isinstance(value, (fx.Node, Attribute)):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+def _nodes_in(value: Any) -> Iterator[fx.Node]:
+    return (item for item in _tensors_in(value) if isinstance(item, fx.Node))
+
+
+class AliasSets:
+    """Which nodes may share memory, over a whole graph.
+
+    A union of every node with the operands that it may alias: conservative, linear. Two parameters
+    that are the same tensor (tied weights) share a set too.
+
+    Args:
+        graph: The graph; nodes added later are unknown to it.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._parent: dict[fx.Node, fx.Node] = {}
+        self._writers: dict[fx.Node, list[fx.Node]] | None = None
+        self._graph = graph
+        attributes: dict[int, fx.Node] = {}
+        for node in graph.nodes:
+            self._parent[node] = node
+            if node.op == "get_attr":
+                first = attributes.setdefault(_attribute_key(node), node)
+                self._join(node, first)
+            if _holds_memory(node):
+                for operand in effects_of(node).aliases:
+                    self._join(node, operand)
+
+    def may_alias(self, a: fx.Node, b: fx.Node) -> bool:
+        """Tell whether two nodes may share memory."""
+        return self._root(a) is self._root(b)
+
+    def writers(self, node: fx.Node) -> list[fx.Node]:
+        """Return the nodes that may write to a node's memory, in graph order."""
+        if self._writers is None:
+            self._writers = {}
+            for writer in self._graph.nodes:
+                roots = {self._root(w) for w in effects_of(writer).writes if w in self._parent}
+                for root in roots:
+                    self._writers.setdefault(root, []).append(writer)
+        return self._writers.get(self._root(node), [])
+
+    def is_written(self, node: fx.Node) -> bool:
+        """Tell whether any node may write to a node's memory."""
+        return bool(self.writers(node))
+
+    def _root(self, node: fx.Node) -> fx.Node:
+        root = node
+        while self._parent[root] is not root:
+            root = self._parent[root]
+        while self._parent[node] is not root:
+            self._parent[node], node = root, self._parent[node]
+        return root
+
+    def _join(self, a: fx.Node, b: fx.Node) -> None:
+        self._parent[self._root(a)] = self._root(b)
+
+
+def _attribute_key(node: fx.Node) -> int:
+    """Identify the memory behind a `get_attr`, so that tied parameters are one."""
+    value: Any = node.graph.owning_module
+    for atom in str(node.target).split("."):
+        value = getattr(value, atom, None)
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        return value.untyped_storage()._cdata
+    return id(value) if value is not None else hash(node.target)
+
+
+def _holds_memory(node: fx.Node) -> bool:
+    known = type_of(node)
+    return known is None or isinstance(known, (TensorType, list, tuple, dict))
+
+
+def written_attributes(nodes: Iterable[fx.Node]) -> set[str]:
+    """Return the qualified names of parameters and buffers that called modules write."""
+    return {
+        written.path
+        for node in nodes
+        for written in effects_of(node).writes
+        if isinstance(written, Attribute)
+    }

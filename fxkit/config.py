@@ -1,0 +1,83 @@
+"""The environment variables that fxkit reads: all of them, and nowhere else.
+
+| variable | default | meaning |
+|---|---|---|
+| `FXKIT_CACHE_DIR` | `$XDG_CACHE_HOME/fxkit` or `~/.cache/fxkit` | where built kernels are kept |
+| `FXKIT_CXX` | `$CXX`, else `g++`, else `c++` | the C++ compiler |
+| `FXKIT_BACKEND` | `cpp` | `eager` turns code generation off |
+| `FXKIT_MAX_REWRITES` | unlimited | how many rewrites may be applied in one run: for bisecting |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fxkit.errors import UnsupportedError
+
+BACKENDS = ("cpp", "eager")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the environment asks for, at the moment it is read.
+
+    Attributes:
+        cache_dir: Folder that holds the built kernels.
+        cxx: The C++ compiler asked for, or None to look for one on the PATH.
+        backend: `cpp` or `eager`.
+        max_rewrites: Bound on rewrites in one run, or None.
+    """
+
+    cache_dir: Path
+    cxx: str | None
+    backend: str
+    max_rewrites: int | None
+
+
+def current(environ: Mapping[str, str] | None = None) -> Config:
+    """Read the configuration from the environment.
+
+    Args:
+        environ: Variables to read; the process's own when left out.
+
+    Raises:
+        UnsupportedError: When a variable holds a value that it can't have.
+    """
+    env = os.environ if environ is None else environ
+    return Config(
+        cache_dir=_cache_dir(env),
+        cxx=env.get("FXKIT_CXX") or env.get("CXX") or None,
+        backend=_choice(env, "FXKIT_BACKEND", BACKENDS),
+        max_rewrites=_count(env, "FXKIT_MAX_REWRITES"),
+    )
+
+
+def _cache_dir(env: Mapping[str, str]) -> Path:
+    if env.get("FXKIT_CACHE_DIR"):
+        return Path(env["FXKIT_CACHE_DIR"]).expanduser()
+    base = env.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fxkit"
+
+
+def _choice(env: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = env.get(name) or choices[0]
+    if value not in choices:
+        raise UnsupportedError(
+            f"expected {name} to be one of {', '.join(choices)}, got {value!r}",
+            hint=f"unset {name} to get {choices[0]!r}",
+        )
+    return value
+
+
+def _count(env: Mapping[str, str], name: str) -> int | None:
+    value = env.get(name)
+    if not value:
+        return None
+    if not value.isdigit():
+        raise UnsupportedError(
+            f"expected {name} to be a count, got {value!r}", hint=f"unset {name} for no limit"
+        )
+    return int(value)

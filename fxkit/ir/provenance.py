@@ -1,0 +1,113 @@
+"""Where a node came from: the user's source line, the module it ran in, the rewrites that made it.
+
+The source line and the module stack lie where torch's own tools keep them, in
+`node.meta["stack_trace"]` and `node.meta["nn_module_stack"]`, so that each reads the other's.
+What rewrites did lies in `node.meta["fxkit_provenance"]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from torch import fx
+
+KEY = "fxkit_provenance"
+
+_FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the user's program.
+
+    Attributes:
+        file: Path of the file, or `<ipython-input-...>` in a notebook.
+        line: Line, from 1.
+        function: Name of the function the line is in.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{PurePath(self.file).name}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a rewrite made a node from.
+
+    Attributes:
+        replaced: Names of the nodes of the original graph that this node stands for.
+        by: Rules and passes that touched it, oldest first.
+    """
+
+    replaced: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+
+
+def source_of(node: fx.Node) -> Source | None:
+    """Return the innermost user's line that made the node, if it was recorded."""
+    trace = node.meta.get("stack_trace")
+    if not trace:
+        return None
+    frames = list(_FRAME.finditer(trace))
+    if not frames:
+        return None
+    last = frames[-1]
+    return Source(last["file"], int(last["line"]), last["function"] or "<module>")
+
+
+def module_path(node: fx.Node) -> str:
+    """Return the qualified name of the module that the node ran in; "" for the root or unknown."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = next(reversed(stack.values()))[0]
+    return _plain_path(path)
+
+
+def module_stack(node: fx.Node) -> list[tuple[str, type | str]]:
+    """Return `(qualified name, class)` of the modules around the node, outermost first."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return [(_plain_path(path), cls) for path, cls in stack.values()]
+
+
+def provenance_of(node: fx.Node) -> Provenance:
+    """Return what rewrites recorded; an original node stands for itself."""
+    return node.meta.get(KEY) or Provenance(replaced=(node.name,))
+
+
+def derive(new: fx.Node, originals: Iterable[fx.Node], by: str) -> None:
+    """Record that `new` stands for `originals`, and give it their source and module when it has none.
+
+    Args:
+        new: A node that a rewrite made.
+        originals: Nodes that it replaces, in graph order; the last one's source line is taken.
+        by: Name of the rule or pass.
+    """
+    originals = list(originals)
+    replaced: dict[str, None] = {}
+    history: dict[str, None] = {}
+    for node in originals:
+        before = provenance_of(node)
+        replaced.update(dict.fromkeys(before.replaced))
+        history.update(dict.fromkeys(before.by))
+    history[by] = None
+    new.meta[KEY] = Provenance(tuple(replaced), tuple(history))
+    for key in ("stack_trace", "nn_module_stack"):
+        if not new.meta.get(key):
+            carried = next((n.meta[key] for n in reversed(originals) if n.meta.get(key)), None)
+            if carried is not None:
+                new.meta[key] = carried
+
+
+def _plain_path(path: str) -> str:
+    """Strip the `L['self'].` and `['name']` spellings that Dynamo and export write."""
+    path = re.sub(r"^L\['(?:self|args|fn)'\]\.?", "", path)
+    path = re.sub(r"\['?([^'\]]+)'?\]", r".\1", path)
+    return path.lstrip(".")

@@ -1,0 +1,255 @@
+"""Bind the arguments of a call to an ATen schema, with the leniency of torch's Python side.
+
+`torch.sum(x, -1)`, `x.sum(dim=(-1,))` and `aten.sum.dim_IntList(x, [-1], False)` bind to the same
+dictionary, whose keys are the schema's names and whose defaults are filled in.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.ir.op_table import PARAMETER_NAMES
+from fxkit.ir.types import TensorType, type_of
+
+_REQUIRED = object()
+_MISFIT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A parameter or buffer that a called module passes to its operator.
+
+    Attributes:
+        path: Qualified name from the root of the graph's module, such as `encoder.norm.weight`.
+    """
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    name: str
+    kind: str
+    optional: bool
+    length: int | None
+    keyword_only: bool
+    default: Any
+
+
+class Signature:
+    """What one overload accepts.
+
+    Args:
+        overload: The ATen overload.
+    """
+
+    def __init__(self, overload: Any) -> None:
+        self.overload = overload
+        self.parameters = tuple(_parameter(a) for a in overload._schema.arguments)
+        self.positional = tuple(p for p in self.parameters if not p.keyword_only)
+        self.names = frozenset(p.name for p in self.parameters)
+        self._defaults = {p.name: p.default for p in self.parameters}
+        self._required = [p.name for p in self.parameters if p.default is _REQUIRED]
+
+    def bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], lenient: bool
+    ) -> dict[str, Any] | None:
+        """Bind a call, or return None when it does not fit this overload.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments, under torch's Python names or the schema's.
+            lenient: Accept a number where a tensor belongs (`1 - x`), and a node of unknown type
+                where a number belongs.
+        """
+        if len(args) > len(self.positional):
+            return None
+        bound = dict(self._defaults)
+        for parameter, value in zip(self.positional, args, strict=False):
+            value = _fit(parameter, value, lenient)
+            if value is _MISFIT:
+                return None
+            bound[parameter.name] = value
+        taken = {p.name for p in self.positional[: len(args)]}
+        for given, value in kwargs.items():
+            parameter = self._named(given)
+            if parameter is None or parameter.name in taken:
+                return None
+            value = _fit(parameter, value, lenient)
+            if value is _MISFIT:
+                return None
+            bound[parameter.name] = value
+        if any(bound[name] is _REQUIRED for name in self._required):
+            return None
+        return bound
+
+    def pack(self, args: Sequence[Any]) -> Sequence[Any] | None:
+        """Gather trailing integers into one list: `x.view(2, 3)` → `x.view([2, 3])`."""
+        for position, parameter in enumerate(self.positional):
+            if parameter.kind in ("int[]", "Tensor[]") and len(args) > position:
+                return (*args[:position], list(args[position:]))
+        return None
+
+    def _named(self, name: str) -> _Parameter | None:
+        names = (name,) if name in self.names else PARAMETER_NAMES.get(name, ())
+        return next((p for p in self.parameters if p.name in names), None)
+
+
+@functools.cache
+def signatures(packet: str) -> tuple[Signature, ...]:
+    """Return the overloads of `aten.<packet>` that Python can reach; none when there is no such."""
+    op_packet = getattr(torch.ops.aten, packet, None)
+    if op_packet is None:
+        return ()
+    overloads = [getattr(op_packet, name) for name in op_packet.overloads()]
+    return tuple(Signature(overload) for overload in overloads if _is_reachable(overload))
+
+
+@functools.cache
+def signature_of(overload: Any) -> Signature:
+    """Return the signature of one overload."""
+    return Signature(overload)
+
+
+def _is_reachable(overload: Any) -> bool:
+    """Leave out what only TorchScript calls: named dimensions, scalar and list arithmetic."""
+    name = overload._overloadname
+    if name.startswith("prim_") or name.endswith("hacked_twin"):
+        return False
+    schema = overload._schema
+    kinds = [str(a.real_type) for a in schema.arguments]
+    if any("Dimname" in kind or kind.startswith("List[t") for kind in kinds):
+        return False
+    returns = [str(r.real_type) for r in schema.returns]
+    return any("Tensor" in kind for kind in (*kinds, *returns))
+
+
+_KINDS = {
+    "Tensor": "Tensor",
+    "List[Tensor]": "Tensor[]",
+    "List[Optional[Tensor]]": "Tensor[]",
+    "int": "int",
+    "SymInt": "int",
+    "float": "float",
+    "bool": "bool",
+    "number": "number",
+    "List[int]": "int[]",
+    "List[SymInt]": "int[]",
+    "List[float]": "float[]",
+    "List[bool]": "bool[]",
+    "List[number]": "float[]",
+    "str": "str",
+    "ScalarType": "dtype",
+    "Device": "device",
+    "Layout": "layout",
+    "MemoryFormat": "memory_format",
+}
+
+
+def _parameter(argument: Any) -> _Parameter:
+    text = str(argument.real_type)
+    optional = text.startswith("Optional[")
+    if optional:
+        text = text.removeprefix("Optional[")[:-1]
+    default = argument.default_value if argument.has_default_value() else _REQUIRED
+    kind = _KINDS.get(text, "any")
+    return _Parameter(argument.name, kind, optional, argument.N, argument.kwarg_only, default)
+
+
+def _fit(parameter: _Parameter, value: Any, lenient: bool) -> Any:
+    """Return the value in the schema's form, or `_MISFIT`."""
+    if value is None:
+        if parameter.optional:
+            return None
+        return _MISFIT if parameter.default is _REQUIRED else parameter.default
+    check = _CHECKS.get(parameter.kind)
+    if check is None:
+        return value
+    return check(value, parameter.length, lenient)
+
+
+def _fit_tensor(value: Any, _length: int | None, lenient: bool) -> Any:
+    if isinstance(value, fx.Node):
+        return value if is_tensor_like(value) else (value if lenient else _MISFIT)
+    if isinstance(value, (Attribute, torch.Tensor)):
+        return value
+    is_number = isinstance(value, (bool, int, float, complex))
+    return value if lenient and is_number else _MISFIT
+
+
+def _fit_tensors(value: Any, _length: int | None, lenient: bool) -> Any:
+    if isinstance(value, fx.Node):
+        return value if type_of(value) is None or isinstance(type_of(value), (list, tuple)) else (
+            _MISFIT
+        )
+    if not isinstance(value, (list, tuple)):
+        return _MISFIT
+    ok = all(v is None or _fit_tensor(v, None, lenient) is not _MISFIT for v in value)
+    return list(value) if ok else _MISFIT
+
+
+def _fit_number(kinds: tuple[type, ...]) -> Callable[[Any, int | None, bool], Any]:
+    def fit(value: Any, _length: int | None, lenient: bool) -> Any:
+        if isinstance(value, fx.Node):
+            known = type_of(value)
+            if known is None or (isinstance(known, TensorType) and not known.shape):
+                return value if lenient else _MISFIT
+            return value if isinstance(known, kinds) else _MISFIT
+        return value if isinstance(value, kinds) else _MISFIT
+
+    return fit
+
+
+def _fit_list(kinds: tuple[type, ...]) -> Callable[[Any, int | None, bool], Any]:
+    fit_one = _fit_number(kinds)
+
+    def fit(value: Any, length: int | None, lenient: bool) -> Any:
+        if isinstance(value, (list, tuple)):
+            ok = all(fit_one(v, None, True) is not _MISFIT for v in value)
+            return list(value) if ok else _MISFIT
+        if length is None or isinstance(value, bool):
+            return value if isinstance(value, fx.Node) and lenient else _MISFIT
+        return _MISFIT if fit_one(value, None, lenient) is _MISFIT else [value] * length
+
+    return fit
+
+
+def _fit_instance(*kinds: type) -> Callable[[Any, int | None, bool], Any]:
+    def fit(value: Any, _length: int | None, lenient: bool) -> Any:
+        if isinstance(value, fx.Node):
+            return value if lenient or isinstance(type_of(value), kinds) else _MISFIT
+        return value if isinstance(value, kinds) else _MISFIT
+
+    return fit
+
+
+_INTS = (int, torch.SymInt)
+_FLOATS = (int, float, torch.SymInt, torch.SymFloat)
+_CHECKS: dict[str, Callable[[Any, int | None, bool], Any]] = {
+    "Tensor": _fit_tensor,
+    "Tensor[]": _fit_tensors,
+    "int": _fit_number(_INTS),
+    "float": _fit_number(_FLOATS),
+    "bool": _fit_number((bool, torch.SymBool)),
+    "number": _fit_number((*_FLOATS, complex)),
+    "int[]": _fit_list(_INTS),
+    "float[]": _fit_list((*_FLOATS, complex)),
+    "bool[]": _fit_list((bool,)),
+    "str": _fit_instance(str),
+    "dtype": _fit_instance(torch.dtype),
+    "device": _fit_instance(torch.device, str),
+    "layout": _fit_instance(torch.layout),
+    "memory_format": _fit_instance(torch.memory_format),
+}
+
+
+def is_tensor_like(node: fx.Node) -> bool:
+    """Tell whether a node may hold a tensor; one of unknown type may."""
+    known = type_of(node)
+    return known is None or isinstance(known, TensorType)

@@ -1,0 +1,143 @@
+"""Types of values in a graph: what is known of a tensor without its numbers.
+
+A node's type lies in `node.meta["fxkit_type"]`. A capture that ran the program records it, and
+`fxkit.analysis.tensor_types.propagate_types` works it out on fake tensors. What other tools left in
+`node.meta["val"]` or `node.meta["tensor_meta"]` is read when ours is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+KEY = "fxkit_type"
+
+_SHORT_DTYPES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "b1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Everything about a tensor but its numbers.
+
+    Attributes:
+        shape: Size of each axis. A size is an int, or a `torch.SymInt` under dynamic shapes.
+        dtype: Element type.
+        stride: Distance between neighbours along each axis, in elements; None if not known.
+        device: Where the tensor lives.
+        requires_grad: Whether autograd follows it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stride: tuple[int, ...] | None
+    device: torch.device
+    requires_grad: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorType:
+        """Return the type of `tensor` (real, fake or meta)."""
+        stride = tuple(tensor.stride()) if tensor.layout == torch.strided else None
+        return cls(
+            tuple(tensor.shape), tensor.dtype, stride, tensor.device, tensor.requires_grad
+        )
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements take when they lie densely."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie densely in row-major order."""
+        return self.stride is not None and self.stride == contiguous_stride(self.shape)
+
+    def __str__(self) -> str:
+        return f"{short_dtype(self.dtype)}[{','.join(str(size) for size in self.shape)}]"
+
+
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in elements, that torch gives a fresh row-major tensor of this shape."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """Return the short spelling of a dtype: `f32`, `bf16`, `i64`, `b1`."""
+    return _SHORT_DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def type_of_value(value: Any) -> Any:
+    """Replace each tensor in a nested value by its `TensorType`; leave all else as it is."""
+    if isinstance(value, torch.Tensor):
+        return TensorType.of(value)
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    return pytree.tree_map_only(torch.Tensor, TensorType.of, value)
+
+
+def type_of(node: fx.Node) -> Any:
+    """Return what is known of a node's value.
+
+    Returns:
+        A `TensorType`; for several results a tuple, list or dict of them; for a Python value that
+        is known, that value; None when nothing is known.
+    """
+    meta = node.meta
+    if KEY in meta:
+        return meta[KEY]
+    if "val" in meta:
+        return type_of_value(meta["val"])
+    recorded = meta.get("tensor_meta")
+    if recorded is None:
+        return None
+    if hasattr(recorded, "dtype"):
+        return _from_tensor_metadata(recorded)
+    return pytree.tree_map_only(
+        object, _from_tensor_metadata, recorded, is_leaf=lambda leaf: hasattr(leaf, "dtype")
+    )
+
+
+def set_type(node: fx.Node, value_type: Any) -> None:
+    """Record a node's type, as `type_of` returns it."""
+    node.meta[KEY] = value_type
+
+
+def _from_tensor_metadata(recorded: Any) -> Any:
+    if not hasattr(recorded, "dtype"):
+        return recorded
+    return TensorType(
+        tuple(recorded.shape),
+        recorded.dtype,
+        tuple(recorded.stride),
+        torch.device("cpu"),
+        recorded.requires_grad,
+    )

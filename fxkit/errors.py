@@ -64,7 +64,7 @@ class InvalidGraphError(FxkitError):
 
 
 class PatternError(FxkitError):
-    """A pattern or a rule is malformed; one that merely does not match is a `Miss`, not an error."""
+    """A pattern or a rule is malformed; a mere mismatch is a value, not an error."""
 
 
 class RewriteError(FxkitError):
@@ -118,4 +118,4 @@ class BuildError(FxkitError):
 
 
 class NumericsError(FxkitError):
-    """Two programs that have to agree gave different values, shapes, dtypes, strides or gradients."""
+    """Two programs that have to agree differ in value, shape, dtype, stride or gradient."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.tensor_types import fake_mode
@@ -96,7 +97,7 @@ def _flops(node: fx.Node, call: Call) -> int | None:
     overload = call.operator.overload
     if overload is None:
         return None
-    result = [t for t in _types_in(type_of(node))]
+    result = list(_types_in(type_of(node)))
     if torch.Tag.pointwise in overload.tags:
         return sum(t.numel for t in result) if result else None
     if torch.Tag.reduction in overload.tags:
@@ -119,7 +120,7 @@ def _counted(node: fx.Node, call: Call) -> int | None:
     return counter.get_total_flops() + log.elementwise if log.is_complete else None
 
 
-class _OperatorLog(torch.utils._python_dispatch.TorchDispatchMode):
+class _OperatorLog(TorchDispatchMode):
     """Sees the operators that a composite one is made of, and counts those without a formula."""
 
     def __init__(self, formulas: Any) -> None:
@@ -128,12 +129,10 @@ class _OperatorLog(torch.utils._python_dispatch.TorchDispatchMode):
         self.is_complete = True
         self.elementwise = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         formula_known = func._overloadpacket in self._formulas
-        if not formula_known and not func.is_view:
+        if func.namespace == "aten" and not formula_known and not func.is_view:
             count = _elements(func, args, result)
             self.is_complete &= count is not None
             self.elementwise += count or 0
@@ -142,12 +141,15 @@ class _OperatorLog(torch.utils._python_dispatch.TorchDispatchMode):
 
 # Operators that only move or make data.
 _MOVES = frozenset(
-    """aten.clone aten._to_copy aten.cat aten.copy_ aten.empty aten.zeros aten.ones aten.full
-    aten.arange aten.embedding aten.index aten.index_select aten.gather aten.scatter aten.stack
-    aten.constant_pad_nd aten.slice_scatter aten.select_scatter aten.repeat aten.fill_ aten.alias
-    aten.zeros_like aten.ones_like aten.full_like aten.empty_like aten.scalar_tensor aten.roll
-    aten.flip aten.tril aten.triu aten._unsafe_view aten.new_empty aten.new_zeros aten.new_ones
-    aten.empty_strided aten.masked_fill aten.where aten.detach aten.lift_fresh""".split()
+    """
+    aten.clone aten._to_copy aten.cat aten.copy_ aten.empty aten.zeros aten.ones aten.full
+    aten.arange aten.embedding aten.index aten.index_select aten.gather aten.scatter
+    aten.stack aten.constant_pad_nd aten.slice_scatter aten.select_scatter aten.repeat
+    aten.fill_ aten.alias aten.zeros_like aten.ones_like aten.full_like aten.empty_like
+    aten.scalar_tensor aten.roll aten.flip aten.tril aten.triu aten._unsafe_view
+    aten.new_empty aten.new_zeros aten.new_ones aten.empty_strided aten.masked_fill
+    aten.where aten.detach aten.lift_fresh
+    """.split()
 )
 
 # Operations an element that the normalisations take: mean, variance, scale, shift.
@@ -158,12 +160,15 @@ _PER_ELEMENT = {
     "aten.native_batch_norm": 8,
     "aten._fused_rms_norm": 5,
     "aten._softmax": 5,
+    "aten._safe_softmax": 5,
     "aten._log_softmax": 5,
 }
 
 
 def _elements(func: Any, args: Any, result: Any) -> int | None:
     packet = f"aten.{func._schema.name.partition('::')[2]}"
+    if packet == "aten._scaled_dot_product_flash_attention_for_cpu":
+        return _attention_flops(*args[:3])
     tensors = [t for t in _leaves([result]) if isinstance(t, torch.Tensor)]
     if packet in _MOVES:
         return 0
@@ -176,14 +181,27 @@ def _elements(func: Any, args: Any, result: Any) -> int | None:
     return None
 
 
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+    """Count both products of `softmax(q k^T) v`; torch has no formula for its CPU kernel."""
+    *batch, rows, width = query.shape
+    count = rows * key.shape[-2] * (width + value.shape[-1])
+    for size in batch:
+        count *= size
+    return 2 * count
+
+
 def _fake(value: Any, node: fx.Node) -> Any:
     if isinstance(value, (list, tuple)):
         return [_fake(v, node) for v in value]
     known = _value_type(value, node)
     if isinstance(known, TensorType):
-        return torch.empty_strided(
-            known.shape, known.stride or (), dtype=known.dtype, device=known.device
-        ) if known.stride is not None else torch.empty(known.shape, dtype=known.dtype)
+        return (
+            torch.empty_strided(
+                known.shape, known.stride or (), dtype=known.dtype, device=known.device
+            )
+            if known.stride is not None
+            else torch.empty(known.shape, dtype=known.dtype)
+        )
     return known if isinstance(value, fx.Node) else value
 
 
@@ -212,5 +230,3 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield from _leaves(list(value.values()))
     else:
         yield value
-
-

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from fxkit.ir.op import Attribute, Call, resolve
+from fxkit.ir.op_table import UNDECLARED_ALIASES
 from fxkit.ir.types import TensorType, type_of
 
 
@@ -81,15 +82,15 @@ def _without_schema(node: fx.Node, call: Call) -> Effects:
         return Effects(writes=operands, aliases=operands, is_random=True, is_opaque=True)
     if namespace == "python" and (name in _WRITING_PYTHON or name in _INPLACE_PYTHON):
         return Effects(writes=operands[:1], aliases=operands)
-    if namespace == "python":
-        return Effects(aliases=operands)
-    return PURE
+    return Effects(aliases=operands)
 
 
 # Item assignment, and `operator.iadd` and its like on what may be a list.
 _WRITING_PYTHON = frozenset({"setitem"})
 _INPLACE_PYTHON = frozenset(
-    "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift iconcat".split()
+    """
+    iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift iconcat
+    """.split()
 )
 
 
@@ -99,7 +100,6 @@ class _SchemaEffects:
     aliased: tuple[str, ...]
     is_random: bool
     may_do_more: bool
-    known: bool = field(default=True)
 
 
 @functools.cache
@@ -121,11 +121,9 @@ def _from_schema(node: fx.Node, call: Call) -> Effects:
     written = [w for name in base.written for w in _tensors_in(arguments[name])]
     aliased = [a for name in base.aliased for a in _nodes_in(arguments[name])]
     is_random = base.is_random and not _is_random_off(arguments)
-    if base.may_do_more:
+    if base.may_do_more or call.name in UNDECLARED_ALIASES:
         aliased.extend(node.all_input_nodes)
-        written.extend(_written_statistics(arguments))
-    elif _may_return_operand(call):
-        aliased.extend(node.all_input_nodes)
+    written.extend(_written_statistics(arguments))
     return Effects(tuple(dict.fromkeys(written)), tuple(dict.fromkeys(aliased)), is_random)
 
 
@@ -138,29 +136,11 @@ def _is_random_off(arguments: Any) -> bool:
 
 def _written_statistics(arguments: Any) -> Iterator[fx.Node | Attribute]:
     """Yield the running statistics that a normalisation in training mode updates."""
-    training = arguments.get("training", arguments.get("use_input_stats"))
+    training = arguments.get("training", arguments.get("use_input_stats", False))
     if training is False:
         return
     for name in ("running_mean", "running_var"):
         yield from _tensors_in(arguments.get(name))
-
-
-def _may_return_operand(call: Call) -> bool:
-    """Tell whether an operator without declared alias may still return an operand itself.
-
-    ATen's composite operators do that where there is nothing to do: a pad of no width, a cast to
-    the same type. They are those that have no kernel of their own.
-    """
-    return torch.Tag.pointwise not in call.operator.overload.tags and _is_composite(
-        call.operator.overload
-    )
-
-
-@functools.cache
-def _is_composite(overload: Any) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(
-        overload.name(), "CompositeImplicitAutograd"
-    )
 
 
 def _tensors_in(value: Any) -> Iterator[fx.Node | Attribute]:

@@ -68,7 +68,7 @@ class _TypeInterpreter(fx.Interpreter):
         self.extra_traceback = False
 
     def run_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names = [n.target for n in self.module.graph.nodes if n.op == "placeholder"]
+        names = [n.target for n in self.graph.nodes if n.op == "placeholder"]
         ordered = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
         return self.run(*ordered, enable_io_processing=False)
 

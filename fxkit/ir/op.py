@@ -188,7 +188,7 @@ def _python_function_resolver(target: Any, name: str) -> _Resolver | None:
 
 def _is_torch_builtin(target: Any) -> bool:
     home = getattr(target, "__module__", None) or ""
-    variable_functions = torch._C._VariableFunctions
+    variable_functions = getattr(torch._C, "_VariableFunctions", None)
     return home.startswith("torch._C") or target is getattr(
         variable_functions, target.__name__, None
     )
@@ -262,6 +262,8 @@ def _spelled(
     if row.when is not None and given.pop(row.when[0], False):
         packet = row.when[1]
     if row.reduction and isinstance(given.get("reduction"), str):
+        if given["reduction"] not in ("none", "mean", "sum"):
+            return None
         given["reduction"] = _reduction.get_enum(given["reduction"])
     if packet == "embedding" and given.get("padding_idx") is None:
         given["padding_idx"] = -1
@@ -301,15 +303,13 @@ def _aten(packet: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call
             bound = signature.bind(args, kwargs, lenient)
             if bound is None:
                 packed = signature.pack(args)
-                bound = packed and signature.bind(packed, kwargs, lenient)
+                bound = None if packed is None else signature.bind(packed, kwargs, lenient)
             if bound:
                 return _named(packet, signature.overload, bound)
     return None
 
 
-def _bind_overload(
-    overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Call | None:
+def _bind_overload(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
     namespace, _, packet = overload._schema.name.partition("::")
     bound = schema.signature_of(overload).bind(args, kwargs, lenient=True)
     if bound is None:
@@ -425,6 +425,8 @@ _PYTHON_FUNCTIONS = {
 
 # Methods of tensors whose result is a Python value and which ATen has no callable schema for.
 _PYTHON_METHODS = frozenset(
-    "dim ndimension numel nelement element_size is_floating_point is_complex stride "
-    "is_contiguous storage_offset data_ptr get_device type is_pinned".split()
+    """
+    dim ndimension numel nelement element_size is_floating_point is_complex stride
+    is_contiguous storage_offset data_ptr get_device type is_pinned
+    """.split()
 )

@@ -64,6 +64,17 @@ REDUCES_TO: dict[str, tuple[str, dict[str, Any]]] = {
     "_log_softmax": ("log_softmax", {"half_to_float": False}),
 }
 
+# Operators whose schema declares no alias and whose result may still be an operand or a view of it.
+UNDECLARED_ALIASES = frozenset(
+    f"aten.{name}"
+    for name in """
+    broadcast_tensors meshgrid unsafe_split unsafe_split_with_sizes unsafe_chunk
+    histogramdd type_as atleast_1d atleast_2d atleast_3d cartesian_prod block_diag einsum
+    sum_to_size chain_matmul pad combinations alpha_dropout feature_dropout
+    feature_alpha_dropout linalg_multi_dot lift lift_fresh rrelu to_dense_backward
+    """.split()
+)
+
 INFIX = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide",
     "mod": "remainder", "pow": "pow", "matmul": "matmul", "and_": "bitwise_and",
@@ -117,13 +128,13 @@ TENSOR_ATTRIBUTES = {
 PURE_FUNCTIONS = frozenset(
     """
     interpolate upsample normalize softmin softsign tanhshrink hinge_embedding_loss
-    multi_margin_loss gaussian_nll_loss fold unfold grid_sample affine_grid local_response_norm
-    lp_pool1d lp_pool2d lp_pool3d multilabel_soft_margin_loss
+    multi_margin_loss gaussian_nll_loss fold unfold grid_sample affine_grid
+    local_response_norm lp_pool1d lp_pool2d lp_pool3d multilabel_soft_margin_loss
     """.split()
 )
 
 # The same for Python functions of torch and Python methods of its tensors.
-PURE_TORCH_FUNCTIONS = frozenset("norm tensordot cdist stft istft lu unique".split())
+PURE_TORCH_FUNCTIONS = frozenset(["norm", "tensordot", "cdist", "stft", "istft", "lu", "unique"])
 
 
 @dataclass(frozen=True)
@@ -180,9 +191,11 @@ def _adaptive_max_pool(rank: int) -> Spelling:
 # Python functions of torch.nn.functional.
 NN_FUNCTIONS: dict[str, Spelling] = {
     **dict.fromkeys(
-        """relu relu6 elu selu celu leaky_relu hardtanh silu mish hardswish hardsigmoid rrelu
-        sigmoid tanh glu layer_norm rms_norm group_norm pad adaptive_avg_pool2d
-        adaptive_avg_pool3d threshold""".split(),
+        """
+    relu relu6 elu selu celu leaky_relu hardtanh silu mish hardswish hardsigmoid rrelu
+    sigmoid tanh glu layer_norm rms_norm group_norm pad adaptive_avg_pool2d
+    adaptive_avg_pool3d threshold
+    """.split(),
         _PLAIN,
     ),
     "softmax": Spelling(drop=("_stacklevel",)),

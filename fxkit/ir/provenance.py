@@ -83,7 +83,7 @@ def provenance_of(node: fx.Node) -> Provenance:
 
 
 def derive(new: fx.Node, originals: Iterable[fx.Node], by: str) -> None:
-    """Record that `new` stands for `originals`, and give it their source and module when it has none.
+    """Record that `new` stands for `originals`; give it their source and module if it has none.
 
     Args:
         new: A node that a rewrite made.

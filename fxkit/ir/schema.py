@@ -185,8 +185,10 @@ def _fit_tensor(value: Any, _length: int | None, lenient: bool) -> Any:
 
 def _fit_tensors(value: Any, _length: int | None, lenient: bool) -> Any:
     if isinstance(value, fx.Node):
-        return value if type_of(value) is None or isinstance(type_of(value), (list, tuple)) else (
-            _MISFIT
+        return (
+            value
+            if type_of(value) is None or isinstance(type_of(value), (list, tuple))
+            else (_MISFIT)
         )
     if not isinstance(value, (list, tuple)):
         return _MISFIT

@@ -54,9 +54,7 @@ class TensorType:
     def of(cls, tensor: torch.Tensor) -> TensorType:
         """Return the type of `tensor` (real, fake or meta)."""
         stride = tuple(tensor.stride()) if tensor.layout == torch.strided else None
-        return cls(
-            tuple(tensor.shape), tensor.dtype, stride, tensor.device, tensor.requires_grad
-        )
+        return cls(tuple(tensor.shape), tensor.dtype, stride, tensor.device, tensor.requires_grad)
 
     @property
     def numel(self) -> int:

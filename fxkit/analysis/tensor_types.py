@@ -64,11 +64,12 @@ class _TypeInterpreter(fx.Interpreter):
     def __init__(self, gm: fx.GraphModule, mode: Any) -> None:
         super().__init__(gm)
         self._mode = mode
+        self._graph = gm.graph
         self._fakes: dict[int, torch.Tensor] = {}
         self.extra_traceback = False
 
     def run_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names = [n.target for n in self.graph.nodes if n.op == "placeholder"]
+        names = [n.target for n in self._graph.nodes if n.op == "placeholder"]
         ordered = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
         return self.run(*ordered, enable_io_processing=False)
 

@@ -28,7 +28,7 @@ from fxkit.ir import op_table, schema
 from fxkit.ir.schema import Attribute
 from fxkit.ir.types import TensorType, type_of
 
-__all__ = ["Attribute", "Call", "Operator", "operator_named", "resolve"]
+__all__ = ["Attribute", "Call", "Operator", "operator_name", "operator_named", "resolve"]
 
 _CACHE = "_fxkit_call"
 
@@ -108,6 +108,42 @@ def resolve(node: fx.Node) -> Call | None:
     call = _RESOLVERS[node.op](node)
     node.__dict__[_CACHE] = (node.target, node.args, node.kwargs, _is_typed(node), call)
     return call
+
+
+def operator_name(spelling: Any) -> str:
+    """Return the name of an operator given in any spelling, without arguments.
+
+    Args:
+        spelling: A function (`F.relu`, `torch.relu`, `operator.add`), a tensor method
+            (`torch.Tensor.relu`), a module class (`nn.ReLU`), an ATen overload or packet, a name
+            (`"aten.relu"`, `"relu"`), or any other callable.
+    """
+    if isinstance(spelling, str):
+        packet = spelling.removeprefix("aten.")
+        is_aten = bool(schema.signatures(op_table.ALIASES.get(packet, packet)))
+        return f"aten.{op_table.ALIASES.get(packet, packet)}" if is_aten else spelling
+    if isinstance(spelling, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        namespace, packet = str(spelling).split(".")[:2]
+        return operator_name(packet) if namespace == "aten" else f"{namespace}.{packet}"
+    if isinstance(spelling, type) and issubclass(spelling, nn.Module):
+        function, _ = op_table.MODULES.get(spelling.__name__, (None, ()))
+        if function is not None and getattr(nn, spelling.__name__, None) is spelling:
+            home = torch if function.startswith("torch.") else F
+            return operator_name(getattr(home, function.removeprefix("torch.")))
+        return f"opaque.{spelling.__module__}.{spelling.__qualname__}"
+    name = getattr(spelling, "__name__", type(spelling).__name__)
+    home = getattr(spelling, "__module__", None) or ""
+    if _is_hashable(spelling) and spelling in _PYTHON_FUNCTIONS:
+        return f"python.{_PYTHON_FUNCTIONS[spelling]}"
+    if home == "_operator":
+        return operator_name(op_table.INFIX.get(name) or f"python.{name}")
+    if spelling is getattr(F, name, None) and name in op_table.NN_FUNCTIONS:
+        return operator_name(op_table.NN_FUNCTIONS[name].packet or name)
+    if spelling is getattr(F, name, None) and name in op_table.PURE_FUNCTIONS:
+        return f"torch.nn.functional.{name}"
+    if _function_resolver(spelling) is not None:
+        return operator_name(op_table.REFLECTED.get(name, name))
+    return _opaque(spelling, (), {}).name
 
 
 @functools.cache

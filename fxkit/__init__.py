@@ -1,0 +1,81 @@
+"""fxkit: a workbench for people who write graph transformations for PyTorch.
+
+Everything in and out is a `torch.fx.GraphModule`. The names below are the public face; each is
+loaded when it is first used, so that `import fxkit` costs little more than `import torch`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fxkit import analysis, ir, lower, passes, patterns, testing, tracing, view
+    from fxkit.analysis.objects import graph
+    from fxkit.analysis.tensor_types import propagate_types
+    from fxkit.compiler import compile
+    from fxkit.ir.session import edit
+    from fxkit.ir.verifier import verify
+    from fxkit.passes.manager import PassManager
+    from fxkit.patterns.engine import find, rewrite
+    from fxkit.patterns.reasons import explain
+    from fxkit.patterns.rule import rule
+    from fxkit.tracing import capture, symbolic_trace
+    from fxkit.view import diff, draw, profile, tree
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "symbolic_trace": "fxkit.tracing",
+    "capture": "fxkit.tracing",
+    "graph": "fxkit.analysis.objects",
+    "propagate_types": "fxkit.analysis.tensor_types",
+    "edit": "fxkit.ir.session",
+    "verify": "fxkit.ir.verifier",
+    "rule": "fxkit.patterns.rewriting",
+    "find": "fxkit.patterns.engine",
+    "rewrite": "fxkit.patterns.engine",
+    "explain": "fxkit.patterns.reasons",
+    "PassManager": "fxkit.passes.manager",
+    "compile": "fxkit.compiler",
+    "tree": "fxkit.view",
+    "draw": "fxkit.view",
+    "diff": "fxkit.view",
+    "profile": "fxkit.view",
+}
+
+_PACKAGES = ("ir", "analysis", "tracing", "patterns", "passes", "lower", "view", "testing")
+
+__all__ = [
+    "PassManager",
+    "capture",
+    "compile",
+    "diff",
+    "draw",
+    "edit",
+    "explain",
+    "find",
+    "graph",
+    "lower",
+    "passes",
+    "profile",
+    "propagate_types",
+    "rewrite",
+    "rule",
+    "symbolic_trace",
+    "testing",
+    "tree",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"fxkit.{name}")
+    raise AttributeError(f"module 'fxkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_PACKAGES, "__version__"})

@@ -1,0 +1,338 @@
+"""Read-only objects over a graph: ask, follow, find.
+
+    g = fxkit.graph(gm)
+    g.find(F.relu, module="encoder.*")
+    g["linear_3"].users
+    g["x"].paths_to(g["y"])
+    g.dominators()
+
+They are views of the very nodes of `gm.graph`; nothing is copied, nothing can be changed through
+them. A graph that was changed since is noticed, and `fxkit.graph(gm)` builds the objects anew.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from fxkit.analysis.dependencies import ancestors, descendants
+from fxkit.analysis.effects import Effects, effects_of
+from fxkit.errors import FxkitError, InvalidGraphError
+from fxkit.ir import provenance
+from fxkit.ir.op import operator_name, resolve
+from fxkit.ir.printer import format_graph, format_node
+from fxkit.ir.types import TensorType, type_of
+
+_CACHE = "_fxkit_objects"
+
+
+class GraphNode:
+    """A read-only view of one node.
+
+    Attributes:
+        fx_node: The node of torch.fx behind it.
+    """
+
+    __slots__ = ("_graph", "fx_node")
+
+    def __init__(self, graph: Graph, fx_node: fx.Node) -> None:
+        self._graph = graph
+        self.fx_node = fx_node
+
+    def __repr__(self) -> str:
+        return format_node(self.fx_node)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GraphNode) and other.fx_node is self.fx_node
+
+    def __hash__(self) -> int:
+        return hash(self.fx_node)
+
+    @property
+    def name(self) -> str:
+        """Unique name in the graph."""
+        return self.fx_node.name
+
+    @property
+    def operator(self) -> str:
+        """Name of the operator's identity; the node's kind for inputs, attributes, the output."""
+        call = resolve(self.fx_node)
+        return self.fx_node.op if call is None else call.name
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Arguments by the schema's names, defaults filled in; nodes are views too."""
+        call = resolve(self.fx_node)
+        if call is None:
+            return {}
+        return {key: self._graph._wrap(value) for key, value in call.arguments.items()}
+
+    @property
+    def type(self) -> Any:
+        """What is known of the value: a `TensorType`, several nested, a Python value, or None."""
+        return type_of(self.fx_node)
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of the tensor, or None when it is not known or no tensor."""
+        return self.type.shape if isinstance(self.type, TensorType) else None
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Element type of the tensor, or None when it is not known or no tensor."""
+        return self.type.dtype if isinstance(self.type, TensorType) else None
+
+    @property
+    def producers(self) -> list[GraphNode]:
+        """The nodes whose values it takes, each once, in the order of its arguments."""
+        return [self._graph._view(n) for n in self.fx_node.all_input_nodes]
+
+    @property
+    def users(self) -> list[GraphNode]:
+        """The nodes that take its value."""
+        return [self._graph._view(n) for n in self.fx_node.users]
+
+    @property
+    def ancestors(self) -> list[GraphNode]:
+        """All nodes it is computed from, in graph order. Cost: linear in the graph."""
+        return self._graph._in_order(ancestors([self.fx_node]))
+
+    @property
+    def descendants(self) -> list[GraphNode]:
+        """All nodes computed from it, in graph order. Cost: linear in the graph."""
+        return self._graph._in_order(descendants([self.fx_node]))
+
+    @property
+    def effects(self) -> Effects:
+        """What it does besides computing its value."""
+        return effects_of(self.fx_node)
+
+    @property
+    def source(self) -> provenance.Source | None:
+        """The user's line that made it."""
+        return provenance.source_of(self.fx_node)
+
+    @property
+    def module_path(self) -> str:
+        """Qualified name of the module it ran in."""
+        return provenance.module_path(self.fx_node)
+
+    def between(self, other: GraphNode) -> list[GraphNode]:
+        """Return the nodes on any path from this one to `other`, without the two themselves."""
+        return self._graph.between(self, other)
+
+
+class Graph:
+    """Read-only objects over the nodes of a graph; get one from `fxkit.graph`.
+
+    Args:
+        gm: The module whose graph it is. Cost: linear in the nodes.
+    """
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.graph_module = gm
+        self._views = {node: GraphNode(self, node) for node in gm.graph.nodes}
+        self._by_name = {node.name: view for node, view in self._views.items()}
+        self._position = {node: index for index, node in enumerate(self._views)}
+        self._seen = [(n, n.args, n.kwargs, n.target, n.name) for n in self._views]
+
+    def __iter__(self) -> Iterator[GraphNode]:
+        return iter(self._views.values())
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __getitem__(self, name: str) -> GraphNode:
+        view = self._by_name.get(name)
+        if view is None:
+            raise FxkitError(f"expected the name of a node, got {name!r}", hint=self._similar(name))
+        return view
+
+    def __repr__(self) -> str:
+        return format_graph(self.graph_module)
+
+    @property
+    def inputs(self) -> list[GraphNode]:
+        """The placeholders, in order."""
+        return [view for view in self if view.fx_node.op == "placeholder"]
+
+    @property
+    def outputs(self) -> list[GraphNode]:
+        """The nodes that the graph returns, in order."""
+        return next(view for view in reversed(list(self)) if view.fx_node.op == "output").producers
+
+    def find(
+        self,
+        operator: Any = None,
+        *,
+        module: str | None = None,
+        source: str | None = None,
+        dtype: torch.dtype | None = None,
+        shape: tuple[int | None, ...] | None = None,
+        where: Callable[[GraphNode], bool] | None = None,
+    ) -> list[GraphNode]:
+        """Return the nodes that fit everything that is given, in graph order.
+
+        Args:
+            operator: An operator in any spelling: `F.relu`, `torch.relu`, `nn.ReLU`,
+                `aten.relu.default`, `"aten.relu"`; or another callable.
+            module: Glob over the path of the module a node ran in, such as `"encoder.*.mlp"`.
+            source: `"model.py"` or `"model.py:41"`.
+            dtype: Element type.
+            shape: Sizes; None fits any size.
+            where: A predicate of your own.
+
+        Cost: linear in the nodes.
+        """
+        name = None if operator is None else operator_name(operator)
+        tests: list[Callable[[GraphNode], bool]] = []
+        if name is not None:
+            tests.append(lambda view: view.operator == name)
+        if module is not None:
+            tests.append(lambda view: fnmatch.fnmatchcase(view.module_path, module))
+        if source is not None:
+            tests.append(lambda view: _is_at(view.source, source))
+        if dtype is not None:
+            tests.append(lambda view: view.dtype == dtype)
+        if shape is not None:
+            tests.append(lambda view: _fits_shape(view.shape, shape))
+        if where is not None:
+            tests.append(where)
+        return [view for view in self if all(test(view) for test in tests)]
+
+    def between(self, first: GraphNode, last: GraphNode) -> list[GraphNode]:
+        """Return the nodes on any path from one node to another, without the two themselves.
+
+        Cost: linear in the graph.
+        """
+        inside = descendants([first.fx_node]) & ancestors([last.fx_node])
+        return self._in_order(inside)
+
+    def is_convex(self, nodes: Iterable[GraphNode]) -> bool:
+        """Tell whether no path leaves the given nodes and enters them again.
+
+        Cost: linear in the graph.
+        """
+        inside = {view.fx_node for view in nodes}
+        outside_after = {n for n in descendants(inside) if n not in inside}
+        return not any(o in outside_after for n in inside for o in n.all_input_nodes)
+
+    def dominators(self) -> dict[GraphNode, GraphNode]:
+        """Return each node's immediate dominator: the nearest node on every path from the inputs.
+
+        A node that several inputs lead to independently has none, and is left out. Cost: nearly
+        linear (networkx).
+        """
+        return self._dominators(self.to_networkx(), "<inputs>", reverse=False)
+
+    def post_dominators(self) -> dict[GraphNode, GraphNode]:
+        """Return each node's immediate post-dominator: the nearest on every path to the output."""
+        return self._dominators(self.to_networkx(), "<outputs>", reverse=True)
+
+    def effects(self) -> dict[GraphNode, Effects]:
+        """Return the nodes that do more than compute their value, with what they do."""
+        return {view: view.effects for view in self if not view.effects.is_pure}
+
+    def to_networkx(self) -> Any:
+        """Return a `networkx.DiGraph` whose nodes are names, with `operator` and `type` on each."""
+        import networkx
+
+        result = networkx.DiGraph()
+        for view in self:
+            result.add_node(view.name, operator=view.operator, type=view.type)
+        for view in self:
+            result.add_edges_from((producer.name, view.name) for producer in view.producers)
+        return result
+
+    def is_current(self) -> bool:
+        """Tell whether the graph is still as it was when these objects were made.
+
+        Cost: linear in the nodes, about 0.1 µs each.
+        """
+        nodes = self.graph_module.graph.nodes
+        if len(nodes) != len(self._seen):
+            return False
+        return all(
+            node is seen[0]
+            and node.args is seen[1]
+            and node.kwargs is seen[2]
+            and node.target is seen[3]
+            and node.name is seen[4]
+            for node, seen in zip(nodes, self._seen, strict=True)
+        )
+
+    def _dominators(self, graph: Any, root: str, *, reverse: bool) -> dict[GraphNode, GraphNode]:
+        import networkx
+
+        graph = graph.reverse() if reverse else graph
+        sources = [name for name, degree in graph.in_degree() if degree == 0]
+        graph.add_edges_from((root, name) for name in sources)
+        found = networkx.immediate_dominators(graph, root)
+        pairs = ((name, dominator) for name, dominator in found.items() if name != root)
+        return {self[name]: self[d] for name, d in pairs if d is not None and d != root}
+
+    def _view(self, node: fx.Node) -> GraphNode:
+        view = self._views.get(node)
+        if view is None:
+            raise InvalidGraphError(
+                f"expected the graph as it was when fxkit.graph was called, got a new %{node.name}",
+                hint="call fxkit.graph(gm) again after a change",
+            )
+        return view
+
+    def _wrap(self, value: Any) -> Any:
+        view: Any = self._view
+        return map_arg(value, view)
+
+    def _in_order(self, nodes: Iterable[fx.Node]) -> list[GraphNode]:
+        return [self._view(node) for node in sorted(nodes, key=self._position.__getitem__)]
+
+    def _similar(self, name: str) -> str:
+        import difflib
+
+        close = difflib.get_close_matches(name, self._by_name, n=3)
+        return f"did you mean {', '.join(close)}?" if close else "print the graph to see its names"
+
+
+def graph(gm: fx.GraphModule) -> Graph:
+    """Return read-only objects over the nodes of a graph.
+
+    The objects are kept with the graph and built anew when it has changed, however it was changed.
+
+    Args:
+        gm: The module whose graph to look at.
+
+    Example:
+        >>> import torch, fxkit
+        >>> gm = fxkit.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+        >>> fxkit.graph(gm).find(torch.relu)
+        [%_1 = aten.relu(%_0)]
+    """
+    cached = gm.graph.__dict__.get(_CACHE)
+    if cached is not None and cached.graph_module is gm and cached.is_current():
+        return cached
+    fresh = Graph(gm)
+    gm.graph.__dict__[_CACHE] = fresh
+    return fresh
+
+
+def _is_at(found: provenance.Source | None, wanted: str) -> bool:
+    if found is None:
+        return False
+    file, _, line = wanted.partition(":")
+    same_file = found.file == file or found.file.endswith(f"/{file}")
+    return same_file and (not line or found.line == int(line))
+
+
+def _fits_shape(found: tuple[int, ...] | None, wanted: tuple[int | None, ...]) -> bool:
+    if found is None or len(found) != len(wanted):
+        return False
+    return all(w is None or w == f for f, w in zip(found, wanted, strict=True))

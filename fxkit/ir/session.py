@@ -1,0 +1,434 @@
+"""Edit sessions: the one way to change a graph.
+
+    with fxkit.edit(gm) as e:
+        new = e.call(torch.relu, x, before=user)
+        e.replace(old, new)
+
+A session records a journal, carries source lines and provenance to every node it makes, recompiles
+the module once at the end, and puts everything back when anything raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from fxkit.errors import RewriteError
+from fxkit.ir import provenance
+from fxkit.ir.printer import format_node, format_source
+from fxkit.ir.types import KEY as TYPE_KEY
+from fxkit.ir.types import TensorType, set_type
+from fxkit.ir.verifier import verify
+
+_UNSET = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One entry of a journal.
+
+    Attributes:
+        kind: `insert`, `erase`, `rewire` (arguments or target changed), `move`, `rename`,
+            `attribute`.
+        name: The node, or the attribute's qualified name.
+        detail: What happened, as text.
+        by: The rule or pass that did it.
+    """
+
+    kind: str
+    name: str
+    detail: str
+    by: str
+
+    def __str__(self) -> str:
+        return f"{self.kind:<9} {self.detail}" + (f"    # {self.by}" if self.by else "")
+
+
+class EditSession:
+    """Changes a graph, and remembers how to take each change back.
+
+    Get one from `edit`. Every method that makes a node takes `before` or `after`; without either
+    the node goes as early as its operands allow.
+
+    Attributes:
+        gm: The module under edit.
+        journal: What was changed so far, oldest first.
+    """
+
+    def __init__(self, gm: fx.GraphModule, by: str = "") -> None:
+        self.gm = gm
+        self.graph = gm.graph
+        self.by = by
+        self.journal: list[Change] = []
+        self._undo: list[Callable[[], None]] = []
+        self._originals: tuple[fx.Node, ...] = ()
+        self._name_counts = dict(gm.graph._graph_namespace._base_count)
+
+    @property
+    def is_modified(self) -> bool:
+        """Whether anything was changed."""
+        return bool(self.journal)
+
+    @contextlib.contextmanager
+    def on_behalf_of(self, originals: Sequence[fx.Node], by: str) -> Iterator[None]:
+        """Give what is made inside the source, module and provenance of the nodes it replaces.
+
+        Args:
+            originals: The nodes that are being replaced, in graph order.
+            by: The rule or pass.
+        """
+        outer = self._originals, self.by
+        self._originals, self.by = tuple(originals), by
+        try:
+            yield
+        finally:
+            self._originals, self.by = outer
+
+    # Making nodes.
+
+    def call(
+        self,
+        target: Any,
+        *args: Any,
+        before: fx.Node | None = None,
+        after: fx.Node | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> fx.Node:
+        """Insert a call of a function, of a method (`".view"`) or of a submodule (`"fc1"`).
+
+        Args:
+            target: A callable; or text: a method's name after a dot, else a module's path.
+            *args: Operands: nodes, constants, or nested lists of them.
+            before: Insert right before this node.
+            after: Insert right after this node.
+            name: Name to give it, made unique when taken.
+            **kwargs: Keyword operands.
+
+        Returns:
+            The new node.
+
+        Raises:
+            RewriteError: When the place asked for comes before one of the operands.
+        """
+        if not isinstance(target, str):
+            kind = "call_function"
+        elif target.startswith("."):
+            kind, target = "call_method", target[1:]
+        else:
+            kind = "call_module"
+        return self.insert(kind, target, args, kwargs, before=before, after=after, name=name)
+
+    def insert(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        before: fx.Node | None = None,
+        after: fx.Node | None = None,
+        name: str | None = None,
+    ) -> fx.Node:
+        """Insert a node of any kind; `call` is the short form."""
+        kwargs = kwargs or {}
+        with self._at(before, after, (args, kwargs)):
+            node = self.graph.create_node(op, target, args, kwargs, name=name)
+        if self._originals:
+            provenance.derive(node, self._originals, self.by)
+        elif self.by:
+            near = before or after
+            provenance.derive(
+                node, [near] if near is not None and _has_source(near) else [], self.by
+            )
+        self._record("insert", node.name, format_node(node), lambda: self._remove(node))
+        return node
+
+    def get_attr(self, path: str, *, before: fx.Node | None = None) -> fx.Node:
+        """Insert a read of a parameter, buffer or other attribute by its qualified name."""
+        return self.insert("get_attr", path, before=before or self._first_body_node())
+
+    def copy(self, node: fx.Node, substitute: Callable[[fx.Node], Any], **place: Any) -> fx.Node:
+        """Insert a copy of a node of any graph, its operands mapped by `substitute`."""
+        args = map_arg(node.args, substitute)
+        kwargs = map_arg(node.kwargs, substitute)
+        new = self.insert(node.op, node.target, args, kwargs, name=node.name, **place)
+        for key, value in node.meta.items():
+            new.meta.setdefault(key, value)
+        return new
+
+    # Changing nodes.
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Let every user of `old` use `new`, and erase `old` when it has no effect left to keep.
+
+        The old node's recorded type goes to the new one when that has none.
+
+        Raises:
+            RewriteError: When a user of `old` comes before `new`.
+        """
+        if not self._originals:
+            provenance.derive(new, [old], self.by or "edit")
+        self.replace_uses(old, new)
+        self.erase(old)
+
+    def replace_uses(self, old: fx.Node, new: fx.Node, where: Any = None) -> int:
+        """Let the users of `old` use `new`; `new` itself goes on using `old`.
+
+        Args:
+            old: The node used so far.
+            new: The node to use.
+            where: Predicate that picks the users to change; all when left out.
+
+        Returns:
+            How many users were changed.
+        """
+        users = [u for u in old.users if u is not new and (where is None or where(u))]
+        for user in users:
+            if user < new:
+                raise RewriteError(
+                    f"expected %{new.name} before every user of %{old.name}, got %{user.name} "
+                    "before it",
+                    node=format_node(user),
+                    source=format_source(user),
+                    hint="insert the new node right after the old one",
+                )
+            self.set_args(
+                user,
+                map_arg(user.args, lambda n: new if n is old else n),
+                map_arg(user.kwargs, lambda n: new if n is old else n),
+            )
+        if TYPE_KEY not in new.meta and TYPE_KEY in old.meta:
+            set_type(new, old.meta[TYPE_KEY])
+        return len(users)
+
+    def erase(self, node: fx.Node) -> None:
+        """Erase a node that nobody uses.
+
+        Raises:
+            RewriteError: When it still has users.
+        """
+        if node.users:
+            names = ", ".join(f"%{user.name}" for user in node.users)
+            raise RewriteError(
+                f"expected %{node.name} to have no users, got {names}",
+                node=format_node(node),
+                source=format_source(node),
+                hint="replace its uses first",
+            )
+        text, following = format_node(node), node.next
+        args, kwargs = node.args, node.kwargs
+        self.graph.erase_node(node)
+        self._record("erase", node.name, text, lambda: self._revive(node, following, args, kwargs))
+
+    def set_args(
+        self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Give a node other operands; keyword operands stay when `kwargs` is left out."""
+        old_args, old_kwargs = node.args, node.kwargs
+        node.args = args
+        if kwargs is not None:
+            node.kwargs = kwargs
+
+        def undo() -> None:
+            node.args, node.kwargs = old_args, old_kwargs
+
+        self._record("rewire", node.name, format_node(node), undo)
+
+    def set_target(self, node: fx.Node, target: Any, op: str | None = None) -> None:
+        """Let a node call something else."""
+        old_op, old_target = node.op, node.target
+        node.target = target
+        node.op = op or old_op
+
+        def undo() -> None:
+            node.op, node.target = old_op, old_target
+
+        self._record("rewire", node.name, format_node(node), undo)
+
+    def set_output(self, value: Any) -> None:
+        """Let the graph return something else."""
+        self.set_args(next(reversed(self.graph.nodes)), (value,))
+
+    def move(
+        self, node: fx.Node, *, before: fx.Node | None = None, after: fx.Node | None = None
+    ) -> None:
+        """Move a node to another place; its operands must be defined there and its users later."""
+        following = node.next
+        place = before if before is not None else (after.next if after is not None else None)
+        if place is None or place is node:
+            return
+        place.prepend(node)
+        out_of_order = [o for o in node.all_input_nodes if node < o] or [
+            u for u in node.users if u < node
+        ]
+        if out_of_order:
+            following.prepend(node)
+            raise RewriteError(
+                f"expected %{node.name} between its operands and its users, got %"
+                f"{out_of_order[0].name} on the wrong side",
+                node=format_node(node),
+                source=format_source(node),
+                hint="move that node too",
+            )
+        self._record("move", node.name, f"%{node.name}", lambda: following.prepend(node))
+
+    def rename(self, node: fx.Node, name: str) -> None:
+        """Give a node another name, made unique when taken."""
+        old = node.name
+        node._rename(name)
+        self._record("rename", node.name, f"%{old} -> %{node.name}",
+                     lambda: self._restore_name(node, old))  # fmt: skip
+
+    # Changing the module.
+
+    def add_attribute(self, name: str, value: Any, *, before: fx.Node | None = None) -> fx.Node:
+        """Register a parameter, buffer or submodule under a free name, and read it in the graph.
+
+        Args:
+            name: Name wished for; a number is added when it is taken.
+            value: A `Parameter`, a tensor (registered as a buffer) or a module.
+            before: Where to insert the read.
+
+        Returns:
+            The `get_attr` node.
+        """
+        path = self.register(name, value)
+        node = self.get_attr(path, before=before)
+        if isinstance(value, torch.Tensor):
+            set_type(node, TensorType.of(value))
+        return node
+
+    def register(self, name: str, value: Any) -> str:
+        """Register an attribute on the root module without reading it; return its free name."""
+        wished = name = name.replace(".", "_")
+        count = 0
+        while hasattr(self.gm, name):
+            count += 1
+            name = f"{wished}_{count}"
+        if isinstance(value, torch.nn.Parameter):
+            self.gm.register_parameter(name, value)
+        elif isinstance(value, torch.nn.Module):
+            self.gm.add_module(name, value)
+        elif isinstance(value, torch.Tensor):
+            self.gm.register_buffer(name, value)
+        else:
+            setattr(self.gm, name, value)
+        self._record("attribute", name, f"{name} = {type(value).__name__}",
+                     lambda: delattr(self.gm, name))  # fmt: skip
+        return name
+
+    # Taking changes back.
+
+    def mark(self) -> int:
+        """Return the present place in the journal, for `undo`."""
+        return len(self.journal)
+
+    def undo(self, to: int = 0) -> None:
+        """Take back every change after the place that `mark` returned; all when left out."""
+        while len(self._undo) > to:
+            self._undo.pop()()
+            self.journal.pop()
+        if not self.journal:
+            self.graph._graph_namespace._base_count = dict(self._name_counts)
+
+    def diff(self) -> str:
+        """Return the journal as text, one change a line."""
+        return "\n".join(str(change) for change in self.journal)
+
+    def _record(self, kind: str, name: str, detail: str, undo: Callable[[], None]) -> None:
+        self.journal.append(Change(kind, name, detail, self.by))
+        self._undo.append(undo)
+
+    def _remove(self, node: fx.Node) -> None:
+        self.graph.erase_node(node)
+        self._forget_name(node)
+
+    def _forget_name(self, node: fx.Node) -> None:
+        names = self.graph._graph_namespace
+        names._used_names.discard(node.name)
+        names._obj_to_name.pop(node, None)
+
+    def _restore_name(self, node: fx.Node, name: str) -> None:
+        names = self.graph._graph_namespace
+        self._forget_name(node)
+        node.name = name
+        names._used_names.add(name)
+        names._obj_to_name[node] = name
+
+    def _revive(self, node: fx.Node, following: fx.Node, args: Any, kwargs: Any) -> None:
+        """Put an erased node back where it was, as the same object."""
+        node._erased = False
+        self.graph._len += 1
+        self.graph._find_nodes_lookup_table.insert(node)
+        following.prepend(node)
+        node._update_args_kwargs(args, kwargs)
+
+    @contextlib.contextmanager
+    def _at(self, before: fx.Node | None, after: fx.Node | None, operands: Any) -> Iterator[None]:
+        """Set the insertion point, and refuse one that comes before an operand."""
+        used: list[fx.Node] = []
+        map_arg(operands, used.append)
+        if before is None and after is None:
+            latest = max(used) if used else None
+            before = self._first_body_node() if latest is None else latest.next
+        place = before if before is not None else after.next  # type: ignore[union-attr]
+        late = next((node for node in used if not node < place), None)
+        if late is not None:
+            raise RewriteError(
+                f"expected operands defined before %{place.name}, got %{late.name}",
+                node=format_node(late),
+                source=format_source(late),
+                hint="insert after that operand, or leave the place out",
+            )
+        with self.graph.inserting_before(place):
+            yield
+
+    def _first_body_node(self) -> fx.Node:
+        return next(n for n in self.graph.nodes if n.op not in ("placeholder", "get_attr"))
+
+
+@contextlib.contextmanager
+def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
+    """Open a session that changes a graph, or does not change it at all.
+
+    On leaving, the graph is checked and the module recompiled, once, if anything was changed. When
+    anything raises, inside or in that check, graph, attributes and code are as they were.
+
+    Args:
+        gm: The module to change, in place.
+        by: Who changes it, for provenance: a pass's name.
+
+    Raises:
+        InvalidGraphError: When the edited graph breaks an invariant.
+
+    Example:
+        >>> import torch, fxkit
+        >>> gm = fxkit.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU()))
+        >>> relu = fxkit.graph(gm).find(torch.relu)[0].fx_node
+        >>> with fxkit.edit(gm) as e:
+        ...     e.replace(relu, e.call(torch.tanh, relu.args[0], before=relu))
+        >>> print(e.diff())
+        insert    %tanh = aten.tanh(%input_1)
+        rewire    return %tanh
+        erase     %_0 = aten.relu(%input_1)
+    """
+    session = EditSession(gm, by)
+    try:
+        yield session
+        if session.is_modified:
+            verify(gm)
+            gm.recompile()
+    except BaseException:
+        session.undo()
+        raise
+
+
+def _has_source(node: fx.Node) -> bool:
+    return bool(node.meta.get("stack_trace") or node.meta.get("nn_module_stack"))

@@ -1,0 +1,145 @@
+"""Check the invariants that every pass may rely on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.errors import InvalidGraphError
+from fxkit.ir.printer import format_node, format_source
+
+_OPS = frozenset(
+    {"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"}
+)
+
+
+def verify(gm: fx.GraphModule) -> None:
+    """Check a graph; return when all is well.
+
+    The invariants: every operand is defined before its use and belongs to the graph; user lists and
+    operands agree; names are unique; there is one output, at the end, and placeholders come first;
+    every attribute and module that a node names exists; every called function can be called.
+
+    Cost: linear in the edges.
+
+    Raises:
+        InvalidGraphError: On the first invariant that does not hold, with the node and its source.
+    """
+    for node, message, hint in _faults(gm):
+        raise InvalidGraphError(
+            message,
+            node=None if node is None else _safe_format(node),
+            source=None if node is None else format_source(node),
+            hint=hint,
+        )
+
+
+Fault = tuple["fx.Node | None", str, str]
+
+
+def _faults(gm: fx.GraphModule) -> Iterator[Fault]:
+    graph = gm.graph
+    nodes = list(graph.nodes)
+    yield from _shape_faults(nodes)
+    defined: set[fx.Node] = set()
+    names: set[str] = set()
+    for node in nodes:
+        if node.op not in _OPS:
+            yield node, f"expected a node kind of torch.fx, got {node.op!r}", "see torch.fx.Node.op"
+        if node.name in names:
+            yield node, f"expected unique names, got {node.name!r} twice", "rename one of them"
+        if node.graph is not graph:
+            yield (
+                node,
+                "expected a node of this graph, got one of another",
+                "copy it with node_copy",
+            )
+        yield from _operand_faults(node, defined)
+        yield from _target_faults(gm, node)
+        defined.add(node)
+        names.add(node.name)
+    for node in nodes:
+        for user in node.users:
+            if user not in defined or node not in user._input_nodes:
+                yield node, f"expected %{user.name} to use it, got no such operand", _USE_EDIT
+
+
+_USE_EDIT = "change graphs through fxkit.edit, which keeps users and operands in step"
+
+
+def _shape_faults(nodes: list[fx.Node]) -> Iterator[Fault]:
+    outputs = [node for node in nodes if node.op == "output"]
+    if len(outputs) != 1 or nodes[-1] is not outputs[0]:
+        where = outputs[0] if outputs else None
+        yield (
+            where,
+            f"expected one output, at the end, got {len(outputs)}",
+            "call graph.output(...)",
+        )
+    body_began = False
+    for node in nodes:
+        if node.op == "placeholder" and body_began:
+            yield node, "expected placeholders first, got one after other nodes", "move it up"
+        body_began |= node.op not in ("placeholder", "get_attr")
+
+
+def _operand_faults(node: fx.Node, defined: set[fx.Node]) -> Iterator[Fault]:
+    for operand in node.all_input_nodes:
+        if operand not in defined:
+            yield (
+                node,
+                f"expected its operand %{operand.name} to be defined before it, got it later or "
+                "in no place",
+                "move the operand before its first use, or insert the new node later",
+            )
+        elif node not in operand.users:
+            yield node, f"expected to be a user of %{operand.name}, got none", _USE_EDIT
+
+
+def _target_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
+    if node.op == "call_function" and not callable(node.target):
+        yield node, f"expected a function to call, got {node.target!r}", "set node.target"
+    if node.op in ("get_attr", "call_module"):
+        found = _lookup(gm, str(node.target))
+        if found is _ABSENT:
+            yield (
+                node,
+                f"expected the module to have {node.target!r}, got no such attribute",
+                "register it with edit.add_attribute or add_module before it is used",
+            )
+        elif node.op == "call_module" and not isinstance(found, torch.nn.Module):
+            yield (
+                node,
+                f"expected a module at {node.target!r}, got {type(found).__name__}",
+                ("use get_attr for what is no module"),
+            )
+    if node.op == "call_method" and not isinstance(node.target, str):
+        yield node, f"expected the name of a method, got {node.target!r}", "pass its name as text"
+
+
+_ABSENT = object()
+
+
+def _lookup(root: Any, path: str) -> Any:
+    found = root
+    for atom in path.split("."):
+        found = (
+            inspect.getattr_static(found, atom, _ABSENT)
+            if not isinstance(found, torch.nn.Module)
+            else getattr(found, atom, _ABSENT)
+        )
+        if found is _ABSENT:
+            return _ABSENT
+    return found
+
+
+def _safe_format(node: fx.Node) -> str:
+    """Format a node of a graph that may be broken."""
+    try:
+        return format_node(node)
+    except (AttributeError, TypeError, KeyError):
+        return repr(node)

@@ -1,0 +1,46 @@
+"""One self-contained HTML file: style sheet and script inline, nothing fetched from anywhere."""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+
+from fxkit.view.svg import escape
+from fxkit.view.theme import variables
+
+__all__ = ["escape", "fragment_page", "script", "styles"]
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+@functools.cache
+def styles() -> str:
+    """Return the style sheet of all pages."""
+    return variables() + _asset("page.css")
+
+
+@functools.cache
+def script() -> str:
+    """Return the script that makes drawings move and tables sort."""
+    return _asset("page.js")
+
+
+def fragment_page(title: str, body: str, *, kind: str = "fx-page") -> str:
+    """Put HTML into a page of its own.
+
+    Args:
+        title: What the tab is called; escaped here.
+        body: HTML that is already escaped.
+        kind: Class of the body, which tells a report from a full-window drawing.
+    """
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{styles()}</style></head>"
+        f'<body class="{kind}">{body}<script>{script()}</script></body></html>\n'
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("fxkit.view").joinpath("assets", name).read_text(encoding="utf-8")

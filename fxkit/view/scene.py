@@ -1,0 +1,435 @@
+"""A drawing as boxes, frames and lines with coordinates, from a hierarchy of groups.
+
+Each opened group is laid out by itself and then is one box of its parent's layout; values cross its
+frame at ports, so that a line goes on inside where it ended outside. Sizes of texts are computed
+from the advance of fixed-width fonts, with some room, since no font can be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from torch import fx
+
+from fxkit.view.hierarchy import Group, Hierarchy, Leaf, is_shown
+from fxkit.view.labels import clip, columns, one_line
+from fxkit.view.layout import Link, Placement, Point, place
+from fxkit.view.text_table import quantity
+
+CHARACTER, SMALL_CHARACTER = 7.35, 6.45
+"""Width in pixels of one column of the large (12 px) and the small (10.5 px) fixed-width font."""
+
+_BOX_PAD, _MARGIN, _FRAME_PAD, _FRAME_HEAD = 12.0, 24.0, 16.0, 30.0
+_STUB_HEIGHT, _STUB_TEXT, _NOTE_LENGTH, _NAME_LENGTH = 18.0, 30, 26, 42
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A node, or a module that is not opened.
+
+    Attributes:
+        x: Left side.
+        y: Upper side.
+        width: To the right.
+        height: Downwards.
+        name: Name of the node; path of the module.
+        title: The words in front, in bold.
+        note: Words behind the title.
+        detail: The second line.
+        family: One of `fxkit.view.labels.FAMILIES`.
+        path: Qualified name of the module around it, or its own.
+        is_module: Whether it stands for a module with several nodes.
+        nodes: Number of nodes that it stands for.
+        source: The user's line.
+        operator: Identity of the operator; class of a module.
+    """
+
+    x: float
+    y: float
+    width: float
+    height: float
+    name: str
+    title: str
+    note: str
+    detail: str
+    family: str
+    path: str
+    is_module: bool
+    nodes: int
+    source: str
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """An opened module.
+
+    Attributes:
+        x: Left side.
+        y: Upper side.
+        width: To the right.
+        height: Downwards.
+        title: Name of the module, with how often it is repeated.
+        kind: Name of its class.
+        path: Qualified name.
+        depth: Number of frames around it.
+        repeats: How many like modules it stands for.
+        title_x: Left end of the title.
+    """
+
+    x: float
+    y: float
+    width: float
+    height: float
+    title: str
+    kind: str
+    path: str
+    depth: int
+    repeats: int
+    title_x: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A value on its way from the node that makes it to one that reads it, or a part of that way.
+
+    Attributes:
+        points: Vertical between two points with the same x, curved else.
+        value: Name of the node that makes the value.
+        target: Name of the box it ends at, with an arrow; "" where it goes on.
+    """
+
+    points: tuple[Point, ...]
+    value: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A label that stands for a long line.
+
+    Attributes:
+        x: Left side.
+        y: Upper side.
+        width: To the right.
+        height: Downwards.
+        text: What it says.
+        value: Name of the node that makes the value.
+        at_source: Whether it hangs at the node that makes the value, or stands at a use.
+    """
+
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str
+    value: str
+    at_source: bool
+
+
+@dataclass(slots=True)
+class Scene:
+    """All that is drawn, in pixels from the upper left corner."""
+
+    width: float = 0.0
+    height: float = 0.0
+    boxes: list[Box] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    tags: list[Tag] = field(default_factory=list)
+
+
+def build_scene(hierarchy: Hierarchy, opened: set[Group]) -> Scene:
+    """Lay out a hierarchy.
+
+    Args:
+        hierarchy: The groups of a graph.
+        opened: The groups whose insides are shown; a group in a closed one is not looked at.
+    """
+    scene = Scene()
+    level = _Level(hierarchy.root, opened)
+    level.emit(scene, _MARGIN, _MARGIN, 0)
+    scene.width = level.width + 2 * _MARGIN
+    scene.height = level.height + 2 * _MARGIN
+    return scene
+
+
+class _Level:
+    """The inside of one opened group.
+
+    Attributes:
+        width: Of the inside, without the frame.
+        height: Of the inside, without the frame.
+        inputs: For each value that comes from outside where it enters, from the left.
+        outputs: For each value that is read outside where it leaves, from the left.
+    """
+
+    def __init__(self, group: Group, opened: set[Group]) -> None:
+        self.group = group
+        self._items = [_item(item, opened) for item in group.items]
+        self._values: list[fx.Node] = []
+        links, top, bottom = self._connect()
+        sizes = [(4.0, 0.0)] * len(top)
+        sizes += [(item.width, item.height) for item in self._items]
+        sizes += [(4.0, 0.0)] * len(bottom)
+        self._origin = {
+            (link.source, link.exit): value for link, value in zip(links, self._values, strict=True)
+        }
+        self._links = links
+        self._tops = len(top)
+        self._placed: Placement = place(
+            sizes, links, top=len(top), bottom=len(bottom), stub_size=self._stub_size
+        )
+        x = self._placed.x
+        self.inputs = {value: x[i] for i, value in enumerate(top)}
+        first = len(top) + len(self._items)
+        self.outputs = {value: x[first + i] for i, value in enumerate(bottom)}
+        self.width, self.height = self._placed.width, self._placed.height
+
+    def _connect(self) -> tuple[list[Link], list[fx.Node], list[fx.Node]]:
+        """Return the links of this level, with the values at its upper and its lower side."""
+        owner: dict[fx.Node, int] = {}
+        stand_in: dict[fx.Node, fx.Node] = {}
+        for index, item in enumerate(self._items):
+            for member in item.members:
+                for node, shown in zip(member, item.nodes, strict=True):
+                    owner[node] = index
+                    stand_in[node] = shown
+        wanted: dict[tuple[fx.Node, int, fx.Node], None] = {}
+        top: dict[fx.Node, int] = {}
+        bottom: dict[fx.Node, int] = {}
+        for node, index in owner.items():
+            for value, port in zip(_operands(node), _operands(stand_in[node]), strict=False):
+                if owner.get(value) == index:
+                    continue
+                if value not in owner:
+                    top.setdefault(value, len(top))
+                wanted[value, index, port] = None
+            outside = (user not in owner and user.op != "get_attr" for user in node.users)
+            if self.group.path and any(outside):
+                bottom.setdefault(node, len(bottom))
+        links: dict[Link, fx.Node] = {}
+        for value, index, port in wanted:
+            entry = self._items[index].entry(port)
+            if value in owner:
+                source, exit_ = len(top) + owner[value], self._exit(owner, stand_in, value)
+            else:
+                source, exit_ = top[value], 0.0
+            links[Link(source, len(top) + index, exit_, entry)] = value
+        below = len(top) + len(self._items)
+        for value, position in bottom.items():
+            source, exit_ = len(top) + owner[value], self._exit(owner, stand_in, value)
+            links[Link(source, below + position, exit_, 0.0)] = value
+        self._values = list(links.values())
+        return list(links), list(top), list(bottom)
+
+    def _exit(
+        self, owner: dict[fx.Node, int], stand_in: dict[fx.Node, fx.Node], value: fx.Node
+    ) -> float:
+        return self._items[owner[value]].exit(stand_in[value])
+
+    def _stub_size(self, source: int, exit_: float) -> tuple[float, float]:
+        text = clip(one_line(self._origin[source, exit_].name), _STUB_TEXT)
+        return (columns(text) * SMALL_CHARACTER + 34, _STUB_HEIGHT)
+
+    def emit(self, scene: Scene, x: float, y: float, depth: int) -> None:
+        """Add boxes, frames and lines to the scene, with this level's corner at (x, y)."""
+        placed = self._placed
+        for i, item in enumerate(self._items):
+            left = x + placed.x[self._tops + i] - item.width / 2
+            item.emit(scene, left, y + placed.y[self._tops + i], depth, self.group.path)
+        for link, value, route in zip(self._links, self._values, placed.routes, strict=True):
+            if route is not None:
+                scene.lines.append(self._line(route, value, link.target, x, y))
+        for stub in placed.stubs:
+            value = self._origin[stub.source, stub.exit]
+            width, height = self._stub_size(stub.source, stub.exit)
+            text = clip(one_line(value.name), _STUB_TEXT)
+            text = f"{text} ×{stub.uses}" if stub.at_source else text
+            left = x + stub.x - width / 2
+            scene.tags.append(
+                Tag(left, y + stub.y, width, height, text, value.name, stub.at_source)
+            )
+        for i, (route, target) in enumerate(placed.stub_routes):
+            stub = placed.stubs[i]
+            value = self._origin[stub.source, stub.exit]
+            scene.lines.append(self._line(route, value, target, x, y))
+
+    def _line(
+        self, route: list[Point], value: fx.Node, target: int | None, x: float, y: float
+    ) -> Line:
+        moved = tuple((x + px, y + py) for px, py in route)
+        index = -1 if target is None else target - self._tops
+        inside = 0 <= index < len(self._items)
+        name = self._items[index].arrow_name if inside else ""
+        return Line(moved, value.name, name)
+
+
+class _LeafItem:
+    """A node, or a module that is drawn as one box."""
+
+    def __init__(self, item: Leaf | Group) -> None:
+        self.leaf = item.only if isinstance(item, Group) else item
+        self.group = item if isinstance(item, Group) else None
+        self.members = _members(item)
+        self.nodes = self.members[0]
+        self.title, self.note, self.detail = _words(item)
+        self.detail = clip(self.detail, _NAME_LENGTH)
+        first = columns(self.title) + (columns(self.note) + 2 if self.note else 0)
+        longest = max(first * CHARACTER, columns(self.detail) * SMALL_CHARACTER)
+        self.width = max(longest + 2 * _BOX_PAD, 56.0)
+        self.height = 40.0 if self.detail else 28.0
+        outside = [node for node in self.nodes if any(u not in set(self.nodes) for u in node.users)]
+        step = min(26.0, (self.width - 24) / max(len(outside), 1))
+        self._exits = {node: (i - (len(outside) - 1) / 2) * step for i, node in enumerate(outside)}
+
+    @property
+    def arrow_name(self) -> str:
+        return self.leaf.label.name if self.leaf else self._path
+
+    @property
+    def _kind(self) -> str:
+        return self.group.kind if self.group else ""
+
+    @property
+    def _path(self) -> str:
+        return self.group.path if self.group else ""
+
+    def entry(self, _value: fx.Node) -> float | None:
+        return None
+
+    def exit(self, value: fx.Node) -> float:
+        return self._exits.get(value, 0.0)
+
+    def emit(self, scene: Scene, x: float, y: float, _depth: int, around: str) -> None:
+        label = self.leaf.label if self.leaf else None
+        scene.boxes.append(
+            Box(
+                x=x,
+                y=y,
+                width=self.width,
+                height=self.height,
+                name=self.arrow_name,
+                title=self.title,
+                note=self.note,
+                detail=self.detail,
+                family=label.family if label else "other",
+                path=self._path or around,
+                is_module=label is None,
+                nodes=sum(len(member) for member in self.members),
+                source=str(label.source) if label and label.source else "",
+                operator=label.operator if label else self._kind,
+            )
+        )
+
+
+class _FrameItem:
+    """A module that is opened."""
+
+    def __init__(self, group: Group, opened: set[Group]) -> None:
+        self.group = group
+        self.level = _Level(group, opened)
+        self.members = _members(group)
+        self.nodes = self.members[0]
+        title = columns(clip(group.title, _NAME_LENGTH)) + columns(group.kind) + 3
+        self._title_width = title * CHARACTER + 16
+        self.width = max(self.level.width, self._title_width) + 2 * _FRAME_PAD
+        self._left = (self.width - self.level.width) / 2
+        self._title_left = self._find_room()
+        self.height = self.level.height + _FRAME_HEAD + _FRAME_PAD
+
+    @property
+    def arrow_name(self) -> str:
+        return ""
+
+    def entry(self, value: fx.Node) -> float | None:
+        return self._left + self.level.inputs[value] - self.width / 2
+
+    def exit(self, value: fx.Node) -> float:
+        return self._left + self.level.outputs[value] - self.width / 2
+
+    def emit(self, scene: Scene, x: float, y: float, depth: int, _around: str) -> None:
+        group = self.group
+        scene.frames.append(
+            Frame(
+                x=x,
+                y=y,
+                width=self.width,
+                height=self.height,
+                title=clip(one_line(group.title), _NAME_LENGTH),
+                kind=group.kind,
+                path=group.path,
+                depth=depth,
+                repeats=group.fold.count if group.fold else 1,
+                title_x=x + self._title_left,
+            )
+        )
+        bottom = y + self.height
+        for value, dx in self.level.inputs.items():
+            at = x + self._left + dx
+            scene.lines.append(Line(((at, y), (at, y + _FRAME_HEAD)), value.name, ""))
+        for value, dx in self.level.outputs.items():
+            at = x + self._left + dx
+            scene.lines.append(Line(((at, bottom - _FRAME_PAD), (at, bottom)), value.name, ""))
+        self.level.emit(scene, x + self._left, y + _FRAME_HEAD, depth + 1)
+
+    def _find_room(self) -> float:
+        """Choose the left end of the title so that no line runs through it; widen if need be."""
+        ports = sorted(self._left + dx for dx in self.level.inputs.values())
+        edges = [0.0, *ports, self.width]
+        for left, right in pairwise(edges):
+            if right - left >= self._title_width + 12:
+                return left + 12
+        missing = self._title_width + 12 - (self.width - edges[-2])
+        self.width += missing
+        return edges[-2] + 12
+
+
+_Item = _LeafItem | _FrameItem
+
+
+def _item(item: Leaf | Group, opened: set[Group]) -> _Item:
+    if isinstance(item, Group) and item in opened and item.only is None:
+        return _FrameItem(item, opened)
+    return _LeafItem(item)
+
+
+def _members(item: Leaf | Group) -> list[list[fx.Node]]:
+    """Return the nodes of an item and, in the same order, those of each item folded into it."""
+    if isinstance(item, Leaf):
+        return [[item.node]]
+    return [list(_nodes(group)) for group in (item, *(item.fold.members if item.fold else ()))]
+
+
+def _nodes(group: Group) -> Iterator[fx.Node]:
+    """Iterate over all nodes, folded-away ones included, in one order for like groups."""
+    for item in group.items:
+        if isinstance(item, Leaf):
+            yield item.node
+            continue
+        for member in (item, *(item.fold.members if item.fold else ())):
+            yield from _nodes(member)
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    return [operand for operand in node.all_input_nodes if is_shown(operand)]
+
+
+def _words(item: Leaf | Group) -> tuple[str, str, str]:
+    """Return title, note and second line of a box."""
+    if isinstance(item, Group):
+        leaf = item.only
+        if leaf is None:
+            count = sum(1 for _ in _nodes(item)) * (item.fold.count if item.fold else 1)
+            size = f" · {quantity(item.parameters)} params" if item.parameters else ""
+            return clip(item.title, _NAME_LENGTH), "", f"{item.kind} · {count} nodes{size}"
+        return leaf.label.short, clip(one_line(item.title), _NOTE_LENGTH), leaf.label.type
+    label = item.label
+    if label.operator == "input":
+        return clip(one_line(label.name), _NAME_LENGTH), "", label.type
+    if label.operator == "constant":
+        return clip(label.constants, _NAME_LENGTH), "", label.type
+    note = clip(label.constants, _NOTE_LENGTH)
+    return clip(one_line(label.short), _NAME_LENGTH), note, label.type

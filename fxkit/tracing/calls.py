@@ -1,0 +1,209 @@
+"""How each function that torch reports is written into a graph, and what its result may depend on.
+
+A `TorchFunctionMode` sees method descriptors, property getters, slot wrappers, builtins and Python
+functions. `spelling_of` settles once for each of them how a node spells the call, and classifies
+it by what torch's own tags say, so that recording a call costs one dictionary lookup.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+class Reading(enum.Enum):
+    """What a call gives to the Python program around it."""
+
+    VALUE = "value"
+    """Tensors, or Python values that depend on the numbers in a tensor."""
+    METADATA = "metadata"
+    """Python values that follow from shapes, dtypes and devices, which entry guards pin."""
+    STATE = "state"
+    """Reads or sets the interpreter's modes, which the recorder polls by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How to write calls of one function as nodes.
+
+    Attributes:
+        op: `call_function` or `call_method`.
+        target: The node's target.
+        name: Name that the node asks for, or None for torch.fx's own choice.
+        reading: What the call gives to Python.
+        attribute: For a property, the attribute's name, which becomes the second argument.
+        swap: Whether the two operands change places (`__rsub__`).
+        is_dynamic: Whether the result's shape may depend on the numbers in a tensor.
+        is_pointwise: Whether the shape is that of the broadcast operands, whatever their numbers.
+        refusal: Why a graph can't hold such a call, or None.
+    """
+
+    op: str
+    target: Any
+    name: str | None = None
+    reading: Reading = Reading.VALUE
+    attribute: str | None = None
+    swap: bool = False
+    is_dynamic: bool = False
+    is_pointwise: bool = False
+    refusal: str | None = None
+
+
+_METADATA = frozenset(
+    """
+    shape dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_mps is_xpu is_mkldnn
+    is_sparse is_sparse_csr is_quantized is_nested is_vulkan is_ipu is_xla is_mtia is_maia
+    itemsize nbytes
+    size dim numel nelement ndimension stride element_size is_contiguous is_floating_point
+    is_complex is_signed get_device __len__ dim_order has_names is_same_size is_inference
+    result_type promote_types can_cast is_tensor
+    """.split()
+)
+
+_STATE = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
+
+_OPERATORS: dict[str, tuple[Callable[..., Any], bool]] = {
+    **{
+        f"__{name}__": (getattr(operator, name), False)
+        for name in (
+            *("getitem", "setitem", "contains", "eq", "ne", "lt", "le", "gt", "ge", "invert"),
+            *("neg", "pos", "abs", "floordiv", "truediv", "mod", "pow", "matmul", "sub", "add"),
+            *("mul", "lshift", "rshift", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod"),
+            *("ipow", "ilshift", "irshift", "index"),
+        )
+    },
+    "__and__": (operator.and_, False),
+    "__or__": (operator.or_, False),
+    "__xor__": (operator.xor, False),
+    "__iand__": (operator.iand, False),
+    "__ior__": (operator.ior, False),
+    "__ixor__": (operator.ixor, False),
+    "__rsub__": (operator.sub, True),
+    "__rdiv__": (operator.truediv, True),
+    "__rtruediv__": (operator.truediv, True),
+    "__rfloordiv__": (operator.floordiv, True),
+    "__rmod__": (operator.mod, True),
+    "__rpow__": (operator.pow, True),
+    "__rmatmul__": (operator.matmul, True),
+    "__rlshift__": (operator.lshift, True),
+    "__rrshift__": (operator.rshift, True),
+    "__rand__": (operator.and_, True),
+    "__ror__": (operator.or_, True),
+    "__rxor__": (operator.xor, True),
+    "__bool__": (bool, False),
+    "__int__": (int, False),
+    "__float__": (float, False),
+    "__complex__": (complex, False),
+}
+
+_OPERATOR_TAGS = {"getitem": "index", "__getitem__": "index"}
+
+# Functions whose results take their shape from numbers although no tag of torch 2.13 says so.
+_UNTAGGED_DYNAMIC = frozenset(
+    """
+    unique unique_consecutive _pack_padded_sequence _pad_packed_sequence to_sparse to_sparse_coo
+    to_sparse_csr to_sparse_csc to_sparse_bsr to_sparse_bsc coalesce values indices _values
+    _indices crow_indices col_indices ccow_indices row_indices from_file segment_reduce
+    """.split()
+)
+
+_REFUSED = {
+    "backward": "backward() writes gradients into .grad",
+    "register_hook": "a hook is Python code that runs in the backward pass",
+    "register_post_accumulate_grad_hook": "a hook is Python code that runs in the backward pass",
+    "apply_": "apply_ calls Python for each element",
+    "map_": "map_ calls Python for each element",
+    "map2_": "map2_ calls Python for each element",
+    "untyped_storage": "the program reaches into a tensor's storage",
+    "_typed_storage": "the program reaches into a tensor's storage",
+    "storage": "the program reaches into a tensor's storage",
+    "set_": "set_ replaces a tensor's storage",
+    "resize_": "resize_ changes a tensor's storage",
+    "share_memory_": "share_memory_ moves a tensor's storage",
+    "pin_memory": "pin_memory moves a tensor's storage",
+    "__dlpack__": "the tensor leaves torch through DLPack",
+    "as_subclass": "the program makes a tensor subclass",
+    "_make_subclass": "the program makes a tensor subclass",
+    "__deepcopy__": "the program deep-copies a tensor",
+    "__reduce_ex__": "the program pickles a tensor",
+}
+
+_REFUSED_ATTRIBUTES = {
+    "grad": "the program reads or writes .grad",
+    "_grad": "the program reads or writes .grad",
+    "grad_fn": "the program reads .grad_fn",
+    "_base": "the program reads ._base",
+    "_backward_hooks": "a hook is Python code that runs in the backward pass",
+    "_post_accumulate_grad_hooks": "a hook is Python code that runs in the backward pass",
+    "__cuda_array_interface__": "the tensor leaves torch through its memory",
+}
+
+_known: dict[Any, Spelling] = {}
+
+
+def spelling_of(func: Any) -> Spelling:
+    """Return how calls of `func`, as a `TorchFunctionMode` reports it, are written as nodes."""
+    spelling = _known.get(func)
+    if spelling is None:
+        spelling = _known[func] = _spell(func)
+    return spelling
+
+
+def _spell(func: Any) -> Spelling:
+    name = getattr(func, "__name__", "")
+    owner = getattr(func, "__self__", None)
+    if name in ("__get__", "__set__", "__delete__") and owner is not None:
+        return _spell_property(name, owner)
+    reading = _reading(name)
+    refusal = _REFUSED.get(name)
+    tags = _tags(name)
+    flags = {
+        "reading": reading,
+        "refusal": refusal,
+        "is_dynamic": torch.Tag.dynamic_output_shape in tags or name in _UNTAGGED_DYNAMIC,
+        "is_pointwise": torch.Tag.pointwise in tags,
+    }
+    if name in _OPERATORS and getattr(torch.Tensor, name, None) is func:
+        target, swap = _OPERATORS[name]
+        return Spelling("call_function", target, target.__name__.strip("_"), swap=swap, **flags)
+    if getattr(torch.Tensor, name, None) is func:
+        return Spelling("call_method", name, **flags)
+    return Spelling("call_function", func, **flags)
+
+
+def _spell_property(access: str, owner: Any) -> Spelling:
+    name = getattr(owner, "__name__", None) or getattr(
+        getattr(owner, "fget", None), "__name__", "property"
+    )
+    if access == "__get__" and name in _METADATA:
+        return Spelling("call_function", getattr, name, reading=Reading.METADATA, attribute=name)
+    refusal = _REFUSED_ATTRIBUTES.get(name)
+    if access == "__get__":
+        return Spelling("call_function", getattr, name.strip("_"), attribute=name, refusal=refusal)
+    if access == "__set__" and name == "requires_grad":
+        return Spelling("call_function", setattr, f"set_{name}", attribute=name)
+    return Spelling(
+        "call_function", setattr, refusal=refusal or f"the program assigns to .{name} of a tensor"
+    )
+
+
+def _reading(name: str) -> Reading:
+    if name in _METADATA:
+        return Reading.METADATA
+    return Reading.STATE if name in _STATE else Reading.VALUE
+
+
+def _tags(name: str) -> set[torch.Tag]:
+    name = name.split(".")[0]
+    name = _OPERATOR_TAGS.get(name, name)
+    if name.startswith("__") or name.endswith("_"):
+        name = name.strip("_")
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    if packet is None:
+        return set()
+    return {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}

@@ -1,0 +1,191 @@
+"""A captured program: callable like the original, and never different from it."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.errors import CaptureError
+from fxkit.tracing.guards import Call, Guard, GuardFailed, Mismatch
+from fxkit.tracing.recorder import Failure
+from fxkit.tracing.variants import Attempt, Backend, Variant, parameter_names, record
+
+MAX_VARIANTS = 8
+MAX_EVICTIONS = 8
+
+
+class RecaptureWarning(UserWarning):
+    """A captured program keeps being captured again, which costs more than running it."""
+
+
+class Captured:
+    """A program with its graphs, one for each set of facts under which it was captured.
+
+    A call runs the graph whose guards hold. When none does, the program itself runs once, is
+    recorded, and its graph is kept beside the others, up to `MAX_VARIANTS`. A call that can't be
+    held in a graph is simply a call of the program.
+
+    What a graph takes for granted is guarded on entry (the arguments' nesting, plain values, tensor
+    types and identities; modules' training flags, children and hooks; that parameters, buffers and
+    other outside tensors are the same objects; gradient, inference and autocast modes; default dtype
+    and device), or inside the graph, where the program read a number out of a tensor. Not guarded
+    are other things that Python code can read: globals, closures and attributes that hold no
+    tensors, the environment, files, time and the random states of Python and NumPy. What the program
+    does beside torch, such as printing, happens when it is captured and not when its graph runs.
+
+    Args:
+        fn: The program: a function, module, bound method, or other callable.
+        backend: Makes, of each graph module and the tensors it was captured with, what is run in its
+            place; the graph module itself runs when left out.
+    """
+
+    def __init__(self, fn: Callable[..., Any], *, backend: Backend | None = None) -> None:
+        self.fn = fn
+        self.recaptures = 0
+        self._backend = backend
+        self._variants: list[Variant] = []
+        self._lock = threading.RLock()
+        self._order = {name: i for i, name in enumerate(parameter_names(fn, keywords=True))}
+        self._failure: Failure | None = None
+        self._evictions = 0
+        self._warned = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program: through a graph whose guards hold, else in Python."""
+        call, kwargs = self._call(args, kwargs)
+        changed: Mismatch | None = None
+        for variant in tuple(self._variants):
+            changed = variant.mismatch(call)
+            if changed is not None:
+                continue
+            try:
+                result = variant(call)
+            except GuardFailed as failed:
+                changed = failed.mismatch
+                continue
+            self._touch(variant)
+            return result
+        if self._evictions >= MAX_EVICTIONS:
+            return self.fn(*args, **kwargs)
+        return self._attempt(args, kwargs, call, changed).result
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The graph that ran or was captured last.
+
+        Raises:
+            CaptureError: When no call has been captured yet.
+        """
+        return self._latest().graph_module
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """What `graph_module` takes for granted, in the order in which it is checked."""
+        latest = self._latest()
+        return (*latest.guards, *latest.value_guards)
+
+    @property
+    def nodes(self) -> fx.graph._node_list:
+        """The nodes of `graph_module`."""
+        return self.graph_module.graph.nodes
+
+    @property
+    def variants(self) -> tuple[fx.GraphModule, ...]:
+        """All graphs that are kept, the last used one first."""
+        return tuple(variant.graph_module for variant in self._variants)
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Say whether a graph holds for a call, or which guard fails first and where it is from.
+
+        Nothing is left changed: arguments, parameters and random states are put back.
+        """
+        call, kwargs = self._call(args, kwargs)
+        reasons = []
+        for number, variant in enumerate(self._variants):
+            mismatch = variant.mismatch(call) or variant.probe(call)
+            if mismatch is None:
+                return f"graph {number} of {len(self._variants)} holds for this call"
+            reasons.append(str(mismatch))
+        if self._failure is not None:
+            reasons.append(f"the last call ran in Python: {_failure_text(self._failure)}")
+        return "\n".join(reasons) or "no call has been captured yet"
+
+    def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
+        """Run the program once and keep its graph, whatever graphs there are already."""
+        call, kwargs = self._call(args, kwargs)
+        return self._attempt(args, kwargs, call, None)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
+        if len(kwargs) > 1:
+            last = len(self._order)
+            kwargs = dict(sorted(kwargs.items(), key=lambda item: self._order.get(item[0], last)))
+        return Call.of(args, kwargs), kwargs
+
+    def _latest(self) -> Variant:
+        if not self._variants:
+            reason = f": {self._failure.reason}" if self._failure else ""
+            raise CaptureError(
+                f"expected a captured graph, got none{reason}", hint="call the program first"
+            )
+        return self._variants[0]
+
+    def _touch(self, variant: Variant) -> None:
+        if self._variants[0] is variant:
+            return
+        with self._lock:
+            if variant in self._variants:
+                self._variants.remove(variant)
+                self._variants.insert(0, variant)
+
+    def _attempt(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Call,
+        changed: Mismatch | None,
+    ) -> Attempt:
+        attempt = record(self.fn, args, kwargs, call, self._backend)
+        with self._lock:
+            self._failure = attempt.failure
+            if self._variants:
+                self.recaptures += 1
+            if attempt.variant is not None:
+                self._variants.insert(0, attempt.variant)
+            if len(self._variants) > MAX_VARIANTS:
+                self._variants.pop()
+                self._evictions += 1
+                self._warn(changed)
+        return attempt
+
+    def _warn(self, changed: Mismatch | None) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        name = getattr(self.fn, "__qualname__", type(self.fn).__qualname__)
+        what = f": {changed.what} keeps changing" if changed else ""
+        line = f" ({changed.source})" if changed and changed.source else ""
+        warnings.warn(
+            f"{name} was captured more than {MAX_VARIANTS} times{what}{line}",
+            RecaptureWarning,
+            stacklevel=4,
+        )
+
+
+def capture_error(failure: Failure) -> CaptureError:
+    """Return the error that says why a program can't be captured."""
+    from fxkit.tracing.frames import source_text
+
+    return CaptureError(
+        f"expected a program that one graph can hold, got one where {failure.reason}",
+        source=source_text(failure.trace),
+        hint=failure.hint,
+    )
+
+
+def _failure_text(failure: Failure) -> str:
+    return str(capture_error(failure))

@@ -1,0 +1,72 @@
+"""Capture a program by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxkit.errors import UnsupportedError
+from fxkit.tracing.captured import Captured, capture_error
+from fxkit.tracing.symbolic import capture_symbolically
+
+MODES = ("live", "symbolic")
+
+
+def capture(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    mode: str = "live",
+) -> Captured:
+    """Get a whole graph out of a Python program, with guards that say when it holds.
+
+    `live` runs the program once on the given tensors and records the torch calls it makes. Numbers
+    that the program reads out of tensors become guards inside the graph. See `Captured` for what is
+    guarded and what is not. `symbolic` follows the program with placeholders instead of tensors, as
+    `symbolic_trace` does, and needs the arguments only to know their nesting.
+
+    Args:
+        fn: A function, `nn.Module`, bound method, or other callable.
+        args: Positional arguments, as a tuple; they may be nested.
+        kwargs: Keyword arguments.
+        mode: `live` or `symbolic`.
+
+    Returns:
+        The captured program, callable like `fn`.
+
+    Raises:
+        CaptureError: When the program can't be held in one graph; says which line and what to do.
+        UnsupportedError: When there is no such mode, or `args` is not a tuple.
+    """
+    _check(fn, args, kwargs, mode)
+    if mode == "symbolic":
+        return capture_symbolically(fn, args, kwargs or {})
+    captured = Captured(fn)
+    attempt = captured.capture_now(args, dict(kwargs or {}))
+    if attempt.failure is not None:
+        raise capture_error(attempt.failure)
+    return captured
+
+
+def _check(fn: Any, args: Any, kwargs: Any, mode: str) -> None:
+    if mode not in MODES:
+        raise UnsupportedError(
+            f"expected mode to be one of {', '.join(MODES)}, got {mode!r}",
+            hint="leave it out to get 'live'",
+        )
+    if not callable(fn):
+        raise UnsupportedError(
+            f"expected something callable, got {type(fn).__name__}",
+            hint="give a function or a module, and its arguments as a tuple",
+        )
+    if not isinstance(args, tuple):
+        hint = "write (x,) for one argument" if isinstance(args, torch.Tensor) else "write (x, y)"
+        raise UnsupportedError(f"expected args to be a tuple, got {type(args).__name__}", hint=hint)
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise UnsupportedError(
+            f"expected kwargs to be a dict or None, got {type(kwargs).__name__}",
+            hint="write {'name': value}",
+        )

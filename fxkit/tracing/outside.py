@@ -1,0 +1,234 @@
+"""Tensors that a program uses without being given them: parameters, buffers, globals, closures.
+
+They are found before the program runs, by looking into what the callable refers to. Each has a place,
+so that a later call can tell whether the same tensor still lies there. A tensor that turns up during
+the run and was neither recorded nor found here has no known origin, and is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+_STANDARD = frozenset(torch.nn.Module().__dict__) | {"_is_hf_initialized"}
+_PLAIN = (bool, int, float, str, bytes, type(None), complex, type, torch.dtype, torch.device)
+_MAX_DEPTH = 5
+_MAX_ITEMS = 10_000
+
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies: a key of a dict, an index of a list, or the content of a closure's cell.
+
+    Attributes:
+        holder: The dict, list, tuple or cell.
+        key: The key or index; None for a cell.
+        name: The place as the user would write it.
+    """
+
+    holder: Any
+    key: Any
+    name: str
+
+    def read(self) -> Any:
+        """Return what lies there now, or a marker that equals nothing else."""
+        if self.key is None:
+            return self.holder.cell_contents
+        try:
+            return self.holder[self.key]
+        except (KeyError, IndexError):
+            return _MISSING
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What a callable refers to.
+
+    Attributes:
+        places: The place of each tensor, by `id` of the tensor; the first one found counts.
+        modules: The path of each module, by `id` of the module.
+        found: `(path, module)` of all modules, in the order in which they were found.
+        objects: The attributes of the object whose method is called, when it is not a module.
+    """
+
+    places: dict[int, tuple[torch.Tensor, Place]] = field(default_factory=dict)
+    modules: dict[int, str] = field(default_factory=dict)
+    found: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
+    objects: list[dict[str, Any]] = field(default_factory=list)
+    _package: str | None = None
+    _seen: set[int] = field(default_factory=set)
+    _keep: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, fn: Any, modules: list[tuple[str, torch.nn.Module]]) -> Surroundings:
+        """Look into `fn`, and into modules that are among its arguments."""
+        found = cls()
+        if isinstance(fn, types.FunctionType):
+            found._package = _package(fn)
+        found._look_into_callable(fn)
+        for name, module in modules:
+            found._look_into_module(module, name)
+        return found
+
+    def attributes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Iterate over `(path, attributes)` of the modules and of the object that is called."""
+        for path, module in self.found:
+            attributes = module.__dict__
+            yield path, attributes
+            if attributes["_buffers"]:
+                yield path, attributes["_buffers"]
+            if attributes["_parameters"]:
+                yield path, attributes["_parameters"]
+        for attributes in self.objects:
+            yield "", attributes
+
+    def _look_into_callable(self, fn: Any) -> None:
+        if isinstance(fn, torch.nn.Module):
+            self._look_into_module(fn, "")
+        elif isinstance(fn, functools.partial):
+            self._look_into_callable(fn.func)
+            self._look_into(fn.args, "args", 0)
+            self._look_into(fn.keywords, "keywords", 0)
+        elif isinstance(fn, types.MethodType):
+            self._look_into_callable(fn.__self__)
+            self._look_into_function(fn.__func__, 0)
+        elif isinstance(fn, types.FunctionType):
+            self._look_into_function(fn, 0)
+        elif hasattr(fn, "__dict__") and not isinstance(fn, type):
+            self.objects.append(vars(fn))
+            for name, value in vars(fn).items():
+                self._look_at(Place(vars(fn), name, name), value, name, 0)
+            self._look_into_function(getattr(type(fn), "__call__", None), 0)
+
+    def _look_into_function(self, fn: Any, depth: int) -> None:
+        fn = getattr(fn, "__wrapped__", fn) if not isinstance(fn, types.FunctionType) else fn
+        if not isinstance(fn, types.FunctionType) or not self._is_new(fn) or _is_torch(fn):
+            return
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
+            value = _cell_value(cell)
+            if value is not _MISSING:
+                self._look_at(Place(cell, None, name), value, name, depth)
+        for index, value in enumerate(fn.__defaults__ or ()):
+            self._look_at(Place(fn.__defaults__, index, f"default_{index}"), value, "", depth)
+        for name, value in (fn.__kwdefaults__ or {}).items():
+            self._look_at(Place(fn.__kwdefaults__, name, name), value, name, depth)
+        for name in _names_read(fn.__code__):
+            value = fn.__globals__.get(name, _MISSING)
+            if value is not _MISSING:
+                self._look_at(Place(fn.__globals__, name, name), value, name, depth)
+
+    def _look_into_module(self, module: torch.nn.Module, path: str) -> None:
+        if id(module) in self.modules:
+            return
+        self.modules[id(module)] = path
+        self.found.append((path, module))
+        dot = f"{path}." if path else ""
+        attributes = module.__dict__
+        for table in ("_parameters", "_buffers"):
+            for name, value in attributes[table].items():
+                if value is not None:
+                    self._found(value, Place(attributes[table], name, dot + name))
+        for name, child in attributes["_modules"].items():
+            if child is not None:
+                self._look_into_module(child, dot + name)
+        if len(attributes) > len(_STANDARD) - 1:
+            for name, value in attributes.items():
+                if name not in _STANDARD and not isinstance(value, _PLAIN):
+                    self._look_at(Place(attributes, name, dot + name), value, dot + name, 1)
+        if not _is_torch(type(module)) and self._is_new(type(module)):
+            self._look_into_function(type(module).forward, 1)
+
+    def _look_at(self, place: Place, value: Any, path: str, depth: int) -> None:
+        if isinstance(value, torch.Tensor):
+            self._found(value, place)
+        else:
+            self._look_into(value, path, depth)
+
+    def _look_into(self, value: Any, path: str, depth: int) -> None:
+        if isinstance(value, _PLAIN):
+            return
+        if isinstance(value, torch.nn.Module):
+            self._look_into_module(value, path)
+        elif isinstance(value, types.FunctionType):
+            if depth < _MAX_DEPTH and _package(value) == self._package:
+                self._look_into_function(value, depth + 1)
+        elif isinstance(value, types.MethodType):
+            self._look_into(value.__self__, path, depth)
+        elif depth < _MAX_DEPTH and len(self._seen) < _MAX_ITEMS and self._is_new(value):
+            for key, child, step in _items(value):
+                holder = vars(value) if _is_object(value) else value
+                self._look_at(Place(holder, key, path + step), child, path + step, depth + 1)
+
+    def _found(self, tensor: torch.Tensor, place: Place) -> None:
+        self.places.setdefault(id(tensor), (tensor, place))
+
+    def _is_new(self, value: Any) -> bool:
+        if id(value) in self._seen:
+            return False
+        self._seen.add(id(value))
+        self._keep.append(value)
+        return True
+
+
+def attribute_name(place: Place, taken: set[str]) -> str:
+    """Turn a place into the name of an attribute of a graph module that is not taken yet."""
+    atoms = [re.sub(r"\W+", "_", atom).strip("_") or "_" for atom in place.name.split(".")]
+    if not atoms[0] or hasattr(fx.GraphModule, atoms[0]) or atoms[0] in _STANDARD:
+        atoms[0] = f"outer_{atoms[0]}"
+    name = base = ".".join(atoms)
+    number = 0
+    while name in taken or any(other.startswith(f"{name}.") for other in taken):
+        number += 1
+        name = f"{base}_{number}"
+    taken.add(name)
+    return name
+
+
+def _cell_value(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _MISSING
+
+
+def _names_read(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_read(constant)
+
+
+def _items(value: Any) -> list[tuple[Any, Any, str]]:
+    if isinstance(value, dict):
+        return [(key, child, f".{key}") for key, child in list(value.items())]
+    if isinstance(value, (list, tuple)):
+        return [(index, child, f".{index}") for index, child in enumerate(value)]
+    if _is_object(value):
+        return [(name, child, f".{name}") for name, child in list(vars(value).items())]
+    return []
+
+
+def _is_object(value: Any) -> bool:
+    return (
+        not isinstance(value, (dict, list, tuple, type, types.ModuleType))
+        and isinstance(getattr(value, "__dict__", None), dict)
+        and not _is_torch(type(value))
+    )
+
+
+def _is_torch(value: Any) -> bool:
+    module = getattr(value, "__module__", None) or ""
+    return module == "torch" or module.startswith("torch.")
+
+
+def _package(fn: types.FunctionType) -> str:
+    return (fn.__module__ or "").partition(".")[0]

@@ -1,0 +1,593 @@
+"""Write down, as an FX graph, the torch calls that a running program makes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import fx
+from torch.overrides import TorchFunctionMode
+
+from fxkit.ir.provenance import source_of
+from fxkit.ir.types import KEY as TYPE_KEY
+from fxkit.ir.types import TensorType, type_of_value
+from fxkit.tracing.calls import Reading, Spelling, spelling_of
+from fxkit.tracing.frames import Frames, Location
+from fxkit.tracing.guards import check_value, shorten
+from fxkit.tracing.outside import Place, Surroundings, attribute_name
+from fxkit.tracing.regions import Regions, read_ambient
+from fxkit.tracing.rollback import Undo, random_states, same_random_states
+
+DATA_DEPENDENT = "fxkit_data_dependent"
+
+TENSOR_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+_ATOMS = frozenset(
+    {
+        *(type(None), bool, int, float, str, complex, type(...)),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    }
+)
+_NUMBER_TYPES = (bool, int, float, complex)
+_READABLE = _ATOMS - {type(...)}
+_MAX_READ = 4096
+_FROM_PYTHON = frozenset({"tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor"})
+
+
+class Refusal(Exception):
+    """Why the program can't be held in a graph; never leaves the recorder."""
+
+    def __init__(self, reason: str, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor of the running program, and where the graph has it."""
+
+    tensor: torch.Tensor
+    node: fx.Node
+    path: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """A tensor that the program did not get as an argument and that the graph refers to."""
+
+    target: str
+    tensor: torch.Tensor
+    place: Place
+    type: TensorType
+    node: fx.Node
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A tensor whose version counter tells whether the program wrote to it."""
+
+    tensor: torch.Tensor
+    leaf: int | None
+    target: str | None
+    version: int | None
+
+    def is_written(self) -> bool:
+        return self.version is None or self.tensor._version != self.version
+
+
+@dataclass(slots=True)
+class Read:
+    """A Python value that the program read out of a tensor."""
+
+    check: fx.Node
+    what: str
+    expected: Any
+
+
+@dataclass(slots=True)
+class _Exported:
+    """An array that shares its memory with a tensor, and what was in it when it was made."""
+
+    array: np.ndarray
+    copy: np.ndarray
+    tensor: torch.Tensor
+    version: int | None
+
+
+@dataclass(slots=True)
+class Failure:
+    """Why, and where, recording stopped."""
+
+    reason: str
+    hint: str | None
+    trace: str | None = None
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What has happened so far that matters to the calls that follow."""
+
+    random: list[torch.Tensor]
+    drew: bool = False
+    raised: BaseException | None = None
+    before_guard: Undo = field(default_factory=Undo)
+
+
+class Recorder(TorchFunctionMode):
+    """Runs each torch call as it comes and appends it to a graph.
+
+    A program that can't be held in a graph is not disturbed: `failure` says why, and the rest of it
+    runs unrecorded, so that its result is still that of one eager run.
+
+    Args:
+        leaves: The tensor arguments, with the names that their placeholders ask for.
+        surroundings: Where tensors and modules from outside of the arguments lie.
+        boundary: The frame in which the user's program is called.
+    """
+
+    def __init__(
+        self,
+        leaves: Iterable[tuple[str, torch.Tensor]],
+        surroundings: Surroundings,
+        boundary: FrameType,
+    ) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.failure: Failure | None = None
+        self.outside: list[Outside] = []
+        self.reads: list[Read] = []
+        self.placeholders: list[fx.Node] = []
+        self._surroundings = surroundings
+        self._frames = Frames(boundary, surroundings.modules)
+        self._values: dict[int, Value] = {}
+        self._tainted: set[fx.Node] = set()
+        self._taken: set[str] = set()
+        self._watched: list[_Watched] = []
+        self._exported: list[_Exported] = []
+        self._dtype = torch.get_default_dtype()
+        self._dispatch_modes = torch._C._len_torch_dispatch_stack()
+        self._location = Location(None, {}, None)
+        self.regions = Regions(self._emit, read_ambient())
+        self._grad = self.regions.state.grad
+        self._progress = _Progress(random_states())
+        for index, (name, tensor) in enumerate(leaves):
+            self._place_leaf(index, name, tensor)
+
+    # Entry points ---------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.failure is not None:
+            return func(*args, **kwargs)
+        spelling = spelling_of(func)
+        reading = spelling.reading
+        if reading is Reading.METADATA and not (self._tainted and self._reads_tainted(args)):
+            return func(*args, **kwargs)
+        if reading is Reading.STATE:
+            result = func(*args, **kwargs)
+            self._grad = torch.is_grad_enabled()
+            return result
+        return self._record(func, spelling, types, args, kwargs)
+
+    def refuse(self, reason: str, hint: str | None = None) -> None:
+        """Stop recording; the first reason counts."""
+        if self.failure is None:
+            self.failure = Failure(reason, hint, self._location.trace)
+        self.release()
+
+    def release(self) -> None:
+        """Drop the frames of the program; what they hold can be freed."""
+        self._frames.forget()
+
+    def finish(self) -> Undo:
+        """Check what can only be known at the end, and return what the whole program changed."""
+        if self.failure is None:
+            try:
+                self._follow_modes()
+                self._check_random()
+                self._check_end()
+            except Refusal as refusal:
+                self.refuse(refusal.reason, refusal.hint)
+        return self._undo()
+
+    def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        """Return the node whose value is `tensor`.
+
+        Raises:
+            Refusal: When the tensor is neither recorded nor known to be older than the capture.
+        """
+        value = self._values.get(id(tensor)) or self._lift(tensor)
+        if value.path:
+            for step in value.path:
+                value.node = self._take(value.node, step)
+            value.path = ()
+            self._set_type(value.node, value.tensor)
+        return value.node
+
+    @property
+    def before_guards(self) -> Undo:
+        """What has changed before the last value guard."""
+        return self._progress.before_guard
+
+    # One call -------------------------------------------------------------------------------
+
+    def _record(
+        self, func: Any, spelling: Spelling, types: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        try:
+            self._location = self._frames.locate(sys._getframe(2))
+            self._check_call(func, spelling, types)
+            self._follow_modes()
+            self._check_random()
+            node_args = tuple([self._argument(arg, func) for arg in args])
+            node_kwargs = {name: self._argument(arg, func) for name, arg in kwargs.items()}
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.hint)
+            return func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:
+            self._progress.raised = error
+            raise
+        try:
+            self._append(spelling, node_args, node_kwargs, args, result)
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.hint)
+        return result
+
+    def _append(
+        self,
+        spelling: Spelling,
+        node_args: tuple[Any, ...],
+        node_kwargs: dict[str, Any],
+        args: tuple[Any, ...],
+        result: Any,
+    ) -> None:
+        if result is NotImplemented:
+            return
+        if spelling.attribute is not None:
+            node_args = (node_args[0], spelling.attribute, *node_args[2:])
+            if spelling.target is setattr:
+                node_args = (node_args[0], spelling.attribute, self._argument(args[1], setattr))
+        elif spelling.swap:
+            node_args = (node_args[1], node_args[0])
+        node = self._create(spelling.op, spelling.target, node_args, node_kwargs, spelling.name)
+        self._note_random(node)
+        is_tainted = self._is_tainted(spelling, node, args)
+        self._register(node, result, is_tainted)
+
+    def _register(self, node: fx.Node, result: Any, is_tainted: bool) -> None:
+        if isinstance(result, torch.Tensor):
+            self._register_tensor(result, node, ())
+            is_tainted = is_tainted or result.layout is not torch.strided
+        elif isinstance(result, (tuple, list, dict)) and _holds_tensor(result):
+            self._register_nested(node, result, ())
+            if is_tainted:
+                self._guard_length(node, result)
+        elif result is not None:
+            self._read(node, result)
+            return
+        self._set_type(node, result)
+        if is_tainted:
+            self._tainted.add(node)
+            node.meta[DATA_DEPENDENT] = True
+
+    def _register_tensor(self, tensor: torch.Tensor, node: fx.Node, path: tuple[Any, ...]) -> None:
+        if type(tensor) not in TENSOR_CLASSES:
+            raise Refusal(f"the program makes a {type(tensor).__qualname__}, a tensor subclass")
+        self._values[id(tensor)] = Value(tensor, node, path)
+        if node.target is getattr and node.args[1] == "data":
+            self._watched.append(_Watched(tensor, None, None, _version(tensor)))
+
+    def _register_nested(self, node: fx.Node, result: Any, path: tuple[Any, ...]) -> None:
+        items = result.items() if isinstance(result, dict) else enumerate(result)
+        for step, value in items:
+            if isinstance(value, torch.Tensor):
+                self._register_tensor(value, node, (*path, step))
+            elif isinstance(value, (tuple, list, dict)):
+                self._register_nested(node, value, (*path, step))
+            elif type(value) not in _READABLE:
+                raise Refusal(f"a torch function returned a {type(value).__qualname__}")
+
+    # Nodes ----------------------------------------------------------------------------------
+
+    def _create(
+        self, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, name: str | None
+    ) -> fx.Node:
+        node = self.graph.create_node(op, target, args, kwargs, name)
+        location = self._location
+        meta = node.meta
+        if location.trace is not None:
+            meta["stack_trace"] = location.trace
+        meta["nn_module_stack"] = location.modules
+        return node
+
+    def _emit(self, target: Any, args: tuple[Any, ...]) -> fx.Node:
+        return self._create("call_function", target, args, {}, None)
+
+    def _take(self, node: fx.Node, step: Any) -> fx.Node:
+        import operator
+
+        taken = self._create("call_function", operator.getitem, (node, step), {}, None)
+        if node in self._tainted:
+            self._tainted.add(taken)
+            taken.meta[DATA_DEPENDENT] = True
+        return taken
+
+    def _set_type(self, node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            node.meta[TYPE_KEY] = TensorType.of(value)
+        else:
+            node.meta[TYPE_KEY] = type_of_value(value)
+
+    def _place_leaf(self, index: int, name: str, tensor: torch.Tensor) -> None:
+        node = self.graph.placeholder(name)
+        self.placeholders.append(node)
+        self._set_type(node, tensor)
+        self._values.setdefault(id(tensor), Value(tensor, node))
+        self._watched.append(_Watched(tensor, index, None, _version(tensor)))
+
+    def _lift(self, tensor: torch.Tensor) -> Value:
+        found = self._surroundings.places.get(id(tensor))
+        if found is None:
+            raise Refusal(
+                f"a tensor {TensorType.of(tensor)} of unknown origin is used",
+                "pass it as an argument, or keep it as a parameter or buffer of a module",
+            )
+        if type(tensor) not in TENSOR_CLASSES:
+            raise Refusal(f"{found[1].name} is a {type(tensor).__qualname__}, a tensor subclass")
+        place = found[1]
+        target = attribute_name(place, self._taken)
+        node = self._create("get_attr", target, (), {}, None)
+        self._set_type(node, tensor)
+        self.outside.append(Outside(target, tensor, place, TensorType.of(tensor), node))
+        self._watched.append(_Watched(tensor, None, target, _version(tensor)))
+        value = self._values[id(tensor)] = Value(tensor, node)
+        return value
+
+    def _argument(self, value: Any, func: Any) -> Any:
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.node_of(value)
+        if isinstance(value, (tuple, range)):
+            return tuple([self._argument(item, func) for item in value])
+        if kind is list:
+            return [self._argument(item, func) for item in value]
+        if kind is slice:
+            return slice(*(self._argument(e, func) for e in (value.start, value.stop, value.step)))
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            return {key: self._argument(item, func) for key, item in value.items()}
+        return _plain(value, func)
+
+    # Values that Python sees ----------------------------------------------------------------
+
+    def _read(self, node: fx.Node, result: Any) -> None:
+        if isinstance(result, np.ndarray):
+            self._read_array(node, result)
+            return
+        if not node.all_input_nodes:
+            self.graph.erase_node(node)
+            return
+        expected = _expected(result, node)
+        self._set_type(node, expected)
+        self._guard(node, expected, node.name)
+
+    def _read_array(self, node: fx.Node, array: np.ndarray) -> None:
+        source = node.args[0]
+        tensor = next(v.tensor for v in self._values.values() if v.node is source and not v.path)
+        self._exported.append(_Exported(array, array.copy(), tensor, _version(tensor)))
+        node.op, node.target, node.args, node.kwargs = "call_method", "tolist", (source,), {}
+        self._read(node, tensor.tolist())
+
+    def _guard(self, node: fx.Node, expected: Any, what: str) -> None:
+        self._progress.before_guard = self._undo()
+        line = source_of(node)
+        args = (node, expected, what, str(line) if line else "")
+        check = self._create("call_function", check_value, args, {}, None)
+        check.meta[TYPE_KEY] = None
+        self.reads.append(Read(check, what, expected))
+
+    def _guard_length(self, node: fx.Node, result: Any) -> None:
+        count = self._create("call_function", len, (node,), {}, None)
+        count.meta[TYPE_KEY] = len(result)
+        self._guard(count, len(result), f"the number of results of {node.name}")
+
+    def _reads_tainted(self, args: tuple[Any, ...]) -> bool:
+        for arg in args:
+            if isinstance(arg, torch.Tensor):
+                value = self._values.get(id(arg))
+                if value is not None and value.node in self._tainted:
+                    return True
+        return False
+
+    def _is_tainted(self, spelling: Spelling, node: fx.Node, args: tuple[Any, ...]) -> bool:
+        if spelling.is_dynamic:
+            if spelling.name != "getitem" or _has_mask(args[1]):
+                return True
+        elif node.target is torch.where and len(args) == 1:
+            return True
+        if self._tainted and any(arg in self._tainted for arg in node.all_input_nodes):
+            return True
+        return not spelling.is_pointwise and _has_tensor_size(spelling, args)
+
+    # What ordinary calls don't show ------------------------------------------------------------
+
+    def _check_call(self, func: Any, spelling: Spelling, types: Any) -> None:
+        if spelling.refusal is not None:
+            raise Refusal(spelling.refusal)
+        for kind in types:
+            if kind not in TENSOR_CLASSES:
+                raise Refusal(f"the program uses a {kind.__qualname__}, a tensor subclass")
+        if torch._C._functorch.maybe_current_level() is not None:
+            raise Refusal(
+                "the program uses torch.func or torch.vmap",
+                "capture the function that is transformed, and transform what was captured",
+            )
+        if forward_ad._current_level >= 0:
+            raise Refusal("the program uses forward-mode differentiation")
+        if torch.get_default_dtype() is not self._dtype:
+            raise Refusal("the program changes torch's default dtype")
+        if torch._C._len_torch_dispatch_stack() != self._dispatch_modes:
+            raise Refusal("the program enters a TorchDispatchMode")
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            raise Refusal("the program installs hooks for the tensors that autograd saves")
+        if self._location.custom_function is not None:
+            self._check_custom_function(self._location.custom_function)
+
+    def _check_custom_function(self, frame: FrameType) -> None:
+        args = frame.f_locals.get("args", ())
+        has_grad = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+        if has_grad and self._grad and not torch.is_inference_mode_enabled():
+            name = getattr(frame.f_locals.get("cls"), "__qualname__", "torch.autograd.Function")
+            raise Refusal(
+                f"{name} has a backward of its own, which the calls in its forward don't show",
+                "capture under torch.no_grad()",
+            )
+
+    def _follow_modes(self) -> None:
+        state = read_ambient()
+        if self._location.custom_function is None and not state.inference:
+            self._grad = state.grad
+        if state != self.regions.state:
+            self.regions.follow(state)
+
+    def _check_random(self) -> None:
+        if not same_random_states(random_states(), self._progress.random):
+            raise Refusal(
+                "torch's random state changes between two torch calls",
+                "seed the generators before calling the program",
+            )
+
+    def _note_random(self, node: fx.Node) -> None:
+        states = random_states()
+        if not same_random_states(states, self._progress.random):
+            self._progress.random = states
+            self._progress.drew = True
+
+    def _undo(self) -> Undo:
+        written = [watched for watched in self._watched if watched.is_written()]
+        storages = {_storage(watched.tensor) for watched in written}
+        touched = (
+            [
+                watched
+                for watched in self._watched
+                if watched in written or _storage(watched.tensor) in storages
+            ]
+            if written
+            else []
+        )
+        return Undo(
+            tuple(watched.leaf for watched in touched if watched.leaf is not None),
+            tuple(watched.target for watched in touched if watched.target is not None),
+            self._progress.drew,
+        )
+
+    def _check_end(self) -> None:
+        if self._progress.raised is not None:
+            error = self._progress.raised
+            raise Refusal(f"the program caught a {type(error).__name__} that a torch call raised")
+        for exported in self._exported:
+            same = np.array_equal(exported.array, exported.copy, equal_nan=False)
+            is_nan_only = not same and _same_bytes(exported.array, exported.copy)
+            if not (same or is_nan_only) or _version(exported.tensor) != exported.version:
+                raise Refusal("an array that shares memory with a tensor is written to")
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr() or id(tensor)
+
+
+def _same_bytes(some: np.ndarray, other: np.ndarray) -> bool:
+    return some.tobytes() == other.tobytes()
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, dict):
+        return any(map(_holds_tensor, value.values()))
+    return isinstance(value, (tuple, list)) and any(map(_holds_tensor, value))
+
+
+def _has_mask(index: Any) -> bool:
+    if isinstance(index, torch.Tensor):
+        return index.dtype in (torch.bool, torch.uint8)
+    return isinstance(index, (tuple, list)) and any(map(_has_mask, index))
+
+
+def _has_tensor_size(spelling: Spelling, args: tuple[Any, ...]) -> bool:
+    """Tell whether a tensor is given where torch may read an integer that decides a shape."""
+    if spelling.name == "getitem":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(
+            isinstance(bound, torch.Tensor)
+            for item in index
+            if isinstance(item, slice)
+            for bound in (item.start, item.stop, item.step)
+        )
+    return any(map(_is_integer_tensor, args))
+
+
+def _is_integer_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        kind = value.dtype
+        return value.numel() == 1 and not (kind.is_floating_point or kind.is_complex)
+    return isinstance(value, (tuple, list)) and any(map(_is_integer_tensor, value))
+
+
+def _plain(value: Any, func: Any) -> Any:
+    """Turn a subclass of a plain type, or a NumPy scalar, into what torch takes it for."""
+    name = getattr(func, "__name__", str(func))
+    if isinstance(value, np.generic) and name not in _FROM_PYTHON:
+        return value.item()
+    for kind in (int, str, float):
+        if isinstance(value, kind) and not isinstance(value, np.generic):
+            return kind(value)
+    if isinstance(value, type) and value in _NUMBER_TYPES:
+        return value
+    raise Refusal(
+        f"{name} is given a {type(value).__qualname__}, which a graph can't hold",
+        "make a tensor of it outside, and pass that as an argument",
+    )
+
+
+def _expected(result: Any, node: fx.Node) -> Any:
+    """Return the value that a guard expects, made of lists, tuples and plain values only."""
+    left = [_MAX_READ]
+
+    def plain(value: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Refusal(
+                f"the program turns more than {_MAX_READ} numbers of a tensor into Python values",
+                "keep the computation in torch",
+            )
+        if type(value) in _READABLE:
+            return value
+        if isinstance(value, tuple):
+            return tuple(map(plain, value))
+        if type(value) is list:
+            return list(map(plain, value))
+        raise Refusal(
+            f"{node.name} gives the program a {type(value).__qualname__} made from a tensor: "
+            f"{shorten(value)}"
+        )
+
+    return plain(result)

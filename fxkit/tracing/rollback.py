@@ -1,0 +1,85 @@
+"""Take back what a graph did before one of its value guards failed.
+
+Most graphs write to nothing before their last guard, and need none of this. Which tensors a graph
+writes to is known from their version counters while it was captured; those are copied before a call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """What a graph changes, and so what has to be copied to be able to take it back.
+
+    Attributes:
+        leaves: Indices of the tensor arguments that are written to.
+        outside: Names of the attributes of the graph module that are written to.
+        is_random: Whether random numbers are drawn.
+    """
+
+    leaves: tuple[int, ...] = ()
+    outside: tuple[str, ...] = ()
+    is_random: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.leaves or self.outside or self.is_random)
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    tensor: torch.Tensor
+    content: torch.Tensor
+    version: int | None
+
+
+class Snapshot:
+    """A copy of tensors and of torch's random state.
+
+    Args:
+        tensors: The tensors to copy, with the whole of the memory that each of them spans.
+        is_random: Whether to keep the states of torch's random generators.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], is_random: bool) -> None:
+        self._saved = [_save(tensor) for tensor in tensors]
+        self._random = random_states() if is_random else None
+
+    def restore(self) -> None:
+        """Put everything back, version counters included."""
+        for saved in self._saved:
+            with torch.inference_mode(saved.tensor.is_inference()), torch.no_grad():
+                saved.tensor.detach().copy_(saved.content)
+            if saved.version is not None:
+                torch._C._autograd._unsafe_set_version_counter((saved.tensor,), (saved.version,))
+        if self._random is not None:
+            set_random_states(self._random)
+
+
+def _save(tensor: torch.Tensor) -> _Saved:
+    version = None if tensor.is_inference() else tensor._version
+    with torch.no_grad():
+        return _Saved(tensor, tensor.detach().clone(), version)
+
+
+def random_states() -> list[torch.Tensor]:
+    """Return the states of torch's default generators: the CPU's, then that of each CUDA device."""
+    states = [torch.default_generator.get_state()]
+    if torch.cuda.is_initialized():
+        states += [generator.get_state() for generator in torch.cuda.default_generators]
+    return states
+
+
+def set_random_states(states: list[torch.Tensor]) -> None:
+    """Put the default generators into these states."""
+    torch.default_generator.set_state(states[0])
+    for generator, state in zip(torch.cuda.default_generators, states[1:], strict=False):
+        generator.set_state(state)
+
+
+def same_random_states(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    """Tell whether two results of `random_states` are the same."""
+    return len(some) == len(others) and all(map(torch.equal, some, others))

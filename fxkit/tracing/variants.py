@@ -1,0 +1,400 @@
+"""Run a program once under a recorder and turn what was recorded into one variant of its graph."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.errors import CaptureError
+from fxkit.ir.provenance import source_of
+from fxkit.ir.types import TensorType
+from fxkit.tracing import guards as g
+from fxkit.tracing.outside import Surroundings
+from fxkit.tracing.recorder import TENSOR_CLASSES, Failure, Outside, Recorder, Refusal
+from fxkit.tracing.regions import Modes
+from fxkit.tracing.rollback import Snapshot, Undo
+from fxkit.tracing.structure import Blueprint, content_of
+
+Backend = Callable[[fx.GraphModule, tuple[torch.Tensor, ...]], Callable[..., Any]]
+
+
+@dataclass(slots=True)
+class Variant:
+    """One graph of a program and the facts under which it may stand in for it.
+
+    Attributes:
+        graph_module: The graph.
+        guards: What is checked before the graph runs.
+        value_guards: What is checked inside it.
+        undo: What the graph changes before the last of its value guards.
+        changes: What the graph changes in all.
+        has_regions: Whether it changes gradient, inference or autocast modes on its way.
+        run: What is called in its place: the graph module itself, or what a backend made of it.
+    """
+
+    graph_module: fx.GraphModule
+    guards: tuple[g.Guard, ...]
+    value_guards: tuple[g.ValueGuard, ...]
+    undo: Undo
+    changes: Undo
+    has_regions: bool
+    result: Blueprint
+    mutations: tuple[tuple[int, Blueprint], ...]
+    is_single: bool
+    outside: dict[str, torch.Tensor]
+    run: Callable[..., Any]
+
+    def mismatch(self, call: g.Call) -> g.Mismatch | None:
+        """Return the first difference between `call` and what the graph expects on entry."""
+        for guard in self.guards:
+            found = guard.check(call)
+            if found is not None:
+                return found
+        return None
+
+    def __call__(self, call: g.Call) -> Any:
+        """Run the graph.
+
+        Raises:
+            GuardFailed: When a value guard fails; all that the graph changed is taken back.
+        """
+        return self._finish(call, self._execute(call, self.undo, self.run))
+
+    def probe(self, call: g.Call) -> g.Mismatch | None:
+        """Return the first value guard that fails for `call`, and leave everything as it was."""
+        snapshot = self._snapshot(call, self.changes)
+        try:
+            self._execute(call, Undo(), self.graph_module)
+        except g.GuardFailed as failed:
+            return failed.mismatch
+        finally:
+            snapshot.restore()
+        return None
+
+    def _execute(self, call: g.Call, undo: Undo, run: Callable[..., Any]) -> Any:
+        snapshot = self._snapshot(call, undo) if undo else None
+        modes = Modes.now() if self.has_regions else None
+        try:
+            return run(*call.parts.tensors)
+        except BaseException as error:
+            if modes is not None:
+                modes.restore(error)
+            if snapshot is not None and isinstance(error, g.GuardFailed):
+                snapshot.restore()
+            raise
+
+    def _snapshot(self, call: g.Call, undo: Undo) -> Snapshot:
+        tensors = [call.parts.tensors[index] for index in undo.leaves]
+        tensors += [self.outside[name] for name in undo.outside]
+        return Snapshot(tensors, undo.is_random)
+
+    def _finish(self, call: g.Call, values: Any) -> Any:
+        if self.is_single:
+            return values
+        tensors, containers, memo = list(values), call.parts.containers, {}
+        result = self.result.build(tensors, containers, memo)
+        for number, content in self.mutations:
+            content.refill(containers[number], tensors, containers, memo)
+        return result
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The outcome of one recorded run.
+
+    Attributes:
+        result: What the program returned.
+        variant: The graph, or None when the run could not be held in one.
+        failure: Why not.
+    """
+
+    result: Any
+    variant: Variant | None
+    failure: Failure | None
+
+
+def record(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: g.Call,
+    backend: Backend | None,
+) -> Attempt:
+    """Run `fn(*args, **kwargs)` once, and record it."""
+    try:
+        session = _Session(fn, call)
+    except Refusal as refusal:
+        return Attempt(fn(*args, **kwargs), None, Failure(refusal.reason, refusal.hint))
+    result = session.run(fn, args, kwargs)
+    variant = session.variant(result, backend)
+    return Attempt(result, variant, session.recorder.failure)
+
+
+class _Session:
+    """One run of a program, with what has to be compared before and after."""
+
+    def __init__(self, fn: Callable[..., Any], call: g.Call) -> None:
+        parts = call.parts
+        for tensor, path in zip(parts.tensors, parts.tensor_paths, strict=True):
+            if type(tensor) not in TENSOR_CLASSES:
+                raise Refusal(f"{path} is a {type(tensor).__qualname__}, a tensor subclass")
+        if _has_foreign_modes():
+            raise Refusal("a TorchFunctionMode is active around the call")
+        self.call = call
+        self.types = [TensorType.of(tensor) for tensor in parts.tensors]
+        self.surroundings = Surroundings.of(fn, parts.modules)
+        self.containers = [_children(container) for container in parts.containers]
+        self.attributes = _attributes(self.surroundings)
+        self.training = [
+            (path, module, module.training) for path, module in self.surroundings.found
+        ]
+        names = _placeholder_names(fn, parts.tensor_paths)
+        leaves = zip(names, parts.tensors, strict=True)
+        self.recorder = Recorder(leaves, self.surroundings, sys._getframe())
+        self.changes = Undo()
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the program under the recorder."""
+        recorder = self.recorder
+        recorder._frames._boundary = sys._getframe()
+        try:
+            with recorder:
+                return fn(*args, **kwargs)
+        finally:
+            recorder.release()
+
+    def variant(self, result: Any, backend: Backend | None) -> Variant | None:
+        """Return the graph of the run, or None with the reason in `recorder.failure`."""
+        recorder = self.recorder
+        self.changes = recorder.finish()
+        if recorder.failure is not None:
+            return None
+        try:
+            self._check_attributes()
+            return self._build(result, backend)
+        except Refusal as refusal:
+            recorder.refuse(refusal.reason, refusal.hint)
+        except CaptureError as error:
+            recorder.refuse(error.message, error.hint)
+        return None
+
+    def _build(self, result: Any, backend: Backend | None) -> Variant:
+        recorder, parts = self.recorder, self.call.parts
+        outputs: list[fx.Node] = []
+
+        def place(tensor: torch.Tensor, path: str) -> int:
+            outputs.append(recorder.node_of(tensor))
+            return len(outputs) - 1
+
+        existing = {id(container): number for number, container in enumerate(parts.containers)}
+        blueprint = Blueprint(result, place, existing, "the result")
+        mutations = tuple(
+            (number, Blueprint.of_content(container, place, existing, path))
+            for number, container, path in self._changed_containers()
+        )
+        is_single = isinstance(result, torch.Tensor) and not mutations
+        recorder.graph.output(outputs[0] if is_single else tuple(outputs))
+        module = _graph_module(recorder.graph, recorder.outside)
+        return Variant(
+            module,
+            self._guards(),
+            self._value_guards(),
+            recorder.before_guards if recorder.reads else Undo(),
+            self.changes,
+            recorder.regions.has_changed,
+            blueprint,
+            mutations,
+            is_single,
+            {outside.target: outside.tensor for outside in recorder.outside},
+            module if backend is None else backend(module, tuple(parts.tensors)),
+        )
+
+    def _changed_containers(self) -> list[tuple[int, Any, str]]:
+        changed = []
+        for number, container in enumerate(self.call.parts.containers):
+            label, before = self.containers[number]
+            new_label, after = _children(container)
+            if (
+                label != new_label
+                or len(before) != len(after)
+                or any(old is not new for old, new in zip(before, after, strict=True))
+            ):
+                changed.append((number, container, f"an argument's {type(container).__name__}"))
+        return changed
+
+    def _check_attributes(self) -> None:
+        for path, attributes, before in self.attributes:
+            if len(before) == len(attributes) and all(
+                before.get(name, before) is value for name, value in attributes.items()
+            ):
+                continue
+            name = next(
+                (n for n, v in attributes.items() if before.get(n, before) is not v), "an attribute"
+            )
+            raise Refusal(
+                f"the program assigns to {path + '.' if path else ''}{name}, "
+                "which a graph can't repeat",
+                "if only the first call sets it, call the program once before capturing it",
+            )
+        for path, module, training in self.training:
+            if module.training is not training:
+                raise Refusal(f"the program switches {path or 'the module'} to another mode")
+
+    # Guards -----------------------------------------------------------------------------------
+
+    def _guards(self) -> tuple[g.Guard, ...]:
+        recorder, parts, call = self.recorder, self.call.parts, self.call
+        uses = [_first_use(node) for node in recorder.placeholders]
+        tensors = zip(parts.tensors, self.types, parts.tensor_paths, uses, strict=True)
+        found: list[g.Guard] = [
+            g.ModesGuard(
+                "torch's modes",
+                g.modes_text(call.ambient, call.defaults),
+                ambient=call.ambient,
+                defaults=call.defaults,
+            ),
+            g.StructureGuard(
+                "the arguments that are not tensors",
+                f"{len(parts.tokens)} values as at capture",
+                tokens=tuple(parts.tokens),
+                paths=tuple(parts.paths),
+                keep=tuple(parts._alive),
+            ),
+        ]
+        for index, (tensor, kind, path, use) in enumerate(tensors):
+            found.append(self._tensor_guard(index, tensor, kind, path, use))
+            if id(tensor) in self.surroundings.places:
+                place = self.surroundings.places[id(tensor)][1]
+                found.append(
+                    g.SameTensorGuard(path, place.name, source=use, index=index, tensor=tensor)
+                )
+        if len(parts.tensors) > 1:
+            found += self._alias_guards()
+        return (*found, *self._module_guards(), *self._outside_guards())
+
+    def _tensor_guard(
+        self, index: int, tensor: torch.Tensor, kind: TensorType, path: str, use: str | None
+    ) -> g.TensorGuard:
+        return g.TensorGuard(
+            path,
+            g.type_text(kind, tensor),
+            source=use,
+            index=index,
+            kind=type(tensor),
+            type=kind,
+            layout=tensor.layout,
+        )
+
+    def _alias_guards(self) -> list[g.Guard]:
+        tensors = self.call.parts.tensors
+        groups = g.alias_groups(tensors)
+        text = g.groups_text(groups)
+        found: list[g.Guard] = [
+            g.AliasGuard("identity of the tensor arguments", text, groups=groups)
+        ]
+        if self.changes.leaves or self.changes.outside:
+            groups = g.storage_groups(tensors)
+            text = g.groups_text(groups)
+            found.append(g.OverlapGuard("memory of the tensor arguments", text, groups=groups))
+        return found
+
+    def _module_guards(self) -> list[g.Guard]:
+        return [
+            g.ModuleGuard(
+                path or "the module",
+                f"{type(module).__name__} in {'training' if training else 'evaluation'} mode",
+                module=module,
+                training=training,
+                children=tuple(module._modules.values()),
+                hooks=g.hook_counts(module.__dict__),
+            )
+            for path, module, training in self.training
+        ]
+
+    def _outside_guards(self) -> list[g.Guard]:
+        return [
+            g.OutsideGuard(
+                outside.place.name,
+                g.type_text(outside.type, outside.tensor),
+                source=_line(outside.node),
+                place=outside.place,
+                tensor=outside.tensor,
+                type=outside.type,
+            )
+            for outside in self.recorder.outside
+        ]
+
+    def _value_guards(self) -> tuple[g.ValueGuard, ...]:
+        return tuple(
+            g.ValueGuard(
+                read.what, g.shorten(read.expected), source=_line(read.check), node=read.check.name
+            )
+            for read in self.recorder.reads
+        )
+
+
+def _graph_module(graph: fx.Graph, outside: list[Outside]) -> fx.GraphModule:
+    root = {item.target: item.tensor for item in outside}
+    return fx.GraphModule(root, graph)
+
+
+def _children(container: Any) -> tuple[Any, list[Any]]:
+    content = content_of(container)
+    return (None, []) if content is None else (content.label, content.values)
+
+
+def _attributes(
+    surroundings: Surroundings,
+) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    return [(path, attributes, dict(attributes)) for path, attributes in surroundings.attributes()]
+
+
+def _line(node: fx.Node) -> str | None:
+    source = source_of(node)
+    return str(source) if source else None
+
+
+def _first_use(node: fx.Node) -> str | None:
+    return next((line for line in map(_line, node.users) if line), None)
+
+
+def _has_foreign_modes() -> bool:
+    from torch.utils._device import DeviceContext
+
+    stack = torch.overrides._get_current_function_mode_stack()
+    return any(not isinstance(mode, (DeviceContext, Recorder)) for mode in stack)
+
+
+def _placeholder_names(fn: Callable[..., Any], paths: list[str]) -> list[str]:
+    """Name placeholders after the parameters of `fn`: `args[0]['mask']` becomes `batch_mask`."""
+    parameters = parameter_names(fn)
+
+    def name(path: str) -> str:
+        def parameter(match: re.Match[str]) -> str:
+            index = int(match[1])
+            return parameters[index] if index < len(parameters) else f"arg_{index}"
+
+        path = re.sub(r"^args\[(\d+)\]", parameter, path)
+        return re.sub(r"\W+", "_", path).strip("_") or "arg"
+
+    return [name(path) for path in paths]
+
+
+def parameter_names(fn: Callable[..., Any], *, keywords: bool = False) -> list[str]:
+    """Return the names of the positional parameters of `fn`, and with `keywords` of the others."""
+    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = [inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    if keywords:
+        kinds.append(inspect.Parameter.KEYWORD_ONLY)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxkit.errors import CaptureError
@@ -114,6 +113,15 @@ class Captured:
         if self._failure is not None:
             reasons.append(f"the last call ran in Python: {_failure_text(self._failure)}")
         return "\n".join(reasons) or "no call has been captured yet"
+
+    def take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return the call as guards see it."""
+        return self._call(args, kwargs)[0]
+
+    def keep(self, variant: Variant) -> None:
+        """Put a graph first among those that are tried."""
+        with self._lock:
+            self._variants.insert(0, variant)
 
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
         """Run the program once and keep its graph, whatever graphs there are already."""

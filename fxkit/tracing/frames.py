@@ -18,7 +18,7 @@ import torch
 from torch.autograd.function import Function
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_TORCH_MODULES = os.path.join(_TORCH, "nn", "modules") + os.sep
+_TORCH_MODULES = os.path.join(_TORCH, "nn", "modules", "")
 _HERE = os.path.dirname(__file__) + os.sep
 _CALL_IMPL = torch.nn.Module._call_impl.__code__
 _APPLY = Function.__dict__["apply"].__func__.__code__
@@ -145,13 +145,16 @@ def format_frame(frame: FrameType) -> str:
     return f"{text}\n    {source}" if source else text
 
 
+def is_user_file(file: str) -> bool:
+    """Tell whether a file is the user's, rather than torch's or this package's."""
+    return not file.startswith((_TORCH, _HERE, "<frozen", "<eval_with_key>"))
+
+
 def _kind_of(code: CodeType) -> str:
     file = code.co_filename
     if file.startswith(_TORCH_MODULES) and code is not _CALL_IMPL:
         return _MODULE if code.co_name == "forward" else _OTHER
-    if file.startswith((_TORCH, _HERE, "<frozen")):
-        return _OTHER
-    return _USER
+    return _USER if is_user_file(file) else _OTHER
 
 
 def source_text(trace: str | None) -> str | None:

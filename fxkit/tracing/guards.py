@@ -186,7 +186,7 @@ def _token_text(token: Any) -> str:
         return f"a {kind.__name__} of {detail}"
     if kind is dict:
         return f"a dict with keys {', '.join(map(str, detail))}"
-    if isinstance(detail, int) and kind not in (int, bool) or not isinstance(token[0], type):
+    if (isinstance(detail, int) and kind not in (int, bool)) or not isinstance(token[0], type):
         return f"an object of type {getattr(kind, '__qualname__', kind)}"
     return shorten(detail)
 

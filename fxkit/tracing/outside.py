@@ -18,7 +18,9 @@ import torch
 from torch import fx
 
 _STANDARD = frozenset(torch.nn.Module().__dict__) | {"_is_hf_initialized"}
-_PLAIN = (bool, int, float, str, bytes, type(None), complex, type, torch.dtype, torch.device)
+_PLAIN = frozenset(
+    (bool, int, float, str, bytes, type(None), complex, type, torch.dtype, torch.device)
+)
 _MAX_DEPTH = 5
 _MAX_ITEMS = 10_000
 
@@ -142,7 +144,7 @@ class Surroundings:
                 self._look_into_module(child, dot + name)
         if len(attributes) > len(_STANDARD) - 1:
             for name, value in attributes.items():
-                if name not in _STANDARD and not isinstance(value, _PLAIN):
+                if name not in _STANDARD and type(value) not in _PLAIN:
                     self._look_at(Place(attributes, name, dot + name), value, dot + name, 1)
         if not _is_torch(type(module)) and self._is_new(type(module)):
             self._look_into_function(type(module).forward, 1)
@@ -154,7 +156,7 @@ class Surroundings:
             self._look_into(value, path, depth)
 
     def _look_into(self, value: Any, path: str, depth: int) -> None:
-        if isinstance(value, _PLAIN):
+        if type(value) in _PLAIN:
             return
         if isinstance(value, torch.nn.Module):
             self._look_into_module(value, path)
@@ -180,17 +182,29 @@ class Surroundings:
 
 
 def attribute_name(place: Place, taken: set[str]) -> str:
-    """Turn a place into the name of an attribute of a graph module that is not taken yet."""
+    """Turn a place into the name of an attribute of a graph module.
+
+    Args:
+        place: The place; its name is kept as it is where that is possible.
+        taken: The names that are taken, and with a dot behind them those of submodules; added to.
+    """
     atoms = [re.sub(r"\W+", "_", atom).strip("_") or "_" for atom in place.name.split(".")]
     if not atoms[0] or hasattr(fx.GraphModule, atoms[0]) or atoms[0] in _STANDARD:
         atoms[0] = f"outer_{atoms[0]}"
     name = base = ".".join(atoms)
     number = 0
-    while name in taken or any(other.startswith(f"{name}.") for other in taken):
+    while name in taken or f"{name}." in taken or not taken.isdisjoint(_prefixes(name)):
         number += 1
         name = f"{base}_{number}"
     taken.add(name)
+    taken.update(f"{prefix}." for prefix in _prefixes(name))
     return name
+
+
+def _prefixes(name: str) -> list[str]:
+    """Return `a` and `a.b` for `a.b.c`."""
+    atoms = name.split(".")
+    return [".".join(atoms[:depth]) for depth in range(1, len(atoms))]
 
 
 def _cell_value(cell: Any) -> Any:

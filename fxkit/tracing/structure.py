@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxkit.errors import CaptureError
@@ -47,6 +48,7 @@ class Parts:
         tensor_paths: Where each tensor lies.
         containers: The mutable containers in it, in the order of the walk.
         modules: The modules in it, with their paths.
+        alive: The objects that tokens name by `id`.
     """
 
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -55,8 +57,8 @@ class Parts:
     tensor_paths: list[str] = field(default_factory=list)
     containers: list[Any] = field(default_factory=list)
     modules: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
+    alive: list[Any] = field(default_factory=list)
     _seen: dict[int, int] = field(default_factory=dict)
-    _alive: list[Any] = field(default_factory=list)
 
     def add(self, value: Any, path: str) -> None:
         """Take `value` apart and append what is found."""
@@ -91,7 +93,7 @@ class Parts:
             self.modules.append((path, value))
         content = None if isinstance(value, _BY_IDENTITY) else content_of(value)
         if content is None:
-            self._alive.append(value)
+            self.alive.append(value)
             self._token((kind, id(value)), path)
             return
         if content.is_mutable:
@@ -230,9 +232,9 @@ class Blueprint:
 
     Args:
         value: The value to be built again.
-        place: Says which of the new tensors stands for a tensor of `value`.
+        place: Says which of the new tensors stands for a tensor (or proxy) of `value`.
         existing: `{id: number}` of containers that are handed in at each call and not built anew.
-        is_outside: Tells whether an object is older than the call, and is to be shared with it.
+        path: How messages call the value.
     """
 
     def __init__(
@@ -284,7 +286,7 @@ class Blueprint:
         return plan
 
     def _plan(self, value: Any, path: str) -> Build:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, (torch.Tensor, fx.Proxy)):
             number = self._place(value, path)
             return lambda tensors, _: tensors[number]
         if id(value) in self._existing:

@@ -1,4 +1,273 @@
-"""Capture a module by following it with placeholders instead of tensors."""
+"""Capture a program by following it with placeholders instead of tensors."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Collection
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.proxy import TraceError
+
+from fxkit.errors import CaptureError
+from fxkit.tracing import guards as g
+from fxkit.tracing.captured import Captured
+from fxkit.tracing.frames import Frames, is_user_file, source_text
+from fxkit.tracing.regions import Modes, Regions, read_ambient
+from fxkit.tracing.rollback import Undo, random_states, same_random_states, set_random_states
+from fxkit.tracing.structure import Blueprint
+from fxkit.tracing.variants import Variant, module_guards, placeholder_names, structure_guard
+
+_REMEDIES = (
+    (
+        "control flow",
+        "an `if`, `while`, `and`, `not` or `assert` on a traced value",
+        "use fxkit.capture(fn, args), which runs the program and guards the branch, "
+        "or give the value in concrete_args",
+    ),
+    (
+        "iterated",
+        "a loop over a traced value, or a `*` of it",
+        "use fxkit.capture(fn, args), or give the value in concrete_args",
+    ),
+    (
+        "'len' is not supported",
+        "len() of a traced value",
+        "use value.shape[0], or fxkit.capture(fn, args)",
+    ),
+    (
+        "argument of type",
+        "a traced value inside an object that a graph can't hold",
+        "pass its tensors one by one, or use fxkit.capture(fn, args)",
+    ),
+)
+_OTHER_REMEDY = (
+    "an operation that a placeholder can't stand in for",
+    "use fxkit.capture(fn, args), which runs the program on real tensors",
+)
 
 
-def capture_symbolically(fn, args, kwargs): ...
+def symbolic_trace(
+    root: torch.nn.Module | Callable[..., Any],
+    concrete_args: dict[str, Any] | None = None,
+    leaf_modules: Collection[type[torch.nn.Module] | str] = (),
+) -> fx.GraphModule:
+    """Follow a module or function with placeholders, and return its graph.
+
+    No inputs are needed, and the graph holds for all shapes. What the program decides by Python
+    values is decided once: training flags, numbers in attributes, defaults of parameters. torch's
+    own modules stay calls of modules.
+
+    Args:
+        root: The module or function.
+        concrete_args: Values of parameters that are to be fixed, by name.
+        leaf_modules: Classes or qualified names of modules that stay calls, beside torch's own.
+
+    Returns:
+        The graph module; each node carries the user's line and the modules it ran in.
+
+    Raises:
+        CaptureError: When the program needs more than a placeholder; names the line and a remedy.
+    """
+    return _trace(SymbolicTracer(leaf_modules), root, concrete_args)
+
+
+def _trace(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.GraphModule:
+    name = type(root).__name__ if isinstance(root, torch.nn.Module) else _function_name(root)
+    random = random_states()
+    modes = Modes.now()
+    try:
+        graph = tracer.trace(root, concrete_args)
+    except Exception as error:
+        modes.restore(error)
+        raise _explained(error, name) from error
+    finally:
+        tracer.forget()
+    if not same_random_states(random, random_states()):
+        set_random_states(random)
+        raise CaptureError(
+            f"expected {name} to run on placeholders, got random numbers that are drawn without one",
+            hint="use fxkit.capture(fn, args), which draws them anew at each call",
+        )
+    return fx.GraphModule(tracer.root, graph, name)
+
+
+class SymbolicTracer(fx.Tracer):
+    """A `torch.fx.Tracer` that records the user's line and the module stack on every node.
+
+    Args:
+        leaf_modules: Classes or qualified names of modules that stay calls, beside torch's own.
+    """
+
+    def __init__(self, leaf_modules: Collection[type[torch.nn.Module] | str] = ()) -> None:
+        super().__init__()
+        self._leaf_classes = tuple(leaf for leaf in leaf_modules if isinstance(leaf, type))
+        self._leaf_names = frozenset(leaf for leaf in leaf_modules if isinstance(leaf, str))
+        self._frames: Frames | None = None
+        self.regions: Regions | None = None
+
+    def trace(
+        self,
+        root: torch.nn.Module | Callable[..., Any],
+        concrete_args: dict[str, Any] | None = None,
+    ) -> fx.Graph:
+        """Return the graph of `root`."""
+        self._frames = Frames(_caller(), {})
+        self.regions = Regions(self._emit, read_ambient())
+        return super().trace(root, concrete_args)
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        """Tell whether a module stays one call in the graph."""
+        return (
+            isinstance(m, self._leaf_classes)
+            or module_qualified_name in self._leaf_names
+            or super().is_leaf_module(m, module_qualified_name)
+        )
+
+    def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
+        """Append a node, with where it comes from."""
+        if self.regions is not None and kind != "placeholder":
+            ambient = read_ambient()
+            if ambient != self.regions.state:
+                self.regions.follow(ambient)
+        return self._create(kind, *args, **kwargs)
+
+    def _emit(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        return self._create("call_function", target, args, {})
+
+    def _create(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(kind, *args, **kwargs)
+        stack = {path: entry for path, entry in self.module_stack.items() if path}
+        node.meta["nn_module_stack"] = stack
+        if self._frames is not None and kind not in ("placeholder", "output"):
+            trace = self._frames.locate(sys._getframe(1)).trace
+            if trace is not None:
+                node.meta["stack_trace"] = trace
+        return node
+
+    def forget(self) -> None:
+        """Drop the frames that were looked at."""
+        if self._frames is not None:
+            self._frames.forget()
+
+
+def _caller() -> FrameType:
+    return sys._getframe(2)
+
+
+def _function_name(root: Any) -> str:
+    name = getattr(root, "__name__", type(root).__name__)
+    return name if name.isidentifier() else "GraphModule"
+
+
+def _explained(error: Exception, name: str) -> CaptureError:
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)
+    ]
+    if isinstance(error, CaptureError):
+        return error
+    what, hint = _OTHER_REMEDY
+    if isinstance(error, (TraceError, RuntimeError, NotImplementedError)):
+        for sign, meaning, remedy in _REMEDIES:
+            if sign in str(error):
+                what, hint = meaning, remedy
+    detail = "" if isinstance(error, TraceError) else f" ({type(error).__name__}: {error})"
+    line = frames[-1] if frames else None
+    source = None
+    if line is not None:
+        source = source_text(f'File "{line.filename}", line {line.lineno}, in {line.name}')
+        source = f"{source}: {line.line}" if line.line else source
+    return CaptureError(
+        f"expected {name} to run on placeholders, got {what}{detail}", source=source, hint=hint
+    )
+
+
+class _LeafTracer(SymbolicTracer):
+    """Follows a program with one placeholder for each tensor in given arguments."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> None:
+        super().__init__()
+        self._args = args
+        self._kwargs = kwargs
+        self._names = names
+        self.result: Blueprint | None = None
+        self.is_single = False
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Return a function of flat placeholders, and those placeholders."""
+        proxies = [self.create_proxy("placeholder", name, (), {}) for name in self._names]
+        nested = Blueprint((self._args, self._kwargs), _numbers(), {})
+
+        def flat(*values: Any) -> Any:
+            args, kwargs = nested.build(list(values[is_module:]), [], {})
+            return self._flat_result(root_fn(*values[:is_module], *args, **kwargs))
+
+        return flat, [self.root, *proxies] if is_module else proxies
+
+    def _flat_result(self, result: Any) -> Any:
+        values: list[Any] = []
+
+        def place(value: Any, path: str) -> int:
+            values.append(value)
+            return len(values) - 1
+
+        self.result = Blueprint(result, place, {}, "the result")
+        self.is_single = len(values) == 1 and values[0] is result
+        return result if self.is_single else tuple(values)
+
+
+def _numbers() -> Callable[[Any, str], int]:
+    count = iter(range(sys.maxsize))
+    return lambda value, path: next(count)
+
+
+def capture_symbolically(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Captured:
+    """Follow `fn` with placeholders for the tensors in its arguments.
+
+    Args:
+        fn: A function, module, or method of a module.
+        args: Positional arguments; only their nesting and those that are not tensors matter.
+        kwargs: Keyword arguments.
+
+    Raises:
+        CaptureError: When the program needs more than a placeholder.
+    """
+    captured = Captured(fn)
+    call = captured.take_apart(args, kwargs)
+    tracer = _LeafTracer(args, kwargs, placeholder_names(fn, call.parts.tensor_paths))
+    owner = getattr(fn, "__self__", None)
+    root: Any = fn
+    if isinstance(owner, torch.nn.Module):
+        root, tracer.traced_func_name = owner, fn.__name__
+    module = _trace(tracer, root)
+    assert tracer.result is not None
+    regions = tracer.regions
+    captured.keep(
+        Variant(
+            graph_module=module,
+            guards=(structure_guard(call.parts), *_modules(root)),
+            value_guards=(),
+            undo=Undo(),
+            changes=Undo(),
+            has_regions=regions is not None and regions.has_changed,
+            result=tracer.result,
+            mutations=(),
+            is_single=tracer.is_single,
+            outside={},
+            run=module,
+        )
+    )
+    return captured
+
+
+def _modules(root: Any) -> list[g.Guard]:
+    if not isinstance(root, torch.nn.Module):
+        return []
+    return module_guards([(path, m, m.training) for path, m in root.named_modules()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from fxkit.tracing.outside import Surroundings
 from fxkit.tracing.recorder import TENSOR_CLASSES, Failure, Outside, Recorder, Refusal
 from fxkit.tracing.regions import Modes
 from fxkit.tracing.rollback import Snapshot, Undo
-from fxkit.tracing.structure import Blueprint, content_of
+from fxkit.tracing.structure import Blueprint, Parts, content_of
 
 Backend = Callable[[fx.GraphModule, tuple[torch.Tensor, ...]], Callable[..., Any]]
 
@@ -155,7 +156,7 @@ class _Session:
         self.training = [
             (path, module, module.training) for path, module in self.surroundings.found
         ]
-        names = _placeholder_names(fn, parts.tensor_paths)
+        names = placeholder_names(fn, parts.tensor_paths)
         leaves = zip(names, parts.tensors, strict=True)
         self.recorder = Recorder(leaves, self.surroundings, sys._getframe())
         self.changes = Undo()
@@ -232,12 +233,11 @@ class _Session:
     def _check_attributes(self) -> None:
         for path, attributes, before in self.attributes:
             if len(before) == len(attributes) and all(
-                before.get(name, before) is value for name, value in attributes.items()
+                map(operator.is_, before.values(), attributes.values())
             ):
                 continue
-            name = next(
-                (n for n, v in attributes.items() if before.get(n, before) is not v), "an attribute"
-            )
+            changed = (n for n, v in attributes.items() if before.get(n, before) is not v)
+            name = next(changed, "an attribute")
             raise Refusal(
                 f"the program assigns to {path + '.' if path else ''}{name}, "
                 "which a graph can't repeat",
@@ -260,13 +260,7 @@ class _Session:
                 ambient=call.ambient,
                 defaults=call.defaults,
             ),
-            g.StructureGuard(
-                "the arguments that are not tensors",
-                f"{len(parts.tokens)} values as at capture",
-                tokens=tuple(parts.tokens),
-                paths=tuple(parts.paths),
-                keep=tuple(parts._alive),
-            ),
+            structure_guard(parts),
         ]
         for index, (tensor, kind, path, use) in enumerate(tensors):
             found.append(self._tensor_guard(index, tensor, kind, path, use))
@@ -277,7 +271,7 @@ class _Session:
                 )
         if len(parts.tensors) > 1:
             found += self._alias_guards()
-        return (*found, *self._module_guards(), *self._outside_guards())
+        return (*found, *module_guards(self.training), *self._outside_guards())
 
     def _tensor_guard(
         self, index: int, tensor: torch.Tensor, kind: TensorType, path: str, use: str | None
@@ -305,19 +299,6 @@ class _Session:
             found.append(g.OverlapGuard("memory of the tensor arguments", text, groups=groups))
         return found
 
-    def _module_guards(self) -> list[g.Guard]:
-        return [
-            g.ModuleGuard(
-                path or "the module",
-                f"{type(module).__name__} in {'training' if training else 'evaluation'} mode",
-                module=module,
-                training=training,
-                children=tuple(module._modules.values()),
-                hooks=g.hook_counts(module.__dict__),
-            )
-            for path, module, training in self.training
-        ]
-
     def _outside_guards(self) -> list[g.Guard]:
         return [
             g.OutsideGuard(
@@ -338,6 +319,32 @@ class _Session:
             )
             for read in self.recorder.reads
         )
+
+
+def structure_guard(parts: Parts) -> g.StructureGuard:
+    """Return the guard on the nesting and on the plain values of arguments."""
+    return g.StructureGuard(
+        "the arguments that are not tensors",
+        f"{len(parts.tokens)} values as at capture",
+        tokens=tuple(parts.tokens),
+        paths=tuple(parts.paths),
+        keep=tuple(parts.alive),
+    )
+
+
+def module_guards(modules: list[tuple[str, torch.nn.Module, bool]]) -> list[g.Guard]:
+    """Return a guard for each `(path, module, training flag)`."""
+    return [
+        g.ModuleGuard(
+            path or "the module",
+            f"{type(module).__name__} in {'training' if training else 'evaluation'} mode",
+            module=module,
+            training=training,
+            children=tuple(module._modules.values()),
+            hooks=g.hook_counts(module.__dict__),
+        )
+        for path, module, training in modules
+    ]
 
 
 def _graph_module(graph: fx.Graph, outside: list[Outside]) -> fx.GraphModule:
@@ -372,7 +379,7 @@ def _has_foreign_modes() -> bool:
     return any(not isinstance(mode, (DeviceContext, Recorder)) for mode in stack)
 
 
-def _placeholder_names(fn: Callable[..., Any], paths: list[str]) -> list[str]:
+def placeholder_names(fn: Callable[..., Any], paths: list[str]) -> list[str]:
     """Name placeholders after the parameters of `fn`: `args[0]['mask']` becomes `batch_mask`."""
     parameters = parameter_names(fn)
 

@@ -19,7 +19,7 @@ ARGS ?=
 WANTED := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c '$(WANTED)' >/dev/null 2>&1 && { echo $$p; break; }; done)
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 # Nothing here needs the network once the packages are installed.
 export HF_HUB_OFFLINE := 1
@@ -38,7 +38,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or newer with its venv module, got none"; \
 		echo "  hint: install it, or name it: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing torch"
+	@echo "installing torch (the CPU build is 200 MB)"
 	@$(PIP_INSTALL) "torch==2.13.0" setuptools
 	@echo "installing fxkit and its tools"
 	@$(PIP_INSTALL) --no-build-isolation -e ".[demo,dev,docs]"

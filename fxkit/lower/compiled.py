@@ -1,0 +1,243 @@
+"""`to_cpp`: a graph whose fused regions run as C++ kernels, and all else as before."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxkit import config
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.errors import BuildError
+from fxkit.ir.types import TensorType, type_of, type_of_value
+from fxkit.lower.build import Library, build
+from fxkit.lower.cpp_printer import print_unit
+from fxkit.lower.placement import is_candidate
+from fxkit.lower.plan import Plan, make_plan, python_function
+from fxkit.lower.regions import Policy, Region, partition
+from fxkit.lower.toolchain import vector_library
+
+
+def to_cpp(
+    gm: fx.GraphModule,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    policy: Policy | None = None,
+) -> CompiledModule:
+    """Compile the pointwise and normalising parts of a graph into fused C++ kernels.
+
+    All other nodes run in ATen as before. Kernels have no formula for gradients: when gradients are
+    on and an input or a parameter asks for them, the original graph runs.
+
+    Args:
+        gm: A graph of torch-level or ATen-level calls. It is not changed, but for the types that
+            are recorded on its nodes.
+        args: Inputs of the types to compile for; calls with other types run the original graph.
+        kwargs: Keyword inputs.
+        policy: When a kernel pays.
+
+    Returns:
+        A module that is called like `gm`. Without a C++ compiler, or when it fails, a warning is
+        given and the module runs the original graph.
+    """
+    if not _is_typed(gm, args, dict(kwargs or {})):
+        propagate_types(gm, args, kwargs)
+    if config.current().backend == "eager":
+        return CompiledModule(gm, _in_eager(gm, "FXKIT_BACKEND=eager turns kernels off"))
+    plan = make_plan(gm, partition(gm, policy))
+    if not plan.kernels:
+        return CompiledModule(gm, plan)
+    source = print_unit(plan.kernels, vector_library())
+    try:
+        library = build(source)
+    except BuildError as error:
+        _warn_once(str(error))
+        return CompiledModule(gm, _in_eager(gm, error.message), source)
+    for region, kernel in plan.kernel_of.items():
+        plan.calls[region].bind(getattr(library.handle, kernel))
+    return CompiledModule(gm, plan, source, library)
+
+
+def _is_typed(gm: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether the types on the nodes are those for these inputs."""
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    given = [*args, *(kwargs[n.target] for n in inputs[len(args) :] if n.target in kwargs)]
+    if len(given) != len(inputs):
+        return False
+    return all(
+        _same_type(type_of(n), value) for n, value in zip(inputs, given, strict=True)
+    ) and all(type_of(n) is not None for n in gm.graph.nodes if n.op != "output")
+
+
+def _same_type(expected: Any, value: Any) -> bool:
+    found = type_of_value(value)
+    return type(expected) is type(found) and bool(expected == found)
+
+
+def _in_eager(gm: fx.GraphModule, reason: str) -> Plan:
+    """Return the plan that leaves every node to eager."""
+    names = [node.name for node in gm.graph.nodes if is_candidate(node)]
+    return Plan(gm.graph, regions=[Region(name, (name,), None, reason, None) for name in names])
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(f"{text}\n  The graph runs in eager.", stacklevel=3)
+
+
+@dataclass(frozen=True)
+class LowerReport:
+    """What `to_cpp` made of a graph, and how its calls went.
+
+    Attributes:
+        regions: Fused regions, then the candidates left to eager.
+        build_seconds: Seconds to build, or to find, and load the kernels.
+        cache_hit: Whether the kernels were there already.
+        calls: How often the fused graph ran.
+        eager_calls: How often the original graph ran, by reason.
+        kernel_misses: Calls of single regions that ran in eager because of their inputs' types.
+    """
+
+    regions: tuple[Region, ...]
+    build_seconds: float
+    cache_hit: bool
+    calls: int
+    eager_calls: Mapping[str, int]
+    kernel_misses: int
+
+    @property
+    def fused(self) -> int:
+        """Number of nodes in fused regions."""
+        return sum(len(r.nodes) for r in self.regions if r.kernel is not None)
+
+    @property
+    def candidates(self) -> int:
+        """Number of pointwise and normalising nodes."""
+        return sum(len(r.nodes) for r in self.regions)
+
+    def __str__(self) -> str:
+        fused = [r for r in self.regions if r.kernel is not None]
+        kernels = len({r.kernel for r in fused})
+        kind = "found in the cache" if self.cache_hit else "built"
+        share = f" ({self.fused / self.candidates:.1%})" if self.candidates else ""
+        lines = [
+            f"{self.fused} of {self.candidates} pointwise and normalising nodes fused{share} into "
+            f"{len(fused)} regions, {kernels} kernels {kind} in {self.build_seconds:.3f} s",
+            f"{'region':<12} {'kernel':<11} {'nodes':>5} {'MB saved':>9}  members",
+        ]
+        for r in fused:
+            saved = (r.bytes_saved or 0) / 1e6
+            members = ", ".join(r.nodes)
+            lines.append(f"{r.name:<12} {r.kernel:<11} {len(r.nodes):>5} {saved:>9.2f}  {members}")
+        lines += [f"{r.name:<24} not fused: {r.reason}" for r in self.regions if r.reason]
+        lines.append(f"calls: {self.calls} fused, {sum(self.eager_calls.values())} in eager")
+        lines += [f"  in eager {n} times: {why}" for why, n in self.eager_calls.items()]
+        if self.kernel_misses:
+            lines.append(f"  {self.kernel_misses} calls of kernels ran in eager for their types")
+        return "\n".join(lines)
+
+
+class CompiledModule(nn.Module):
+    """A graph whose fused regions run as kernels; made by `to_cpp`.
+
+    Attributes:
+        graph_module: The original graph; parameters are read from it at each call.
+        regions: What became of each pointwise or normalising node.
+        source: The C++ text of the kernels.
+        build_seconds: Seconds to build, or to find, and load the kernels.
+        cache_hit: Whether the kernels were there already.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, plan: Plan, source: str = "", library: Library | None = None
+    ) -> None:
+        super().__init__()
+        self.graph_module = gm
+        self.regions = tuple(plan.regions)
+        self.source = source
+        self.build_seconds = library.seconds if library else 0.0
+        self.cache_hit = library.cache_hit if library else False
+        self._library = library
+        self._plan = plan
+        self._calls = 0
+        self._eager_calls: dict[str, int] = {}
+        self._inputs = [
+            (str(n.target), type_of(n)) for n in gm.graph.nodes if n.op == "placeholder"
+        ]
+        self._run = python_function(plan.graph) if plan.calls else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the graph; see `to_cpp` for when the original one runs."""
+        objection = self._objection(args, kwargs)
+        if objection is None and self._run is not None:
+            self._calls += 1
+            return self._run(self.graph_module, *args, **kwargs)
+        if objection is not None:
+            self._eager_calls[objection] = self._eager_calls.get(objection, 0) + 1
+        return self.graph_module(*args, **kwargs)
+
+    def _objection(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        """Return why the kernels can't serve a call, or None."""
+        if self._run is None:
+            return "there are no kernels"
+        values = args if not kwargs else self._ordered(args, kwargs)
+        if len(values) != len(self._inputs):
+            return "the number of inputs is another"
+        for value, (name, expected) in zip(values, self._inputs, strict=True):
+            if not _fits(value, expected):
+                return f"the type of input {name} is another"
+        return _mode() or self._gradient(values)
+
+    def _ordered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        names = [name for name, _ in self._inputs[len(args) :]]
+        return (*args, *(kwargs[name] for name in names if name in kwargs))
+
+    def _gradient(self, values: tuple[Any, ...]) -> str | None:
+        if not torch.is_grad_enabled():
+            return None
+        if any(isinstance(v, torch.Tensor) and v.requires_grad for v in values):
+            return "gradients are on and an input asks for them"
+        if any(p.requires_grad for p in self.graph_module.parameters()):
+            return "gradients are on and a parameter asks for them"
+        return None
+
+    def report(self) -> LowerReport:
+        """Return what was fused, what was not and why, and how calls went."""
+        return LowerReport(
+            self.regions,
+            self.build_seconds,
+            self.cache_hit,
+            self._calls,
+            dict(self._eager_calls),
+            sum(call.misses for call in self._plan.calls.values()),
+        )
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    if not isinstance(expected, TensorType):
+        return _same_type(expected, value)
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype is expected.dtype
+        and value.shape == expected.shape
+        and value.device == expected.device
+        and (value.layout is torch.strided and value.stride() == expected.stride)
+        and not (value.is_neg() or value.is_conj())
+    )
+
+
+def _mode() -> str | None:
+    """Return the mode that must see each of torch's calls, if one is on."""
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        return "a torch mode is active"
+    if torch._C._is_any_autocast_enabled():
+        return "autocast is on"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a function transform is active"
+    return None

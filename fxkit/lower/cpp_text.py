@@ -1,0 +1,191 @@
+"""How each scalar operation of the loop IR is written in C++."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import torch
+
+from fxkit.lower.loop_ir import Instruction
+
+TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.int64: "long",
+    torch.int32: "int",
+    torch.int16: "short",
+    torch.int8: "signed char",
+    torch.uint8: "unsigned char",
+    torch.bool: "bool",
+    torch.bfloat16: "unsigned short",
+    torch.float16: "unsigned short",
+}
+
+_STORAGE = {torch.bfloat16: "bf16", torch.float16: "f16"}
+
+# Functions for float32 that fxkit brings along; all else is the C library's.
+_OWN = frozenset({"exp", "log", "tanh", "erf", "sigmoid"})
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^",
+}  # fmt: skip
+
+# Functions that the compiler turns into instructions by itself.
+_BUILTIN = {"floor", "ceil", "trunc", "rint", "sqrt", "copysign"}
+
+_LIBRARY = frozenset(
+    """exp log tanh erf expm1 log1p log2 log10 exp2 sin cos tan asin acos atan sinh cosh asinh acosh
+    atanh erfc pow atan2 fmod""".split()
+)
+
+# The C library's functions that have vector versions, by the release of glibc that brought them.
+_VECTOR_FUNCTIONS = {
+    (2, 22): "exp log sin cos pow",
+    (2, 35): "acos acosh asin asinh atan atanh cosh erf erfc exp2 expm1 log10 log1p log2 sinh tan "
+    "tanh atan2",
+}
+
+_TWO_OPERANDS = frozenset({"pow", "atan2", "fmod"})
+
+MINMAX = """\
+template <class T> static inline T fx_max(T a, T b) { return (a > b) | (a != a) ? a : b; }
+template <class T> static inline T fx_min(T a, T b) { return (a < b) | (a != a) ? a : b; }
+"""
+
+
+def literal(value: bool | int | float, dtype: torch.dtype) -> str:
+    """Return a number as a C++ literal of exactly that value."""
+    if dtype == torch.bool:
+        return "true" if value else "false"
+    if not dtype.is_floating_point:
+        return f"({TYPES[dtype]}){_integer(int(value))}"
+    suffix = "f" if dtype == torch.float32 else ""
+    if math.isnan(value):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(value):
+        return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
+    text = f"{float(value)!r}{suffix}"
+    return f"({text})" if text.startswith("-") else text
+
+
+def _integer(value: int) -> str:
+    return "(-9223372036854775807L - 1)" if value == -(2**63) else f"{value}L"
+
+
+def expression(instruction: Instruction, operands: list[str], source: torch.dtype) -> str:
+    """Return an instruction's value as a C++ expression.
+
+    Args:
+        instruction: Any instruction but a load or a reduction.
+        operands: Names of its operands.
+        source: Register dtype of the first operand.
+    """
+    op, dtype = instruction.op, instruction.dtype
+    if op == "const":
+        return literal(instruction.detail.value, dtype)
+    if op == "cast":
+        return f"{operands[0]} != 0" if dtype == torch.bool else f"({TYPES[dtype]}){operands[0]}"
+    if op == "round":
+        return f"fx_round_{_STORAGE[instruction.detail]}({operands[0]})"
+    if op in _INFIX:
+        text = f"{operands[0]} {_INFIX[op]} {operands[1]}"
+        return f"({TYPES[dtype]})({text})" if _is_narrow(dtype) else text
+    if op == "select":
+        return f"{operands[0]} ? {operands[1]} : {operands[2]}"
+    if op == "neg":
+        return f"({TYPES[dtype]})-{operands[0]}" if _is_narrow(dtype) else f"-{operands[0]}"
+    if op == "not":
+        return f"!{operands[0]}" if dtype == torch.bool else f"({TYPES[dtype]})~{operands[0]}"
+    if op == "abs":
+        return _absolute(operands[0], dtype)
+    return f"{function_name(op, source)}({', '.join(operands)})"
+
+
+def _is_narrow(dtype: torch.dtype) -> bool:
+    return dtype in (torch.int8, torch.int16, torch.uint8)
+
+
+def _absolute(operand: str, dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return f"__builtin_fabs{_suffix(dtype)}({operand})"
+    return f"({TYPES[dtype]})({operand} < 0 ? -{operand} : {operand})"
+
+
+def _suffix(dtype: torch.dtype) -> str:
+    return "f" if dtype == torch.float32 else ""
+
+
+def function_name(op: str, dtype: torch.dtype) -> str:
+    """Return the C++ function that computes an operation."""
+    if op in ("max", "min"):
+        return f"fx_{op}"
+    if op in _BUILTIN:
+        return f"__builtin_{op}{_suffix(dtype)}"
+    if op == "sigmoid" or (op in _OWN and dtype == torch.float32):
+        return f"fx_{op}" if dtype == torch.float32 else "fx_sigmoid64"
+    return f"{op}{_suffix(dtype)}"
+
+
+def own_functions(body: tuple[Instruction, ...], storage: set[torch.dtype]) -> set[str]:
+    """Return the names of fxkit's own functions that a body calls."""
+    names = {f"fx_{i.op}" for i in body if i.op in _OWN and i.dtype == torch.float32}
+    return names | {f"fx_{_STORAGE[dtype]}" for dtype in storage if dtype in _STORAGE}
+
+
+def library_functions(body: tuple[Instruction, ...]) -> set[tuple[str, torch.dtype]]:
+    """Return the functions of the C library that a body calls, each with its dtype."""
+    found = {
+        (i.op, i.dtype)
+        for i in body
+        if i.op in _LIBRARY and not (i.op in _OWN and i.dtype == torch.float32)
+    }
+    if any(i.op == "sigmoid" and i.dtype == torch.float64 for i in body):
+        found.add(("exp", torch.float64))
+    return found
+
+
+def declaration(op: str, dtype: torch.dtype, glibc: tuple[int, int] | None) -> str:
+    """Declare a function of the C library, with its vector version where there is one.
+
+    Args:
+        op: The operation.
+        dtype: float32 or float64.
+        glibc: Version of the C library on x86-64, or None where it has no vector functions.
+    """
+    has_vector = glibc is not None and any(
+        glibc >= since and op in names.split() for since, names in _VECTOR_FUNCTIONS.items()
+    )
+    simd = '__attribute__((simd("notinbranch"), const)) ' if has_vector else ""
+    parameters = ", ".join([TYPES[dtype]] * (2 if op in _TWO_OPERANDS else 1))
+    return f'extern "C" {simd}{TYPES[dtype]} {op}{_suffix(dtype)}({parameters}) noexcept;'
+
+
+SIGMOID64 = "static inline double fx_sigmoid64(double x) { return 1.0 / (1.0 + exp(-x)); }"
+
+
+def load_expression(address: str, dtype: torch.dtype) -> str:
+    """Read an element from memory into a register."""
+    return f"fx_from_{_STORAGE[dtype]}({address})" if dtype in _STORAGE else address
+
+
+def store_expression(value: str, dtype: torch.dtype) -> str:
+    """Convert a register to what memory holds."""
+    return f"fx_to_{_STORAGE[dtype]}({value})" if dtype in _STORAGE else value
+
+
+def identity_of(monoid: str, dtype: torch.dtype) -> str:
+    """Return the element that a reduction starts from."""
+    if monoid == "add":
+        return literal(0, dtype)
+    lowest: Any
+    if dtype == torch.bool:
+        lowest = monoid == "min"
+    elif dtype.is_floating_point:
+        lowest = math.inf if monoid == "min" else -math.inf
+    else:
+        limits = torch.iinfo(dtype)
+        lowest = limits.max if monoid == "min" else limits.min
+    return literal(lowest, dtype)

@@ -1,0 +1,267 @@
+"""From a region to a kernel: the loop IR of what a group of nodes computes.
+
+Values are made member by member; a tensor from outside is loaded at the coordinates of the member
+that reads it. Then axes are put into the order in which memory runs, and those that all accesses
+walk as one are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.ir.op import Attribute
+from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.loop_ir import (
+    Access,
+    Buffer,
+    Builder,
+    Instruction,
+    Kernel,
+    Ref,
+    Store,
+    distinct_axes,
+    register_of,
+)
+from fxkit.lower.placement import Candidate, operand_type
+from fxkit.lower.region_space import ONE, Coordinates, is_axis
+from fxkit.lower.regions import Group
+from fxkit.lower.row_ops import RowOp
+from fxkit.lower.scalar_ops import Computes, ScalarOp, Unfusable
+
+Operand = fx.Node | Attribute
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A region's kernel and what it is called with.
+
+    Attributes:
+        kernel: The loop IR.
+        inputs: Tensors from outside, in the order of the kernel's input buffers.
+        outputs: Nodes whose values it writes, in the order of its output buffers.
+    """
+
+    kernel: Kernel
+    inputs: tuple[Operand, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+def emit(group: Group, outputs: Sequence[fx.Node], root: torch.nn.Module) -> Emitted:
+    """Return the kernel of a region.
+
+    Args:
+        group: The region.
+        outputs: Its nodes whose values are used outside.
+        root: The module that owns the graph.
+    """
+    emitter = _Emitter(group, root)
+    for member in group.members:
+        emitter.compute(member)
+    stores = [emitter.store(node) for node in outputs]
+    kernel = _ordered(
+        Kernel(
+            group.space.sizes,
+            0,
+            tuple(emitter.buffers),
+            tuple(emitter.builder.body),
+            tuple(stores),
+        ),
+        sorted(group.space.reduced or ()),
+    )
+    return Emitted(kernel, tuple(emitter.inputs), tuple(outputs))
+
+
+@dataclass
+class _Emitter:
+    group: Group
+    root: torch.nn.Module
+    builder: Builder = field(default_factory=Builder)
+    buffers: list[Buffer] = field(default_factory=list)
+    inputs: dict[Operand, int] = field(default_factory=dict)
+    values: dict[fx.Node, Ref] = field(default_factory=dict)
+
+    def compute(self, member: Candidate) -> None:
+        if isinstance(member.row, RowOp):
+            value = self._row(member, member.row)
+        else:
+            value = self._scalar(member, member.row)
+        self.values[member.node] = value.cast(member.type.dtype)
+
+    def _scalar(self, member: Candidate, row: ScalarOp) -> Ref:
+        dtype = self._compute_dtype(member, row)
+        coordinates = self.group.coordinates[member.node]
+        operands = [
+            self._converted(name, value, row, dtype, coordinates)
+            for name, value in member.operands.items()
+        ]
+        return row.build(*operands, **member.attributes)
+
+    def _compute_dtype(self, member: Candidate, row: ScalarOp) -> torch.dtype | None:
+        if row.computes is Computes.RESULT:
+            return member.type.dtype
+        if row.computes is Computes.BOOL:
+            return torch.bool
+        if row.computes is Computes.OWN:
+            return None
+        return _common_dtype(self._meta(value) for value in member.operands.values())
+
+    def _meta(self, value: Any) -> Any:
+        """Return a tensor without memory that promotes as the operand does."""
+        if not isinstance(value, (fx.Node, Attribute)):
+            return value
+        known = operand_type(value, self.root)
+        return torch.empty((1,) * len(known.shape), dtype=known.dtype, device="meta")
+
+    def _converted(
+        self,
+        name: str,
+        value: Any,
+        row: ScalarOp,
+        dtype: torch.dtype | None,
+        coordinates: Coordinates,
+    ) -> Ref | None:
+        """Return an operand in the dtype that the operator computes in."""
+        if value is None:
+            return None
+        if not isinstance(value, (fx.Node, Attribute)):
+            return self._number(value, dtype, row.exact_numbers)
+        read = self._read(value, coordinates)
+        if dtype is None or name in ("condition", "mask"):
+            return read
+        return read.cast(dtype)
+
+    def _number(self, value: Any, dtype: torch.dtype | None, exact: bool) -> Ref:
+        if dtype is None:
+            raise Unfusable("it takes a number where a tensor is expected")
+        if not dtype.is_floating_point and dtype != torch.bool:
+            limits = torch.iinfo(dtype)
+            if not limits.min <= value <= limits.max:
+                raise Unfusable(f"the number {value} does not fit into its dtype")
+        return self.builder.const(value, register_of(dtype) if exact else dtype)
+
+    def _row(self, member: Candidate, row: RowOp) -> Ref:
+        operand, *others = member.operands.values()
+        coordinates = self._row_coordinates(member, operand)
+        own = operand_type(operand, self.root).dtype
+        dtype = row.input_dtype(member.call.arguments, own)
+        x = self._read(operand, coordinates).cast(dtype)
+        along = [None if o is None else self._read(o, coordinates).cast(x.dtype) for o in others]
+        attributes = member.attributes
+        if "count" in row.attributes:
+            shape = operand_type(operand, self.root).shape
+            count = 1
+            for d in row.axes(member.call.arguments, len(shape)):
+                count *= shape[d]
+            attributes["count"] = count
+        for name in row.attributes:
+            attributes.setdefault(name, None)
+        result = row.build(x, *along, **attributes)
+        return result[0] if isinstance(result, tuple) else result
+
+    def _row_coordinates(self, member: Candidate, operand: Any) -> Coordinates:
+        return self.group.coordinates.get(operand) or self.group.space.identity
+
+    def _read(self, operand: Operand, coordinates: Coordinates) -> Ref:
+        """Return an operand's element at the coordinates of the value that reads it."""
+        inside = operand
+        while isinstance(inside, fx.Node) and inside in self.group.aliases:
+            inside = self.group.aliases[inside]
+        if isinstance(inside, fx.Node) and inside in self.values:
+            return self.values[inside]
+        known = operand_type(operand, self.root)
+        if operand not in self.inputs:
+            self.inputs[operand] = len(self.buffers)
+            self.buffers.append(Buffer(f"in{len(self.inputs) - 1}", known.dtype, False))
+        return self.builder.load(
+            self._access(self.inputs[operand], known, coordinates), known.dtype
+        )
+
+    def _access(self, buffer: int, known: TensorType, coordinates: Coordinates) -> Access:
+        """Return the address of a tensor that is aligned with `coordinates` from the right."""
+        strides = [0] * len(self.group.space.sizes)
+        lead = len(coordinates) - len(known.shape)
+        aligned = coordinates[lead:] if lead >= 0 else (ONE,) * -lead + tuple(coordinates)
+        for coordinate, size, stride in zip(aligned, known.shape, known.stride or (), strict=True):
+            if size != 1 and coordinate is not None and is_axis(coordinate):
+                strides[coordinate] = stride
+        return Access(buffer, tuple(strides))
+
+    def store(self, node: fx.Node) -> Store:
+        known = type_of(node)
+        known = known[0] if isinstance(known, tuple) else known
+        buffer = len(self.buffers)
+        self.buffers.append(Buffer(f"out{buffer - len(self.inputs)}", known.dtype, True))
+        access = self._access(buffer, known, self.group.coordinates[node])
+        return Store(access, self.values[node].position)
+
+
+def _common_dtype(values: Iterable[Any]) -> torch.dtype:
+    first, second = values
+    return torch.result_type(first, second)
+
+
+def _ordered(kernel: Kernel, reduced: Sequence[int]) -> Kernel:
+    """Order the axes as memory runs, the reduced ones last, and merge those that run as one."""
+    accesses = _accesses(kernel)
+    guide = max((s.access for s in kernel.stores), key=lambda a: sum(1 for s in a.strides if s))
+    loads = [a for a in accesses if all(a.strides[axis] for axis in reduced)] or [guide]
+
+    def by_stride(axes: Iterable[int], access: Access) -> list[int]:
+        return sorted(axes, key=lambda axis: -access.strides[axis])
+
+    outer = by_stride((a for a in range(len(kernel.sizes)) if a not in reduced), guide)
+    groups = _merged(kernel, outer, accesses)
+    rows = _merged(kernel, by_stride(reduced, loads[0]), accesses)
+    return _regrouped(kernel, groups, rows)
+
+
+def _accesses(kernel: Kernel) -> list[Access]:
+    loads = [i.detail for i in kernel.body if i.op == "load"]
+    return loads + [s.access for s in kernel.stores]
+
+
+def _merged(kernel: Kernel, axes: Sequence[int], accesses: Sequence[Access]) -> list[list[int]]:
+    strides = [[a.strides[axis] for axis in axes] for a in accesses]
+    found = distinct_axes(strides, [kernel.sizes[axis] for axis in axes])
+    return [[axes[position] for position in group] for group in found]
+
+
+def _regrouped(kernel: Kernel, outer: list[list[int]], rows: list[list[int]]) -> Kernel:
+    groups = outer + rows
+
+    def access(old: Access) -> Access:
+        return replace(old, strides=tuple(old.strides[group[-1]] for group in groups))
+
+    def instruction(old: Instruction) -> Instruction:
+        return replace(old, detail=access(old.detail)) if old.op == "load" else old
+
+    sizes = []
+    for group in groups:
+        size = 1
+        for axis in group:
+            size *= kernel.sizes[axis]
+        sizes.append(size)
+    return Kernel(
+        tuple(sizes),
+        len(rows),
+        kernel.buffers,
+        tuple(instruction(i) for i in kernel.body),
+        tuple(Store(access(s.access), s.value) for s in kernel.stores),
+    )
+
+
+def outputs_of(group: Group) -> list[fx.Node]:
+    """Return the nodes of a region whose values, or views of them, are used outside of it."""
+    needed: set[fx.Node] = set()
+    for node in group.coordinates:
+        if any(user not in group.coordinates for user in node.users):
+            source = node
+            while source in group.aliases:
+                source = group.aliases[source]
+            needed.add(source)
+    return [m.node for m in group.members if m.node in needed]

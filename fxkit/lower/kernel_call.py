@@ -1,0 +1,84 @@
+"""A built kernel as a Python callable on tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fxkit.ir.types import TensorType
+from fxkit.lower.loop_ir import Kernel
+from fxkit.lower.schedule import cost_of_point
+
+# Operations below which waking the other threads costs more than they save.
+PARALLEL_WORK = 300_000
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+class KernelCall:
+    """Calls a kernel on tensors of the types it was made for, and eager on any others.
+
+    Args:
+        name: Name in the generated code.
+        kernel: What it computes.
+        function: The built function, or None until it is built.
+        inputs: Types of the tensors it is called with.
+        outputs: Types of the tensors it returns.
+        eager: Computes the same with torch, from the same tensors, for other types.
+
+    Attributes:
+        calls: How often the kernel ran.
+        misses: How often eager ran instead.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kernel: Kernel,
+        inputs: Sequence[TensorType],
+        outputs: Sequence[TensorType],
+        eager: Callable[..., Any],
+    ) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.kernel = kernel
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.calls = 0
+        self.misses = 0
+        self._eager = eager
+        self._function: Any = None
+        self._expected = [(t.dtype, t.shape, t.stride) for t in inputs]
+        self._made = [(t.shape, t.stride, t.dtype) for t in outputs]
+        self._is_parallel = kernel.points * cost_of_point(kernel.body) >= PARALLEL_WORK
+
+    def bind(self, function: Any) -> None:
+        """Take the built function."""
+        function.argtypes = [ctypes.c_void_p] * len(self.kernel.buffers) + [ctypes.c_long]
+        function.restype = None
+        self._function = function
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        for tensor, (dtype, shape, stride) in zip(tensors, self._expected, strict=True):
+            if (
+                type(tensor) not in _TENSORS
+                or tensor.dtype is not dtype
+                or tensor.shape != shape
+                or not tensor.is_cpu
+                or tensor.layout is not torch.strided
+                or tensor.stride() != stride
+            ):
+                self.misses += 1
+                return self._eager(*tensors)
+        results = [
+            torch.empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in self._made
+        ]
+        self.calls += 1
+        self._function(
+            *[tensor.data_ptr() for tensor in tensors],
+            *[result.data_ptr() for result in results],
+            torch.get_num_threads() if self._is_parallel else 1,
+        )
+        return results[0] if len(results) == 1 else tuple(results)

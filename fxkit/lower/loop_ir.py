@@ -1,0 +1,373 @@
+"""The loop IR: what a fused kernel computes, before it is text.
+
+A kernel runs over a box of integer axes. The last `row_rank` axes form the *row* that reductions run
+along; the others say which row it is. Its body is a list of instructions in single-assignment form,
+each with an explicit register dtype. Loads and stores address a buffer by an offset and one stride
+for each axis, so that views, transposes and broadcasting (stride 0) are folded into the address.
+
+A value is *row-wide* when it has one element for each point of the row, else it is a *row scalar*: a
+constant, a load that is the same all along the row, or the result of a reduction. The body says
+nothing of loops: in how many passes over the row it is computed follows from it (`schedule.py`).
+
+    kernel [rows 4096] [row 1024]
+      %0: f32 = load in0[1024, 1]
+      %1: f32 = reduce_max %0
+      %2: f32 = sub %0, %1
+      %3: f32 = exp %2
+      %4: f32 = reduce_add %3
+      %5: f32 = div %3, %4
+      store out0[1024, 1] %5
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fxkit.ir.types import short_dtype
+
+Number = bool | int | float
+
+# Element types that only memory has: in registers they are float32, already rounded.
+STORAGE_ONLY = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+REGISTERS = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
+
+SUPPORTED = REGISTERS | set(STORAGE_ONLY)
+
+# The monoids that reduce a row. `sum` of floats is kept in float64 between blocks of the row.
+MONOIDS = frozenset({"add", "mul", "max", "min", "and", "or"})
+
+
+def register_of(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which elements of `dtype` are computed."""
+    return STORAGE_ONLY.get(dtype, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory that a kernel reads or writes.
+
+    Attributes:
+        name: Its name in the kernel's text, `in0` or `out0`.
+        dtype: Element type in memory.
+        is_output: Whether the kernel writes it; outputs share memory with nothing.
+    """
+
+    name: str
+    dtype: torch.dtype
+    is_output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The address of an element: `offset + sum(stride * axis)`, in elements."""
+
+    buffer: int
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One step of the body.
+
+    Attributes:
+        op: `load`, `const`, `cast`, `round`, `reduce_<monoid>`, or a scalar operation.
+        operands: Positions of earlier instructions.
+        dtype: Register dtype of the result.
+        detail: The access of a load, the number of a constant, the storage dtype of a rounding.
+    """
+
+    op: str
+    operands: tuple[int, ...]
+    dtype: torch.dtype
+    detail: Any = None
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether it folds a row into a row scalar."""
+        return self.op.startswith("reduce_")
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write a value to memory, once for each point of the box, or once a row for a row scalar."""
+
+    access: Access
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A fused kernel.
+
+    Attributes:
+        sizes: Size of each axis; those of the row come last.
+        row_rank: How many of the axes form the row. 0 in a kernel without reductions.
+        buffers: Memory it touches: inputs in the order of its arguments, then outputs.
+        body: Instructions, each after its operands.
+        stores: What is written.
+    """
+
+    sizes: tuple[int, ...]
+    row_rank: int
+    buffers: tuple[Buffer, ...]
+    body: tuple[Instruction, ...]
+    stores: tuple[Store, ...]
+
+    @property
+    def row_sizes(self) -> tuple[int, ...]:
+        """Sizes of the axes that form the row."""
+        return self.sizes[len(self.sizes) - self.row_rank :]
+
+    @property
+    def outer_sizes(self) -> tuple[int, ...]:
+        """Sizes of the axes that say which row it is."""
+        return self.sizes[: len(self.sizes) - self.row_rank]
+
+    @property
+    def points(self) -> int:
+        """Number of points in the box."""
+        return math.prod(self.sizes)
+
+    def row_wide(self) -> list[bool]:
+        """Tell for each instruction whether its value varies along the row."""
+        wide: list[bool] = []
+        rank = self.row_rank
+        for instruction in self.body:
+            if instruction.op == "load":
+                strides = instruction.detail.strides
+                wide.append(any(strides[len(strides) - rank :]))
+            elif instruction.is_reduction:
+                wide.append(False)
+            else:
+                wide.append(any(wide[operand] for operand in instruction.operands))
+        return wide
+
+    def __str__(self) -> str:
+        lines = [f"kernel {list(self.outer_sizes)} {list(self.row_sizes)}"]
+        for position, i in enumerate(self.body):
+            operands = ", ".join(f"%{o}" for o in i.operands)
+            lines.append(
+                f"  %{position}: {short_dtype(i.dtype)} = {i.op} {operands}{self._detail(i)}"
+            )
+        lines += [f"  store {self._address(s.access)} %{s.value}" for s in self.stores]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _detail(self, instruction: Instruction) -> str:
+        detail = instruction.detail
+        if isinstance(detail, Access):
+            return self._address(detail)
+        if isinstance(detail, torch.dtype):
+            return f" to {short_dtype(detail)}"
+        return "" if detail is None else f"{detail}"
+
+    def _address(self, access: Access) -> str:
+        offset = f" + {access.offset}" if access.offset else ""
+        return f"{self.buffers[access.buffer].name}{list(access.strides)}{offset}"
+
+
+@dataclass(eq=False, slots=True)
+class Ref:
+    """A value of a body under construction; arithmetic on it appends instructions."""
+
+    builder: Builder
+    position: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Register dtype."""
+        return self.builder.body[self.position].dtype
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a floating-point number."""
+        return self.dtype.is_floating_point
+
+    def _binary(self, op: str, other: Operand, dtype: torch.dtype | None = None) -> Ref:
+        return self.builder.scalar(op, self, other, dtype=dtype)
+
+    def _reflected(self, op: str, other: Number) -> Ref:
+        return self.builder.scalar(op, self.builder.const(other, self.dtype), self)
+
+    def __add__(self, other: Operand) -> Ref:
+        return self._binary("add", other)
+
+    def __radd__(self, other: Number) -> Ref:
+        return self._reflected("add", other)
+
+    def __sub__(self, other: Operand) -> Ref:
+        return self._binary("sub", other)
+
+    def __rsub__(self, other: Number) -> Ref:
+        return self._reflected("sub", other)
+
+    def __mul__(self, other: Operand) -> Ref:
+        return self._binary("mul", other)
+
+    def __rmul__(self, other: Number) -> Ref:
+        return self._reflected("mul", other)
+
+    def __truediv__(self, other: Operand) -> Ref:
+        return self._binary("div", other)
+
+    def __rtruediv__(self, other: Number) -> Ref:
+        return self._reflected("div", other)
+
+    def __neg__(self) -> Ref:
+        return self.builder.scalar("neg", self)
+
+    def __lt__(self, other: Operand) -> Ref:
+        return self._binary("lt", other, torch.bool)
+
+    def __le__(self, other: Operand) -> Ref:
+        return self._binary("le", other, torch.bool)
+
+    def __gt__(self, other: Operand) -> Ref:
+        return self._binary("gt", other, torch.bool)
+
+    def __ge__(self, other: Operand) -> Ref:
+        return self._binary("ge", other, torch.bool)
+
+    def equals(self, other: Operand) -> Ref:
+        """Compare for equality; `==` itself stays identity, as Python containers need it."""
+        return self._binary("eq", other, torch.bool)
+
+    def differs(self, other: Operand) -> Ref:
+        """Compare for inequality."""
+        return self._binary("ne", other, torch.bool)
+
+    def __and__(self, other: Operand) -> Ref:
+        return self._binary("and", other)
+
+    def __or__(self, other: Operand) -> Ref:
+        return self._binary("or", other)
+
+    def __xor__(self, other: Operand) -> Ref:
+        return self._binary("xor", other)
+
+    def __invert__(self) -> Ref:
+        return self.builder.scalar("not", self)
+
+    def cast(self, dtype: torch.dtype) -> Ref:
+        """Convert to a dtype; to one that only memory has, by rounding."""
+        return self.builder.cast(self, dtype)
+
+
+Operand = Ref | Number
+
+
+@dataclass(slots=True)
+class Builder:
+    """Builds the body of a kernel; equal instructions are made once."""
+
+    body: list[Instruction] = field(default_factory=list)
+    _known: dict[Instruction, int] = field(default_factory=dict)
+
+    def append(self, instruction: Instruction) -> Ref:
+        """Return the value of an instruction, adding it unless an equal one is there."""
+        position = self._known.get(instruction)
+        if position is None:
+            position = len(self.body)
+            self._known[instruction] = position
+            self.body.append(instruction)
+        return Ref(self, position)
+
+    def load(self, access: Access, dtype: torch.dtype) -> Ref:
+        """Read an element of memory that holds `dtype`."""
+        return self.append(Instruction("load", (), register_of(dtype), access))
+
+    def const(self, value: Number, dtype: torch.dtype) -> Ref:
+        """Make a number of `dtype`, rounded as torch rounds a Python number."""
+        rounded = round_number(value, dtype)
+        return self.append(Instruction("const", (), register_of(dtype), _Bits(rounded)))
+
+    def scalar(self, op: str, *operands: Operand, dtype: torch.dtype | None = None) -> Ref:
+        """Apply a scalar operation; Python numbers take the dtype of the first `Ref` operand."""
+        model = next(operand for operand in operands if isinstance(operand, Ref))
+        refs = [o if isinstance(o, Ref) else self.const(o, model.dtype) for o in operands]
+        positions = tuple(ref.position for ref in refs)
+        return self.append(Instruction(op, positions, dtype or refs[0].dtype))
+
+    def reduce(self, monoid: str, value: Ref) -> Ref:
+        """Fold a value along the row."""
+        return self.append(Instruction(f"reduce_{monoid}", (value.position,), value.dtype))
+
+    def cast(self, value: Ref, dtype: torch.dtype) -> Ref:
+        """Convert a value; see `Ref.cast`."""
+        register = register_of(dtype)
+        if value.dtype != register:
+            value = self.append(Instruction("cast", (value.position,), register))
+        if dtype in STORAGE_ONLY and not self._is_rounded(value, dtype):
+            value = self.append(Instruction("round", (value.position,), register, dtype))
+        return value
+
+    def _is_rounded(self, value: Ref, dtype: torch.dtype) -> bool:
+        instruction = self.body[value.position]
+        return instruction.op == "round" and instruction.detail == dtype
+
+
+class _Bits:
+    """A number that equals only itself: -0.0 is not 0.0, and a NaN equals the same NaN."""
+
+    __slots__ = ("_key", "value")
+
+    def __init__(self, value: Number) -> None:
+        self.value = value
+        self._key = (type(value), struct.pack("d", value) if type(value) is float else value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bits) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def round_number(value: Number, dtype: torch.dtype) -> Number:
+    """Return a Python number as torch converts it to `dtype`."""
+    if dtype == torch.bool:
+        return bool(value)
+    if not dtype.is_floating_point:
+        return int(value)
+    if dtype == torch.float64:
+        return float(value)
+    return torch.tensor(float(value), dtype=torch.float64).to(dtype).item()
+
+
+def distinct_axes(strides: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:
+    """Group neighbouring axes that every access walks as one; axes of size 1 are dropped.
+
+    Returns:
+        Groups of axis positions, outermost first. Merging `i` and `j = i + 1` is right when each
+        access has `stride[i] == stride[j] * size[j]`.
+    """
+    groups: list[list[int]] = []
+    for axis, size in enumerate(sizes):
+        if size == 1:
+            continue
+        previous = groups[-1][-1] if groups else None
+        if previous is not None and all(s[previous] == s[axis] * size for s in strides):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return groups

@@ -1,0 +1,316 @@
+"""Which calls a kernel can compute, and where in a region's space their values lie.
+
+`place` is asked for one node at a time, in graph order. It answers with the coordinates of the
+node's value, or raises `Unfusable` with the reason, in words for the person who reads the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.ir.op import Attribute, Call, resolve
+from fxkit.ir.types import TensorType, short_dtype, type_of
+from fxkit.lower import row_ops, scalar_ops
+from fxkit.lower.loop_ir import SUPPORTED
+from fxkit.lower.region_space import ONE, Coordinates, RegionSpace, is_axis
+from fxkit.lower.row_ops import RowOp
+from fxkit.lower.scalar_ops import ScalarOp, Unfusable
+
+_ALIASING = frozenset(
+    "aten.alias aten.detach aten.contiguous aten.expand aten.expand_as aten.unsqueeze aten.squeeze "
+    "aten.transpose aten.t aten.permute aten.view aten.reshape aten.view_as aten.mT "
+    "aten.dropout python.identity python.getitem".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A call that a kernel may be able to compute.
+
+    Attributes:
+        node: The node.
+        call: Its operator and arguments.
+        row: The row of one of the two tables.
+        operands: Operand name → node, attribute of the module, number or None.
+        type: Type of its (first) result.
+    """
+
+    node: fx.Node
+    call: Call
+    row: ScalarOp | RowOp
+    operands: Mapping[str, Any]
+    type: TensorType
+
+    @property
+    def tensors(self) -> Iterator[fx.Node | Attribute]:
+        """The operands that are tensors."""
+        return (v for v in self.operands.values() if isinstance(v, (fx.Node, Attribute)))
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes that the row's function takes, by name."""
+        names = self.row.attributes
+        return {n: self.call.arguments.get(n) for n in names if n in self.call.arguments}
+
+
+def row_of(name: str) -> ScalarOp | RowOp | None:
+    """Return the table's row of an operator."""
+    return scalar_ops.TABLE.get(name) or row_ops.TABLE.get(name)
+
+
+def is_candidate(node: fx.Node) -> bool:
+    """Tell whether a node is pointwise or normalises, so that the report owes it an answer."""
+    call = resolve(node)
+    if call is None or is_alias(node):
+        return False
+    if row_of(call.name) or row_of(call.name.removesuffix("_")):
+        return isinstance(_first(type_of(node)), TensorType | None)
+    overload = call.operator.overload
+    return overload is not None and torch.Tag.pointwise in overload.tags
+
+
+def candidate(node: fx.Node, root: torch.nn.Module) -> Candidate:
+    """Return a node as a candidate.
+
+    Raises:
+        Unfusable: When no kernel can compute it, wherever it stands.
+    """
+    call = resolve(node)
+    row = call and row_of(call.name)
+    if call is None or row is None:
+        raise Unfusable(_no_row(call))
+    result = _first(type_of(node))
+    _check_type(result, "its result")
+    if isinstance(type_of(node), tuple) and not all(_takes_first(user) for user in node.users):
+        raise Unfusable("more than the first of its results is used")
+    arguments = _arguments(call)
+    operands = {name: arguments.get(name) for name in row.operands}
+    for name, value in operands.items():
+        if isinstance(value, (fx.Node, Attribute)):
+            _check_type(operand_type(value, root), f"its operand {name}")
+        elif value is not None and not isinstance(value, (bool, int, float)):
+            raise Unfusable(f"its operand {name} is {type(value).__name__}")
+    found = Candidate(node, Call(call.operator, arguments), row, operands, result)
+    if not any(found.tensors):
+        raise Unfusable("it has no tensor operand")
+    for name, value in found.attributes.items():
+        if _holds_node(value):
+            raise Unfusable(f"its argument {name} is a number computed at run time")
+    return found
+
+
+def _takes_first(user: fx.Node) -> bool:
+    call = resolve(user)
+    return call is not None and call.name == "python.getitem" and call.arguments.get("1") == 0
+
+
+def _no_row(call: Call | None) -> str:
+    name = call.name if call else "it"
+    if name.endswith("_") and row_of(name.removesuffix("_")):
+        return "it changes its operand in place"
+    return f"the table of operators has no row for {name}"
+
+
+def _arguments(call: Call) -> Mapping[str, Any]:
+    """Return arguments by name, also for a Python function that has no schema."""
+    if call.name != "torch.nn.functional.normalize":
+        return call.arguments
+    names = ("input", "p", "dim", "eps", "out")
+    given = {names[int(k)] if k.isdigit() else k: v for k, v in call.arguments.items()}
+    merged = {"p": 2.0, "dim": 1, "eps": 1e-12, **given}
+    if merged.pop("out", None) is not None:
+        raise Unfusable("it writes to a tensor that was passed as out")
+    return {**merged, "self": merged.pop("input")}
+
+
+def _holds_node(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_holds_node(v) for v in value)
+    return isinstance(value, (fx.Node, Attribute))
+
+
+def _first(value_type: Any) -> Any:
+    return value_type[0] if isinstance(value_type, tuple) and value_type else value_type
+
+
+def operand_type(operand: fx.Node | Attribute, root: torch.nn.Module) -> Any:
+    """Return the type of an operand."""
+    if isinstance(operand, fx.Node):
+        return type_of(operand)
+    value: Any = root
+    for atom in operand.path.split("."):
+        value = getattr(value, atom)
+    return TensorType.of(value)
+
+
+def _check_type(known: Any, what: str) -> None:
+    if not isinstance(known, TensorType):
+        given = "not known" if known is None else f"{type(known).__name__}, not a tensor"
+        raise Unfusable(f"the type of {what} is {given}")
+    if known.device.type != "cpu":
+        raise Unfusable(f"{what} is on {known.device}")
+    if known.dtype not in SUPPORTED:
+        raise Unfusable(f"{what} is {short_dtype(known.dtype)}, which kernels do not compute")
+    if known.stride is None:
+        raise Unfusable(f"{what} is not strided")
+    if not all(isinstance(size, int) for size in known.shape):
+        raise Unfusable(f"the shape of {what} is symbolic")
+    if known.numel == 0:
+        raise Unfusable(f"{what} has no elements")
+
+
+def place(
+    found: Candidate,
+    space: RegionSpace,
+    inside: Mapping[fx.Node, Coordinates],
+    root: torch.nn.Module,
+) -> Coordinates:
+    """Return the coordinates of a candidate's value in a region.
+
+    Args:
+        found: The candidate.
+        space: The region's space; a first reduction fixes its reduced axes.
+        inside: Coordinates of the values that the region has already.
+        root: The module that owns the graph.
+
+    Raises:
+        Unfusable: When it does not fit into the region.
+    """
+    if isinstance(found.row, RowOp):
+        return _place_row(found, found.row, space, inside, root)
+    operands = [inside[t] for t in found.tensors if isinstance(t, fx.Node) and t in inside]
+    if not operands:
+        return _place_beside(found.type.shape, space)
+    return space.broadcast(operands, found.type.shape)
+
+
+def _place_beside(shape: Sequence[int], space: RegionSpace) -> Coordinates:
+    if tuple(shape) != space.sizes:
+        raise Unfusable("its shape is not that of its neighbours")
+    return space.identity
+
+
+def _place_row(
+    found: Candidate,
+    row: RowOp,
+    space: RegionSpace,
+    inside: Mapping[fx.Node, Coordinates],
+    root: torch.nn.Module,
+) -> Coordinates:
+    operand = found.operands[row.operands[0]]
+    shape = operand_type(operand, root).shape
+    coordinates = inside.get(operand) if isinstance(operand, fx.Node) else None
+    if coordinates is None:
+        coordinates = _place_beside(shape, space)
+    for name in row.operands[1:]:
+        other = found.operands[name]
+        if isinstance(other, fx.Node) and other in inside:
+            space.broadcast([coordinates, inside[other]], shape)
+    dims = row.axes(found.call.arguments, len(shape))
+    keepdim = bool(found.call.arguments.get("keepdim", row.name == "aten.native_layer_norm"))
+    scalars = space.reduce(coordinates, dims, keepdim)
+    return coordinates if row.keeps_row else scalars
+
+
+def first_space(found: Candidate, root: torch.nn.Module) -> RegionSpace:
+    """Return the space of a region that begins with this candidate."""
+    if isinstance(found.row, RowOp):
+        return RegionSpace(tuple(operand_type(found.operands[found.row.operands[0]], root).shape))
+    return RegionSpace(tuple(found.type.shape))
+
+
+def is_alias(node: fx.Node) -> bool:
+    """Tell whether a node returns its operand, or a view of all its elements and no others."""
+    call = resolve(node)
+    result = type_of(node)
+    if call is None or not isinstance(result, TensorType):
+        return False
+    source = _alias_source(call)
+    operand = type_of(source) if source is not None else None
+    if call.name == "python.getitem":
+        return isinstance(operand, tuple) and isinstance(call.arguments.get("1"), int)
+    if not isinstance(operand, TensorType) or operand.dtype != result.dtype:
+        return False
+    if call.name == "aten.dropout":
+        return call.arguments.get("train") is False
+    if call.name in ("aten.to", "aten.type_as"):
+        return operand == result and not call.arguments.get("copy")
+    return call.name in _ALIASING
+
+
+def _alias_source(call: Call) -> fx.Node | None:
+    for name in ("self", "input", "0"):
+        value = call.arguments.get(name)
+        if isinstance(value, fx.Node):
+            return value
+    return None
+
+
+def place_alias(
+    node: fx.Node, space: RegionSpace, inside: Mapping[fx.Node, Coordinates]
+) -> tuple[fx.Node, Coordinates]:
+    """Return the value inside a region that a view is of, and the view's coordinates.
+
+    Raises:
+        Unfusable: When the view changes more than the order, number or extent of dimensions.
+    """
+    call = resolve(node)
+    source = _alias_source(call) if call else None
+    if call is None or source not in inside:
+        raise Unfusable("it is no view of a value in the region")
+    before, after = type_of(source), type_of(node)
+    coordinates = inside[source]
+    if isinstance(before, tuple):
+        if call.arguments["1"] != 0:
+            raise Unfusable("only the first of several results is fused")
+        return source, coordinates
+    if call.name in ("aten.transpose", "aten.t", "aten.permute", "aten.mT"):
+        order = _order(call, len(coordinates))
+        return source, tuple(coordinates[d] for d in order)
+    return source, space.fit(_reshaped(coordinates, before.shape, after.shape), after.shape)
+
+
+def _order(call: Call, rank: int) -> list[int]:
+    """Return, for each dimension of a transposed view, the operand's dimension."""
+    arguments = call.arguments
+    if "dims" in arguments:
+        return [d % rank for d in arguments["dims"]]
+    order = list(range(rank))
+    if rank >= 2:
+        a, b = arguments.get("dim0", -2) % rank, arguments.get("dim1", -1) % rank
+        order[a], order[b] = order[b], order[a]
+    return order
+
+
+def _reshaped(
+    coordinates: Coordinates, before: Sequence[int], after: Sequence[int]
+) -> list[int | None]:
+    """Follow dimensions through a view that adds, drops or expands dimensions of size 1."""
+    if _long(before) != _long(after):
+        return _expanded(coordinates, before, after)
+    axes = iter(c for c, size in zip(coordinates, before, strict=True) if size != 1)
+    ones = {d: c for d, c in enumerate(coordinates) if c is not None and not is_axis(c)}
+    same_rank = len(before) == len(after)
+    return [
+        next(axes) if size != 1 else (ones.get(d, ONE) if same_rank else ONE)
+        for d, size in enumerate(after)
+    ]
+
+
+def _expanded(
+    coordinates: Coordinates, before: Sequence[int], after: Sequence[int]
+) -> list[int | None]:
+    lead = len(after) - len(before)
+    fits = lead >= 0 and all(a == b or b == 1 for a, b in zip(after[lead:], before, strict=True))
+    if not fits:
+        raise Unfusable("it regroups the dimensions of a value in the region")
+    return [ONE] * lead + list(coordinates)
+
+
+def _long(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]

@@ -1,0 +1,202 @@
+"""The graph that runs: one call for each kernel, and every other node as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.emit import Emitted, Operand, emit, outputs_of
+from fxkit.lower.kernel_call import KernelCall
+from fxkit.lower.loop_ir import Kernel
+from fxkit.lower.placement import operand_type
+from fxkit.lower.regions import Group, Partition, Region
+from fxkit.lower.scalar_ops import Unfusable
+
+
+@dataclass
+class Plan:
+    """A partition made into a graph of kernel calls.
+
+    Attributes:
+        graph: The graph that runs.
+        kernels: Name in the C++ text → kernel; equal regions share one.
+        calls: Region name → the call of its kernel.
+        regions: What became of each candidate.
+    """
+
+    graph: fx.Graph
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    calls: dict[str, KernelCall] = field(default_factory=dict)
+    kernel_of: dict[str, str] = field(default_factory=dict)
+    regions: list[Region] = field(default_factory=list)
+
+
+def make_plan(gm: fx.GraphModule, partition: Partition) -> Plan:
+    """Return the graph that runs a partition; its kernels are not built yet."""
+    return _Planner(gm, partition).run()
+
+
+class _Planner:
+    def __init__(self, gm: fx.GraphModule, partition: Partition) -> None:
+        self._gm = gm
+        self._partition = partition
+        self._reasons = dict(partition.reasons)
+        self._position = {node: position for position, node in enumerate(gm.graph.nodes)}
+        self._plan = Plan(fx.Graph(gm))
+        self._names: dict[Kernel, str] = {}
+        self._env: dict[fx.Node, fx.Node] = {}
+
+    def run(self) -> Plan:
+        for step in self._partition.steps:
+            if isinstance(step, fx.Node):
+                self._copy(step)
+            else:
+                self._add_group(step)
+        left = sorted(self._reasons, key=self._position.__getitem__)
+        for node in left:
+            self._plan.regions.append(
+                Region(node.name, (node.name,), None, self._reasons[node], None)
+            )
+        return self._plan
+
+    def _copy(self, node: fx.Node) -> None:
+        self._env[node] = self._plan.graph.node_copy(node, self._env.__getitem__)
+
+    def _add_group(self, group: Group) -> None:
+        inside = [*(m.node for m in group.members), *group.aliases]
+        inside.sort(key=self._position.__getitem__)
+        outputs = outputs_of(group)
+        try:
+            emitted = emit(group, outputs, self._gm) if outputs else None
+        except Unfusable as reason:
+            self._reasons.update((m.node, reason.message) for m in group.members)
+            emitted = None
+        if emitted is None:
+            for node in inside:
+                self._copy(node)
+            return
+        self._call(group, emitted, inside)
+        self._repeat_views(group, inside)
+
+    def _call(self, group: Group, emitted: Emitted, inside: list[fx.Node]) -> None:
+        """Add the call of a group's kernel, and a node for each of its results."""
+        plan = self._plan
+        kernel = self._names.setdefault(emitted.kernel, f"kernel_{len(self._names)}")
+        plan.kernels[kernel] = emitted.kernel
+        name = f"region_{len(plan.calls)}"
+        inputs = [operand_type(operand, self._gm) for operand in emitted.inputs]
+        results = [_tensor_type(node) for node in emitted.outputs]
+        eager = _Eager(self._gm, emitted, inside)
+        call = KernelCall(name, emitted.kernel, inputs, results, eager)
+        plan.calls[name], plan.kernel_of[name] = call, kernel
+        node = plan.graph.call_function(call, tuple(self._input(o) for o in emitted.inputs))
+        for position, output in enumerate(emitted.outputs):
+            self._env[output] = node if len(results) == 1 else plan.graph.call_function(
+                _item, (node, position)
+            )  # fmt: skip
+        plan.regions.append(
+            Region(
+                name,
+                tuple(n.name for n in inside if n not in group.aliases),
+                kernel,
+                None,
+                _traffic(group, self._gm) - sum(_bytes(t) for t in (*inputs, *results)),
+            )
+        )
+
+    def _input(self, operand: Operand) -> fx.Node:
+        if isinstance(operand, fx.Node):
+            return self._env[operand]
+        return self._plan.graph.get_attr(operand.path)
+
+    def _repeat_views(self, group: Group, inside: Iterable[fx.Node]) -> None:
+        """Make the views of a region's results that are used outside of it."""
+        wanted = {
+            alias
+            for alias in group.aliases
+            if any(user not in group.coordinates for user in alias.users)
+        }
+        for alias in list(wanted):
+            while (alias := group.aliases[alias]) in group.aliases:
+                wanted.add(alias)
+        for node in inside:
+            if node not in wanted:
+                continue
+            source = group.aliases[node]
+            if isinstance(type_of(source), tuple):
+                self._env[node] = self._env[source]
+            else:
+                self._copy(node)
+
+
+def _item(values: tuple[torch.Tensor, ...], position: int) -> torch.Tensor:
+    return values[position]
+
+
+def _tensor_type(node: fx.Node) -> TensorType:
+    known = type_of(node)
+    return known[0] if isinstance(known, tuple) else known
+
+
+def _traffic(group: Group, root: torch.nn.Module) -> int:
+    """Return the bytes that eager reads and writes for a group, operator by operator."""
+    total = 0
+    for member in group.members:
+        total += _bytes(member.type)
+        total += sum(_bytes(operand_type(t, root)) for t in member.tensors)
+    return total
+
+
+def _bytes(known: TensorType) -> int:
+    """Return the bytes that a tensor's distinct elements take."""
+    count = known.dtype.itemsize
+    for size, stride in zip(known.shape, known.stride or known.shape, strict=True):
+        count *= size if stride else 1
+    return count
+
+
+class _Eager:
+    """Computes a region with torch, from the same inputs; made when it is first needed."""
+
+    def __init__(self, gm: fx.GraphModule, emitted: Emitted, inside: list[fx.Node]) -> None:
+        self._gm = gm
+        self._emitted = emitted
+        self._inside = inside
+        self._run: Callable[..., Any] | None = None
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        if self._run is None:
+            self._run = python_function(self._graph())
+        return self._run(self._gm, *tensors)
+
+    def _graph(self) -> fx.Graph:
+        graph = fx.Graph(self._gm)
+        env: dict[fx.Node, fx.Node] = {}
+        for position, operand in enumerate(self._emitted.inputs):
+            placeholder = graph.placeholder(f"input_{position}")
+            if isinstance(operand, fx.Node):
+                env[operand] = placeholder
+        for node in self._inside:
+            env[node] = graph.node_copy(node, env.__getitem__)
+        results = [
+            graph.call_function(_item, (env[n], 0)) if isinstance(type_of(n), tuple) else env[n]
+            for n in self._emitted.outputs
+        ]
+        graph.output(results[0] if len(results) == 1 else tuple(results))
+        return graph
+
+
+def python_function(graph: fx.Graph) -> Callable[..., Any]:
+    """Return a graph as a function of the module that owns its attributes, and its inputs.
+
+    Nothing is copied: parameters are read from the module at each call.
+    """
+    code = graph.python_code(root_module="self")
+    namespace: dict[str, Any] = dict(code.globals)
+    exec(compile(code.src, "<fxkit kernels>", "exec"), namespace)  # noqa: S102
+    return namespace["forward"]

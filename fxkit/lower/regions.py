@@ -1,0 +1,371 @@
+"""Which nodes share a kernel.
+
+The graph is put into a new order, in time linear in its edges: everything that can't be fused runs
+as soon as it is ready; then a region opens at the first fusable node that is left and takes in every
+ready node that fits, until none does. The members of a region stand next to each other in that
+order, so no path leaves a region and returns to it. Effects are edges like any other: nothing
+changes places with a write, a random draw or an unknown call that it must not pass.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from fxkit.analysis.effects import AliasSets, effects_of
+from fxkit.lower.placement import (
+    Candidate,
+    candidate,
+    first_space,
+    is_alias,
+    is_candidate,
+    place,
+    place_alias,
+)
+from fxkit.lower.region_space import Coordinates, RegionSpace
+from fxkit.lower.row_ops import RowOp
+from fxkit.lower.scalar_ops import Unfusable
+
+# A kernel of more operators takes the compiler long and runs out of registers.
+MAX_MEMBERS = 48
+
+
+@dataclass(frozen=True)
+class Region:
+    """What became of a group of nodes.
+
+    Attributes:
+        name: Name of the region.
+        nodes: Names of its nodes, in graph order.
+        kernel: Name of the kernel that computes them, or None when eager does.
+        reason: Why eager computes them, in words; None for a fused region.
+        bytes_saved: Bytes of memory traffic that the fusion saves; None when eager computes them.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    kernel: str | None
+    reason: str | None
+    bytes_saved: int | None
+
+
+@dataclass
+class Group:
+    """A region as it grows.
+
+    Attributes:
+        space: Its iteration space.
+        members: What it computes, in an order in which operands come first.
+        aliases: Views of its values; they compute nothing.
+        coordinates: Where each of its values lies.
+        reads: Tensors from outside that it reads.
+    """
+
+    space: RegionSpace
+    members: list[Candidate] = field(default_factory=list)
+    aliases: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    coordinates: dict[fx.Node, Coordinates] = field(default_factory=dict)
+    reads: set[fx.Node] = field(default_factory=set)
+
+    def takes(self, found: Candidate, root: fx.GraphModule) -> bool:
+        """Take a candidate in when it fits and has to do with the region."""
+        tensors = {t for t in found.tensors if isinstance(t, fx.Node)}
+        is_related = not self.members or any(
+            t in self.coordinates or t in self.reads for t in tensors
+        )
+        if not is_related or len(self.members) >= MAX_MEMBERS:
+            return False
+        try:
+            self.coordinates[found.node] = place(found, self.space, self.coordinates, root)
+        except Unfusable:
+            return False
+        self.members.append(found)
+        self.reads |= {t for t in tensors if t not in self.coordinates}
+        return True
+
+    def takes_alias(self, node: fx.Node) -> bool:
+        """Take a view of one of its values in, when a kernel can follow it."""
+        try:
+            source, coordinates = place_alias(node, self.space, self.coordinates)
+        except Unfusable:
+            return False
+        self.aliases[node] = source
+        self.coordinates[node] = coordinates
+        return True
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When a kernel pays.
+
+    Attributes:
+        min_members: A region of this many operators always does: each saves a pass over memory.
+        min_points: A single costly operator does from this many elements on.
+    """
+
+    min_members: int = 2
+    min_points: int = 1024
+
+    def objection(self, group: Group) -> str | None:
+        """Return why eager is as fast for a region, or None when a kernel pays."""
+        if len(group.members) >= self.min_members:
+            return None
+        row = group.members[0].row
+        if group.space.points < self.min_points:
+            return (
+                f"it stands alone and has {group.space.points} elements: a call of eager's "
+                "kernel costs as little"
+            )
+        if not isinstance(row, RowOp) and not row.heavy:
+            return (
+                "no neighbour can join it, and alone it only moves memory, which eager's kernel "
+                "does as fast"
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The graph in its new order.
+
+    Attributes:
+        steps: Single nodes that eager runs, and groups that become one kernel each.
+        reasons: Candidates that eager runs, each with its reason.
+    """
+
+    steps: list[fx.Node | Group]
+    reasons: dict[fx.Node, str]
+
+
+def partition(gm: fx.GraphModule, policy: Policy | None = None) -> Partition:
+    """Divide a graph into kernels and nodes that eager runs.
+
+    Args:
+        gm: The module; every node has its type.
+        policy: When a kernel pays.
+    """
+    return _Partitioner(gm, policy or Policy()).run()
+
+
+class _Partitioner:
+    def __init__(self, gm: fx.GraphModule, policy: Policy) -> None:
+        self._gm = gm
+        self._policy = policy
+        self._order = {node: position for position, node in enumerate(gm.graph.nodes)}
+        self._next = _edges(gm.graph)
+        self._waits_for = dict.fromkeys(self._order, 0)
+        for targets in self._next.values():
+            for target in targets:
+                self._waits_for[target] += 1
+        self._ready = _Ready(self._order)
+        self._fusable = _Ready(self._order)
+        self._candidates: dict[fx.Node, Candidate] = {}
+        self._steps: list[fx.Node | Group] = []
+        self._reasons: dict[fx.Node, str] = {}
+
+    def run(self) -> Partition:
+        for node, count in self._waits_for.items():
+            if count == 0:
+                self._offer(node)
+        while self._ready or self._fusable:
+            while self._ready:
+                self._emit(self._ready.pop())
+            if self._fusable:
+                self._close(self._grow(self._fusable.pop()))
+        return Partition(self._steps, self._reasons)
+
+    def _offer(self, node: fx.Node) -> None:
+        """Queue a node all of whose operands are there."""
+        if not is_candidate(node):
+            self._ready.push(node)
+            return
+        try:
+            self._candidates[node] = candidate(node, self._gm)
+        except Unfusable as reason:
+            self._reasons[node] = reason.message
+            self._ready.push(node)
+            return
+        self._fusable.push(node)
+
+    def _emit(self, node: fx.Node) -> None:
+        self._steps.append(node)
+        self._release(node)
+
+    def _release(self, node: fx.Node) -> list[fx.Node]:
+        """Queue what waited for a node, and return it."""
+        freed = []
+        for target in self._next[node]:
+            self._waits_for[target] -= 1
+            if self._waits_for[target] == 0:
+                self._offer(target)
+                freed.append(target)
+        return freed
+
+    def _grow(self, first: fx.Node) -> Group:
+        """Open a region and take in whatever is ready, related and fits, in graph order."""
+        group = Group(first_space(self._candidates[first], self._gm))
+        waiting = _Ready(self._order, [first])
+        self._fusable.push(first)
+        while waiting:
+            node = waiting.pop()
+            if self._joins(node, group):
+                for near in (*self._release(node), *self._siblings(node)):
+                    waiting.push(near)
+        if not group.members:
+            self._fusable.remove(first)
+            self._refuse(first, group)
+        return group
+
+    def _siblings(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Yield the fusable nodes that read what a node reads."""
+        for operand in node.all_input_nodes:
+            yield from (user for user in operand.users if user in self._fusable)
+
+    def _refuse(self, node: fx.Node, group: Group) -> None:
+        """Leave to eager what fits into no region, not even one of its own."""
+        try:
+            place(self._candidates[node], group.space, {}, self._gm)
+        except Unfusable as reason:
+            self._reasons[node] = reason.message
+        self._emit(node)
+
+    def _joins(self, node: fx.Node, group: Group) -> bool:
+        if node in self._candidates:
+            if node not in self._fusable or not group.takes(self._candidates[node], self._gm):
+                return False
+            self._fusable.remove(node)
+            return True
+        if is_alias(node) and node in self._ready and group.takes_alias(node):
+            self._ready.remove(node)
+            return True
+        return False
+
+    def _close(self, group: Group) -> None:
+        if not group.members:
+            return
+        objection = self._policy.objection(group)
+        if objection is None:
+            self._steps.append(group)
+            return
+        nodes = [*(m.node for m in group.members), *group.aliases]
+        self._reasons.update((m.node, objection) for m in group.members)
+        self._steps.extend(sorted(nodes, key=self._order.__getitem__))
+
+
+class _Ready:
+    """A queue of nodes in graph order, from which any node can be taken."""
+
+    def __init__(self, order: dict[fx.Node, int], nodes: list[fx.Node] | None = None) -> None:
+        self._order = order
+        self._heap: list[tuple[int, fx.Node]] = []
+        self._held: set[fx.Node] = set()
+        for node in nodes or ():
+            self.push(node)
+
+    def push(self, node: fx.Node) -> None:
+        if node not in self._held:
+            self._held.add(node)
+            heapq.heappush(self._heap, (self._order[node], node))
+
+    def pop(self) -> fx.Node:
+        self._drop_taken()
+        node = heapq.heappop(self._heap)[1]
+        self._held.remove(node)
+        return node
+
+    def remove(self, node: fx.Node) -> None:
+        self._held.remove(node)
+
+    def _drop_taken(self) -> None:
+        while self._heap and self._heap[0][1] not in self._held:
+            heapq.heappop(self._heap)
+
+    def __contains__(self, node: fx.Node) -> bool:
+        return node in self._held
+
+    def __iter__(self) -> Iterator[fx.Node]:
+        return iter(self._held)
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+
+def _edges(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """Return, for each node, the nodes that must come after it, each once."""
+    after: dict[fx.Node, dict[fx.Node, None]] = {node: {} for node in graph.nodes}
+    for node in graph.nodes:
+        for operand in node.all_input_nodes:
+            after[operand][node] = None
+    _add_inputs_and_output(graph, after)
+    _add_effects(graph, after)
+    return {node: list(targets) for node, targets in after.items()}
+
+
+def _add_inputs_and_output(graph: fx.Graph, after: dict[fx.Node, dict[fx.Node, None]]) -> None:
+    """Keep placeholders in their order, and the output last."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    output = next((node for node in graph.nodes if node.op == "output"), None)
+    for before, node in zip(inputs, inputs[1:], strict=False):
+        after[before][node] = None
+    for node in graph.nodes:
+        if output is not None and node is not output:
+            after[node][output] = None
+
+
+def _add_effects(graph: fx.Graph, after: dict[fx.Node, dict[fx.Node, None]]) -> None:
+    """Order what touches written memory, draws random numbers, or may do anything."""
+    aliases = AliasSets(graph)
+    position = {node: index for index, node in enumerate(graph.nodes)}
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    barrier: fx.Node | None = None
+    since_barrier: list[fx.Node] = []
+    last_random: fx.Node | None = None
+    for node in graph.nodes:
+        if barrier is not None:
+            after[barrier][node] = None
+        if _is_barrier(node, aliases, inputs):
+            for earlier in since_barrier:
+                after[earlier][node] = None
+            barrier, since_barrier = node, []
+        since_barrier.append(node)
+        if effects_of(node).is_random:
+            if last_random is not None:
+                after[last_random][node] = None
+            last_random = node
+        _add_writers(node, aliases, position, after)
+
+
+def _is_barrier(node: fx.Node, aliases: AliasSets, inputs: list[fx.Node]) -> bool:
+    """Tell whether nothing may change places with a node.
+
+    That holds for a write to an input too, since the caller may pass overlapping tensors.
+    """
+    effects = effects_of(node)
+    if effects.is_opaque or effects.is_global:
+        return True
+    return any(
+        not isinstance(written, fx.Node) or any(aliases.may_alias(written, i) for i in inputs)
+        for written in effects.writes
+    )
+
+
+def _add_writers(
+    node: fx.Node,
+    aliases: AliasSets,
+    position: Mapping[fx.Node, int],
+    after: dict[fx.Node, dict[fx.Node, None]],
+) -> None:
+    """Put a node after the last write before it to memory that it touches, and before the next."""
+    key: Callable[[fx.Node], int] = position.__getitem__
+    for touched in (node, *node.all_input_nodes):
+        writers = aliases.writers(touched)
+        before = bisect_left(writers, position[node], key=key) - 1
+        following = bisect_right(writers, position[node], key=key)
+        if before >= 0:
+            after[writers[before]][node] = None
+        if following < len(writers):
+            after[node][writers[following]] = None

@@ -1,0 +1,113 @@
+"""What this machine builds with: compiler, flags, C library, processor."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fxkit import config
+from fxkit.errors import BuildError
+
+# Same numbers as eager: no contraction, no re-association. Floating-point traps and errno, which
+# nothing reads, would stop the compiler from making vector code.
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-fvisibility=default",
+)
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler and how it is called.
+
+    Attributes:
+        compiler: Path of the C++ compiler.
+        flags: Flags for compiling.
+        glibc: Version of the C library where it has vector functions, else None.
+        identity: Text that differs wherever a kernel built elsewhere might not fit.
+    """
+
+    compiler: str
+    flags: tuple[str, ...]
+    glibc: tuple[int, int] | None
+    identity: str
+
+
+def current() -> Toolchain:
+    """Return the toolchain that the configuration asks for.
+
+    Raises:
+        BuildError: When there is no C++ compiler.
+    """
+    return _toolchain(config.current().cxx)
+
+
+@functools.cache
+def _toolchain(asked: str | None) -> Toolchain:
+    names = (asked,) if asked else ("g++", "c++")
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        raise BuildError(
+            f"expected a C++ compiler, got none: looked for {' and '.join(names)} on the PATH",
+            hint="install g++, or point FXKIT_CXX at a compiler",
+        )
+    flags = (*FLAGS, "-fopenmp" if _shares_openmp(found) else "-fopenmp-simd")
+    return Toolchain(found, flags, vector_library(), _identity(found))
+
+
+def _identity(compiler: str) -> str:
+    """Identify compiler, processor and torch without starting the compiler."""
+    binary = Path(compiler).resolve()
+    state = binary.stat()
+    return "\n".join(
+        [
+            f"{binary} {state.st_size} {state.st_mtime_ns}",
+            platform.machine(),
+            _processor(),
+            torch.__version__,
+            os.confstr("CS_GNU_LIBC_VERSION") or "" if platform.system() == "Linux" else "",
+        ]
+    )
+
+
+def _processor() -> str:
+    """Return what the processor can do, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    found = re.search(r"^(flags|Features)\s*:.*$", info.read_text(), re.MULTILINE)
+    model = re.search(r"^model name\s*:.*$", info.read_text(), re.MULTILINE)
+    return "\n".join(m.group(0) for m in (model, found) if m)
+
+
+def vector_library() -> tuple[int, int] | None:
+    """Return the version of glibc on x86-64, whose libmvec has vector functions, else None."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return None
+    found = re.match(r"glibc (\d+)\.(\d+)", os.confstr("CS_GNU_LIBC_VERSION") or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _shares_openmp(compiler: str) -> bool:
+    """Tell whether a kernel's threads can be those of the OpenMP runtime that torch has loaded.
+
+    A kernel is not linked with a runtime of its own: its calls find torch's. Two runtimes in one
+    process would each start a full set of threads.
+    """
+    if "clang" in Path(compiler).resolve().name:
+        return False
+    return hasattr(ctypes.CDLL(None), "GOMP_parallel")

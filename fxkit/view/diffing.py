@@ -298,9 +298,8 @@ def _lines(change: Change) -> Iterator[str]:
     notes = [*change.why, *(f"by {name}" for name in change.by)]
     note = f"    # {change.kind}: {', '.join(notes)}" if notes else f"    # {change.kind}"
     if change.kind in ("added", "removed"):
-        before, after = (
-            ", ".join(f"%{name}" for name in names) for names in (change.before, change.after)
-        )
+        before = ", ".join(f"%{name}" for name in change.before)
+    after = ", ".join(f"%{name}" for name in change.after)
     yield f"{sign} {before}{note}" if before == after else f"{sign} {before} → {after}{note}"
     yield from (f"  - {text}" for text in change.old)
     yield from (f"  + {text}" for text in change.new)

@@ -1,0 +1,222 @@
+"""The contents of a report's sections, as HTML without a page around it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fxkit.view.page import escape
+from fxkit.view.profile_result import Profile
+from fxkit.view.text_table import duration, plural, quantity
+
+_NUMBER = re.compile(r"[-+−]?[\d,.]+(?:e[-+]?\d+)?\s*(?:[%×xkMGTµnms]\w*)?/?s?|[?–-]?")
+
+
+def tiles(facts: Mapping[str, object]) -> str:
+    """Show a few facts large."""
+    shown = "".join(
+        f"<div><dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd></div>"
+        for name, value in facts.items()
+    )
+    return f'<dl class="fx-tiles">{shown}</dl>'
+
+
+def table(
+    headers: Sequence[str], rows: Iterable[Sequence[object]], *, sortable: bool = True
+) -> str:
+    """Show rows; columns that hold nothing but numbers stand to the right."""
+    cells = [[("" if cell is None else str(cell)) for cell in row] for row in rows]
+    numeric = [
+        bool(cells) and all(_NUMBER.fullmatch(row[i].strip()) for row in cells if i < len(row))
+        for i in range(len(headers))
+    ]
+    classes = [' class="fx-num"' if is_number else "" for is_number in numeric]
+    head = "".join(f"<th{c}>{escape(h)}</th>" for h, c in zip(headers, classes, strict=True))
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{c}>{_lines(cell)}</td>" for cell, c in zip(row, classes, strict=False))
+        + "</tr>"
+        for row in cells
+    )
+    kind = "fx-table fx-sortable" if sortable and len(cells) > 2 else "fx-table"
+    return (
+        f'<div class="fx-scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def bars(values: Mapping[str, float], texts: Mapping[str, str]) -> str:
+    """Compare a few numbers by length; the second and later ones are coloured."""
+    most = max((abs(value) for value in values.values()), default=0.0) or 1.0
+    rows = "".join(
+        f'<b>{escape(name)}</b><i class="{"fx-second" if i else ""}" '
+        f'style="width:{100 * abs(value) / most:.2f}%"></i><span>{escape(texts[name])}</span>'
+        for i, (name, value) in enumerate(values.items())
+    )
+    return f'<div class="fx-bars">{rows}</div>'
+
+
+def passes(records: Iterable[Any]) -> str:
+    """Show what each pass did: records with `name`, `seconds`, `nodes_before`, ... ."""
+    rows = []
+    for number, record in enumerate(records, start=1):
+        before, after = record.nodes_before, record.nodes_after
+        hits = Counter(record.rewrites)
+        rules = "".join(
+            f'<span class="fx-pill">{escape(str(name))} × {count:,}</span>'
+            for name, count in hits.most_common()
+        )
+        change = f"{after - before:+,}" if after != before else "0"
+        tone = "fx-good" if after < before else "fx-muted"
+        rows.append(
+            f'<tr><td class="fx-num">{number}</td><td><b>{escape(record.name)}</b></td>'
+            f'<td class="fx-num">{before:,}</td><td class="fx-num">{after:,}</td>'
+            f'<td class="fx-num {tone}">{change}</td><td>{rules or _nothing(before, after)}</td>'
+            f'<td class="fx-num">{duration(record.seconds)}</td></tr>'
+        )
+    head = (
+        '<th class="fx-num">#</th><th>pass</th><th class="fx-num">nodes before</th>'
+        '<th class="fx-num">after</th><th class="fx-num">change</th><th>rewrites by rule</th>'
+        '<th class="fx-num">time</th>'
+    )
+    return (
+        f'<div class="fx-scroll"><table class="fx-table"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _nothing(before: int, after: int) -> str:
+    return '<span class="fx-muted">nothing to do</span>' if before == after else ""
+
+
+def regions(found: Sequence[Any]) -> str:
+    """Show regions with `name`, `nodes`, `kernel`, `reason` and `bytes_saved`."""
+    fused = [region for region in found if region.kernel is not None]
+    left = [region for region in found if region.kernel is None]
+    saved = sum(region.bytes_saved or 0 for region in fused)
+    facts = {
+        "kernels": len({region.kernel for region in fused}),
+        "regions fused": len(fused),
+        "nodes in them": sum(len(region.nodes) for region in fused),
+        "memory traffic saved, a call": quantity(saved, "B"),
+        "nodes left to eager": sum(len(region.nodes) for region in left),
+    }
+    parts = [tiles(facts)]
+    if fused:
+        parts.append("<h3>fused</h3>" + _fused(fused))
+    if left:
+        parts.append("<h3>not fused, and why</h3>" + _left(left))
+    return "".join(parts)
+
+
+def _fused(found: Sequence[Any]) -> str:
+    rows = "".join(
+        f'<tr><td><code>{escape(r.name)}</code></td><td><span class="fx-pill fx-yes">'
+        f'{escape(str(r.kernel))}</span></td><td class="fx-num">{len(r.nodes)}</td>'
+        f'<td>{_nodes(r.nodes)}</td><td class="fx-num" data-v="{r.bytes_saved or 0}">'
+        f"{quantity(r.bytes_saved, 'B')}</td></tr>"
+        for r in found
+    )
+    return (
+        '<div class="fx-scroll"><table class="fx-table fx-sortable"><thead><tr><th>region</th>'
+        '<th>kernel</th><th class="fx-num">nodes</th><th>which</th>'
+        f'<th class="fx-num">bytes saved</th></tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def _left(found: Sequence[Any]) -> str:
+    reasons: dict[str, list[str]] = {}
+    for region in found:
+        reasons.setdefault(region.reason or "no reason recorded", []).extend(region.nodes)
+    ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
+    rows = "".join(
+        f'<tr><td class="fx-num">{len(names)}</td><td>{escape(reason)}</td>'
+        f"<td>{_nodes(names)}</td></tr>"
+        for reason, names in ordered
+    )
+    return (
+        '<div class="fx-scroll"><table class="fx-table"><thead><tr><th class="fx-num">nodes</th>'
+        f"<th>reason</th><th>which</th></tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _nodes(names: Sequence[str], limit: int = 8) -> str:
+    shown = "".join(f'<code class="fx-pill">{escape(name)}</code>' for name in names[:limit])
+    if len(names) <= limit:
+        return shown
+    rest = "".join(f'<code class="fx-pill">{escape(name)}</code>' for name in names[limit:])
+    return f"{shown}<details><summary>{len(names) - limit} more</summary>{rest}</details>"
+
+
+def profiles(before: Profile, after: Profile | None, names: tuple[str, str]) -> str:
+    """Show where the time goes; with a second profile, side by side by operator."""
+    if after is None:
+        return before.html_fragment()
+    return (
+        _end_to_end(before, after, names)
+        + "<h3>by operator</h3>"
+        + _twins(before, after, names)
+        + _folded(f"{names[0]}: all of it", before)
+        + _folded(f"{names[1]}: all of it", after)
+    )
+
+
+def _end_to_end(before: Profile, after: Profile, names: tuple[str, str]) -> str:
+    values = dict(zip(names, (before.end_to_end or 0.0, after.end_to_end or 0.0), strict=True))
+    texts = {name: duration(value) for name, value in values.items()}
+    if before.end_to_end and after.end_to_end:
+        texts[names[1]] += f"  ({before.end_to_end / after.end_to_end:.2f} × as fast)"
+    return bars(values, texts)
+
+
+def _twins(before: Profile, after: Profile, names: tuple[str, str]) -> str:
+    first = {entry.key: entry for entry in before.entries(group_by="op")}
+    second = {entry.key: entry for entry in after.entries(group_by="op")}
+    seconds = [e.seconds or 0.0 for e in (*first.values(), *second.values())]
+    most = max(seconds, default=0.0) or 1.0
+    rows = []
+    for key in sorted(
+        {**first, **second},
+        key=lambda k: -max(_seconds(first.get(k)), _seconds(second.get(k))),
+    ):
+        cells = []
+        for entry, kind in ((first.get(key), ""), (second.get(key), "fx-second")):
+            spent = _seconds(entry)
+            text = f"{duration(spent)} · {plural(entry.nodes, 'node')}" if entry else "–"
+            cells.append(
+                f'<td class="fx-bar-cell" data-v="{spent}"><i class="{kind}" '
+                f'style="width:{100 * spent / most:.1f}%"></i><span>{text}</span></td>'
+            )
+        rows.append(f"<tr><td><code>{escape(key)}</code></td>{''.join(cells)}</tr>")
+    return (
+        '<div class="fx-scroll"><table class="fx-table fx-sortable fx-twin"><thead><tr>'
+        f"<th>operator</th><th>{escape(names[0])}</th><th>{escape(names[1])}</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _seconds(entry: Any) -> float:
+    return (entry.seconds or 0.0) if entry is not None else 0.0
+
+
+def _folded(title: str, profile: Profile) -> str:
+    return (
+        f'<details class="fx-fold" style="margin-top:14px"><summary>{escape(title)}</summary>'
+        f'<div style="padding:4px 16px 14px">{profile.html_fragment(limit=25)}</div></details>'
+    )
+
+
+def errors(values: Mapping[str, float], reference: str) -> str:
+    """Compare errors by length, and say how the others stand to the first one."""
+    texts = {name: f"{value:.2e}" for name, value in values.items()}
+    names = list(values)
+    for name in names[1:]:
+        if values[names[0]]:
+            texts[name] += f"  ({values[name] / values[names[0]]:.2f} × that of {names[0]})"
+    return f'<p class="fx-muted">against {escape(reference)}</p>' + bars(values, texts)
+
+
+def _lines(cell: str) -> str:
+    return "<br>".join(escape(line) for line in cell.split("\n"))

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from fxkit.passes.manager import PassManager
     from fxkit.patterns.engine import find, rewrite
     from fxkit.patterns.reasons import explain
-    from fxkit.patterns.rule import rule
+    from fxkit.patterns.rewriting import rule
     from fxkit.tracing import capture, symbolic_trace
     from fxkit.view import diff, draw, profile, tree
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "symbolic_trace": "fxkit.tracing",
+    "symbolic_trace": "fxkit.tracing.symbolic",
     "capture": "fxkit.tracing",
     "graph": "fxkit.analysis.objects",
     "propagate_types": "fxkit.analysis.tensor_types",

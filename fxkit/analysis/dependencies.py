@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Callable, Iterable
 
 from torch import fx
 
-from fxkit.analysis.effects import AliasSets, effects_of
+from fxkit.analysis.effects import AliasSets, Effects, effects_of
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -31,7 +32,6 @@ class EffectOrder:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.aliases = AliasSets(graph)
-        self.position = {node: index for index, node in enumerate(graph.nodes)}
 
     def may_swap(self, a: fx.Node, b: fx.Node) -> bool:
         """Tell whether two nodes, neither computed from the other, may change places."""
@@ -46,11 +46,10 @@ class EffectOrder:
 
     def written_between(self, node: fx.Node, first: fx.Node, last: fx.Node) -> fx.Node | None:
         """Return a node strictly between two others that may write to a node's memory, or None."""
-        start, end = self.position[first], self.position[last]
-        for writer in self.aliases.writers(node):
-            if start < self.position[writer] < end:
-                return writer
-        return None
+        writers = self.aliases.writers(node)
+        start = bisect.bisect_right(writers, first._sort_key, key=lambda n: n._sort_key)
+        inside = writers[start : start + 1]
+        return inside[0] if inside and inside[0] < last else None
 
     def _touches(self, writer: fx.Node, other: fx.Node) -> bool:
         """Tell whether `writer` writes to memory that `other` reads, writes or returns."""
@@ -62,20 +61,18 @@ class EffectOrder:
         return False
 
 
-def _is_global(effects: object) -> bool:
-    return bool(
-        getattr(effects, "is_random", False)
-        or getattr(effects, "is_opaque", False)
-        or getattr(effects, "is_global", False)
-    )
+def _is_global(effects: Effects) -> bool:
+    return effects.is_random or effects.is_opaque or effects.is_global
 
 
-def _reach(nodes: Iterable[fx.Node], neighbours: object) -> set[fx.Node]:
+def _reach(
+    nodes: Iterable[fx.Node], neighbours: Callable[[fx.Node], Iterable[fx.Node]]
+) -> set[fx.Node]:
     seen: set[fx.Node] = set()
-    stack = [n for node in nodes for n in neighbours(node)]  # type: ignore[operator]
+    stack = [n for node in nodes for n in neighbours(node)]
     while stack:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
-            stack.extend(neighbours(node))  # type: ignore[operator]
+            stack.extend(neighbours(node))
     return seen

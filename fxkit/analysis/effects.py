@@ -181,23 +181,45 @@ class AliasSets:
 
     def may_alias(self, a: fx.Node, b: fx.Node) -> bool:
         """Tell whether two nodes may share memory."""
-        return self._root(a) is self._root(b)
+        return self.root(a) is self.root(b)
 
     def writers(self, node: fx.Node) -> list[fx.Node]:
         """Return the nodes that may write to a node's memory, in graph order."""
         if self._writers is None:
             self._writers = {}
             for writer in self._graph.nodes:
-                roots = {self._root(w) for w in effects_of(writer).writes if w in self._parent}
+                roots = {self.root(w) for w in effects_of(writer).writes if w in self._parent}
                 for root in roots:
                     self._writers.setdefault(root, []).append(writer)
-        return self._writers.get(self._root(node), [])
+        return self._writers.get(self.root(node), [])
 
     def is_written(self, node: fx.Node) -> bool:
         """Tell whether any node may write to a node's memory."""
         return bool(self.writers(node))
 
-    def _root(self, node: fx.Node) -> fx.Node:
+    def add(self, node: fx.Node) -> None:
+        """Take in a node that was inserted after the sets were made.
+
+        Cost: linear in its operands, and in the writers of its memory when it writes.
+        """
+        self._parent[node] = node
+        for operand in effects_of(node).aliases:
+            self._join_writers(operand, node)
+        if effects_of(node).writes:
+            self._writers = None
+
+    def _join_writers(self, a: fx.Node, b: fx.Node) -> None:
+        one, other = self.root(a), self.root(b)
+        if one is other:
+            return
+        self._join(one, other)
+        if self._writers is not None:
+            merged = [*self._writers.pop(one, []), *self._writers.pop(other, [])]
+            if merged:
+                self._writers[self.root(one)] = sorted(merged, key=lambda n: n._sort_key)
+
+    def root(self, node: fx.Node) -> fx.Node:
+        """Return the node that stands for the alias set of `node`; it changes when sets are joined."""
         root = node
         while self._parent[root] is not root:
             root = self._parent[root]
@@ -206,7 +228,7 @@ class AliasSets:
         return root
 
     def _join(self, a: fx.Node, b: fx.Node) -> None:
-        self._parent[self._root(a)] = self._root(b)
+        self._parent[self.root(a)] = self.root(b)
 
 
 def _attribute_key(node: fx.Node) -> int:

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from fxkit.errors import FxkitError, InvalidGraphError
 from fxkit.ir.printer import format_node, format_source, format_type
-from fxkit.ir.types import set_type, type_of_value
+from fxkit.ir.types import TensorType, set_type, type_of, type_of_value
 
 
 @contextmanager
@@ -56,6 +57,70 @@ def propagate_types(
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
+
+
+def infer_type(node: fx.Node) -> Any:
+    """Work out one node's type from its operands' recorded types, and record it.
+
+    Returns:
+        The type as `type_of` gives it; None when an operand's is not known or the operator can't
+        run on fake tensors, and then nothing is recorded.
+    """
+    operands = node.all_input_nodes
+    if node.op == "get_attr":
+        found = _attribute(node.graph.owning_module, str(node.target))
+        known = type_of_value(found) if isinstance(found, torch.Tensor) else None
+    elif node.op == "placeholder" or any(type_of(o) is None for o in operands):
+        return type_of(node)
+    else:
+        known = _run_on_fakes(node)
+    if known is not None:
+        set_type(node, known)
+    return known
+
+
+def _run_on_fakes(node: fx.Node) -> Any:
+    """Run one call on fake tensors of its operands' types."""
+    root = node.graph.owning_module
+    with fake_mode(), torch.no_grad():
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: fake_value(type_of(n)))
+        try:
+            if node.op == "call_function":
+                return type_of_value(node.target(*args, **kwargs))
+            if node.op == "call_method":
+                return type_of_value(getattr(args[0], node.target)(*args[1:], **kwargs))
+            return type_of_value(
+                _call_fake_module(_attribute(root, str(node.target)), args, kwargs)
+            )
+        except (RuntimeError, TypeError, ValueError, AttributeError):
+            return None
+
+
+def fake_value(value_type: Any) -> Any:
+    """Make a value of a recorded type; inside `fake_mode` its tensors take no memory."""
+    if isinstance(value_type, TensorType):
+        if value_type.stride is None:
+            return torch.empty(value_type.shape, dtype=value_type.dtype, device=value_type.device)
+        return torch.empty_strided(
+            value_type.shape, value_type.stride, dtype=value_type.dtype, device=value_type.device
+        )
+    if isinstance(value_type, (tuple, list)) and not isinstance(value_type, torch.Size):
+        return type(value_type)(fake_value(v) for v in value_type)
+    if isinstance(value_type, dict):
+        return {key: fake_value(v) for key, v in value_type.items()}
+    return value_type
+
+
+def _call_fake_module(module: Any, args: Any, kwargs: Any) -> Any:
+    tensors = {name: fake_value(TensorType.of(t)) for name, t in _tensors_of(module)}
+    return torch.func.functional_call(module, tensors, args, kwargs)
+
+
+def _attribute(root: Any, path: str) -> Any:
+    found = root
+    for atom in path.split("."):
+        found = getattr(found, atom)
+    return found
 
 
 class _TypeInterpreter(fx.Interpreter):

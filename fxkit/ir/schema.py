@@ -90,10 +90,17 @@ class Signature:
         return bound
 
     def pack(self, args: Sequence[Any]) -> Sequence[Any] | None:
-        """Gather trailing integers into one list: `x.view(2, 3)` → `x.view([2, 3])`."""
+        """Gather trailing integers into one list: `x.view(2, 3)` → `x.view([2, 3])`.
+
+        A single node of unknown type is taken for the whole list: `x.view(shape)`.
+        """
         for position, parameter in enumerate(self.positional):
             if parameter.kind in ("int[]", "Tensor[]") and len(args) > position:
-                return (*args[:position], list(args[position:]))
+                packed = list(args[position:])
+                alone = packed[0] if len(packed) == 1 else None
+                if isinstance(alone, fx.Node) and type_of(alone) is None:
+                    return None
+                return (*args[:position], packed)
         return None
 
     def _named(self, name: str) -> _Parameter | None:

@@ -1,0 +1,365 @@
+"""Find patterns and apply rules, in time proportional to the graph.
+
+Rules are indexed by the operator of their root: a rule costs nothing at nodes of other operators.
+A worklist visits the nodes in order; a rewrite puts the nodes that it made, and their users, back
+on it. The whole run is one edit session: rolled back on any error, recompiled once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+from torch.fx.node import map_arg
+
+from fxkit import config
+from fxkit.analysis.tensor_types import infer_type
+from fxkit.errors import RewriteError
+from fxkit.ir import provenance
+from fxkit.ir.op import Attribute, resolve
+from fxkit.ir.session import EditSession, edit
+from fxkit.ir.types import KEY as TYPE_KEY
+from fxkit.ir.types import set_type
+from fxkit.patterns.matching import Match, Miss, match_at
+from fxkit.patterns.pattern import Pattern, pattern
+from fxkit.patterns.rewriting import Rule
+from fxkit.patterns.safety import Safety
+
+# A rule whose result it rewrites again and again, this often in a row, is taken to have no end.
+_MAX_GENERATIONS = 64
+
+
+@dataclass(frozen=True)
+class Site:
+    """One application of a rule.
+
+    Attributes:
+        rule: Name of the rule.
+        root: Name of the node that the pattern's root had matched.
+        replaced: Names of the nodes that went.
+        inserted: Names of the nodes that came.
+        source: The user's line of the root, as text, if it is known.
+    """
+
+    rule: str
+    root: str
+    replaced: tuple[str, ...]
+    inserted: tuple[str, ...]
+    source: str | None = None
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        made = ", ".join(f"%{name}" for name in self.inserted) or "its operand"
+        return f"{self.rule} at %{self.root}{where}: {len(self.replaced)} nodes -> {made}"
+
+
+@dataclass
+class _Tally:
+    tries: int = 0
+    hits: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class RewriteReport:
+    """What a run of rules did.
+
+    Attributes:
+        sites: Every application, in the order in which they were made.
+        refusals: Matches that were not rewritten, with the reason.
+        tallies: Rule → tries, hits, refused, seconds.
+        stopped: Why the run ended before its fixpoint, or None.
+    """
+
+    sites: tuple[Site, ...]
+    refusals: tuple[tuple[str, str, str], ...] = ()
+    tallies: dict[str, _Tally] = field(default_factory=dict)
+    stopped: str | None = None
+
+    @property
+    def count(self) -> int:
+        """How many rewrites were made."""
+        return len(self.sites)
+
+    @property
+    def hits(self) -> Counter[str]:
+        """Rewrites by rule."""
+        return Counter(site.rule for site in self.sites)
+
+    def table(self) -> str:
+        """Return rules with tries, hits, refusals and time as text; rules never tried are left out."""
+        rows = [("rule", "tries", "hits", "refused", "ms")]
+        for name, tally in sorted(self.tallies.items(), key=lambda item: -item[1].hits):
+            rows.append((name, str(tally.tries), str(tally.hits), str(tally.refused),
+                         f"{tally.seconds * 1e3:.2f}"))  # fmt: skip
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [
+            "  ".join(
+                [row[0].ljust(widths[0])]
+                + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            )
+            for row in rows
+        ]
+        lines.extend(
+            f"not rewritten: {rule} at %{root}: {why}" for rule, root, why in self.refusals
+        )
+        return "\n".join(lines if not self.stopped else [*lines, f"stopped: {self.stopped}"])
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def find(
+    gm: fx.GraphModule, wanted: Pattern | Callable[..., Any] | Rule, *, commute: bool = True
+) -> list[Match]:
+    """Return every place where a pattern occurs, in graph order; they may overlap.
+
+    Args:
+        gm: The module to search.
+        wanted: A pattern, a function that computes it, or a rule.
+        commute: Try the operands of commutative operators in both orders.
+
+    Cost: linear in the nodes.
+    """
+    if isinstance(wanted, Rule):
+        searched, where = wanted.pattern, wanted.where
+    else:
+        searched, where = pattern(wanted), None
+    operator = searched.root.operator
+    matches = []
+    for node in gm.graph.nodes:
+        call = resolve(node)
+        if call is None or call.name != operator:
+            continue
+        found = match_at(searched, node, commute=commute)
+        if isinstance(found, Match) and (where is None or where(found) is True):
+            matches.append(found)
+    return matches
+
+
+def rewrite(
+    gm: fx.GraphModule,
+    rules: Rule | Iterable[Rule],
+    *,
+    fixpoint: bool = True,
+    limit: int | None = None,
+) -> RewriteReport:
+    """Apply rules to a graph, in place.
+
+    Of the rules that match at a node, the one with the largest benefit is taken, else the first
+    given. A match that the effects around it forbid is left alone, with the reason in the report.
+
+    Args:
+        gm: The module to rewrite.
+        rules: The rules, in order of preference.
+        fixpoint: Go on with what rewrites made, until nothing matches; else visit each node of the
+            graph as it was once.
+        limit: Bound on the number of rewrites; `FXKIT_MAX_REWRITES` when left out.
+
+    Raises:
+        RewriteError: When a rule's predicate or replacement raises, or a rule goes on rewriting its
+            own result. The graph is then as it was before.
+    """
+    rules = [rules] if isinstance(rules, Rule) else list(rules)
+    limit = config.current().max_rewrites if limit is None else limit
+    with edit(gm) as session:
+        return _Run(session, rules, fixpoint, limit).report()
+
+
+class _Run:
+    """One run of rules over one graph."""
+
+    def __init__(
+        self, session: EditSession, rules: Sequence[Rule], fixpoint: bool, limit: int | None
+    ) -> None:
+        self.session = session
+        self.graph = session.graph
+        self.fixpoint = fixpoint
+        self.limit = limit
+        self.by_root: dict[str, list[Rule]] = {}
+        for candidate in sorted(rules, key=lambda r: -r.benefit):
+            self.by_root.setdefault(candidate.pattern.root.operator, []).append(candidate)
+        self.tallies: dict[str, _Tally] = {}
+        self.sites: list[Site] = []
+        self.refusals: dict[tuple[str, str], str] = {}
+        self.generation: dict[fx.Node, int] = {}
+        self._safety: Safety | None = None
+        self._queue: list[tuple[Any, int, fx.Node]] = []
+        self._queued: set[fx.Node] = set()
+
+    def report(self) -> RewriteReport:
+        for node in self.graph.nodes:
+            self._push(node)
+        stopped = None
+        while self._queue:
+            if self.limit is not None and len(self.sites) >= self.limit:
+                stopped = f"the limit of {self.limit} rewrites"
+                break
+            _, _, node = heapq.heappop(self._queue)
+            self._queued.discard(node)
+            if not node._erased:
+                self._visit(node)
+        refusals = tuple((rule, root, why) for (rule, root), why in self.refusals.items())
+        return RewriteReport(tuple(self.sites), refusals, self.tallies, stopped)
+
+    def _push(self, node: fx.Node) -> None:
+        if node in self._queued:
+            return
+        call = resolve(node)
+        if call is not None and call.name in self.by_root:
+            self._queued.add(node)
+            heapq.heappush(self._queue, (node._sort_key, id(node), node))
+
+    def _visit(self, node: fx.Node) -> None:
+        call = resolve(node)
+        if call is None:
+            return
+        for candidate in self.by_root.get(call.name, ()):
+            tally = self.tallies.setdefault(candidate.name, _Tally())
+            tally.tries += 1
+            start = time.perf_counter()
+            try:
+                if self._try(candidate, node, tally):
+                    return
+            finally:
+                tally.seconds += time.perf_counter() - start
+
+    def _try(self, candidate: Rule, node: fx.Node, tally: _Tally) -> bool:
+        found = match_at(candidate.pattern, node, commute=candidate.commute)
+        if isinstance(found, Miss):
+            return False
+        reason = refusal(candidate, found)
+        if reason is None:
+            if self._safety is None:
+                self._safety = Safety(self.graph)
+            reason = self._safety.refusal(candidate, found)
+        if reason is not None:
+            tally.refused += 1
+            self.refusals[(candidate.name, node.name)] = reason
+            return False
+        self._apply(candidate, found)
+        tally.hits += 1
+        return True
+
+    def _apply(self, candidate: Rule, match: Match) -> None:
+        generation = 1 + max(self.generation.get(n, 0) for n in match.nodes.values())
+        if generation > _MAX_GENERATIONS:
+            raise RewriteError(
+                f"expected rules to come to an end, got {generation} rewrites of the same place",
+                source=match.root.name,
+                hint=f"{candidate.name} matches what it, or another rule, made; add a where=",
+            )
+        originals = sorted(match.nodes.values(), key=lambda n: n._sort_key)
+        source = provenance.source_of(match.root)
+        with self.session.on_behalf_of(originals, candidate.name):
+            inserted, values = self._insert(candidate, match)
+            users = [u for output in match.outputs for u in output.users]
+            for output, value in zip(match.outputs, values, strict=True):
+                self._substitute(output, value)
+        gone = self._erase(originals, keep={v for v in values if isinstance(v, fx.Node)})
+        for node in inserted:
+            self.generation[node] = generation
+        self.sites.append(
+            Site(candidate.name, match.root.name, tuple(n.name for n in gone),
+                 tuple(n.name for n in inserted), None if source is None else str(source))
+        )  # fmt: skip
+        if self.fixpoint:
+            for node in (*inserted, *users):
+                if not node._erased:
+                    self._push(node)
+
+    def _insert(self, candidate: Rule, match: Match) -> tuple[list[fx.Node], list[Any]]:
+        """Copy the replacement in front of the root; return the new nodes and the results."""
+        template = candidate.template
+        made: dict[fx.Node, Any] = {}
+
+        def substitute(node: fx.Node) -> Any:
+            if node in made:
+                return made[node]
+            if node.op == "placeholder":
+                value = match.bindings[str(node.target)]
+                return self._read(value, match.root) if isinstance(value, Attribute) else value
+            return match.nodes[template.reuses[node]]
+
+        inserted: list[fx.Node] = []
+        for node in template.body:
+            made[node] = self.session.insert(
+                node.op,
+                node.target,
+                map_arg(node.args, substitute),
+                map_arg(node.kwargs, substitute),
+                before=match.root,
+                name=node.name,
+            )
+            inserted.append(made[node])
+        values = [substitute(v) if isinstance(v, fx.Node) else v for v in template.values]
+        self._type(inserted, match, values)
+        if self._safety is not None:
+            for node in inserted:
+                self._safety.inserted(node)
+        return inserted, values
+
+    def _type(self, inserted: list[fx.Node], match: Match, values: list[Any]) -> None:
+        """Give the new nodes types: the results those of what they replace."""
+        for output, value in zip(match.outputs, values, strict=True):
+            if isinstance(value, fx.Node) and TYPE_KEY in output.meta:
+                if TYPE_KEY not in value.meta:
+                    set_type(value, output.meta[TYPE_KEY])
+        for node in inserted:
+            if TYPE_KEY not in node.meta:
+                infer_type(node)
+
+    def _read(self, attribute: Attribute, place: fx.Node) -> fx.Node:
+        """Read a parameter of a module that the replacement takes apart."""
+        for node in self.graph.find_nodes(op="get_attr", target=attribute.path):
+            if node < place:
+                return node
+        return self.session.insert("get_attr", attribute.path, before=place)
+
+    def _substitute(self, output: fx.Node, value: Any) -> None:
+        if isinstance(value, fx.Node):
+            self.session.replace_uses(output, value)
+            return
+        for user in list(output.users):
+            self.session.set_args(
+                user,
+                map_arg(user.args, lambda n: value if n is output else n),
+                map_arg(user.kwargs, lambda n: value if n is output else n),
+            )
+
+    def _erase(self, originals: list[fx.Node], keep: set[fx.Node]) -> list[fx.Node]:
+        gone = []
+        for node in reversed(originals):
+            if not node.users and node not in keep:
+                self.session.erase(node)
+                gone.append(node)
+        return gone[::-1]
+
+
+def refusal(candidate: Rule, match: Match) -> str | None:
+    """Return why a rule's own predicate refuses a match, or None when it does not.
+
+    Raises:
+        RewriteError: When the predicate raises.
+    """
+    if candidate.where is None:
+        return None
+    try:
+        verdict = candidate.where(match)
+    except Exception as error:
+        raise RewriteError(
+            f"expected the predicate of {candidate.name} to answer, got "
+            f"{type(error).__name__}: {error}",
+            node=str(match),
+            source=candidate.file or None,
+            hint="return True, False or a text with the reason; a type may be None when unknown",
+        ) from error
+    if verdict is True:
+        return None
+    return verdict if isinstance(verdict, str) else "the rule's predicate says no"

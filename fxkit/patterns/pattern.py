@@ -1,0 +1,267 @@
+"""What to look for: a pattern is a small graph of operators, captures and constants.
+
+Most patterns come from a function: its parameters are captures, what it computes is the pattern.
+
+    pattern(lambda x: x * torch.sigmoid(x))
+
+A pattern written in one spelling matches all of them, and what the function leaves to a default is
+required to have the default: `torch.add(a, b)` does not match `torch.add(a, b, alpha=5)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from fxkit.errors import PatternError
+from fxkit.ir.op import Call, resolve
+from fxkit.ir.printer import format_node
+from fxkit.ir.provenance import source_of
+
+# Operators of two operands that may change places, with the names of the two.
+_COMMUTATIVE = frozenset(
+    f"aten.{name}"
+    for name in """
+    add mul maximum minimum eq ne logical_and logical_or logical_xor bitwise_and bitwise_or
+    bitwise_xor fmax fmin hypot
+    """.split()
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """Matches any operand: a node, or a constant where the schema takes one.
+
+    Attributes:
+        name: What the match calls it; the parameter of the pattern function.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """Matches one value, of the same type unless the difference can't show.
+
+    Attributes:
+        value: The number, text, dtype, or nested list of them.
+    """
+
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """Matches a call of one operator with the given arguments.
+
+    Attributes:
+        operator: Name of the operator's identity.
+        arguments: Schema name → what the argument has to match.
+        source: The line of the pattern that it came from.
+    """
+
+    operator: str
+    arguments: Mapping[str, Any]
+    source: str = ""
+
+    @property
+    def is_commutative(self) -> bool:
+        """Whether the two operands may change places: not when one of them is scaled."""
+        if self.operator not in _COMMUTATIVE or not {"self", "other"} <= self.arguments.keys():
+            return False
+        scale = self.arguments.get("alpha")
+        return scale is None or (isinstance(scale, Constant) and scale.value == 1)
+
+    def __str__(self) -> str:
+        return f"{self.operator}({', '.join(self.arguments)})"
+
+
+PatternNode = Capture | Constant | Operation
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """A pattern with its outputs.
+
+    Attributes:
+        outputs: What it matches; the last is the root, where matching begins.
+        captures: Names of the captures, in the order of the function's parameters.
+        name: What reports call it.
+    """
+
+    outputs: tuple[Operation, ...]
+    captures: tuple[str, ...]
+    name: str = "pattern"
+    operations: tuple[Operation, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operations", tuple(_operations(self.outputs)))
+
+    @property
+    def root(self) -> Operation:
+        """The operation at which matching begins."""
+        return self.outputs[-1]
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+
+def pattern(function: Callable[..., Any] | Pattern) -> Pattern:
+    """Make a pattern of a function.
+
+    Args:
+        function: Computes what to look for from its parameters. It is traced, not run: use tensor
+            operations only.
+
+    Raises:
+        PatternError: When the function can't be traced, or computes nothing.
+    """
+    if isinstance(function, Pattern):
+        return function
+    graph = trace_template(function)
+    builder = PatternBuilder(graph)
+    outputs = builder.outputs(output_values(graph))
+    return Pattern(outputs, tuple(builder.captures), getattr(function, "__name__", "pattern"))
+
+
+def trace_template(function: Callable[..., Any]) -> fx.Graph:
+    """Trace a pattern or replacement function, recording the line of each operation.
+
+    Raises:
+        PatternError: When it can't be traced.
+    """
+    from fxkit.errors import CaptureError
+    from fxkit.tracing.symbolic import symbolic_trace
+
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise PatternError(
+                f"expected named parameters, got *{parameter.name}",
+                source=_where(function),
+                hint="give each captured operand a parameter of its own",
+            )
+    try:
+        return symbolic_trace(function).graph
+    except CaptureError as error:
+        raise PatternError(
+            f"expected a function of tensor operations, got one that can't be traced: "
+            f"{error.message}",
+            source=error.source or _where(function),
+            hint="compute with tensor operations only; conditions belong into where=",
+        ) from error
+
+
+def output_values(graph: fx.Graph) -> tuple[Any, ...]:
+    """Return what a template returns, always as a tuple."""
+    returned = next(reversed(graph.nodes)).args[0]
+    return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
+
+
+class PatternBuilder:
+    """Turns the nodes of a traced template into pattern nodes, each once.
+
+    Args:
+        graph: The traced template.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.captures = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
+        self.nodes: dict[fx.Node, PatternNode] = {}
+
+    def outputs(self, values: tuple[Any, ...]) -> tuple[Operation, ...]:
+        """Build the pattern of the given results."""
+        built = tuple(self._build(value) for value in values)
+        for value in built:
+            if not isinstance(value, Operation):
+                raise PatternError(
+                    "expected a pattern that computes something, got "
+                    + (
+                        f"the parameter {value.name!r}" if isinstance(value, Capture) else "a value"
+                    ),
+                    hint="a pattern that is one parameter would match every node; "
+                    "return an operation",
+                )
+        return built  # type: ignore[return-value]
+
+    def _build(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            if value not in self.nodes:
+                self.nodes[value] = self._build_node(value)
+            return self.nodes[value]
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._build(item) for item in value)
+        return Constant(value)
+
+    def _build_node(self, node: fx.Node) -> PatternNode:
+        if node.op == "placeholder":
+            return Capture(str(node.target))
+        call = resolve(node)
+        if call is None:
+            raise PatternError(
+                f"expected operations on the parameters, got {node.op} {node.target!r}",
+                node=format_node(node),
+                hint="pass tensors that a pattern needs as parameters",
+            )
+        source = source_of(node)
+        arguments = {key: self._build(value) for key, value in call.arguments.items()}
+        return Operation(call.name, arguments, "" if source is None else str(source))
+
+
+def operand_nodes(call: Call) -> list[fx.Node]:
+    """Return the nodes among a call's arguments."""
+    found: list[fx.Node] = []
+    map_arg(list(call.arguments.values()), found.append)
+    return found
+
+
+def is_same_constant(wanted: Any, got: Any, in_floating: bool) -> bool:
+    """Tell whether a literal of a pattern equals one of a graph.
+
+    An int and a float of the same value are the same only where the other operand is known to be
+    floating point, since `i64 * 2.0` is no integer.
+    """
+    if isinstance(wanted, (list, tuple)):
+        return (
+            isinstance(got, (list, tuple))
+            and len(wanted) == len(got)
+            and all(is_same_constant(w, g, in_floating) for w, g in zip(wanted, got, strict=True))
+        )
+    if isinstance(got, (fx.Node, torch.Tensor)):
+        return False
+    if type(wanted) is type(got):
+        return wanted == got or (wanted != wanted and got != got)
+    numbers = (int, float)
+    if type(wanted) in numbers and type(got) in numbers:
+        return in_floating and wanted == got
+    return False
+
+
+def _operations(outputs: tuple[Operation, ...]) -> Iterator[Operation]:
+    """Yield the operations below the outputs, each once, operands before users."""
+    seen: set[int] = set()
+
+    def visit(value: Any) -> Iterator[Operation]:
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                yield from visit(item)
+        elif isinstance(value, Operation) and id(value) not in seen:
+            seen.add(id(value))
+            for argument in value.arguments.values():
+                yield from visit(argument)
+            yield value
+
+    for output in outputs:
+        yield from visit(output)
+
+
+def _where(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return repr(function)
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno} in {code.co_name}"

@@ -1,0 +1,213 @@
+"""A rule: what to look for, what to put in its place, and when.
+
+@rule
+def double_negation(x):
+    \"\"\"Two negations cancel.
+
+    Rewrites:
+        -(-x)  →  x
+    \"\"\"
+    return -(-x), x
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from fxkit.errors import PatternError
+from fxkit.patterns.matching import Match
+from fxkit.patterns.pattern import (
+    Operation,
+    Pattern,
+    PatternBuilder,
+    output_values,
+    pattern,
+    trace_template,
+)
+
+Where = Callable[[Match], "bool | str"]
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """What a rule puts in place of a match.
+
+    Attributes:
+        graph: The traced replacement; its placeholders are the pattern's captures.
+        values: What it returns: nodes of that graph, or constants.
+        reuses: Nodes of the graph that stand for a matched node of the pattern.
+    """
+
+    graph: fx.Graph
+    values: tuple[Any, ...]
+    reuses: Mapping[fx.Node, Operation] = field(default_factory=dict)
+
+    @functools.cached_property
+    def body(self) -> tuple[fx.Node, ...]:
+        """The nodes that it makes, operands before users: those that its values need."""
+        needed: set[fx.Node] = set()
+        stack = [value for value in self.values if isinstance(value, fx.Node)]
+        while stack:
+            node = stack.pop()
+            if node not in needed and node not in self.reuses and node.op != "placeholder":
+                needed.add(node)
+                stack.extend(node.all_input_nodes)
+        return tuple(node for node in self.graph.nodes if node in needed)
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A rewrite rule; make one with `rule`.
+
+    Attributes:
+        name: What reports call it.
+        pattern: What to look for.
+        template: What to put in its place, or a function that builds it by hand.
+        where: Predicate over the match: True, or False or a text that says why not.
+        commute: Whether operands of commutative operators match in both orders.
+        benefit: Of two rules that match at a node, the one with the larger benefit is taken.
+        exact: Whether the replacement gives the very same numbers, and not just as good ones.
+        finite_only: Whether it may differ where an operand is NaN or infinite.
+        samples: Capture → example operands, for `fxkit.testing.prove`: a shape, or a constant.
+        file: Where it was defined.
+        doc: Its docstring.
+    """
+
+    name: str
+    pattern: Pattern
+    template: Template
+    where: Where | None = None
+    commute: bool = True
+    benefit: int = 1
+    exact: bool = True
+    finite_only: bool = False
+    samples: tuple[Mapping[str, Any], ...] = ()
+    file: str = ""
+    doc: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def rule(
+    before: Callable[..., Any] | Pattern | None = None,
+    after: Callable[..., Any] | None = None,
+    *,
+    where: Where | None = None,
+    commute: bool = True,
+    benefit: int = 1,
+    exact: bool = True,
+    finite_only: bool = False,
+    samples: tuple[Mapping[str, Any], ...] = (),
+    name: str | None = None,
+) -> Any:
+    """Make a rule of two functions, or decorate one function that returns both sides.
+
+    Args:
+        before: Computes what to look for. Alone: returns `(what to look for, replacement)`.
+        after: Computes the replacement from parameters of the same names.
+        where: Predicate over the `Match`; return a text instead of False to say why not.
+        commute: Try the operands of commutative operators in both orders.
+        benefit: Preference over other rules at the same node.
+        exact: Set to False when the replacement may differ by rounding.
+        finite_only: Set to True when it may differ where an operand is NaN or infinite.
+        samples: For the proof, capture → shape or constant, for rules that need special operands.
+        name: What reports call it; the function's name when left out.
+
+    Raises:
+        PatternError: When a side can't be traced, is a bare parameter, or the sides do not agree in
+            parameters or number of results.
+
+    Example:
+        >>> import torch, fxkit
+        >>> gelu = fxkit.rule(
+        ...     lambda x: 0.5 * x * (1 + torch.erf(x * 0.7071067811865476)),
+        ...     lambda x: torch.nn.functional.gelu(x),
+        ...     exact=False,
+        ... )
+    """
+    options: dict[str, Any] = {
+        "where": where,
+        "commute": commute,
+        "benefit": benefit,
+        "exact": exact,
+        "finite_only": finite_only,
+        "samples": samples,
+    }
+    if before is None:
+        return lambda function: _from_one(function, name, options)
+    if after is None:
+        if isinstance(before, Pattern):
+            raise PatternError(
+                "expected a replacement beside the pattern, got none",
+                hint="pass a function of the same parameters as the second argument",
+            )
+        return _from_one(before, name, options)
+    return _from_two(before, after, name, options)
+
+
+def _from_one(function: Callable[..., Any], name: str | None, options: dict[str, Any]) -> Rule:
+    graph = trace_template(function)
+    sides = output_values(graph)
+    if len(sides) != 2:
+        raise PatternError(
+            f"expected a rule function to return (before, after), got {len(sides)} value(s)",
+            hint="return both sides, or call rule(pattern_fn, replacement_fn)",
+        )
+    wanted = sides[0] if isinstance(sides[0], (tuple, list)) else (sides[0],)
+    values = sides[1] if isinstance(sides[1], (tuple, list)) else (sides[1],)
+    builder = PatternBuilder(graph)
+    outputs = builder.outputs(tuple(wanted))
+    found = Pattern(outputs, tuple(builder.captures), name or function.__name__)
+    reuses = {n: p for n, p in builder.nodes.items() if isinstance(p, Operation)}
+    return _make(function, found, Template(graph, tuple(values), reuses), options)
+
+
+def _from_two(
+    before: Callable[..., Any] | Pattern,
+    after: Callable[..., Any],
+    name: str | None,
+    options: dict[str, Any],
+) -> Rule:
+    found = pattern(before)
+    graph = trace_template(after)
+    parameters = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
+    unknown = [p for p in parameters if p not in found.captures]
+    if unknown:
+        raise PatternError(
+            f"expected the replacement's parameters among {', '.join(found.captures)}, "
+            f"got {', '.join(unknown)}",
+            hint="give both functions parameters of the same names",
+        )
+    wished = name or getattr(before, "__name__", found.name)
+    if wished == "<lambda>":
+        wished = f"to_{getattr(after, '__name__', 'replacement')}".replace(
+            "<lambda>", "replacement"
+        )
+    named = Pattern(found.outputs, found.captures, wished)
+    return _make(after, named, Template(graph, output_values(graph)), options)
+
+
+def _make(
+    function: Callable[..., Any], found: Pattern, template: Template, options: dict[str, Any]
+) -> Rule:
+    if len(template.values) != len(found.outputs):
+        raise PatternError(
+            f"expected as many results as the pattern has, {len(found.outputs)}, "
+            f"got {len(template.values)}",
+            hint="return one replacement for each value that the pattern returns",
+        )
+    return Rule(
+        name=found.name,
+        pattern=found,
+        template=template,
+        file=inspect.getsourcefile(function) or "",
+        doc=inspect.getdoc(function) or "",
+        **options,
+    )

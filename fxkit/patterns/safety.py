@@ -1,0 +1,130 @@
+"""Why a match may not be rewritten: the effects around it.
+
+A replacement is computed where the pattern's last node stood, from the operands as they are there.
+That is the same value only when nobody wrote to them since the first matched node took them, when
+no value that vanishes is used elsewhere, and when nothing that now shares memory is written.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from fxkit.analysis.dependencies import EffectOrder
+from fxkit.analysis.effects import effects_of
+from fxkit.ir.types import TensorType, type_of
+from fxkit.patterns.matching import Match
+from fxkit.patterns.rewriting import Rule
+
+
+class Safety:
+    """Decides for one graph, and is told of each change to it.
+
+    Args:
+        graph: The graph. Cost: linear once; a decision costs what the match is large.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._order = EffectOrder(graph)
+        self._output = next(reversed(graph.nodes))
+        self._shared = self._memory_shared_with_caller(graph)
+
+    def refusal(self, rule: Rule, match: Match) -> str | None:
+        """Return why the match may not be rewritten, or None when it may."""
+        return (
+            self._escape(rule, match)
+            or self._written_operand(match)
+            or self._moved_effect(match)
+            or self._new_alias(rule, match)
+        )
+
+    def inserted(self, node: fx.Node) -> None:
+        """Take note of a node that a rewrite made."""
+        self._order.aliases.add(node)
+
+    def _escape(self, rule: Rule, match: Match) -> str | None:
+        """A vanishing value must have no user outside of the match."""
+        kept = {match.nodes[op] for op in rule.template.reuses.values() if op in match.nodes}
+        reused = {
+            match.nodes[rule.template.reuses[node]]
+            for node in self._template_inputs(rule)
+            if node in rule.template.reuses
+        }
+        matched = set(match.nodes.values())
+        for node in match.interior:
+            if node in kept and node in reused:
+                continue
+            outside = next((user for user in node.users if user not in matched), None)
+            if outside is not None:
+                return f"%{node.name} is used outside of the match too, by %{outside.name}"
+        return None
+
+    def _template_inputs(self, rule: Rule) -> set[fx.Node]:
+        used = {v for v in rule.template.values if isinstance(v, fx.Node)}
+        for node in rule.template.body:
+            used.update(node.all_input_nodes)
+        return used
+
+    def _written_operand(self, match: Match) -> str | None:
+        """No operand may change between the place where it was read and the root."""
+        matched = set(match.nodes.values())
+        for node in matched:
+            if node is match.root:
+                continue
+            for operand in node.all_input_nodes:
+                writer = self._order.written_between(operand, node, match.root)
+                if writer is not None and writer not in matched:
+                    return f"%{writer.name} may write to %{operand.name} before %{match.root.name}"
+            writer = self._order.written_between(node, node, match.root)
+            if writer is not None and writer not in matched:
+                return f"%{writer.name} may write to %{node.name} before %{match.root.name}"
+        return None
+
+    def _moved_effect(self, match: Match) -> str | None:
+        """A matched node with an effect moves to the root's place: nothing may be in its way."""
+        matched = set(match.nodes.values())
+        for node in matched:
+            if node is match.root or effects_of(node).is_pure:
+                continue
+            between = node.next
+            while between is not match.root:
+                if between not in matched and not self._order.may_swap(node, between):
+                    return f"%{node.name} may not change places with %{between.name}"
+                between = between.next
+        return None
+
+    def _new_alias(self, rule: Rule, match: Match) -> str | None:
+        """A replacement that is an operand itself shares its memory, which must not show."""
+        for output, value in zip(match.outputs, rule.template.values, strict=True):
+            operand = self._bound(rule, match, value)
+            if operand is None or not isinstance(type_of(output), (TensorType, type(None))):
+                continue
+            aliases = self._order.aliases
+            if aliases.may_alias(operand, output):
+                continue
+            for node in (operand, output):
+                if aliases.is_written(node):
+                    return (
+                        f"%{output.name} would share memory with %{operand.name}, and "
+                        f"%{aliases.writers(node)[0].name} writes to it"
+                    )
+            if self._is_shared(output) and self._is_shared(operand):
+                return f"the caller would get %{output.name} sharing memory with %{operand.name}"
+        return None
+
+    def _bound(self, rule: Rule, match: Match, value: object) -> fx.Node | None:
+        if not isinstance(value, fx.Node):
+            return None
+        if value.op == "placeholder":
+            bound = match.bindings.get(str(value.target))
+            return bound if isinstance(bound, fx.Node) else None
+        operation = rule.template.reuses.get(value)
+        return match.nodes.get(operation) if operation is not None else None
+
+    def _is_shared(self, node: fx.Node) -> bool:
+        return self._order.aliases.root(node) in self._shared
+
+    def _memory_shared_with_caller(self, graph: fx.Graph) -> set[fx.Node]:
+        """Return the alias sets of inputs, parameters and results."""
+        aliases = self._order.aliases
+        outside = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
+        return {aliases.root(n) for n in (*outside, *self._output.all_input_nodes)}

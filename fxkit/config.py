@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,20 @@ def current(environ: Mapping[str, str] | None = None) -> Config:
         backend=_choice(env, "FXKIT_BACKEND", BACKENDS),
         max_rewrites=_count(env, "FXKIT_MAX_REWRITES"),
     )
+
+
+@contextmanager
+def using_cache_dir(folder: Path) -> Iterator[None]:
+    """Keep built kernels in another folder inside the block, for the whole process."""
+    before = os.environ.get("FXKIT_CACHE_DIR")
+    os.environ["FXKIT_CACHE_DIR"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["FXKIT_CACHE_DIR"]
+        else:
+            os.environ["FXKIT_CACHE_DIR"] = before
 
 
 def _cache_dir(env: Mapping[str, str]) -> Path:

@@ -1,0 +1,281 @@
+"""The steps of the demo, in order; each does one thing to the model and prints what came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+import fxkit
+from fxkit.demo import judge, model, sentences
+from fxkit.demo.building import Built, build
+from fxkit.demo.progress import progress
+from fxkit.demo.timing import in_turn, machine
+from fxkit.errors import UnsupportedError
+from fxkit.passes.manager import PassResult
+from fxkit.tracing import Captured
+from fxkit.view.report import Report
+from fxkit.view.text_table import duration, percent, plural, quantity, table
+
+Write = Callable[[str], object]
+
+TREE_LINES = 14
+KERNELS_SHOWN = 8
+QUERIES = (0, 8, 16, 28)
+NEIGHBOURS = 3
+ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What goes through the steps.
+
+    Attributes:
+        texts: The sentences.
+        encoder: The model.
+        inputs: Token ids and mask of the sentences, i64[B, T] each.
+    """
+
+    texts: tuple[str, ...]
+    encoder: model.SentenceEncoder
+    inputs: tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How good the embeddings are.
+
+    Attributes:
+        eager_error: Error of eager against float64, relative, by norm.
+        error: The same of fxkit.
+        eager: Neighbours by eager's embeddings.
+        ours: Neighbours by fxkit's.
+    """
+
+    eager_error: float
+    error: float
+    eager: list[list[judge.Neighbour]]
+    ours: list[list[judge.Neighbour]]
+
+
+def run(
+    *, out: Path, sentences: int | None = None, with_peer: bool = False, write: Write = print
+) -> None:
+    """Run the whole demo.
+
+    Args:
+        out: Folder for the drawing and the report; made when it is not there.
+        sentences: How many sentences are encoded; all when left out.
+        with_peer: Time torch.compile too.
+        write: Takes each piece of text.
+
+    Raises:
+        FxkitError: When something that the demo needs is missing, or a step fails.
+    """
+    prepare_folder(out)
+    write(f"fxkit {fxkit.__version__}, torch {torch.__version__}, {machine()}")
+    subject = load(sentences, write)
+    captured = capture(subject, write)
+    result = rewrite(captured.graph_module, subject, write)
+    built = lower(result.graph_module, subject, write)
+    verdict = compare(subject, built, write)
+    times = measure(subject, built, with_peer, write)
+    save(subject, captured, result, built, verdict, times, out, write)
+
+
+def prepare_folder(out: Path) -> None:
+    """Make the folder for the results, before any time is spent."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".fxkit"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UnsupportedError(
+            f"expected a folder that can be written to, got {out}: {error.strerror}",
+            hint="name another one: python -m fxkit demo --out DIR",
+        ) from error
+
+
+def load(count: int | None, write: Write) -> Subject:
+    """Load the model and tokenise the sentences."""
+    _heading("model", write)
+    with progress("loading the model") as watch:
+        demo = model.load()
+        texts = sentences.ALL[:count]
+        inputs = demo.inputs(texts)
+    parameters = sum(p.numel() for p in demo.encoder.parameters())
+    write(
+        f"all-MiniLM-L6-v2, {quantity(parameters)} parameters, loaded in {duration(watch.seconds)}\n"
+        f"{plural(len(texts), 'sentence')} as token ids i64{list(inputs[0].shape)}"
+    )
+    return Subject(texts, demo.encoder, inputs)
+
+
+def capture(subject: Subject, write: Write) -> Captured:
+    """Record the model's program as one graph and show its modules."""
+    _heading("capture", write)
+    with progress("running the model once"):
+        subject.encoder(*subject.inputs)
+    with progress("capturing") as watch:
+        captured = fxkit.capture(subject.encoder, subject.inputs)
+    nodes = len(captured.graph_module.graph.nodes)
+    write(
+        f"{plural(nodes, 'node')} in {duration(watch.seconds)} ({duration(watch.seconds / nodes)} "
+        f"a node), {plural(len(captured.guards), 'guard')}\n"
+    )
+    write(fxkit.tree(captured.graph_module).head(TREE_LINES))
+    return captured
+
+
+def rewrite(gm: fx.GraphModule, subject: Subject, write: Write) -> PassResult:
+    """Run the inference pipeline, verified after each pass."""
+    _heading("passes", write)
+    manager = fxkit.PassManager(fxkit.passes.inference(), verify="each", args=subject.inputs)
+    with progress("running the passes"):
+        result = manager.run(gm)
+    write(result.table())
+    return result
+
+
+def lower(gm: fx.GraphModule, subject: Subject, write: Write) -> Built:
+    """Fuse regions into C++ kernels; tell what was fused, and why the rest was not."""
+    _heading("regions", write)
+    with progress("compiling kernels"):
+        built = build(gm, subject.inputs)
+    for note in built.notes:
+        write(f"note: {note}")
+    fused = [region for region in built.module.regions if region.kernel]
+    left = [region for region in built.module.regions if not region.kernel]
+    write(_kernel_table(fused))
+    nodes, candidates = _size(fused), _size(fused) + _size(left)
+    write(
+        f"\n{nodes} of {candidates} pointwise and normalising nodes "
+        f"({percent(nodes, candidates)}) run in {plural(len(fused), 'kernel')}"
+    )
+    if left:
+        write(_reason_table(left))
+    write(
+        f"\nbuilt from nothing in {duration(built.cold)}, from the cache in {duration(built.warm)}"
+    )
+    return built
+
+
+def _size(regions: list[Any]) -> int:
+    return sum(len(region.nodes) for region in regions)
+
+
+def _kernel_table(fused: list[Any]) -> str:
+    """Show each kernel once, with how many regions it serves, the largest savings first."""
+    uses = Counter(region.kernel for region in fused)
+    first = {region.kernel: region for region in reversed(fused)}
+    saved = Counter[str]()
+    for region in fused:
+        saved[region.kernel] += region.bytes_saved or 0
+    rows = [
+        [kernel, f"× {uses[kernel]}", str(len(first[kernel].nodes)), quantity(total, "B"),
+         ", ".join(first[kernel].nodes)]
+        for kernel, total in saved.most_common(KERNELS_SHOWN)
+    ]  # fmt: skip
+    text = table(["kernel", "used", "nodes", "saved", "computes"], rows, align="<>>>")
+    hidden = len(uses) - len(rows)
+    return text + (f"\n… {plural(hidden, 'more kernel')}" if hidden > 0 else "")
+
+
+def _reason_table(left: list[Any]) -> str:
+    """Show each reason once, with the nodes that it holds for."""
+    nodes: dict[str, list[str]] = {}
+    for region in left:
+        nodes.setdefault(region.reason or "", []).extend(region.nodes)
+    rows = [[str(len(names)), names[0], reason] for reason, names in nodes.items()]
+    return "\n" + table(["left to ATen", "such as", "because"], rows, align=">")
+
+
+def compare(subject: Subject, built: Built, write: Write) -> Verdict:
+    """Judge the embeddings of eager and of fxkit: error, and nearest neighbours."""
+    _heading("the same meaning", write)
+    with progress("computing in float64"):
+        exact = judge.reference(subject.encoder, subject.inputs)
+    eager, ours = subject.encoder(*subject.inputs), built.module(*subject.inputs)
+    verdict = Verdict(
+        judge.relative_error(eager, exact),
+        judge.relative_error(ours, exact),
+        judge.nearest(eager, NEIGHBOURS),
+        judge.nearest(ours, NEIGHBOURS),
+    )
+    write(
+        f"error against float64: eager {verdict.eager_error:.1e}, fxkit {verdict.error:.1e} "
+        f"({verdict.error / verdict.eager_error:.2f} ×)"
+    )
+    for query in QUERIES:
+        if query < len(subject.texts):
+            _write_neighbours(query, subject, verdict, write)
+    same = judge.same_neighbours(verdict.eager, verdict.ours)
+    write(
+        f"\nthe same {NEIGHBOURS} nearest neighbours, in the same order, for {same} of "
+        f"{plural(len(subject.texts), 'sentence')}"
+    )
+    return verdict
+
+
+def _write_neighbours(query: int, subject: Subject, verdict: Verdict, write: Write) -> None:
+    write(f"\n{subject.texts[query]}\n  eager  fxkit")
+    by_eager = {n.index: n.similarity for n in verdict.eager[query]}
+    for neighbour in verdict.ours[query]:
+        before = by_eager.get(neighbour.index)
+        shown = "    –" if before is None else f"{before:.3f}"
+        write(f"  {shown}  {neighbour.similarity:.3f}  {subject.texts[neighbour.index]}")
+
+
+def measure(
+    subject: Subject, built: Built, with_peer: bool, write: Write
+) -> dict[str, float]:
+    """Time eager, fxkit and, when asked for, torch.compile, in turn."""
+    _heading("time", write)
+    candidates: dict[str, Callable[[], object]] = {
+        "eager": lambda: subject.encoder(*subject.inputs),
+        "fxkit": lambda: built.module(*subject.inputs),
+    }
+    if with_peer:
+        peer = torch.compile(subject.encoder)
+        with progress("torch.compile") as watch:
+            peer(*subject.inputs)
+        write(f"torch.compile took {duration(watch.seconds)} to build")
+        candidates["torch.compile"] = lambda: peer(*subject.inputs)
+    with progress("timing"):
+        times = in_turn(candidates, rounds=ROUNDS)
+    rows = [
+        [name, duration(seconds), f"{times['eager'] / seconds:.2f} ×"]
+        for name, seconds in times.items()
+    ]
+    write(table(["", "median", "eager / it"], rows, align="<>>"))
+    write(f"{ROUNDS} calls of each in turn, {machine()}")
+    return times
+
+
+def save(
+    subject: Subject,
+    captured: Captured,
+    result: PassResult,
+    built: Built,
+    verdict: Verdict,
+    times: dict[str, float],
+    out: Path,
+    write: Write,
+) -> None:
+    """Write the drawing and the report."""
+    _heading("files", write)
+    with progress("drawing"):
+        drawing = fxkit.draw(result.graph_module).save(out / "graph.svg")
+    with progress("writing the report"):
+        page = report(subject, captured, result, built, verdict, times).save(out / "report.html")
+    write(f"{drawing}  the graph after the passes\n{page}  all of this, to look through")
+
+
+def _heading(title: str, write: Write) -> None:
+    write(f"\n── {title} {'─' * (76 - len(title))}")

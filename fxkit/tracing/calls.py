@@ -168,12 +168,22 @@ def _spell(func: Any) -> Spelling:
         "is_dynamic": torch.Tag.dynamic_output_shape in tags or name in _UNTAGGED_DYNAMIC,
         "is_pointwise": torch.Tag.pointwise in tags,
     }
-    if name in _OPERATORS and getattr(torch.Tensor, name, None) is func:
-        target, swap = _OPERATORS[name]
+    operation = _operator_of(func)
+    if operation is not None:
+        target, swap = operation
         return Spelling("call_function", target, target.__name__.strip("_"), swap=swap, **flags)
     if getattr(torch.Tensor, name, None) is func:
         return Spelling("call_method", name, **flags)
     return Spelling("call_function", func, **flags)
+
+
+def _operator_of(func: Any) -> tuple[Callable[..., Any], bool] | None:
+    """Return the Python operator that `func` implements; `Tensor.__pow__` calls itself `pow`."""
+    name = getattr(func, "__name__", "")
+    for special in (name, f"__{name}__"):
+        if special in _OPERATORS and getattr(torch.Tensor, special, None) is func:
+            return _OPERATORS[special]
+    return None
 
 
 def _spell_property(access: str, owner: Any) -> Spelling:

@@ -12,7 +12,7 @@ from torch import fx
 from fxkit.errors import CaptureError
 from fxkit.tracing.guards import Call, Guard, GuardFailed, Mismatch
 from fxkit.tracing.recorder import Failure
-from fxkit.tracing.variants import Attempt, Backend, Variant, parameter_names, record
+from fxkit.tracing.variants import Attempt, Backend, Repeat, Variant, parameter_names, record
 
 MAX_VARIANTS = 8
 MAX_EVICTIONS = 8
@@ -67,6 +67,8 @@ class Captured:
             except GuardFailed as failed:
                 changed = failed.mismatch
                 continue
+            except Repeat:
+                return self.fn(*args, **kwargs)
             self._touch(variant)
             return result
         if self._evictions >= MAX_EVICTIONS:

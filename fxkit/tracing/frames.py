@@ -7,6 +7,7 @@ a walk over the frames that are new since the last one.
 
 from __future__ import annotations
 
+import dis
 import linecache
 import os
 import re
@@ -61,6 +62,9 @@ class Frames:
     Args:
         boundary: The frame at which the user's program begins; it and its callers are not looked at.
         names: Qualified names of the modules that are known, by `id`.
+
+    Attributes:
+        may_catch: Whether one of the user's functions seen so far handles exceptions.
     """
 
     def __init__(self, boundary: FrameType, names: dict[int, str]) -> None:
@@ -69,6 +73,7 @@ class Frames:
         self._stack: list[_Known] = []
         self._index: dict[int, int] = {}
         self._kinds: dict[CodeType, str] = {}
+        self.may_catch = False
         self._traces: dict[tuple[CodeType, int], str] = {}
         self._root = _Known(boundary, None, {}, None, None, None)
 
@@ -106,6 +111,7 @@ class Frames:
         kind = self._kinds.get(code)
         if kind is None:
             kind = self._kinds[code] = _kind_of(code)
+            self.may_catch |= kind is _USER and _has_handler(code)
         known = _Known(
             frame,
             frame.f_back,
@@ -143,6 +149,13 @@ def format_frame(frame: FrameType) -> str:
     text = f'  File "{code.co_filename}", line {line}, in {code.co_name}'
     source = linecache.getline(code.co_filename, line, frame.f_globals).strip()
     return f"{text}\n    {source}" if source else text
+
+
+def _has_handler(code: CodeType) -> bool:
+    """Tell whether a function has an `except` or `finally`; a `with` alone does not count."""
+    opcodes = code.co_code[::2]
+    handlers = opcodes.count(dis.opmap["PUSH_EXC_INFO"])
+    return handlers > opcodes.count(dis.opmap["WITH_EXCEPT_START"])
 
 
 def is_user_file(file: str) -> bool:

@@ -69,7 +69,7 @@ class Outside:
     node: fx.Node
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Watched:
     """A tensor whose version counter tells whether the program wrote to it."""
 
@@ -212,6 +212,11 @@ class Recorder(TorchFunctionMode):
             value.path = ()
             self._set_type(value.node, value.tensor)
         return value.node
+
+    @property
+    def may_catch(self) -> bool:
+        """Whether a function of the program that calls torch handles exceptions."""
+        return self._frames.may_catch
 
     @property
     def before_guards(self) -> Undo:

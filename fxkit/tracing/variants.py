@@ -26,6 +26,10 @@ from fxkit.tracing.structure import Blueprint, Parts, content_of
 Backend = Callable[[fx.GraphModule, tuple[torch.Tensor, ...]], Callable[..., Any]]
 
 
+class Repeat(Exception):
+    """A torch call of a graph failed, and nothing is left changed."""
+
+
 @dataclass(slots=True)
 class Variant:
     """One graph of a program and the facts under which it may stand in for it.
@@ -34,7 +38,8 @@ class Variant:
         graph_module: The graph.
         guards: What is checked before the graph runs.
         value_guards: What is checked inside it.
-        undo: What the graph changes before the last of its value guards.
+        undo: What may have to be taken back: what the graph changes before the last of its value
+            guards, and all of it where the program handles exceptions.
         changes: What the graph changes in all.
         has_regions: Whether it changes gradient, inference or autocast modes on its way.
         run: What is called in its place: the graph module itself, or what a backend made of it.
@@ -65,6 +70,8 @@ class Variant:
 
         Raises:
             GuardFailed: When a value guard fails; all that the graph changed is taken back.
+            Repeat: When a torch call failed and all that the graph changed is taken back: the
+                program itself may handle the exception.
         """
         return self._finish(call, self._execute(call, self.undo, self.run))
 
@@ -75,6 +82,9 @@ class Variant:
             self._execute(call, Undo(), self.graph_module)
         except g.GuardFailed as failed:
             return failed.mismatch
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, Repeat) else error
+            return g.Mismatch("the graph", "able to run", f"{type(cause).__name__}: {cause}")
         finally:
             snapshot.restore()
         return None
@@ -87,9 +97,14 @@ class Variant:
         except BaseException as error:
             if modes is not None:
                 modes.restore(error)
-            if snapshot is not None and isinstance(error, g.GuardFailed):
+            can_repeat = isinstance(error, Exception) and undo == self.changes
+            if not (can_repeat or isinstance(error, g.GuardFailed)):
+                raise
+            if snapshot is not None:
                 snapshot.restore()
-            raise
+            if isinstance(error, g.GuardFailed):
+                raise
+            raise Repeat from error
 
     def _snapshot(self, call: g.Call, undo: Undo) -> Snapshot:
         tensors = [call.parts.tensors[index] for index in undo.leaves]
@@ -207,7 +222,7 @@ class _Session:
             module,
             self._guards(),
             self._value_guards(),
-            recorder.before_guards if recorder.reads else Undo(),
+            self._undo(),
             self.changes,
             recorder.regions.has_changed,
             blueprint,
@@ -216,6 +231,11 @@ class _Session:
             {outside.target: outside.tensor for outside in recorder.outside},
             module if backend is None else backend(module, tuple(parts.tensors)),
         )
+
+    def _undo(self) -> Undo:
+        if self.recorder.may_catch or not (self.changes.leaves or self.changes.outside):
+            return self.changes
+        return self.recorder.before_guards if self.recorder.reads else Undo()
 
     def _changed_containers(self) -> list[tuple[int, Any, str]]:
         changed = []

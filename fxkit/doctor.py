@@ -1,24 +1,27 @@
-"""Check that what fxkit needs is there and works: one line a thing, one hint for each that is not."""
+"""Check that what fxkit needs is there and works: a line a thing, a hint for each that is not."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import platform
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from fxkit import config
-from fxkit.errors import FxkitError
+from fxkit.errors import BuildError, FxkitError
 
 Status = Literal["ok", "warn", "fail"]
 OLDEST_TORCH, NEWEST_TESTED_TORCH = (2, 11), (2, 13)
 VECTOR_FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+PROBE = 'extern "C" int fxkit_doctor(int x) { return x + 1; }'
 OPTIONAL = (
     ("transformers", "transformers"),
     ("tokenizers", "tokenizers"),
@@ -46,7 +49,7 @@ class Check:
 
 def examine() -> list[Check]:
     """Make every check, in the order in which they build on each other."""
-    checks = (_python, _torch, _settings, _cpu, _cache_folder, _compiler, _openmp, _dot, _demo,
+    checks = (_python, _torch, _settings, _cpu, _cache, _compiler, _openmp, _graphviz, _demo,
               _torch_compile)  # fmt: skip
     return [_guarded(check) for check in checks]
 
@@ -72,10 +75,7 @@ def _guarded(check: Callable[[], Check]) -> Check:
 
 
 def _python() -> Check:
-    version = platform.python_version()
-    if sys.version_info < (3, 11):
-        return Check("python", "fail", version, "use Python 3.11 or newer")
-    return Check("python", "ok", f"{version}, {sys.executable}")
+    return Check("python", "ok", f"{platform.python_version()}, {sys.executable}")
 
 
 def _torch() -> Check:
@@ -119,8 +119,8 @@ def _cpu() -> Check:
     return Check("cpu", "ok", finding)
 
 
-def _cache_folder() -> Check:
-    folder = config.current().cache_dir
+def _cache() -> Check:
+    folder = config.current().cache_dir / "kernels"
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():
         return Check("cache", "fail", f"{existing} is not a folder", "set FXKIT_CACHE_DIR")
@@ -147,7 +147,38 @@ def _existing_cache(folder: Path) -> Check:
     return Check("cache", "ok", f"{folder}, {len(built)} libraries, {size / 1e6:.1f} MB")
 
 
-def _dot() -> Check:
+def _compiler() -> Check:
+    """Build a kernel in an empty cache, the way `fxkit.lower` does, and call it."""
+    from fxkit.lower import toolchain
+    from fxkit.lower.build import build
+
+    try:
+        compiler = toolchain.current().compiler
+    except BuildError as error:
+        return Check("compiler", "warn", f"{error.message}; all runs in eager", error.hint)
+    with tempfile.TemporaryDirectory() as empty, config.using_cache_dir(Path(empty)):
+        library = build(PROBE)
+        answer = library.handle.fxkit_doctor(ctypes.c_int(41))
+    if answer != 42:
+        hint = "point FXKIT_CXX at another compiler"
+        return Check("compiler", "fail", f"{compiler} makes kernels that are wrong", hint)
+    return Check("compiler", "ok", f"{compiler}, built a kernel in {library.seconds:.2f} s")
+
+
+def _openmp() -> Check:
+    from fxkit.lower import toolchain
+
+    try:
+        flags = toolchain.current().flags
+    except BuildError:
+        return Check("openmp", "warn", "not looked for", "install a C++ compiler first")
+    if "-fopenmp" not in flags:
+        hint = "use g++, whose OpenMP runtime is the one that torch has loaded"
+        return Check("openmp", "warn", "kernels run on one thread", hint)
+    return Check("openmp", "ok", "kernels use torch's threads")
+
+
+def _graphviz() -> Check:
     path = shutil.which("dot")
     if path is None:
         hint = "nothing needs it: fxkit lays graphs out by itself"

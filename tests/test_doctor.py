@@ -56,10 +56,12 @@ def test_a_compiler_that_does_not_compile_fails(
 def test_a_cache_that_others_can_write_to_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tmp_path.chmod(0o777)
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    kernels.chmod(0o777)
     monkeypatch.setenv("FXKIT_CACHE_DIR", str(tmp_path))
     check = by_name(doctor.examine())["cache"]
-    assert (check.status, check.hint) == ("fail", f"chmod 700 {tmp_path}")
+    assert (check.status, check.hint) == ("fail", f"chmod 700 {kernels}")
 
 
 def test_a_cache_that_is_a_file_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

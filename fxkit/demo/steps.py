@@ -4,63 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 import fxkit
 from fxkit.demo import judge, model, sentences
 from fxkit.demo.building import Built, build
+from fxkit.demo.journey import Journey, Subject, Verdict
+from fxkit.demo.page import report
 from fxkit.demo.progress import progress
 from fxkit.demo.timing import in_turn, machine
 from fxkit.errors import UnsupportedError
 from fxkit.passes.manager import PassResult
 from fxkit.tracing import Captured
-from fxkit.view.report import Report
+from fxkit.view.profile_result import Profile
 from fxkit.view.text_table import duration, percent, plural, quantity, table
 
 Write = Callable[[str], object]
 
 TREE_LINES = 14
+PROFILE_LINES = 6
 KERNELS_SHOWN = 8
 QUERIES = (0, 8, 16, 28)
 NEIGHBOURS = 3
 ROUNDS = 20
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What goes through the steps.
-
-    Attributes:
-        texts: The sentences.
-        encoder: The model.
-        inputs: Token ids and mask of the sentences, i64[B, T] each.
-    """
-
-    texts: tuple[str, ...]
-    encoder: model.SentenceEncoder
-    inputs: tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How good the embeddings are.
-
-    Attributes:
-        eager_error: Error of eager against float64, relative, by norm.
-        error: The same of fxkit.
-        eager: Neighbours by eager's embeddings.
-        ours: Neighbours by fxkit's.
-    """
-
-    eager_error: float
-    error: float
-    eager: list[list[judge.Neighbour]]
-    ours: list[list[judge.Neighbour]]
 
 
 def run(
@@ -81,11 +51,13 @@ def run(
     write(f"fxkit {fxkit.__version__}, torch {torch.__version__}, {machine()}")
     subject = load(sentences, write)
     captured = capture(subject, write)
+    nodes = len(captured.graph_module.graph.nodes)
     result = rewrite(captured.graph_module, subject, write)
+    profile = look(result.graph_module, subject, write)
     built = lower(result.graph_module, subject, write)
     verdict = compare(subject, built, write)
     times = measure(subject, built, with_peer, write)
-    save(subject, captured, result, built, verdict, times, out, write)
+    save(Journey(subject, nodes, result, profile, built, verdict, times), out, write)
 
 
 def prepare_folder(out: Path) -> None:
@@ -111,7 +83,8 @@ def load(count: int | None, write: Write) -> Subject:
         inputs = demo.inputs(texts)
     parameters = sum(p.numel() for p in demo.encoder.parameters())
     write(
-        f"all-MiniLM-L6-v2, {quantity(parameters)} parameters, loaded in {duration(watch.seconds)}\n"
+        f"all-MiniLM-L6-v2, {quantity(parameters)} parameters, "
+        f"loaded in {duration(watch.seconds)}\n"
         f"{plural(len(texts), 'sentence')} as token ids i64{list(inputs[0].shape)}"
     )
     return Subject(texts, demo.encoder, inputs)
@@ -141,6 +114,15 @@ def rewrite(gm: fx.GraphModule, subject: Subject, write: Write) -> PassResult:
         result = manager.run(gm)
     write(result.table())
     return result
+
+
+def look(gm: fx.GraphModule, subject: Subject, write: Write) -> Profile:
+    """Measure where eager spends its time."""
+    _heading("profile", write)
+    with progress("profiling"):
+        profile = fxkit.profile(gm, subject.inputs, warmup=1, iters=5)
+    write(profile.table(group_by="op", limit=PROFILE_LINES))
+    return profile
 
 
 def lower(gm: fx.GraphModule, subject: Subject, write: Write) -> Built:
@@ -232,9 +214,7 @@ def _write_neighbours(query: int, subject: Subject, verdict: Verdict, write: Wri
         write(f"  {shown}  {neighbour.similarity:.3f}  {subject.texts[neighbour.index]}")
 
 
-def measure(
-    subject: Subject, built: Built, with_peer: bool, write: Write
-) -> dict[str, float]:
+def measure(subject: Subject, built: Built, with_peer: bool, write: Write) -> dict[str, float]:
     """Time eager, fxkit and, when asked for, torch.compile, in turn."""
     _heading("time", write)
     candidates: dict[str, Callable[[], object]] = {
@@ -258,22 +238,13 @@ def measure(
     return times
 
 
-def save(
-    subject: Subject,
-    captured: Captured,
-    result: PassResult,
-    built: Built,
-    verdict: Verdict,
-    times: dict[str, float],
-    out: Path,
-    write: Write,
-) -> None:
+def save(journey: Journey, out: Path, write: Write) -> None:
     """Write the drawing and the report."""
     _heading("files", write)
     with progress("drawing"):
-        drawing = fxkit.draw(result.graph_module).save(out / "graph.svg")
+        drawing = fxkit.draw(journey.result.graph_module).save(out / "graph.svg")
     with progress("writing the report"):
-        page = report(subject, captured, result, built, verdict, times).save(out / "report.html")
+        page = report(journey).save(out / "report.html")
     write(f"{drawing}  the graph after the passes\n{page}  all of this, to look through")
 
 

@@ -136,9 +136,11 @@ def _compile(source: str, tools: Toolchain, name: str, workplace: Path) -> Path:
     is_torchs = torchs is not None and Path(torchs).resolve() == Path(tools.compiler).resolve()
     if not is_torchs or shutil.which("ninja") is None or _has_precompiled_header():
         return _compile_directly(source, tools, name, workplace)
+    # torch remembers by name what this process has built, also when the file is gone since.
+    unique = f"{name}_{workplace.name.removeprefix('build-')}"
     try:
         cpp_extension.load_inline(
-            name,
+            unique,
             [source],
             extra_cflags=list(tools.flags),
             build_directory=str(workplace),
@@ -147,7 +149,7 @@ def _compile(source: str, tools: Toolchain, name: str, workplace: Path) -> Path:
         )
     except RuntimeError as error:
         raise _failure(str(error), workplace.parent, name) from error
-    return workplace / f"{name}.so"
+    return workplace / f"{unique}.so"
 
 
 def _has_precompiled_header() -> bool:

@@ -1,0 +1,69 @@
+"""What the demo's steps hand to each other, and in the end to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fxkit.demo.building import Built
+from fxkit.demo.judge import Neighbour
+from fxkit.demo.model import SentenceEncoder
+from fxkit.passes.manager import PassResult
+from fxkit.view.profile_result import Profile
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What goes through the steps.
+
+    Attributes:
+        texts: The sentences.
+        encoder: The model.
+        inputs: Token ids and mask of the sentences, i64[B, T] each.
+    """
+
+    texts: tuple[str, ...]
+    encoder: SentenceEncoder
+    inputs: tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How good the embeddings are.
+
+    Attributes:
+        eager_error: Error of eager against float64, relative, by norm.
+        error: The same of fxkit.
+        eager: Neighbours by eager's embeddings.
+        ours: Neighbours by fxkit's.
+    """
+
+    eager_error: float
+    error: float
+    eager: list[list[Neighbour]]
+    ours: list[list[Neighbour]]
+
+
+@dataclass(frozen=True)
+class Journey:
+    """All that the steps found out.
+
+    Attributes:
+        subject: The model and its inputs.
+        captured_nodes: How many nodes the captured graph has.
+        result: What the passes did.
+        profile: Where eager spends its time in the rewritten graph.
+        built: The compiled module.
+        verdict: Errors and neighbours.
+        times: Median seconds of a call, by name.
+    """
+
+    subject: Subject
+    captured_nodes: int
+    result: PassResult
+    profile: Profile
+    built: Built
+    verdict: Verdict
+    times: Mapping[str, float]

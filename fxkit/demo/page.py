@@ -1,0 +1,65 @@
+"""The demo's report: one HTML file with what every step did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxkit.demo.journey import Journey
+from fxkit.demo.timing import cpu_name, machine
+from fxkit.view.report import Report
+from fxkit.view.text_table import duration, percent
+
+
+def report(journey: Journey) -> Report:
+    """Put the report together; `.save(path)` writes it."""
+    gm, verdict = journey.result.graph_module, journey.verdict
+    return (
+        Report(
+            "all-MiniLM-L6-v2 through fxkit",
+            lead=f"{len(journey.subject.texts)} sentences, {machine()}",
+        )
+        .add_summary(_facts(journey))
+        .add_passes(journey.result)
+        .add_diff(journey.result.diff())
+        .add_graph(gm)
+        .add_tree(gm)
+        .add_regions(journey.built.module.regions)
+        .add_profile(journey.profile)
+        .add_errors(
+            {"eager": verdict.eager_error, "fxkit": verdict.error},
+            note="The norm of the difference, relative to the norm of the float64 embeddings.",
+        )
+        .add_table(
+            "Nearest neighbours",
+            ["sentence", "nearest by eager", "cosine", "nearest by fxkit", "cosine"],
+            _neighbour_rows(journey),
+            "What the embeddings are for: a sentence's neighbours say something like it.",
+        )
+        .add_source("kernels.cpp", journey.built.module.source)
+        .add_environment({"CPU": cpu_name()})
+    )
+
+
+def _facts(journey: Journey) -> dict[str, str]:
+    regions, times = journey.built.module.regions, journey.times
+    fused = sum(len(region.nodes) for region in regions if region.kernel)
+    return {
+        "nodes captured": str(journey.captured_nodes),
+        "nodes after the passes": str(len(journey.result.graph_module.graph.nodes)),
+        "candidates fused": percent(fused, sum(len(region.nodes) for region in regions)),
+        "kernels built in": duration(journey.built.cold),
+        **{name: duration(seconds) for name, seconds in times.items()},
+        "eager / fxkit": f"{times['eager'] / times['fxkit']:.2f} ×",
+    }
+
+
+def _neighbour_rows(journey: Journey) -> Iterator[list[str]]:
+    texts, verdict = journey.subject.texts, journey.verdict
+    for text, eager, ours in zip(texts, verdict.eager, verdict.ours, strict=True):
+        yield [
+            text,
+            texts[eager[0].index],
+            f"{eager[0].similarity:.4f}",
+            texts[ours[0].index],
+            f"{ours[0].similarity:.4f}",
+        ]

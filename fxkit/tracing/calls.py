@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +35,11 @@ class Spelling:
     Attributes:
         op: `call_function` or `call_method`.
         target: The node's target.
-        name: Name that the node asks for, or None for torch.fx's own choice.
+        name: Name that the node asks for.
         reading: What the call gives to Python.
         attribute: For a property, the attribute's name, which becomes the second argument.
         swap: Whether the two operands change places (`__rsub__`).
+        may_be_random: Whether the call may draw random numbers.
         is_dynamic: Whether the result's shape may depend on the numbers in a tensor.
         is_pointwise: Whether the shape is that of the broadcast operands, whatever their numbers.
         refusal: Why a graph can't hold such a call, or None.
@@ -45,10 +47,11 @@ class Spelling:
 
     op: str
     target: Any
-    name: str | None = None
+    name: str
     reading: Reading = Reading.VALUE
     attribute: str | None = None
     swap: bool = False
+    may_be_random: bool = True
     is_dynamic: bool = False
     is_pointwise: bool = False
     refusal: str | None = None
@@ -143,6 +146,16 @@ _REFUSED_ATTRIBUTES = {
     "__cuda_array_interface__": "the tensor leaves torch through its memory",
 }
 
+# Common functions that draw no random numbers, but that no tag of torch 2.13 vouches for.
+_NEVER_RANDOM = frozenset(
+    """
+    linear matmul layer_norm transpose to contiguous reshape unsqueeze squeeze flatten chunk split
+    unbind stack getitem __getitem__ setitem __setitem__ add_ mul_ sub_ div_ einsum type_as float
+    half bfloat16 masked_fill expand_as detach softmax log_softmax item tolist conv1d conv2d conv3d
+    batch_norm group_norm max_pool2d avg_pool2d adaptive_avg_pool2d zeros ones full arange tensor
+    """.split()
+)
+
 _known: dict[Any, Spelling] = {}
 
 
@@ -167,14 +180,21 @@ def _spell(func: Any) -> Spelling:
         "refusal": refusal,
         "is_dynamic": torch.Tag.dynamic_output_shape in tags or name in _UNTAGGED_DYNAMIC,
         "is_pointwise": torch.Tag.pointwise in tags,
+        "may_be_random": name not in _NEVER_RANDOM
+        and not (torch.Tag.core in tags and torch.Tag.nondeterministic_seeded not in tags),
     }
     operation = _operator_of(func)
     if operation is not None:
         target, swap = operation
         return Spelling("call_function", target, target.__name__.strip("_"), swap=swap, **flags)
     if getattr(torch.Tensor, name, None) is func:
-        return Spelling("call_method", name, **flags)
-    return Spelling("call_function", func, **flags)
+        return Spelling("call_method", name, _node_name(name), **flags)
+    return Spelling("call_function", func, _node_name(name), **flags)
+
+
+def _node_name(name: str) -> str:
+    """Return a name for nodes: `conv2d`, `add_tensor`, `scaled_dot_product_attention`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", name).lower() or "call"
 
 
 def _operator_of(func: Any) -> tuple[Callable[..., Any], bool] | None:
@@ -194,11 +214,11 @@ def _spell_property(access: str, owner: Any) -> Spelling:
         return Spelling("call_function", getattr, name, reading=Reading.METADATA, attribute=name)
     refusal = _REFUSED_ATTRIBUTES.get(name)
     if access == "__get__":
-        return Spelling("call_function", getattr, name.strip("_"), attribute=name, refusal=refusal)
+        return Spelling("call_function", getattr, _node_name(name), attribute=name, refusal=refusal)
     if access == "__set__" and name == "requires_grad":
         return Spelling("call_function", setattr, f"set_{name}", attribute=name)
     return Spelling(
-        "call_function", setattr, refusal=refusal or f"the program assigns to .{name} of a tensor"
+        "call_function", setattr, "set", refusal=refusal or f"the program assigns to .{name} of a tensor"
     )
 
 

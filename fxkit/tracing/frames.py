@@ -8,6 +8,7 @@ a walk over the frames that are new since the last one.
 from __future__ import annotations
 
 import dis
+import functools
 import linecache
 import os
 import re
@@ -170,6 +171,7 @@ def _kind_of(code: CodeType) -> str:
     return _USER if is_user_file(file) else _OTHER
 
 
+@functools.lru_cache(maxsize=4096)
 def source_text(trace: str | None) -> str | None:
     """Return `file:line in function` of a line in the form of a traceback."""
     match = _LINE.search(trace or "")

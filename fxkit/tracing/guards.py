@@ -93,14 +93,17 @@ class Guard:
     """One fact that a captured graph takes for granted.
 
     Attributes:
-        what: What the fact is about: `args[0]`, `self.training of encoder.dropout`.
-        expected: The fact, as text.
+        what: What the fact is about: `args[0]`, `encoder.dropout`.
         source: The user's line that made the graph depend on it, or None.
     """
 
     what: str
-    expected: str
     source: str | None = field(default=None, kw_only=True)
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return "as it was"
 
     def check(self, call: Call) -> Mismatch | None:
         """Return how `call` differs from the fact; None when it holds, or is checked later."""
@@ -161,6 +164,11 @@ class StructureGuard(Guard):
     paths: tuple[str, ...]
     keep: tuple[Any, ...]
 
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return f"{len(self.tokens)} values as when it was captured"
+
     def check(self, call: Call) -> Mismatch | None:
         tokens = call.parts.tokens
         if len(tokens) == len(self.tokens) and tuple(tokens) == self.tokens:
@@ -200,6 +208,11 @@ class TensorGuard(Guard):
     type: TensorType
     layout: torch.layout
 
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return type_text(self.type, self.kind, self.layout)
+
     def check(self, call: Call) -> Mismatch | None:
         tensor, wanted = call.parts.tensors[self.index], self.type
         if (
@@ -217,21 +230,23 @@ class TensorGuard(Guard):
 
 def tensor_text(tensor: torch.Tensor) -> str:
     """Return the type of a tensor with all that a guard compares."""
-    return type_text(TensorType.of(tensor), tensor)
+    return type_text(TensorType.of(tensor), type(tensor), tensor.layout)
 
 
-def type_text(kind: TensorType, tensor: torch.Tensor) -> str:
-    """Return the type that `tensor` has, or had, with all that a guard compares."""
-    parts = [str(kind)]
-    if kind.stride is not None and not kind.is_contiguous:
-        parts.append(f"with strides {kind.stride}")
-    if kind.stride is None:
-        parts.append(f"with layout {tensor.layout}")
-    parts.append(f"on {kind.device}")
-    if kind.requires_grad:
+def type_text(
+    what: TensorType, kind: type = torch.Tensor, layout: torch.layout = torch.strided
+) -> str:
+    """Return what a guard on a tensor compares, as text."""
+    parts = [str(what)]
+    if layout is not torch.strided:
+        parts.append(f"with layout {layout}")
+    elif not what.is_contiguous:
+        parts.append(f"with strides {what.stride}")
+    parts.append(f"on {what.device}")
+    if what.requires_grad:
         parts.append("requiring grad")
-    if type(tensor) is not torch.Tensor:
-        parts.append(f"of class {type(tensor).__name__}")
+    if kind is not torch.Tensor:
+        parts.append(f"of class {kind.__name__}")
     return " ".join(parts)
 
 
@@ -240,6 +255,11 @@ class AliasGuard(Guard):
     """Which tensor arguments are one and the same object."""
 
     groups: tuple[int, ...]
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return groups_text(self.groups)
 
     def check(self, call: Call) -> Mismatch | None:
         groups = alias_groups(call.parts.tensors)
@@ -251,6 +271,11 @@ class OverlapGuard(Guard):
     """Which tensor arguments share memory; only where the program writes to one of them."""
 
     groups: tuple[int, ...]
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return groups_text(self.groups)
 
     def check(self, call: Call) -> Mismatch | None:
         groups = storage_groups(call.parts.tensors)
@@ -290,6 +315,12 @@ class SameTensorGuard(Guard):
 
     index: int
     tensor: torch.Tensor
+    place: str
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return self.place
 
     def check(self, call: Call) -> Mismatch | None:
         same = call.parts.tensors[self.index] is self.tensor
@@ -302,6 +333,11 @@ class ModesGuard(Guard):
 
     ambient: Ambient
     defaults: tuple[Any, ...]
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return modes_text(self.ambient, self.defaults)
 
     def check(self, call: Call) -> Mismatch | None:
         if call.ambient == self.ambient and call.defaults == self.defaults:
@@ -331,14 +367,16 @@ class ModuleGuard(Guard):
     children: tuple[torch.nn.Module | None, ...]
     hooks: tuple[int, int]
 
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return f"{type(self.module).__name__} {_mode_text(self.training)}"
+
     def check(self, call: Call) -> Mismatch | None:
         attributes = self.module.__dict__
         if attributes["training"] is not self.training:
             return Mismatch(
-                f"{self.what}.training",
-                str(self.training),
-                str(attributes["training"]),
-                self.source,
+                self.what, _mode_text(self.training), _mode_text(attributes["training"]), self.source
             )
         children = attributes["_modules"]
         if len(children) != len(self.children) or any(
@@ -348,6 +386,10 @@ class ModuleGuard(Guard):
         if hook_counts(attributes) != self.hooks:
             return self._mismatch("one with other hooks")
         return None
+
+
+def _mode_text(training: bool) -> str:
+    return f"in {'training' if training else 'evaluation'} mode"
 
 
 def hook_counts(attributes: dict[str, Any]) -> tuple[int, int]:
@@ -362,6 +404,11 @@ class OutsideGuard(Guard):
     place: Place
     tensor: torch.Tensor
     type: TensorType
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return type_text(self.type, type(self.tensor))
 
     def check(self, call: Call) -> Mismatch | None:
         now, wanted = self.place.read(), self.type
@@ -385,7 +432,14 @@ class ValueGuard(Guard):
     """A Python value that the program read out of a tensor; checked inside the graph.
 
     Attributes:
+        value: The value that it read, of plain types only.
         node: Name of the graph's node that checks it.
     """
 
+    value: Any
     node: str
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return shorten(self.value)

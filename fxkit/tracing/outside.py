@@ -24,6 +24,8 @@ _PLAIN = frozenset(
 _MAX_DEPTH = 5
 _MAX_ITEMS = 10_000
 
+_GOOD_NAME = re.compile(r"\w+(\.\w+)*")
+
 _MISSING = object()
 
 
@@ -188,10 +190,12 @@ def attribute_name(place: Place, taken: set[str]) -> str:
         place: The place; its name is kept as it is where that is possible.
         taken: The names that are taken, and with a dot behind them those of submodules; added to.
     """
-    atoms = [re.sub(r"\W+", "_", atom).strip("_") or "_" for atom in place.name.split(".")]
-    if not atoms[0] or hasattr(fx.GraphModule, atoms[0]) or atoms[0] in _STANDARD:
-        atoms[0] = f"outer_{atoms[0]}"
-    name = base = ".".join(atoms)
+    name = place.name
+    if not _GOOD_NAME.fullmatch(name):
+        name = ".".join(re.sub(r"\W+", "_", atom).strip("_") or "_" for atom in name.split("."))
+    if _is_reserved(name.partition(".")[0]):
+        name = f"outer_{name}"
+    base = name
     number = 0
     while name in taken or f"{name}." in taken or not taken.isdisjoint(_prefixes(name)):
         number += 1
@@ -199,6 +203,11 @@ def attribute_name(place: Place, taken: set[str]) -> str:
     taken.add(name)
     taken.update(f"{prefix}." for prefix in _prefixes(name))
     return name
+
+
+@functools.cache
+def _is_reserved(name: str) -> bool:
+    return hasattr(fx.GraphModule, name) or name in _STANDARD or name.isdigit()
 
 
 def _prefixes(name: str) -> list[str]:

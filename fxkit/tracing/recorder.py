@@ -266,7 +266,8 @@ class Recorder(TorchFunctionMode):
         elif spelling.swap:
             node_args = (node_args[1], node_args[0])
         node = self._create(spelling.op, spelling.target, node_args, node_kwargs, spelling.name)
-        self._note_random(node)
+        if spelling.may_be_random:
+            self._note_random()
         is_tainted = self._is_tainted(spelling, node, args)
         self._register(node, result, is_tainted)
 
@@ -308,7 +309,8 @@ class Recorder(TorchFunctionMode):
     def _create(
         self, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, name: str | None
     ) -> fx.Node:
-        node = self.graph.create_node(op, target, args, kwargs, name)
+        node = self.graph.create_node(op, target, (), {}, name)
+        node.args, node.kwargs = args, kwargs  # a third of the cost of giving them to create_node
         location = self._location
         meta = node.meta
         if location.trace is not None:
@@ -474,7 +476,7 @@ class Recorder(TorchFunctionMode):
                 "seed the generators before calling the program",
             )
 
-    def _note_random(self, node: fx.Node) -> None:
+    def _note_random(self) -> None:
         states = random_states()
         if not same_random_states(states, self._progress.random):
             self._progress.random = states

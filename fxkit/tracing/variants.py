@@ -14,9 +14,9 @@ import torch
 from torch import fx
 
 from fxkit.errors import CaptureError
-from fxkit.ir.provenance import source_of
 from fxkit.ir.types import TensorType
 from fxkit.tracing import guards as g
+from fxkit.tracing.frames import source_text
 from fxkit.tracing.outside import Surroundings
 from fxkit.tracing.recorder import TENSOR_CLASSES, Failure, Outside, Recorder, Refusal
 from fxkit.tracing.regions import Modes
@@ -274,12 +274,7 @@ class _Session:
         uses = [_first_use(node) for node in recorder.placeholders]
         tensors = zip(parts.tensors, self.types, parts.tensor_paths, uses, strict=True)
         found: list[g.Guard] = [
-            g.ModesGuard(
-                "torch's modes",
-                g.modes_text(call.ambient, call.defaults),
-                ambient=call.ambient,
-                defaults=call.defaults,
-            ),
+            g.ModesGuard("torch's modes", ambient=call.ambient, defaults=call.defaults),
             structure_guard(parts),
         ]
         for index, (tensor, kind, path, use) in enumerate(tensors):
@@ -287,7 +282,9 @@ class _Session:
             if id(tensor) in self.surroundings.places:
                 place = self.surroundings.places[id(tensor)][1]
                 found.append(
-                    g.SameTensorGuard(path, place.name, source=use, index=index, tensor=tensor)
+                    g.SameTensorGuard(
+                        path, source=use, index=index, tensor=tensor, place=place.name
+                    )
                 )
         if len(parts.tensors) > 1:
             found += self._alias_guards()
@@ -298,7 +295,6 @@ class _Session:
     ) -> g.TensorGuard:
         return g.TensorGuard(
             path,
-            g.type_text(kind, tensor),
             source=use,
             index=index,
             kind=type(tensor),
@@ -308,22 +304,18 @@ class _Session:
 
     def _alias_guards(self) -> list[g.Guard]:
         tensors = self.call.parts.tensors
-        groups = g.alias_groups(tensors)
-        text = g.groups_text(groups)
         found: list[g.Guard] = [
-            g.AliasGuard("identity of the tensor arguments", text, groups=groups)
+            g.AliasGuard("identity of the tensor arguments", groups=g.alias_groups(tensors))
         ]
         if self.changes.leaves or self.changes.outside:
             groups = g.storage_groups(tensors)
-            text = g.groups_text(groups)
-            found.append(g.OverlapGuard("memory of the tensor arguments", text, groups=groups))
+            found.append(g.OverlapGuard("memory of the tensor arguments", groups=groups))
         return found
 
     def _outside_guards(self) -> list[g.Guard]:
         return [
             g.OutsideGuard(
                 outside.place.name,
-                g.type_text(outside.type, outside.tensor),
                 source=_line(outside.node),
                 place=outside.place,
                 tensor=outside.tensor,
@@ -335,7 +327,7 @@ class _Session:
     def _value_guards(self) -> tuple[g.ValueGuard, ...]:
         return tuple(
             g.ValueGuard(
-                read.what, g.shorten(read.expected), source=_line(read.check), node=read.check.name
+                read.what, source=_line(read.check), value=read.expected, node=read.check.name
             )
             for read in self.recorder.reads
         )
@@ -345,7 +337,6 @@ def structure_guard(parts: Parts) -> g.StructureGuard:
     """Return the guard on the nesting and on the plain values of arguments."""
     return g.StructureGuard(
         "the arguments that are not tensors",
-        f"{len(parts.tokens)} values as at capture",
         tokens=tuple(parts.tokens),
         paths=tuple(parts.paths),
         keep=tuple(parts.alive),
@@ -357,7 +348,6 @@ def module_guards(modules: list[tuple[str, torch.nn.Module, bool]]) -> list[g.Gu
     return [
         g.ModuleGuard(
             path or "the module",
-            f"{type(module).__name__} in {'training' if training else 'evaluation'} mode",
             module=module,
             training=training,
             children=tuple(module._modules.values()),
@@ -384,8 +374,7 @@ def _attributes(
 
 
 def _line(node: fx.Node) -> str | None:
-    source = source_of(node)
-    return str(source) if source else None
+    return source_text(node.meta.get("stack_trace"))
 
 
 def _first_use(node: fx.Node) -> str | None:

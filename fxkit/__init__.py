@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fxkit import analysis, ir, lower, passes, patterns, testing, tracing, view
+    from fxkit import lower, passes, testing
     from fxkit.analysis.objects import graph
     from fxkit.analysis.tensor_types import propagate_types
     from fxkit.compiler import compile

@@ -180,8 +180,8 @@ def prove(rule: Rule, *, trials: int = 24, seed: int = 0) -> int:
     """Check a rule on inputs made from its pattern.
 
     Pattern and replacement are compared in value, shape, dtype, stride and gradient over dtypes,
-    ranks, broadcasting, non-contiguous, empty, NaN, Inf and signed zeros. Inputs that the rule's own
-    predicate refuses are left out.
+    ranks, broadcasting, non-contiguous, empty, NaN, Inf and signed zeros. Inputs that the rule's
+    own predicate refuses are left out.
 
     Args:
         rule: The rule.

@@ -32,6 +32,7 @@ class EffectOrder:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.aliases = AliasSets(graph)
+        self._mode_changes = [n for n in graph.nodes if effects_of(n).is_global]
 
     def may_swap(self, a: fx.Node, b: fx.Node) -> bool:
         """Tell whether two nodes, neither computed from the other, may change places."""
@@ -46,10 +47,11 @@ class EffectOrder:
 
     def written_between(self, node: fx.Node, first: fx.Node, last: fx.Node) -> fx.Node | None:
         """Return a node strictly between two others that may write to a node's memory, or None."""
-        writers = self.aliases.writers(node)
-        start = bisect.bisect_right(writers, first._sort_key, key=lambda n: n._sort_key)
-        inside = writers[start : start + 1]
-        return inside[0] if inside and inside[0] < last else None
+        return _first_between(self.aliases.writers(node), first, last)
+
+    def mode_between(self, first: fx.Node, last: fx.Node) -> fx.Node | None:
+        """Return a node strictly between two others that changes a mode (grad, autocast)."""
+        return _first_between(self._mode_changes, first, last)
 
     def _touches(self, writer: fx.Node, other: fx.Node) -> bool:
         """Tell whether `writer` writes to memory that `other` reads, writes or returns."""
@@ -59,6 +61,13 @@ class EffectOrder:
             if any(self.aliases.may_alias(written, n) for n in (*other.all_input_nodes, other)):
                 return True
         return False
+
+
+def _first_between(ordered: list[fx.Node], first: fx.Node, last: fx.Node) -> fx.Node | None:
+    """Return the first of some nodes in graph order that is strictly between two others."""
+    start = bisect.bisect_right(ordered, first._sort_key, key=lambda n: n._sort_key)
+    inside = ordered[start : start + 1]
+    return inside[0] if inside and inside[0] < last else None
 
 
 def _is_global(effects: Effects) -> bool:

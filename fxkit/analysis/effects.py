@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.op import Attribute, Call, resolve
-from fxkit.ir.op_table import UNDECLARED_ALIASES
+from fxkit.ir.op_table import MODE_FUNCTIONS, UNDECLARED_ALIASES
 from fxkit.ir.types import TensorType, type_of
 
 
@@ -79,7 +79,8 @@ def _without_schema(node: fx.Node, call: Call) -> Effects:
     operands = tuple(node.all_input_nodes)
     namespace, _, name = call.name.partition(".")
     if call.operator.is_opaque:
-        return Effects(writes=operands, aliases=operands, is_random=True, is_opaque=True)
+        changes_mode = call.name.rpartition(".")[2] in MODE_FUNCTIONS
+        return Effects(operands, operands, True, is_opaque=True, is_global=changes_mode)
     if namespace == "python" and (name in _WRITING_PYTHON or name in _INPLACE_PYTHON):
         return Effects(writes=operands[:1], aliases=operands)
     return Effects(aliases=operands)
@@ -219,7 +220,7 @@ class AliasSets:
                 self._writers[self.root(one)] = sorted(merged, key=lambda n: n._sort_key)
 
     def root(self, node: fx.Node) -> fx.Node:
-        """Return the node that stands for the alias set of `node`; it changes when sets are joined."""
+        """Return the node that stands for an alias set; it changes when sets are joined."""
         root = node
         while self._parent[root] is not root:
             root = self._parent[root]

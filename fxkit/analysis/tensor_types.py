@@ -81,17 +81,15 @@ def infer_type(node: fx.Node) -> Any:
 
 def _run_on_fakes(node: fx.Node) -> Any:
     """Run one call on fake tensors of its operands' types."""
-    root = node.graph.owning_module
+    root, target = node.graph.owning_module, node.target
     with fake_mode(), torch.no_grad():
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: fake_value(type_of(n)))
         try:
-            if node.op == "call_function":
-                return type_of_value(node.target(*args, **kwargs))
+            if callable(target):
+                return type_of_value(target(*args, **kwargs))
             if node.op == "call_method":
-                return type_of_value(getattr(args[0], node.target)(*args[1:], **kwargs))
-            return type_of_value(
-                _call_fake_module(_attribute(root, str(node.target)), args, kwargs)
-            )
+                return type_of_value(getattr(args[0], target)(*args[1:], **kwargs))
+            return type_of_value(_call_fake_module(_attribute(root, target), args, kwargs))
         except (RuntimeError, TypeError, ValueError, AttributeError):
             return None
 

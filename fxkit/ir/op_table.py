@@ -75,6 +75,10 @@ UNDECLARED_ALIASES = frozenset(
     """.split()
 )
 
+# Calls that change a mode for all that comes after them.
+MODE_FUNCTIONS = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast",
+                            "_enter_inference_mode", "_exit_inference_mode", "manual_seed"})  # fmt: skip
+
 INFIX = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide",
     "mod": "remainder", "pow": "pow", "matmul": "matmul", "and_": "bitwise_and",

@@ -35,7 +35,7 @@ class Change:
 
     Attributes:
         kind: `insert`, `erase`, `rewire` (arguments or target changed), `move`, `rename`,
-            `attribute`.
+            `attribute`, `adopt` (the whole graph).
         name: The node, or the attribute's qualified name.
         detail: What happened, as text.
         by: The rule or pass that did it.
@@ -323,6 +323,29 @@ class EditSession:
         self._record("attribute", name, f"{name} = {type(value).__name__}",
                      lambda: delattr(self.gm, name))  # fmt: skip
         return name
+
+    def adopt(self, other: fx.GraphModule) -> None:
+        """Take over the whole graph of another module, with the attributes that it names.
+
+        Args:
+            other: A module whose graph was made from a copy of this one, by a tool that does not
+                use sessions.
+        """
+        old = self.gm.graph
+        for node in other.graph.nodes:
+            top = str(node.target).partition(".")[0]
+            if node.op in ("get_attr", "call_module") and not hasattr(self.gm, top):
+                setattr(self.gm, top, getattr(other, top))
+                self._record("attribute", top, top, lambda top=top: delattr(self.gm, top))
+        self.graph = self.gm._graph = other.graph
+        self.graph.owning_module = self.gm
+
+        def undo() -> None:
+            self.graph = self.gm._graph = old
+            old.owning_module = self.gm
+
+        self._record("adopt", type(other).__name__, f"{len(old.nodes)} -> {len(self.graph.nodes)} "
+                     "nodes", undo)  # fmt: skip
 
     # Taking changes back.
 

@@ -24,7 +24,6 @@ from fxkit.ir import provenance
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.session import EditSession, edit
 from fxkit.ir.types import KEY as TYPE_KEY
-from fxkit.ir.types import set_type
 from fxkit.patterns.matching import Match, Miss, match_at
 from fxkit.patterns.pattern import Pattern, pattern
 from fxkit.patterns.rewriting import Rule
@@ -93,7 +92,7 @@ class RewriteReport:
         return Counter(site.rule for site in self.sites)
 
     def table(self) -> str:
-        """Return rules with tries, hits, refusals and time as text; rules never tried are left out."""
+        """Return the rules that were tried, with tries, hits, refusals and time, as text."""
         rows = [("rule", "tries", "hits", "refused", "ms")]
         for name, tally in sorted(self.tallies.items(), key=lambda item: -item[1].hits):
             rows.append((name, str(tally.tries), str(tally.hits), str(tally.refused),
@@ -166,10 +165,21 @@ def rewrite(
         RewriteError: When a rule's predicate or replacement raises, or a rule goes on rewriting its
             own result. The graph is then as it was before.
     """
-    rules = [rules] if isinstance(rules, Rule) else list(rules)
-    limit = config.current().max_rewrites if limit is None else limit
+    rules = [rules] if isinstance(rules, Rule) else rules
     with edit(gm) as session:
-        return _Run(session, rules, fixpoint, limit).report()
+        return rewrite_in(session, rules, fixpoint=fixpoint, limit=limit)
+
+
+def rewrite_in(
+    session: EditSession,
+    rules: Iterable[Rule],
+    *,
+    fixpoint: bool = True,
+    limit: int | None = None,
+) -> RewriteReport:
+    """Apply rules inside an edit session that is open already; see `rewrite`."""
+    limit = config.current().max_rewrites if limit is None else limit
+    return _Run(session, list(rules), fixpoint, limit).report()
 
 
 class _Run:
@@ -309,8 +319,7 @@ class _Run:
         """Give the new nodes types: the results those of what they replace."""
         for output, value in zip(match.outputs, values, strict=True):
             if isinstance(value, fx.Node) and TYPE_KEY in output.meta:
-                if TYPE_KEY not in value.meta:
-                    set_type(value, output.meta[TYPE_KEY])
+                value.meta.setdefault(TYPE_KEY, output.meta[TYPE_KEY])
         for node in inserted:
             if TYPE_KEY not in node.meta:
                 infer_type(node)

@@ -32,6 +32,7 @@ class Safety:
         """Return why the match may not be rewritten, or None when it may."""
         return (
             self._escape(rule, match)
+            or self._mode_change(match)
             or self._written_operand(match)
             or self._moved_effect(match)
             or self._new_alias(rule, match)
@@ -63,6 +64,12 @@ class Safety:
         for node in rule.template.body:
             used.update(node.all_input_nodes)
         return used
+
+    def _mode_change(self, match: Match) -> str | None:
+        """All of a match must run under the same gradient and autocast mode."""
+        first = min(match.nodes.values(), key=lambda n: n._sort_key)
+        change = self._order.mode_between(first, match.root)
+        return None if change is None else f"%{change.name} changes a mode in the middle of it"
 
     def _written_operand(self, match: Match) -> str | None:
         """No operand may change between the place where it was read and the root."""

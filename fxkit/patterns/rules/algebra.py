@@ -83,9 +83,9 @@ def double_negation(x):
     """Two negations cancel.
 
     Rewrites:
-        -(-x)  →  x
+        torch.neg(torch.neg(x))  →  x
     """
-    return -(-x), x
+    return torch.neg(torch.neg(x)), x
 
 
 @rule

@@ -1,0 +1,38 @@
+"""Passes, one a file; `PASSES` finds them by their module.
+
+fxkit.PassManager([fxkit.passes.Canonicalise(), fxkit.passes.DeadCodeElimination()]).run(gm)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from fxkit.passes.base import FunctionPass, Pass, PassContext, pass_name
+from fxkit.registry import Registry, defined_here
+
+__all__ = ["PASSES", "FunctionPass", "Pass", "PassContext"]
+
+
+def _passes_of(module: ModuleType) -> Iterator[tuple[str, type[Pass]]]:
+    for thing in vars(module).values():
+        is_pass = isinstance(thing, type) and issubclass(thing, Pass)
+        if is_pass and thing not in (Pass, FunctionPass) and defined_here(module, thing):
+            yield pass_name(thing), thing
+
+
+PASSES: Registry[type[Pass]] = Registry("pass", __name__, _passes_of)
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    for cls in (cls for _, cls in PASSES.items()):
+        if cls.__name__ == name:
+            return cls
+    raise AttributeError(f"fxkit.passes has no pass {name!r}; it has {', '.join(__dir__())}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(cls.__name__ for _, cls in PASSES.items())])

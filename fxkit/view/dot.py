@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from typing import Any
 
 from fxkit.errors import UnsupportedError
-from fxkit.view.scene import Box, Frame, Scene
+from fxkit.view.scene import Box, Scene
 from fxkit.view.theme import FAMILY_COLOURS, LIGHT
 
 TIME_LIMIT = 20.0
@@ -21,14 +22,10 @@ def source(scene: Scene, title: str) -> str:
     graph.attr(rankdir="TB", fontname="Helvetica", nodesep="0.3", ranksep="0.35")
     graph.attr("node", shape="box", style="rounded,filled", fontname="Helvetica", fontsize="11")
     graph.attr("edge", color=LIGHT["edge"], arrowsize="0.7")
-    _fill(graph, scene, None)
-    boxes = {box.name: f"n{i}" for i, box in enumerate(scene.boxes)}
-    edges = {(line.value, line.target): None for line in scene.lines if line.target}
-    makers = _makers(scene)
-    for value, target in edges:
-        start = boxes.get(value) or boxes.get(makers.get(value, ""))
-        if start and target in boxes:
-            graph.edge(start, boxes[target])
+    _fill(graph, scene)
+    numbers = {box.name: f"n{i}" for i, box in enumerate(scene.boxes)}
+    for value, target in {(line.value, line.target): None for line in scene.lines if line.target}:
+        graph.edge(numbers[scene.shown_as[value]], numbers[target])
     return graph.source
 
 
@@ -66,16 +63,12 @@ def render_or_raise(text: str, kind: str) -> bytes:
     return picture
 
 
-def _fill(graph, scene: Scene, _parent: None) -> None:
+def _fill(graph: Any, scene: Scene) -> None:
     """Write frames as nested clusters, each with the boxes that lie in it."""
     import graphviz
 
-    inside: dict[int, list[int]] = {}
-    for i, box in enumerate(scene.boxes):
-        inside.setdefault(_around(scene, box), []).append(i)
-    clusters = []
-    for i, frame in enumerate(scene.frames):
-        cluster = graphviz.Digraph(f"cluster_{i}")
+    clusters = [graphviz.Digraph(f"cluster_{i}") for i in range(len(scene.frames))]
+    for cluster, frame in zip(clusters, scene.frames, strict=True):
         cluster.attr(
             label=graphviz.escape(f"{frame.title}  {frame.kind}"),
             style="rounded",
@@ -84,17 +77,13 @@ def _fill(graph, scene: Scene, _parent: None) -> None:
             fontsize="11",
             labeljust="l",
         )
-        clusters.append(cluster)
-    for i in range(len(clusters), -1, -1):
-        here = graph if i == 0 else clusters[i - 1]
-        for index in inside.get(i - 1, []):
-            _node(here, f"n{index}", scene.boxes[index])
-        if i:
-            parent = _around(scene, scene.frames[i - 1])
-            (graph if parent < 0 else clusters[parent]).subgraph(here)
+    for i, box in enumerate(scene.boxes):
+        _node(graph if box.frame < 0 else clusters[box.frame], f"n{i}", box)
+    for cluster, frame in reversed(list(zip(clusters, scene.frames, strict=True))):
+        (graph if frame.frame < 0 else clusters[frame.frame]).subgraph(cluster)
 
 
-def _node(graph, name: str, box: Box) -> None:
+def _node(graph: Any, name: str, box: Box) -> None:
     import graphviz
 
     fill, border, _, _ = FAMILY_COLOURS[box.family]
@@ -106,23 +95,3 @@ def _node(graph, name: str, box: Box) -> None:
         fillcolor=fill,
         color=border,
     )
-
-
-def _around(scene: Scene, thing: Box | Frame) -> int:
-    """Return the index of the innermost frame around a box or frame, or -1."""
-    found = -1
-    for i, frame in enumerate(scene.frames):
-        if frame is thing:
-            continue
-        if (
-            frame.x <= thing.x
-            and frame.y <= thing.y
-            and frame.x + frame.width >= thing.x + thing.width
-            and frame.y + frame.height >= thing.y + thing.height
-        ):
-            found = i
-    return found
-
-
-def _makers(scene: Scene) -> dict[str, str]:
-    return {}

@@ -20,6 +20,7 @@ from fxkit.view.ranks import Vertices, order_ranks
 Point = tuple[float, float]
 
 _GAP_RANKS = 30.0
+_TALL = 150.0
 _STUB_USES, _STUB_SPAN = 4, 3
 _MAX_DUMMIES_PER_BOX = 4
 
@@ -94,7 +95,7 @@ def place(
     *,
     top: int = 0,
     bottom: int = 0,
-    stub_size: Callable[[int, float], tuple[float, float]] | None = None,
+    stub_size: Callable[[int, float, int], tuple[float, float]] | None = None,
 ) -> Placement:
     """Place boxes in ranks from top to bottom.
 
@@ -103,11 +104,14 @@ def place(
         links: The edges.
         top: How many of the first boxes are pinned to the first rank, alone.
         bottom: How many of the last boxes are pinned to the last rank, alone.
-        stub_size: Width and height of the label for a source and exit; without it no edge is cut.
+        stub_size: Width and height of the label for a source, an exit and the number of uses,
+            0 for the label at a use; without it no edge is cut.
     """
     count = len(sizes)
-    ranks = _ranks(count, links, top, bottom)
-    cut = _cut_values(count, links, ranks, top) if stub_size is not None else set()
+    tall = [height > _TALL for _, height in sizes]
+    ranks = _ranks(tall, links, top, bottom)
+    cut = _cut_values(count, links, ranks) if stub_size is not None else set()
+    ranks = _make_room(ranks, links, cut)
     vertices = Vertices([w for w, _ in sizes], [h for _, h in sizes], ranks[:], [False] * count)
     vertices.above = [[] for _ in range(count)]
     vertices.below = [[] for _ in range(count)]
@@ -121,8 +125,12 @@ def place(
     return _finish(vertices, order, x, links, entries, chains, stubs, count)
 
 
-def _ranks(count: int, links: Sequence[Link], top: int, bottom: int) -> list[int]:
-    """Longest path from the sources; then sources move down to their first use."""
+def _ranks(tall: list[bool], links: Sequence[Link], top: int, bottom: int) -> list[int]:
+    """Longest path from the sources; then sources and tall boxes move down to their first use.
+
+    A tall box stretches its whole rank, so it stands beside as few others as it can.
+    """
+    count = len(tall)
     ranks = [0] * count
     below: list[list[int]] = [[] for _ in range(count)]
     has_source = [False] * count
@@ -135,7 +143,7 @@ def _ranks(count: int, links: Sequence[Link], top: int, bottom: int) -> list[int
         for target in below[box]:
             ranks[target] = max(ranks[target], ranks[box] + 1)
     for box in range(count - 1, top - 1, -1):
-        if below[box] and not has_source[box]:
+        if below[box] and (tall[box] or not has_source[box]):
             ranks[box] = min(ranks[target] for target in below[box]) - 1
     if bottom:
         last = max(ranks[: count - bottom], default=-1) + 1
@@ -143,9 +151,7 @@ def _ranks(count: int, links: Sequence[Link], top: int, bottom: int) -> list[int
     return ranks
 
 
-def _cut_values(
-    count: int, links: Sequence[Link], ranks: list[int], top: int
-) -> set[tuple[int, float]]:
+def _cut_values(count: int, links: Sequence[Link], ranks: list[int]) -> set[tuple[int, float]]:
     """Choose the values that are drawn as stubs: many uses, far apart; then the longest ones."""
     targets: dict[tuple[int, float], list[int]] = {}
     for link in links:
@@ -160,13 +166,24 @@ def _cut_values(
         elif length > 0:
             dummies += length
             lengths.append((length, value))
-    allowed = _MAX_DUMMIES_PER_BOX * count + 200
+    allowed = min(_MAX_DUMMIES_PER_BOX * count + 200, max(count, 20_000))
     for length, value in sorted(lengths, reverse=True):
         if dummies <= allowed:
             break
         cut.add(value)
         dummies -= length
     return cut
+
+
+def _make_room(ranks: list[int], links: Sequence[Link], cut: set[tuple[int, float]]) -> list[int]:
+    """Put an empty rank above each use of a cut value, and below its source, for the stubs."""
+    slots = {ranks[link.target] for link in links if (link.source, link.exit) in cut}
+    slots |= {ranks[source] + 1 for source, _ in cut}
+    shift, shifts = 0, []
+    for rank in range(max(ranks, default=-1) + 1):
+        shift += rank in slots
+        shifts.append(shift)
+    return [rank + shifts[rank] for rank in ranks]
 
 
 def _entries(sizes: Sequence[tuple[float, float]], links: Sequence[Link]) -> list[float]:
@@ -195,7 +212,7 @@ def _add_stubs(
     links: Sequence[Link],
     entries: list[float],
     cut: set[tuple[int, float]],
-    stub_size: Callable[[int, float], tuple[float, float]],
+    stub_size: Callable[[int, float, int], tuple[float, float]],
 ) -> list[_StubVertex]:
     """Add a label above each use of a cut value, and one below its source."""
     uses: dict[tuple[int, float], int] = {}
@@ -205,11 +222,13 @@ def _add_stubs(
     for i, link in enumerate(links):
         value = (link.source, link.exit)
         if value in cut:
-            vertex = vertices.add(*stub_size(*value), vertices.rank[link.target] - 1)
+            vertex = vertices.add(*stub_size(*value, 0), vertices.rank[link.target] - 1)
             vertices.join(vertex, 0.0, link.target, entries[i])
             made.append((vertex, link.source, link.exit, False, uses[value], i))
     for source, exit_ in sorted(cut):
-        vertex = vertices.add(*stub_size(source, exit_), vertices.rank[source] + 1)
+        vertex = vertices.add(
+            *stub_size(source, exit_, uses[source, exit_]), vertices.rank[source] + 1
+        )
         vertices.join(source, exit_, vertex, 0.0)
         made.append((vertex, source, exit_, True, uses[source, exit_], None))
     return made

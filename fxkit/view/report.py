@@ -102,8 +102,8 @@ class Report:
         view = draw(gm, **options)
         lead = (
             f"{plural(view.nodes, 'node')}, from inputs at the top to outputs at the bottom. "
-            "Layers that are alike are drawn once. Drag to move; click, then turn the wheel to zoom; "
-            "/ searches."
+            "Layers that are alike are drawn once. Drag to move; click, then turn the "
+            "wheel to zoom; / searches."
         )
         return self.add(title, view.html_fragment(), lead)
 

@@ -44,6 +44,7 @@ class Box:
         nodes: Number of nodes that it stands for.
         source: The user's line.
         operator: Identity of the operator; class of a module.
+        frame: Index of the innermost frame around it; -1 for none.
     """
 
     x: float
@@ -60,6 +61,7 @@ class Box:
     nodes: int
     source: str
     operator: str
+    frame: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Frame:
         depth: Number of frames around it.
         repeats: How many like modules it stands for.
         title_x: Left end of the title.
+        frame: Index of the frame around it; -1 for none.
     """
 
     x: float
@@ -89,6 +92,7 @@ class Frame:
     depth: int
     repeats: int
     title_x: float
+    frame: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,17 @@ class Tag:
 
 @dataclass(slots=True)
 class Scene:
-    """All that is drawn, in pixels from the upper left corner."""
+    """All that is drawn, in pixels from the upper left corner.
+
+    Attributes:
+        width: Of the whole.
+        height: Of the whole.
+        boxes: Nodes and closed modules.
+        frames: Opened modules, outer ones first.
+        lines: The ways of values.
+        tags: What stands for lines that would be long.
+        shown_as: For each node, those in closed and folded modules included, the box it is in.
+    """
 
     width: float = 0.0
     height: float = 0.0
@@ -139,6 +153,7 @@ class Scene:
     frames: list[Frame] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     tags: list[Tag] = field(default_factory=list)
+    shown_as: dict[str, str] = field(default_factory=dict)
 
 
 def build_scene(hierarchy: Hierarchy, opened: set[Group]) -> Scene:
@@ -150,7 +165,7 @@ def build_scene(hierarchy: Hierarchy, opened: set[Group]) -> Scene:
     """
     scene = Scene()
     level = _Level(hierarchy.root, opened)
-    level.emit(scene, _MARGIN, _MARGIN, 0)
+    level.emit(scene, _MARGIN, _MARGIN, 0, -1)
     scene.width = level.width + 2 * _MARGIN
     scene.height = level.height + 2 * _MARGIN
     return scene
@@ -230,24 +245,28 @@ class _Level:
     ) -> float:
         return self._items[owner[value]].exit(stand_in[value])
 
-    def _stub_size(self, source: int, exit_: float) -> tuple[float, float]:
-        text = clip(one_line(self._origin[source, exit_].name), _STUB_TEXT)
-        return (columns(text) * SMALL_CHARACTER + 34, _STUB_HEIGHT)
+    def _stub_size(self, source: int, exit_: float, uses: int) -> tuple[float, float]:
+        text = self._stub_text(source, exit_, uses)
+        return ((columns(text) + 2) * SMALL_CHARACTER + 18, _STUB_HEIGHT)
 
-    def emit(self, scene: Scene, x: float, y: float, depth: int) -> None:
+    def _stub_text(self, source: int, exit_: float, uses: int) -> str:
+        text = clip(one_line(self._origin[source, exit_].name), _STUB_TEXT)
+        return f"{text} ×{uses}" if uses else text
+
+    def emit(self, scene: Scene, x: float, y: float, depth: int, frame: int) -> None:
         """Add boxes, frames and lines to the scene, with this level's corner at (x, y)."""
         placed = self._placed
         for i, item in enumerate(self._items):
             left = x + placed.x[self._tops + i] - item.width / 2
-            item.emit(scene, left, y + placed.y[self._tops + i], depth, self.group.path)
+            item.emit(scene, left, y + placed.y[self._tops + i], depth, frame, self.group.path)
         for link, value, route in zip(self._links, self._values, placed.routes, strict=True):
             if route is not None:
                 scene.lines.append(self._line(route, value, link.target, x, y))
         for stub in placed.stubs:
             value = self._origin[stub.source, stub.exit]
-            width, height = self._stub_size(stub.source, stub.exit)
-            text = clip(one_line(value.name), _STUB_TEXT)
-            text = f"{text} ×{stub.uses}" if stub.at_source else text
+            uses = stub.uses if stub.at_source else 0
+            width, height = self._stub_size(stub.source, stub.exit, uses)
+            text = self._stub_text(stub.source, stub.exit, uses)
             left = x + stub.x - width / 2
             scene.tags.append(
                 Tag(left, y + stub.y, width, height, text, value.name, stub.at_source)
@@ -287,7 +306,9 @@ class _LeafItem:
 
     @property
     def arrow_name(self) -> str:
-        return self.leaf.label.name if self.leaf else self._path
+        if self.leaf is not None or self.group is None:
+            return self.nodes[0].name
+        return f"{self._path}#{self.group.call + 1}" if self.group.call else self._path
 
     @property
     def _kind(self) -> str:
@@ -303,7 +324,7 @@ class _LeafItem:
     def exit(self, value: fx.Node) -> float:
         return self._exits.get(value, 0.0)
 
-    def emit(self, scene: Scene, x: float, y: float, _depth: int, around: str) -> None:
+    def emit(self, scene: Scene, x: float, y: float, _depth: int, frame: int, around: str) -> None:
         label = self.leaf.label if self.leaf else None
         scene.boxes.append(
             Box(
@@ -321,7 +342,11 @@ class _LeafItem:
                 nodes=sum(len(member) for member in self.members),
                 source=str(label.source) if label and label.source else "",
                 operator=label.operator if label else self._kind,
+                frame=frame,
             )
+        )
+        scene.shown_as.update(
+            {node.name: self.arrow_name for member in self.members for node in member}
         )
 
 
@@ -350,7 +375,7 @@ class _FrameItem:
     def exit(self, value: fx.Node) -> float:
         return self._left + self.level.outputs[value] - self.width / 2
 
-    def emit(self, scene: Scene, x: float, y: float, depth: int, _around: str) -> None:
+    def emit(self, scene: Scene, x: float, y: float, depth: int, frame: int, _around: str) -> None:
         group = self.group
         scene.frames.append(
             Frame(
@@ -364,6 +389,7 @@ class _FrameItem:
                 depth=depth,
                 repeats=group.fold.count if group.fold else 1,
                 title_x=x + self._title_left,
+                frame=frame,
             )
         )
         bottom = y + self.height
@@ -373,7 +399,11 @@ class _FrameItem:
         for value, dx in self.level.outputs.items():
             at = x + self._left + dx
             scene.lines.append(Line(((at, bottom - _FRAME_PAD), (at, bottom)), value.name, ""))
-        self.level.emit(scene, x + self._left, y + _FRAME_HEAD, depth + 1)
+        here = len(scene.frames) - 1
+        self.level.emit(scene, x + self._left, y + _FRAME_HEAD, depth + 1, here)
+        for member in self.members[1:]:
+            for node, shown in zip(member, self.nodes, strict=True):
+                scene.shown_as[node.name] = scene.shown_as[shown.name]
 
     def _find_room(self) -> float:
         """Choose the left end of the title so that no line runs through it; widen if need be."""

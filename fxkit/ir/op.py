@@ -256,7 +256,7 @@ def _method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call
     if name == "to" and len(args) > 1 and isinstance(args[1], (str, torch.device)):
         names = ("device", "dtype", "non_blocking", "copy")
         return _aten("to", args[:1], {**dict(zip(names, args[1:], strict=False)), **kwargs})
-    return _aten(name, args, kwargs)
+    return _aten(name, args, kwargs, is_method=True)
 
 
 def _dunder(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
@@ -330,16 +330,20 @@ def _python_signature(function: Any) -> inspect.Signature:
     return inspect.signature(function)
 
 
-def _aten(packet: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-    """Bind a call to the first overload of an ATen operator that fits."""
+def _aten(
+    packet: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_method: bool = False
+) -> Call | None:
+    """Bind a call to the first overload of an ATen operator that fits, best as it is given."""
     packet = op_table.ALIASES.get(packet, packet)
     candidates = schema.signatures(packet)
     for lenient in (False, True):
         for signature in candidates:
-            bound = signature.bind(args, kwargs, lenient)
-            if bound is None:
-                packed = signature.pack(args)
-                bound = None if packed is None else signature.bind(packed, kwargs, lenient)
+            bound = signature.bind(args, kwargs, lenient, is_method)
+            if bound:
+                return _named(packet, signature.overload, bound)
+        for signature in candidates:
+            packed = signature.pack(args)
+            bound = packed and signature.bind(packed, kwargs, lenient, is_method)
             if bound:
                 return _named(packet, signature.overload, bound)
     return None

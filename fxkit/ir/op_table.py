@@ -76,8 +76,12 @@ UNDECLARED_ALIASES = frozenset(
 )
 
 # Calls that change a mode for all that comes after them.
-MODE_FUNCTIONS = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast",
-                            "_enter_inference_mode", "_exit_inference_mode", "manual_seed"})  # fmt: skip
+MODE_FUNCTIONS = frozenset(
+    """
+    _set_grad_enabled _enter_autocast _exit_autocast _enter_inference_mode _exit_inference_mode
+    manual_seed
+    """.split()
+)
 
 INFIX = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide",
@@ -138,7 +142,9 @@ PURE_FUNCTIONS = frozenset(
 )
 
 # The same for Python functions of torch and Python methods of its tensors.
-PURE_TORCH_FUNCTIONS = frozenset(["norm", "tensordot", "cdist", "stft", "istft", "lu", "unique"])
+PURE_TORCH_FUNCTIONS = frozenset(
+    ["norm", "tensordot", "cdist", "stft", "istft", "lu", "unique", "unique_consecutive"]
+)
 
 
 @dataclass(frozen=True)

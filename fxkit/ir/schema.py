@@ -53,12 +53,17 @@ class Signature:
         self.overload = overload
         self.parameters = tuple(_parameter(a) for a in overload._schema.arguments)
         self.positional = tuple(p for p in self.parameters if not p.keyword_only)
+        self.of_method = tuple(sorted(self.positional, key=lambda p: p.name != "self"))
         self.names = frozenset(p.name for p in self.parameters)
         self._defaults = {p.name: p.default for p in self.parameters}
         self._required = [p.name for p in self.parameters if p.default is _REQUIRED]
 
     def bind(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], lenient: bool
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        lenient: bool,
+        is_method: bool = False,
     ) -> dict[str, Any] | None:
         """Bind a call, or return None when it does not fit this overload.
 
@@ -67,16 +72,19 @@ class Signature:
             kwargs: Keyword arguments, under torch's Python names or the schema's.
             lenient: Accept a number where a tensor belongs (`1 - x`), and a node of unknown type
                 where a number belongs.
+            is_method: Take the first argument for `self`, wherever the schema has it:
+                `x.where(condition, y)` is `where(condition, x, y)`.
         """
-        if len(args) > len(self.positional):
+        positional = self.of_method if is_method else self.positional
+        if len(args) > len(positional):
             return None
         bound = dict(self._defaults)
-        for parameter, value in zip(self.positional, args, strict=False):
+        for parameter, value in zip(positional, args, strict=False):
             value = _fit(parameter, value, lenient)
             if value is _MISFIT:
                 return None
             bound[parameter.name] = value
-        taken = {p.name for p in self.positional[: len(args)]}
+        taken = {p.name for p in positional[: len(args)]}
         for given, value in kwargs.items():
             parameter = self._named(given)
             if parameter is None or parameter.name in taken:

@@ -14,6 +14,7 @@ from torch import fx, nn
 from fxkit import config
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import BuildError
+from fxkit.ir import types
 from fxkit.ir.types import TensorType, type_of, type_of_value
 from fxkit.lower.build import Library, build
 from fxkit.lower.cpp_printer import print_unit
@@ -72,7 +73,11 @@ def _is_typed(gm: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any])
         return False
     return all(
         _same_type(type_of(n), value) for n, value in zip(inputs, given, strict=True)
-    ) and all(type_of(n) is not None for n in gm.graph.nodes if n.op != "output")
+    ) and all(_has_type(n) for n in gm.graph.nodes if n.op != "output")
+
+
+def _has_type(node: fx.Node) -> bool:
+    return any(key in node.meta for key in (types.KEY, "val", "tensor_meta"))
 
 
 def _same_type(expected: Any, value: Any) -> bool:

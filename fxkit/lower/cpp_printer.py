@@ -44,7 +44,7 @@ def _preamble(kernels: Iterable[Kernel], glibc: tuple[int, int] | None) -> str:
         own |= cpp_text.own_functions(kernel.body, storage)
         library |= cpp_text.library_functions(kernel.body)
         operations |= {f"{i.op}:{i.dtype}" for i in kernel.body}
-    parts = [cpp_text.MINMAX]
+    parts = [vector_math.BASICS, cpp_text.MINMAX]
     ordered = sorted(library, key=str)
     parts += [cpp_text.declaration(op, dtype, glibc) for op, dtype in ordered]
     if f"sigmoid:{torch.float64}" in operations:

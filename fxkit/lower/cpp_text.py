@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 import torch
@@ -120,7 +119,7 @@ def _suffix(dtype: torch.dtype) -> str:
 
 def function_name(op: str, dtype: torch.dtype) -> str:
     """Return the C++ function that computes an operation."""
-    if op in ("max", "min"):
+    if op in ("max", "min", "fma"):
         return f"fx_{op}"
     if op in _BUILTIN:
         return f"__builtin_{op}{_suffix(dtype)}"

@@ -280,6 +280,7 @@ class Builder:
 
     body: list[Instruction] = field(default_factory=list)
     _known: dict[Instruction, int] = field(default_factory=dict)
+    _rounded: dict[int, torch.dtype] = field(default_factory=dict)
 
     def append(self, instruction: Instruction) -> Ref:
         """Return the value of an instruction, adding it unless an equal one is there."""
@@ -292,7 +293,9 @@ class Builder:
 
     def load(self, access: Access, dtype: torch.dtype) -> Ref:
         """Read an element of memory that holds `dtype`."""
-        return self.append(Instruction("load", (), register_of(dtype), access))
+        value = self.append(Instruction("load", (), register_of(dtype), access))
+        self._rounded[value.position] = dtype
+        return value
 
     def const(self, value: Number, dtype: torch.dtype) -> Ref:
         """Make a number of `dtype`, rounded as torch rounds a Python number."""
@@ -315,13 +318,10 @@ class Builder:
         register = register_of(dtype)
         if value.dtype != register:
             value = self.append(Instruction("cast", (value.position,), register))
-        if dtype in STORAGE_ONLY and not self._is_rounded(value, dtype):
+        if dtype in STORAGE_ONLY and self._rounded.get(value.position) != dtype:
             value = self.append(Instruction("round", (value.position,), register, dtype))
+            self._rounded[value.position] = dtype
         return value
-
-    def _is_rounded(self, value: Ref, dtype: torch.dtype) -> bool:
-        instruction = self.body[value.position]
-        return instruction.op == "round" and instruction.detail == dtype
 
 
 class _Bits:

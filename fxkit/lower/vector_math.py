@@ -1,20 +1,24 @@
 """Elementary functions in plain C arithmetic, which a compiler can turn into vector code.
 
-They are used instead of the C library's for float32, where they are faster and where the library may
-have no vector version. Coefficients are least-maximum fits made for these intervals. The largest
-errors, measured over the whole range of float32 against float64, are stated in `MAX_ULP` and tested;
-with no fused multiply-add on the machine an error may be up to one unit in the last place larger.
+They are used instead of the C library's for float32, where they are faster and where the library
+may have no vector version. Coefficients are least-maximum fits made for these intervals. The
+largest errors, measured over the whole range of float32 against float64, are stated in `MAX_ULP`
+and tested; with no fused multiply-add on the machine an error may be up to one unit in the last
+place larger.
 """
 
 from __future__ import annotations
 
-MAX_ULP = {"fx_exp": 1.0, "fx_log": 1.0, "fx_tanh": 1.5, "fx_erf": 1.0, "fx_sigmoid": 2.5}
+MAX_ULP = {"fx_exp": 1.0, "fx_log": 1.0, "fx_tanh": 1.5, "fx_erf": 1.5, "fx_sigmoid": 2.5}
 
-_FMA = """\
+# One rounding where the machine can, as torch's vector code; elsewhere two, as torch's scalar code.
+BASICS = """\
 #ifdef __FMA__
-#define FX_FMA(a, b, c) __builtin_fmaf(a, b, c)
+static inline float fx_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static inline double fx_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 #else
-#define FX_FMA(a, b, c) ((a) * (b) + (c))
+static inline float fx_fma(float a, float b, float c) { return a * b + c; }
+static inline double fx_fma(double a, double b, double c) { return a * b + c; }
 #endif
 static inline int fx_bits(float x) { return __builtin_bit_cast(int, x); }
 static inline float fx_float(int bits) { return __builtin_bit_cast(float, bits); }
@@ -26,16 +30,16 @@ _EXP = """\
 static inline float fx_exp(float x) {
   x = x > 89.0f ? 89.0f : x;
   x = x < -104.0f ? -104.0f : x;
-  float shifted = FX_FMA(x, 0x1.715476p+0f, 0x1.8p+23f);
+  float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
   float n = shifted - 0x1.8p+23f;
-  float r = FX_FMA(n, -0x1.62e4p-1f, x);
-  r = FX_FMA(n, -0x1.7f7d1cp-20f, r);
+  float r = fx_fma(n, -0x1.62e4p-1f, x);
+  r = fx_fma(n, -0x1.7f7d1cp-20f, r);
   float p = 0x1.6a23fp-10f;
-  p = FX_FMA(p, r, 0x1.123a0ap-7f);
-  p = FX_FMA(p, r, 0x1.5558f2p-5f);
-  p = FX_FMA(p, r, 0x1.555492p-3f);
-  p = FX_FMA(p, r, 0x1.fffffcp-2f);
-  p = FX_FMA(p, r * r, r) + 1.0f;
+  p = fx_fma(p, r, 0x1.123a0ap-7f);
+  p = fx_fma(p, r, 0x1.5558f2p-5f);
+  p = fx_fma(p, r, 0x1.555492p-3f);
+  p = fx_fma(p, r, 0x1.fffffcp-2f);
+  p = fx_fma(p, r * r, r) + 1.0f;
   int scale = fx_bits(shifted) - 0x4b400000;
   int half = scale >> 1;
   return p * fx_float((half + 127) << 23) * fx_float((scale - half + 127) << 23);
@@ -50,17 +54,17 @@ static inline float fx_log(float x) {
   float n = (float)(bits >> 23) - (tiny ? 23.0f : 0.0f);
   float f = fx_float((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
   float p = -0x1.38b57cp-4f;
-  p = FX_FMA(p, f, 0x1.055b6ap-3f);
-  p = FX_FMA(p, f, -0x1.0d8542p-3f);
-  p = FX_FMA(p, f, 0x1.22da1ep-3f);
-  p = FX_FMA(p, f, -0x1.547244p-3f);
-  p = FX_FMA(p, f, 0x1.99a008p-3f);
-  p = FX_FMA(p, f, -0x1.000226p-2f);
-  p = FX_FMA(p, f, 0x1.555554p-2f);
+  p = fx_fma(p, f, 0x1.055b6ap-3f);
+  p = fx_fma(p, f, -0x1.0d8542p-3f);
+  p = fx_fma(p, f, 0x1.22da1ep-3f);
+  p = fx_fma(p, f, -0x1.547244p-3f);
+  p = fx_fma(p, f, 0x1.99a008p-3f);
+  p = fx_fma(p, f, -0x1.000226p-2f);
+  p = fx_fma(p, f, 0x1.555554p-2f);
   float s = f * f;
-  float low = FX_FMA(n, 0x1.7f7d1cp-20f, s * f * p);
-  low = FX_FMA(s, -0.5f, low);
-  float y = FX_FMA(n, 0x1.62e4p-1f, f + low);
+  float low = fx_fma(n, 0x1.7f7d1cp-20f, s * f * p);
+  low = fx_fma(s, -0.5f, low);
+  float y = fx_fma(n, 0x1.62e4p-1f, f + low);
   y = x < __builtin_inff() ? y : x;
   y = x == 0.0f ? -__builtin_inff() : y;
   return x < 0.0f ? __builtin_nanf("") : y;
@@ -73,11 +77,11 @@ static inline float fx_tanh(float x) {
   float a = __builtin_fabsf(x);
   float s = x * x;
   float p = -0x1.76ac18p-8f;
-  p = FX_FMA(p, s, 0x1.5256d6p-6f);
-  p = FX_FMA(p, s, -0x1.b84448p-5f);
-  p = FX_FMA(p, s, 0x1.110768p-3f);
-  p = FX_FMA(p, s, -0x1.555534p-2f);
-  float near = FX_FMA(p * s, x, x);
+  p = fx_fma(p, s, 0x1.5256d6p-6f);
+  p = fx_fma(p, s, -0x1.b84448p-5f);
+  p = fx_fma(p, s, 0x1.110768p-3f);
+  p = fx_fma(p, s, -0x1.555534p-2f);
+  float near = fx_fma(p * s, x, x);
   float far = 1.0f - 2.0f / (fx_exp(2.0f * a) + 1.0f);
   return a < 0.625f ? near : __builtin_copysignf(far, x);
 }
@@ -89,22 +93,22 @@ static inline float fx_erf(float x) {
   float a = __builtin_fabsf(x);
   float s = x * x;
   float p = 0x1.5f953cp-14f;
-  p = FX_FMA(p, s, -0x1.ab105cp-11f);
-  p = FX_FMA(p, s, 0x1.54df1ap-8f);
-  p = FX_FMA(p, s, -0x1.b810e8p-6f);
-  p = FX_FMA(p, s, 0x1.ce2e24p-4f);
-  p = FX_FMA(p, s, -0x1.812744p-2f);
-  p = FX_FMA(p, s, 0x1.06eba8p-3f);
-  float near = FX_FMA(p, x, x);
+  p = fx_fma(p, s, -0x1.ab105cp-11f);
+  p = fx_fma(p, s, 0x1.54df1ap-8f);
+  p = fx_fma(p, s, -0x1.b810e8p-6f);
+  p = fx_fma(p, s, 0x1.ce2e24p-4f);
+  p = fx_fma(p, s, -0x1.812744p-2f);
+  p = fx_fma(p, s, 0x1.06eba8p-3f);
+  float near = fx_fma(p, x, x);
   a = a > 4.0f ? 4.0f : a;
   float q = -0x1.5d71d6p-16f;
-  q = FX_FMA(q, a, 0x1.c4590ep-12f);
-  q = FX_FMA(q, a, -0x1.106250p-8f);
-  q = FX_FMA(q, a, 0x1.9aebaep-6f);
-  q = FX_FMA(q, a, -0x1.bb4548p-4f);
-  q = FX_FMA(q, a, -0x1.444d1ep-1f);
-  q = FX_FMA(q, a, -0x1.212626p+0f);
-  q = FX_FMA(q, a, 0x1.62d8a4p-13f);
+  q = fx_fma(q, a, 0x1.c4590ep-12f);
+  q = fx_fma(q, a, -0x1.106250p-8f);
+  q = fx_fma(q, a, 0x1.9aebaep-6f);
+  q = fx_fma(q, a, -0x1.bb4548p-4f);
+  q = fx_fma(q, a, -0x1.444d1ep-1f);
+  q = fx_fma(q, a, -0x1.212626p+0f);
+  q = fx_fma(q, a, 0x1.62d8a4p-13f);
   float far = 1.0f - fx_exp(q);
   return a < 0.92f ? near : __builtin_copysignf(far, x);
 }
@@ -114,7 +118,7 @@ _SIGMOID = """\
 static inline float fx_sigmoid(float x) { return 1.0f / (1.0f + fx_exp(-x)); }
 """
 
-# Fused multiply-add, NaN and all, is the machine's; rounding is to nearest, ties to even.
+# Rounding is to nearest, ties to even; a NaN stays one.
 _BFLOAT16 = """\
 static inline float fx_from_bf16(unsigned short h) { return fx_float((int)((unsigned)h << 16)); }
 static inline unsigned short fx_to_bf16(float x) {
@@ -164,4 +168,4 @@ def definitions(names: set[str]) -> str:
     for name in names:
         needed.update(_SOURCES[name][1])
     texts = [text for name, (text, _) in _SOURCES.items() if name in needed]
-    return "\n".join([_FMA, *texts]) if texts else ""
+    return "\n".join(texts)

@@ -1,0 +1,69 @@
+"""Graphs for the tests of `fxkit.lower`, and how their results are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.lower import CompiledModule, Policy, to_cpp
+
+# Compile whatever can be compiled, be it ever so small.
+ALWAYS = Policy(min_members=1, min_points=0)
+
+
+def compile_all(
+    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]],
+) -> tuple[CompiledModule, list[torch.Tensor], list[fx.Node]]:
+    """Compile many calls as one graph, so that the compiler is started once.
+
+    Args:
+        calls: `(function, arguments, keyword arguments)`; each tensor becomes an input of its own,
+            so that no two calls share a region.
+
+    Returns:
+        The compiled module, its inputs, and the node of each call.
+    """
+    graph = fx.Graph()
+    inputs: list[torch.Tensor] = []
+    nodes: list[fx.Node] = []
+
+    def as_input(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            inputs.append(value)
+            return graph.placeholder(f"x{len(inputs)}")
+        return value
+
+    bound = [([as_input(a) for a in args], {k: as_input(v) for k, v in kwargs.items()})
+             for _, args, kwargs in calls]  # fmt: skip
+    for (function, _, _), (args, kwargs) in zip(calls, bound, strict=True):
+        nodes.append(graph.call_function(function, tuple(args), kwargs))
+    graph.output(tuple(nodes))
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    return to_cpp(gm, tuple(inputs), policy=ALWAYS), inputs, nodes
+
+
+def fused_names(compiled: CompiledModule) -> set[str]:
+    """Return the names of the nodes that kernels compute."""
+    return {name for region in compiled.regions if region.kernel for name in region.nodes}
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference in epsilons of the dtype, relative to max(1, |expected|).
+
+    Not-a-number and infinities must be in the same places; where not, the difference is infinite.
+    """
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert found.stride() == expected.stride()
+    if not expected.numel():
+        return 0.0
+    if not expected.dtype.is_floating_point:
+        return 0.0 if torch.equal(found, expected) else float("inf")
+    a, b = found.double(), expected.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    error = (a - b).abs() / b.abs().clamp(min=1) / torch.finfo(expected.dtype).eps
+    error = torch.where(same, torch.zeros_like(error), error)
+    return float(error.nan_to_num(float("inf"), float("inf"), float("inf")).max())

@@ -46,6 +46,7 @@ class Row:
         flops: Floating point operations; None when there is no formula for them.
         bytes: Bytes that have to be read and written at least; None when not known.
         live_bytes: Bytes of values, made by nodes, that are alive while it runs.
+        computes: For a kernel the names of the nodes that it computes.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Row:
     flops: int | None
     bytes: int | None
     live_bytes: int | None
+    computes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Entry:
         uncounted: How many of its nodes have no FLOP formula.
         bytes: Sum of what is known; None when nothing is.
         live_bytes: Largest of theirs.
+        computes: For a kernel the names of the nodes that it computes.
     """
 
     key: str
@@ -87,6 +90,7 @@ class Entry:
     uncounted: int
     bytes: int | None
     live_bytes: int | None
+    computes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,7 +222,7 @@ class Profile:
         mark = "+?" if entry.uncounted and entry.flops is not None else ""
         return [
             clip(entry.key, 48),
-            clip(entry.operator, 34),
+            clip(" + ".join(entry.computes) or entry.operator, 34),
             clip(entry.type, 28),
             str(entry.nodes),
             duration(entry.seconds),
@@ -282,6 +286,8 @@ class Profile:
         most = max((e.seconds or 0.0 for e in entries), default=0.0) or 1.0
         width = 100 * (entry.seconds or 0.0) / most
         note = f"{entry.operator} {entry.type}" if grouping == "node" else ""
+        if entry.computes and grouping == "node":
+            note = f"= {' + '.join(entry.computes)}  {entry.type}"
         return (
             f'<tr><td><code>{escape(entry.key)}</code> <span class="fx-muted">{escape(note)}</span>'
             f'</td><td class="fx-num">{entry.nodes}</td>'
@@ -315,7 +321,7 @@ def _key(row: Row, group_by: str) -> str:
     if group_by == "node":
         return row.name
     if group_by == "op":
-        return row.operator
+        return "compiled kernels" if row.family == "kernel" else row.operator
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", row.module) or "(top level)"
 
 
@@ -326,6 +332,7 @@ def _entry(key: str, rows: Sequence[Row]) -> Entry:
         operator=rows[0].operator if len(operators) == 1 else "",
         type=rows[0].type if len(rows) == 1 else "",
         nodes=len(rows),
+        computes=rows[0].computes if len(rows) == 1 else (),
         seconds=_sum([row.seconds for row in rows]),
         flops=_sum([row.flops for row in rows]),
         uncounted=sum(row.flops is None for row in rows),

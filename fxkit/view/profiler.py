@@ -38,7 +38,8 @@ def profile(
     not, as the caller has set it.
 
     Args:
-        gm: A graph module, or anything with one in `.graph_module` (captured, compiled).
+        gm: A graph module, or anything that holds one: in `.lowered` the graph of kernels that a
+            compiled module runs, or in `.graph_module`.
         args: The inputs of the graph module.
         kwargs: More inputs, by name.
         warmup: Runs that are not counted.
@@ -60,8 +61,9 @@ def profile(
     if "time" in metrics:
         stamps, whole = _measure(code, inputs, gm, module, args, kwargs or {}, warmup, iters)
     costs = _costs(module, code, observed) if {"flops", "bytes"} & set(metrics) else None
+    origins = _origins(gm)
     rows = tuple(
-        _row(node, i, stamps, costs[i] if costs else None, observed, metrics)
+        _row(node, i, stamps, costs[i] if costs else None, observed, metrics, origins)
         for i, node in enumerate(code.nodes)
         if node.op not in _QUIET
     )
@@ -78,20 +80,41 @@ def profile(
 
 
 def graph_module_of(gm: Any) -> fx.GraphModule:
-    """Return the graph module in a captured or compiled program, or the graph module itself.
+    """Return the graph that a captured or compiled program runs, or the graph module itself.
 
     Raises:
         UnsupportedError: There is none.
     """
     if isinstance(gm, fx.GraphModule):
         return gm
-    inner = getattr(gm, "graph_module", None)
+    inner = getattr(gm, "lowered", None) or getattr(gm, "graph_module", None)
     if not isinstance(inner, fx.GraphModule):
         raise UnsupportedError(
             f"expected a torch.fx.GraphModule or something that holds one, got {type(gm).__name__}",
             hint="make one with fxkit.capture(fn, args) or fxkit.symbolic_trace(module)",
         )
     return inner
+
+
+def _origins(gm: Any) -> dict[str, list[fx.Node]]:
+    """Map the names of a compiled module's kernel calls to the nodes that they compute."""
+    original = getattr(gm, "graph_module", None)
+    if not isinstance(original, fx.GraphModule) or not hasattr(gm, "regions"):
+        return {}
+    nodes = {node.name: node for node in original.graph.nodes}
+    fused = (region for region in gm.regions if region.kernel is not None)
+    return {region.name: [nodes[name] for name in region.nodes] for region in fused}
+
+
+def _common_module(nodes: list[fx.Node]) -> str:
+    """Return the path of the innermost module that all nodes ran in."""
+    paths = [module_path(node).split(".") for node in nodes]
+    common = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return ".".join(common)
 
 
 def _check(metrics: tuple[str, ...], warmup: int, iters: int) -> None:
@@ -225,14 +248,18 @@ def _row(
     cost: Cost | None,
     observed: _Observed,
     metrics: tuple[str, ...],
+    origins: Mapping[str, list[fx.Node]],
 ) -> Row:
     spent = sorted((s[index + 1] - s[index]) / 1e9 for s in stamps)
     label = label_of(node)
     known = observed.types[index]
+    fused = origins.get(node.name, [])
+    if fused and cost is not None:
+        cost = Cost(sum((cost_of(n) for n in fused), Cost(0, 0)).flops, cost.bytes)
     return Row(
         name=node.name,
         operator=label.operator,
-        module=module_path(node),
+        module=_common_module(fused) if fused else module_path(node),
         type=str(known) if isinstance(known, TensorType) else label.type,
         family=label.family,
         source=str(label.source) if label.source else "",
@@ -242,4 +269,5 @@ def _row(
         flops=cost.flops if cost and "flops" in metrics else None,
         bytes=cost.bytes if cost and "bytes" in metrics else None,
         live_bytes=observed.live[index] if "memory" in metrics else None,
+        computes=tuple(n.name for n in fused),
     )

@@ -34,7 +34,8 @@ def propagate_types(
     """Record the type of every node for inputs like the given ones.
 
     Effects do not happen: writes go to fake copies, nothing random is drawn from torch's generator,
-    prints inside opaque calls do happen when such a call can run on fake tensors at all.
+    prints inside opaque calls do happen when such a call can run on fake tensors at all. A number
+    that is read out of a tensor keeps the value that was recorded at capture.
 
     Args:
         gm: The module; each node's `type_of` is set.
@@ -151,7 +152,9 @@ class _TypeInterpreter(fx.Interpreter):
         except FxkitError:
             raise
         except Exception as error:
-            raise _type_error(n, error, self._operands(n)) from error
+            result = _recorded_number(n, error)
+            if result is None:
+                raise _type_error(n, error, self._operands(n)) from error
         set_type(n, type_of_value(result))
         return result
 
@@ -171,6 +174,15 @@ class _TypeInterpreter(fx.Interpreter):
 def _tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
+
+
+def _recorded_number(node: fx.Node, error: Exception) -> Any:
+    """Return the number that a node read out of a tensor when it was captured, else None."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    known = type_of(node)
+    is_number = isinstance(known, (bool, int, float, complex))
+    return known if is_number and isinstance(error, DataDependentOutputException) else None
 
 
 def _type_error(node: fx.Node, error: Exception, operands: str) -> InvalidGraphError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from fxkit.demo.building import Built
 from fxkit.demo.judge import Neighbour
@@ -52,7 +52,7 @@ class Journey:
 
     Attributes:
         subject: The model and its inputs.
-        captured_nodes: How many nodes the captured graph has.
+        before: The graph as it was captured.
         result: What the passes did.
         profile: Where eager spends its time in the rewritten graph.
         built: The compiled module.
@@ -61,7 +61,7 @@ class Journey:
     """
 
     subject: Subject
-    captured_nodes: int
+    before: fx.GraphModule
     result: PassResult
     profile: Profile
     built: Built

@@ -20,7 +20,7 @@ def report(journey: Journey) -> Report:
         )
         .add_summary(_facts(journey))
         .add_passes(journey.result)
-        .add_diff(journey.result.diff())
+        .add_diff(journey.before, gm)
         .add_graph(gm)
         .add_tree(gm)
         .add_regions(journey.built.module.regions)
@@ -44,7 +44,7 @@ def _facts(journey: Journey) -> dict[str, str]:
     regions, times = journey.built.module.regions, journey.times
     fused = sum(len(region.nodes) for region in regions if region.kernel)
     return {
-        "nodes captured": str(journey.captured_nodes),
+        "nodes captured": str(len(journey.before.graph.nodes)),
         "nodes after the passes": str(len(journey.result.graph_module.graph.nodes)),
         "candidates fused": percent(fused, sum(len(region.nodes) for region in regions)),
         "kernels built in": duration(journey.built.cold),

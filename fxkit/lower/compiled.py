@@ -212,6 +212,11 @@ class CompiledModule(nn.Module):
             return "gradients are on and a parameter asks for them"
         return None
 
+    @property
+    def lowered(self) -> fx.GraphModule:
+        """The graph that runs: calls of kernels among the nodes that eager computes."""
+        return fx.GraphModule(self.graph_module, self._plan.graph)
+
     def report(self) -> LowerReport:
         """Return what was fused, what was not and why, and how calls went."""
         return LowerReport(

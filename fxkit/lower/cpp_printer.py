@@ -173,12 +173,7 @@ class _Printer:
             self._open(f"for (long r{axis} = 0; r{axis} < {size}; ++r{axis}) {{")
         begin, end = ("begin", "end") if self._tiles > 1 else ("0", str(self._length))
         if blocked and self._length > BLOCK:
-            self._open(f"for (long block = 0; block < {self._length}; block += {BLOCK}) {{")
-            full = f"block + {BLOCK}"
-            last = (
-                "" if self._length % BLOCK == 0 else f"{full} > {self._length} ? {self._length} : "
-            )
-            begin, end = "block", f"{last}{full}"
+            begin, end = self._open_blocks(self._length, BLOCK)
         for p in blocked:
             self._add(f"{self._type(p)} v{p} = 0;")
         self._add(f"#pragma omp simd{self._clauses(one.reductions)}")
@@ -191,6 +186,15 @@ class _Printer:
             self._close()
         for p in blocked:
             self._add(f"const {self._type(p)} s{p} = ({self._type(p)})t{p};")
+
+    def _open_blocks(self, length: int, block: int) -> tuple[str, str]:
+        """Open a loop over blocks of the innermost row axis; return a block's bounds."""
+        self._open(f"for (long block = 0; block < {length}; block += {block}) {{")
+        end = f"block + {block}"
+        if length % block:
+            self._add(f"const long block_end = {end} < {length} ? {end} : {length};")
+            end = "block_end"
+        return "block", end
 
     def _is_float_sum(self, position: int) -> bool:
         instruction = self._body(position)

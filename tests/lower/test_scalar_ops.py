@@ -120,7 +120,9 @@ def test_rows_equal_eager(dtype: torch.dtype) -> None:
             bad = (found != expected) & ~(found.isnan() & expected.isnan())
             i = int(bad.nonzero()[0])
             at = [a[i].item() if a.dim() else a.item() for a in args]
-            wrong.append(f"{row.name}{attributes} {error:.3g} eps at {at}: {found[i].item()} for "
-                         f"{expected[i].item()}")
+            wrong.append(
+                f"{row.name}{attributes} {error:.3g} eps at {at}: {found[i].item()} for "
+                f"{expected[i].item()}"
+            )
     assert not wrong, "\n".join(wrong)
     assert len(fused) >= (60 if dtype in FLOATS else 20)

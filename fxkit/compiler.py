@@ -58,8 +58,8 @@ def compile(fn: Callable[..., Any] | None = None, *, passes: tuple[Pass, ...] = 
     """Make a program run as fused C++ kernels; works as a decorator and as a call.
 
     The first call with inputs of a kind runs the program once, records it, rewrites the graph by
-    the inference pipeline and builds its kernels. Later calls run those as long as every guard holds;
-    what can't be captured runs in Python. With gradients on and asked for, the captured graph runs
+    the inference pipeline and builds its kernels. Later calls run those as long as every guard
+    holds; what can't be captured runs in Python. With gradients on and asked for, the captured graph runs
     in eager, since kernels have no gradient.
 
     Args:

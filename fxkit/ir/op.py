@@ -333,7 +333,7 @@ def _python_signature(function: Any) -> inspect.Signature:
 def _aten(
     packet: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_method: bool = False
 ) -> Call | None:
-    """Bind a call to the first overload of an ATen operator that fits, best as it is given."""
+    """Bind a call to the first overload of an ATen operator that fits; packing is the last resort."""
     packet = op_table.ALIASES.get(packet, packet)
     candidates = schema.signatures(packet)
     for lenient in (False, True):
@@ -343,7 +343,9 @@ def _aten(
                 return _named(packet, signature.overload, bound)
         for signature in candidates:
             packed = signature.pack(args)
-            bound = packed and signature.bind(packed, kwargs, lenient, is_method)
+            if packed is None:
+                continue
+            bound = signature.bind(packed, kwargs, lenient, is_method)
             if bound:
                 return _named(packet, signature.overload, bound)
     return None
@@ -382,7 +384,7 @@ def _resolve_module(node: fx.Node) -> Call:
     """Resolve a called module through the function that its forward calls."""
     root = node.graph.owning_module
     path = str(node.target)
-    module = root.get_submodule(path) if root is not None else None
+    module = _submodule(root, path)
     cls = type(module)
     name = f"{cls.__module__}.{cls.__qualname__}"
     if module is None or _has_hooks(module):
@@ -401,6 +403,14 @@ def _resolve_module(node: fx.Node) -> Call:
         {attribute: _module_value(module, path, attribute) for attribute in attributes},
     )
     return _opaque(name, node.args, node.kwargs) if call.operator.is_opaque else call
+
+
+def _submodule(root: nn.Module | None, path: str) -> nn.Module | None:
+    """Return a submodule; None when a broken graph names one that is not there."""
+    found: Any = root
+    for atom in path.split("."):
+        found = getattr(found, atom, None)
+    return found if isinstance(found, nn.Module) else None
 
 
 def _module_value(module: nn.Module, path: str, attribute: str) -> Any:

@@ -449,7 +449,9 @@ def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
             verify(gm)
             gm.recompile()
     except BaseException:
-        session.undo()
+        if session.is_modified:
+            session.undo()
+            gm.recompile()
         raise
 
 

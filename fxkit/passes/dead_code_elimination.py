@@ -14,7 +14,8 @@ class DeadCodeElimination(Pass):
     """Erase nodes whose value nobody uses and that do nothing else.
 
     A node that writes to memory, draws random numbers, or of which nothing is known stays:
-    printing, assertions, in-place operators and `out=` are kept. Inputs stay, since they are the signature.
+    printing, assertions, in-place operators and `out=` are kept. Inputs stay, since they are the
+    signature.
 
     Rewrites:
         %a = aten.relu(%x); return %x  →  return %x

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import FxkitError, NumericsError, PassError, PostconditionError
 from fxkit.ir.printer import format_graph, format_type
 from fxkit.ir.session import Change, edit
+from fxkit.ir.types import TensorType
 from fxkit.ir.verifier import verify
 from fxkit.passes.base import FunctionPass, Pass, PassContext
 
@@ -240,8 +242,8 @@ class PassManager:
         found = propagate_types(gm, self.args or (), self.kwargs)
         if found != output_type:
             raise PostconditionError(
-                f"expected the pass to keep the output's type {format_type(output_type)}, "
-                f"got {format_type(found)}",
+                f"expected the pass to keep the output's type {_whole_type(output_type)}, "
+                f"got {_whole_type(found)}",
                 in_pass=place,
                 hint="a pass that changes types on purpose is run with verify='structure'",
             )
@@ -252,6 +254,13 @@ class PassManager:
         gm.recompile()
         after = copy.deepcopy(gm)
         assert_equivalent(before, after, self.args or (), self.kwargs, exact=current.exact)
+
+
+def _whole_type(value_type: Any) -> str:
+    """Return a type as text, with the strides and requires_grad that its short form leaves out."""
+    leaves = [t for t in pytree.tree_leaves(value_type) if isinstance(t, TensorType)]
+    details = [f"stride {t.stride}" + (" requires_grad" if t.requires_grad else "") for t in leaves]
+    return f"{format_type(value_type)} ({'; '.join(details)})"
 
 
 def _as_pass(candidate: Any) -> Pass:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import traceback
 from collections.abc import Callable, Collection
@@ -92,7 +93,42 @@ def _trace(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.G
             f"expected {name} to run on placeholders, got random numbers that are drawn without one",
             hint="use fxkit.capture(fn, args), which draws them anew at each call",
         )
-    return fx.GraphModule(tracer.root, graph, name)
+    gm = fx.GraphModule(tracer.root, graph, name)
+    _take_constants_back(root, graph)
+    return gm
+
+
+def _take_constants_back(root: Any, graph: fx.Graph) -> None:
+    """Remove the tensors that the tracer of torch.fx has put on the user's module."""
+    for node in graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        if isinstance(root, torch.nn.Module) and name.startswith("_tensor_constant"):
+            root.__dict__.pop(name, None)
+            root._buffers.pop(name, None)
+
+
+class _Placeholder(fx.Proxy):
+    """A value that is followed; unlike torch's own, it sees changes in place.
+
+    `y += 1` on a `torch.fx.Proxy` computes a new value, which loses the write when `y` is a view.
+    """
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+
+def _follow_in_place(name: str) -> None:
+    function = getattr(operator, name)
+
+    def method(self: _Placeholder, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    setattr(_Placeholder, f"__{name}__", method)
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior",
+              "ixor", "ilshift", "irshift"):  # fmt: skip
+    _follow_in_place(_name)
 
 
 class SymbolicTracer(fx.Tracer):
@@ -101,6 +137,9 @@ class SymbolicTracer(fx.Tracer):
     Args:
         leaf_modules: Classes or qualified names of modules that stay calls, beside torch's own.
     """
+
+    # Buffers are read when the graph runs, as parameters are, and not when it is traced.
+    proxy_buffer_attributes = True
 
     def __init__(self, leaf_modules: Collection[type[torch.nn.Module] | str] = ()) -> None:
         super().__init__()
@@ -126,6 +165,10 @@ class SymbolicTracer(fx.Tracer):
             or module_qualified_name in self._leaf_names
             or super().is_leaf_module(m, module_qualified_name)
         )
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return the placeholder that stands for a node."""
+        return _Placeholder(node, self)
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
         """Append a node, with where it comes from."""

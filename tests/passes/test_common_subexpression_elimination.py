@@ -1,0 +1,127 @@
+"""Common subexpressions: what is merged, and what must not be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+import fxkit
+from fxkit.passes import CommonSubexpressionElimination
+from fxkit.passes.manager import PassManager
+
+
+def merged(function, x):
+    """Return how many nodes went, after checking that the function kept its meaning."""
+    gm = fxkit.symbolic_trace(function)
+    before = len(gm.graph.nodes)
+    PassManager([CommonSubexpressionElimination()], args=(x,)).run(gm)
+    for seed in (0, 1):
+        ours, eager = x.clone(), x.clone()
+        torch.manual_seed(seed)
+        expected = function(eager)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(gm(ours), expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(ours, eager)
+    return before - len(gm.graph.nodes)
+
+
+X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def test_spellings_are_one():
+    assert merged(lambda x: torch.relu(x) + F.relu(x) + x.relu() + x.clamp(min=0), X) == 2
+
+
+def test_chains_collapse():
+    assert merged(lambda x: (x.exp() * 2).sum() + (torch.exp(x) * 2).sum(), X) == 3
+
+
+def test_named_and_positional_arguments_are_one():
+    assert merged(lambda x: torch.softmax(x, -1) + F.softmax(x, dim=-1), X) == 1
+
+
+def different_numbers(x):
+    return x * 1 + x * 1.0
+
+
+def different_alpha(x):
+    return torch.add(x, x, alpha=2) + torch.add(x, x)
+
+
+def written_between(x):
+    a = x * 2
+    x.add_(1)
+    return a + x * 2
+
+
+def written_through_view_between(x):
+    a = x.exp()
+    x[0].zero_()
+    return a + x.exp()
+
+
+def result_written(x):
+    a = x * 2
+    b = x * 2
+    a.add_(1)
+    return a + b
+
+
+def result_written_through_view(x):
+    a = x * 2
+    b = x * 2
+    b.view(-1).zero_()
+    return a + b
+
+
+def random(x):
+    return torch.rand_like(x) + torch.rand_like(x)
+
+
+def dropout(x):
+    return F.dropout(x, 0.5, True) + F.dropout(x, 0.5, True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        different_numbers,
+        different_alpha,
+        written_between,
+        written_through_view_between,
+        result_written,
+        result_written_through_view,
+        random,
+        dropout,
+    ],
+)
+def test_not_merged(function):
+    assert merged(function, X) == 0
+
+
+def test_two_results_stay_two_tensors():
+    def f(x):
+        return x * 2, x * 2
+
+    gm = fxkit.symbolic_trace(f)
+    PassManager([CommonSubexpressionElimination()]).run(gm)
+    a, b = gm(X)
+    a.add_(1)
+    assert torch.equal(b, X * 2)
+
+
+def test_not_merged_across_a_mode():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    a = graph.call_function(torch.mul, (x, 2))
+    graph.call_function(torch._C._set_grad_enabled, (False,))
+    b = graph.call_function(torch.mul, (x, 2))
+    graph.call_function(torch._C._set_grad_enabled, (True,))
+    sums = [graph.call_function(torch.add, (v, 1)) for v in (a, b)]
+    graph.output(tuple(sums))
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    assert not PassManager([CommonSubexpressionElimination()]).run(gm).modified
+    results = gm(X.clone().requires_grad_())
+    assert [r.requires_grad for r in results] == [True, False]

@@ -333,7 +333,7 @@ def _python_signature(function: Any) -> inspect.Signature:
 def _aten(
     packet: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_method: bool = False
 ) -> Call | None:
-    """Bind a call to the first overload of an ATen operator that fits; packing is the last resort."""
+    """Bind a call to the first overload that fits; packing integers into a list comes last."""
     packet = op_table.ALIASES.get(packet, packet)
     candidates = schema.signatures(packet)
     for lenient in (False, True):

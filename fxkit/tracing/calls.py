@@ -41,6 +41,7 @@ class Spelling:
         swap: Whether the two operands change places (`__rsub__`).
         may_be_random: Whether the call may draw random numbers.
         is_dynamic: Whether the result's shape may depend on the numbers in a tensor.
+        may_write_unseen: Whether the call may write to arguments without counting up their versions.
         is_pointwise: Whether the shape is that of the broadcast operands, whatever their numbers.
         refusal: Why a graph can't hold such a call, or None.
     """
@@ -53,6 +54,7 @@ class Spelling:
     swap: bool = False
     may_be_random: bool = True
     is_dynamic: bool = False
+    may_write_unseen: bool = False
     is_pointwise: bool = False
     refusal: str | None = None
 
@@ -156,6 +158,15 @@ _NEVER_RANDOM = frozenset(
     """.split()
 )
 
+# They update running statistics, or fill a buffer, behind autograd's back (torch 2.13).
+_WRITES_UNSEEN = frozenset(
+    """
+    batch_norm instance_norm native_batch_norm cudnn_batch_norm miopen_batch_norm
+    batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_update_stats
+    rrelu_with_noise
+    """.split()
+)
+
 _known: dict[Any, Spelling] = {}
 
 
@@ -180,6 +191,7 @@ def _spell(func: Any) -> Spelling:
         "refusal": refusal,
         "is_dynamic": torch.Tag.dynamic_output_shape in tags or name in _UNTAGGED_DYNAMIC,
         "is_pointwise": torch.Tag.pointwise in tags,
+        "may_write_unseen": name in _WRITES_UNSEEN or is_custom_operator(func),
         "may_be_random": name not in _NEVER_RANDOM
         and not (torch.Tag.core in tags and torch.Tag.nondeterministic_seeded not in tags),
     }
@@ -190,6 +202,12 @@ def _spell(func: Any) -> Spelling:
     if getattr(torch.Tensor, name, None) is func:
         return Spelling("call_method", name, _node_name(name), **flags)
     return Spelling("call_function", func, _node_name(name), **flags)
+
+
+def is_custom_operator(func: Any) -> bool:
+    """Tell whether `func` is an operator of `torch.ops` that is not torch's own."""
+    kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    return isinstance(func, kinds) and not str(func).startswith("aten.")
 
 
 def _node_name(name: str) -> str:

@@ -11,7 +11,7 @@ from torch import fx
 
 from fxkit.errors import CaptureError
 from fxkit.tracing.guards import Call, Guard, GuardFailed, Mismatch
-from fxkit.tracing.recorder import Failure
+from fxkit.tracing.recorder import Failure, active_recorder
 from fxkit.tracing.variants import Attempt, Backend, Repeat, Variant, parameter_names, record
 
 MAX_VARIANTS = 8
@@ -56,6 +56,8 @@ class Captured:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program: through a graph whose guards hold, else in Python."""
+        if active_recorder() is not None:
+            return self.fn(*args, **kwargs)  # a capture around this one records the program itself
         call, kwargs = self._call(args, kwargs)
         changed: Mismatch | None = None
         for variant in tuple(self._variants):

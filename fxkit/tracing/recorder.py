@@ -13,11 +13,12 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import fx
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from fxkit.ir.provenance import source_of
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of_value
-from fxkit.tracing.calls import Reading, Spelling, spelling_of
+from fxkit.tracing.calls import Reading, Spelling, is_custom_operator, spelling_of
 from fxkit.tracing.frames import Frames, Location
 from fxkit.tracing.guards import check_value, shorten
 from fxkit.tracing.outside import Place, Surroundings, attribute_name
@@ -77,9 +78,10 @@ class _Watched:
     leaf: int | None
     target: str | None
     version: int | None
+    is_marked: bool = False
 
     def is_written(self) -> bool:
-        return self.version is None or self.tensor._version != self.version
+        return self.is_marked or self.version is None or self.tensor._version != self.version
 
 
 @dataclass(slots=True)
@@ -244,7 +246,7 @@ class Recorder(TorchFunctionMode):
             self._progress.raised = error
             raise
         try:
-            self._append(spelling, node_args, node_kwargs, args, result)
+            self._append(spelling, node_args, node_kwargs, args, kwargs, result)
         except Refusal as refusal:
             self.refuse(refusal.reason, refusal.hint)
         return result
@@ -255,6 +257,7 @@ class Recorder(TorchFunctionMode):
         node_args: tuple[Any, ...],
         node_kwargs: dict[str, Any],
         args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         result: Any,
     ) -> None:
         if result is NotImplemented:
@@ -268,6 +271,8 @@ class Recorder(TorchFunctionMode):
         node = self._create(spelling.op, spelling.target, node_args, node_kwargs, spelling.name)
         if spelling.may_be_random:
             self._note_random()
+        if spelling.may_write_unseen:
+            self._note_unseen_writes(spelling.target, (args, kwargs))
         is_tainted = self._is_tainted(spelling, node, args)
         self._register(node, result, is_tainted)
 
@@ -482,6 +487,17 @@ class Recorder(TorchFunctionMode):
             self._progress.random = states
             self._progress.drew = True
 
+    def _note_unseen_writes(self, target: Any, arguments: Any) -> None:
+        """Take the operands of a normalisation in training, or of a custom operator, as written."""
+        leaves = pytree.tree_leaves(arguments)
+        is_custom = is_custom_operator(target)
+        if not is_custom and not any(leaf is True for leaf in leaves):
+            return
+        storages = {_storage(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        for watched in self._watched:
+            if _storage(watched.tensor) in storages:
+                watched.is_marked |= is_custom or not watched.tensor.requires_grad
+
     def _undo(self) -> Undo:
         written = [watched for watched in self._watched if watched.is_written()]
         storages = {_storage(watched.tensor) for watched in written}
@@ -509,6 +525,14 @@ class Recorder(TorchFunctionMode):
             is_nan_only = not same and _same_bytes(exported.array, exported.copy)
             if not (same or is_nan_only) or _version(exported.tensor) != exported.version:
                 raise Refusal("an array that shares memory with a tensor is written to")
+
+
+def active_recorder() -> Recorder | None:
+    """Return the recorder that sees this thread's torch calls first, if there is one."""
+    if torch._C._len_torch_function_stack() == 0:
+        return None
+    modes = torch.overrides._get_current_function_mode_stack()
+    return next((mode for mode in reversed(modes) if isinstance(mode, Recorder)), None)
 
 
 def _version(tensor: torch.Tensor) -> int | None:

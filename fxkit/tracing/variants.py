@@ -18,7 +18,7 @@ from fxkit.ir.types import TensorType
 from fxkit.tracing import guards as g
 from fxkit.tracing.frames import source_text
 from fxkit.tracing.outside import Surroundings
-from fxkit.tracing.recorder import TENSOR_CLASSES, Failure, Outside, Recorder, Refusal
+from fxkit.tracing.recorder import TENSOR_CLASSES, Failure, Outside, Recorder, Refusal, active_recorder
 from fxkit.tracing.regions import Modes
 from fxkit.tracing.rollback import Snapshot, Undo
 from fxkit.tracing.structure import Blueprint, Parts, content_of
@@ -144,6 +144,9 @@ def record(
     backend: Backend | None,
 ) -> Attempt:
     """Run `fn(*args, **kwargs)` once, and record it."""
+    around = active_recorder()
+    if around is not None:
+        around.refuse("the program captures another program")
     try:
         session = _Session(fn, call)
     except Refusal as refusal:

@@ -59,8 +59,8 @@ def compile(fn: Callable[..., Any] | None = None, *, passes: tuple[Pass, ...] = 
 
     The first call with inputs of a kind runs the program once, records it, rewrites the graph by
     the inference pipeline and builds its kernels. Later calls run those as long as every guard
-    holds; what can't be captured runs in Python. With gradients on and asked for, the captured graph runs
-    in eager, since kernels have no gradient.
+    holds; what can't be captured runs in Python. With gradients on and asked for, the captured
+    graph runs in eager, since kernels have no gradient.
 
     Args:
         fn: A function, module or bound method.

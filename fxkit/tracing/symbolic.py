@@ -90,7 +90,7 @@ def _trace(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.G
     if not same_random_states(random, random_states()):
         set_random_states(random)
         raise CaptureError(
-            f"expected {name} to run on placeholders, got random numbers that are drawn without one",
+            f"expected {name} to run on placeholders, got random numbers drawn without one",
             hint="use fxkit.capture(fn, args), which draws them anew at each call",
         )
     gm = fx.GraphModule(tracer.root, graph, name)

@@ -16,6 +16,7 @@ from torch import fx
 
 from fxkit.ir.op import Attribute
 from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.group import Group
 from fxkit.lower.loop_ir import (
     Access,
     Buffer,
@@ -29,7 +30,6 @@ from fxkit.lower.loop_ir import (
 )
 from fxkit.lower.placement import Candidate, operand_type
 from fxkit.lower.region_space import ONE, Coordinates, is_axis
-from fxkit.lower.regions import Group
 from fxkit.lower.row_ops import RowOp
 from fxkit.lower.scalar_ops import Computes, ScalarOp, Unfusable
 

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.ir.types import TensorType, type_of
+from fxkit.ir.provenance import derive
+from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.emit import Emitted, Operand, emit, outputs_of
+from fxkit.lower.group import Group
 from fxkit.lower.kernel_call import KernelCall
 from fxkit.lower.loop_ir import Kernel
 from fxkit.lower.placement import operand_type
-from fxkit.lower.regions import Group, Partition, Region
-from fxkit.lower.scalar_ops import Unfusable
+from fxkit.lower.regions import Partition, Region
 
 
 @dataclass
@@ -71,11 +72,7 @@ class _Planner:
         inside = [*(m.node for m in group.members), *group.aliases]
         inside.sort(key=self._position.__getitem__)
         outputs = outputs_of(group)
-        try:
-            emitted = emit(group, outputs, self._gm) if outputs else None
-        except Unfusable as reason:
-            self._reasons.update((m.node, reason.message) for m in group.members)
-            emitted = None
+        emitted = emit(group, outputs, self._gm) if outputs else None
         if emitted is None:
             for node in inside:
                 self._copy(node)
@@ -95,6 +92,8 @@ class _Planner:
         call = KernelCall(name, emitted.kernel, inputs, results, eager)
         plan.calls[name], plan.kernel_of[name] = call, kernel
         node = plan.graph.call_function(call, tuple(self._input(o) for o in emitted.inputs))
+        derive(node, inside, name)
+        set_type(node, results[0] if len(results) == 1 else tuple(results))
         for position, output in enumerate(emitted.outputs):
             self._env[output] = node if len(results) == 1 else plan.graph.call_function(
                 _item, (node, position)
@@ -198,5 +197,5 @@ def python_function(graph: fx.Graph) -> Callable[..., Any]:
     """
     code = graph.python_code(root_module="self")
     namespace: dict[str, Any] = dict(code.globals)
-    exec(compile(code.src, "<fxkit kernels>", "exec"), namespace)  # noqa: S102
+    exec(compile(code.src, "<fxkit kernels>", "exec"), namespace)
     return namespace["forward"]

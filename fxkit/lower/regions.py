@@ -12,26 +12,16 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import fx
 
 from fxkit.analysis.effects import AliasSets, effects_of
-from fxkit.lower.placement import (
-    Candidate,
-    candidate,
-    first_space,
-    is_alias,
-    is_candidate,
-    place,
-    place_alias,
-)
-from fxkit.lower.region_space import Coordinates, RegionSpace
+from fxkit.lower.emit import emit
+from fxkit.lower.group import Group
+from fxkit.lower.placement import Candidate, candidate, first_space, is_alias, is_candidate
 from fxkit.lower.row_ops import RowOp
 from fxkit.lower.scalar_ops import Unfusable
-
-# A kernel of more operators takes the compiler long and runs out of registers.
-MAX_MEMBERS = 48
 
 
 @dataclass(frozen=True)
@@ -51,51 +41,6 @@ class Region:
     kernel: str | None
     reason: str | None
     bytes_saved: int | None
-
-
-@dataclass
-class Group:
-    """A region as it grows.
-
-    Attributes:
-        space: Its iteration space.
-        members: What it computes, in an order in which operands come first.
-        aliases: Views of its values; they compute nothing.
-        coordinates: Where each of its values lies.
-        reads: Tensors from outside that it reads.
-    """
-
-    space: RegionSpace
-    members: list[Candidate] = field(default_factory=list)
-    aliases: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    coordinates: dict[fx.Node, Coordinates] = field(default_factory=dict)
-    reads: set[fx.Node] = field(default_factory=set)
-
-    def takes(self, found: Candidate, root: fx.GraphModule) -> bool:
-        """Take a candidate in when it fits and has to do with the region."""
-        tensors = {t for t in found.tensors if isinstance(t, fx.Node)}
-        is_related = not self.members or any(
-            t in self.coordinates or t in self.reads for t in tensors
-        )
-        if not is_related or len(self.members) >= MAX_MEMBERS:
-            return False
-        try:
-            self.coordinates[found.node] = place(found, self.space, self.coordinates, root)
-        except Unfusable:
-            return False
-        self.members.append(found)
-        self.reads |= {t for t in tensors if t not in self.coordinates}
-        return True
-
-    def takes_alias(self, node: fx.Node) -> bool:
-        """Take a view of one of its values in, when a kernel can follow it."""
-        try:
-            source, coordinates = place_alias(node, self.space, self.coordinates)
-        except Unfusable:
-            return False
-        self.aliases[node] = source
-        self.coordinates[node] = coordinates
-        return True
 
 
 @dataclass(frozen=True)
@@ -184,12 +129,20 @@ class _Partitioner:
             self._ready.push(node)
             return
         try:
-            self._candidates[node] = candidate(node, self._gm)
+            self._candidates[node] = self._tried(node)
         except Unfusable as reason:
             self._reasons[node] = reason.message
             self._ready.push(node)
             return
         self._fusable.push(node)
+
+    def _tried(self, node: fx.Node) -> Candidate:
+        """Return a node as a candidate that is known to have a kernel of its own."""
+        found = candidate(node, self._gm)
+        alone = Group(first_space(found, self._gm))
+        alone.take(found, self._gm)
+        emit(alone, [node], self._gm)
+        return found
 
     def _emit(self, node: fx.Node) -> None:
         self._steps.append(node)
@@ -215,23 +168,12 @@ class _Partitioner:
             if self._joins(node, group):
                 for near in (*self._release(node), *self._siblings(node)):
                     waiting.push(near)
-        if not group.members:
-            self._fusable.remove(first)
-            self._refuse(first, group)
         return group
 
     def _siblings(self, node: fx.Node) -> Iterator[fx.Node]:
         """Yield the fusable nodes that read what a node reads."""
         for operand in node.all_input_nodes:
             yield from (user for user in operand.users if user in self._fusable)
-
-    def _refuse(self, node: fx.Node, group: Group) -> None:
-        """Leave to eager what fits into no region, not even one of its own."""
-        try:
-            place(self._candidates[node], group.space, {}, self._gm)
-        except Unfusable as reason:
-            self._reasons[node] = reason.message
-        self._emit(node)
 
     def _joins(self, node: fx.Node, group: Group) -> bool:
         if node in self._candidates:
@@ -245,8 +187,6 @@ class _Partitioner:
         return False
 
     def _close(self, group: Group) -> None:
-        if not group.members:
-            return
         objection = self._policy.objection(group)
         if objection is None:
             self._steps.append(group)

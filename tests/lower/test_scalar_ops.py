@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lower.kernels import compile_all, difference, fused_names
 
 from fxkit.lower.scalar_ops import TABLE, ScalarOp
+from tests.lower.kernels import compile_all, difference, fused_names
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)

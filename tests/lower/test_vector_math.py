@@ -1,0 +1,88 @@
+"""The elementary functions over the whole range of float32, against float64."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+
+from fxkit.lower import toolchain, vector_math
+from fxkit.lower.build import build
+
+FUNCTIONS = {
+    "fx_exp": torch.exp,
+    "fx_log": torch.log,
+    "fx_tanh": torch.tanh,
+    "fx_erf": torch.erf,
+    "fx_sigmoid": torch.sigmoid,
+}
+NAMES = {*FUNCTIONS, "fx_bf16", "fx_f16"}
+BODIES = {
+    **{name: f"{name}(x[i])" for name in FUNCTIONS},
+    "round_bf16": "fx_round_bf16(x[i])",
+    "round_f16": "fx_round_f16(x[i])",
+}
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    loops = [
+        f'extern "C" void map_{name}(float* y, const float* x, long n) '
+        f"{{ for (long i = 0; i < n; ++i) y[i] = {body}; }}"
+        for name, body in BODIES.items()
+    ]
+    text = [vector_math.BASICS, vector_math.definitions(NAMES), *loops]
+    return build("\n".join(text)).handle
+
+
+def every_range() -> torch.Tensor:
+    """Return floats spread evenly over all bit patterns, and densely near zero."""
+    bits = torch.arange(-(2**31), 2**31, 1009, dtype=torch.int64).to(torch.int32)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-45])
+    return torch.cat([bits.view(torch.float32), special, torch.linspace(-12, 12, 200_001)])
+
+
+def mapped(library: ctypes.CDLL, name: str, x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    pointers = ctypes.c_void_p(y.data_ptr()), ctypes.c_void_p(x.data_ptr())
+    getattr(library, f"map_{name}")(*pointers, ctypes.c_long(x.numel()))
+    return y
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_error_in_units_of_the_last_place(library: ctypes.CDLL, name: str) -> None:
+    x = every_range()
+    found, exact = mapped(library, name, x), FUNCTIONS[name](x.double())
+    rounded = exact.float()
+    special = exact.isnan() | rounded.isinf() | (rounded == 0)
+    if name == "fx_sigmoid":  # 1 / (1 + inf) is 0, as in torch, where the result is subnormal
+        special |= rounded.abs() < 2.0**-126
+    regular = ~special
+    unit = torch.from_numpy(np.spacing(rounded[regular].abs().numpy())).double()
+    error = ((found[regular].double() - exact[regular]).abs() / unit).max()
+    slack = 0.0 if "fma" in toolchain.current().identity else 1.0
+    assert error <= vector_math.MAX_ULP[name] + slack
+    exceptional = exact.isnan() | rounded.isinf()
+    assert torch.equal(found[exceptional].isnan(), exact[exceptional].isnan())
+    infinite = rounded.isinf()
+    assert torch.equal(found[infinite], rounded[infinite])
+    assert (found[rounded == 0].abs() < 2.0**-149 * 1.5).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("round_bf16", torch.bfloat16), ("round_f16", torch.float16)]
+)
+def test_roundings_have_torchs_bits(library: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
+    x = every_range()
+    found, expected = mapped(library, name, x), x.to(dtype).float()
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num(1.0), expected.nan_to_num(1.0))
+
+
+def test_definitions_hold_what_they_call() -> None:
+    assert vector_math.definitions(set()) == ""
+    text = vector_math.definitions({"fx_erf"})
+    assert text.index("float fx_exp") < text.index("float fx_erf")
+    assert "#include" not in text

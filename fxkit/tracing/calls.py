@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from fxkit.ir.op_table import INFIX, REFLECTED
+
 
 class Reading(enum.Enum):
     """What a call gives to the Python program around it."""
@@ -106,7 +108,7 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], bool]] = {
     "__complex__": (complex, False),
 }
 
-_OPERATOR_TAGS = {"getitem": "index", "__getitem__": "index"}
+_OPERATOR_TAGS = {"getitem": "index"}
 
 # Functions whose results take their shape from numbers although no tag of torch 2.13 says so.
 _UNTAGGED_DYNAMIC = frozenset(
@@ -236,7 +238,10 @@ def _spell_property(access: str, owner: Any) -> Spelling:
     if access == "__set__" and name == "requires_grad":
         return Spelling("call_function", setattr, f"set_{name}", attribute=name)
     return Spelling(
-        "call_function", setattr, "set", refusal=refusal or f"the program assigns to .{name} of a tensor"
+        "call_function",
+        setattr,
+        "set",
+        refusal=refusal or f"the program assigns to .{name} of a tensor",
     )
 
 
@@ -248,9 +253,10 @@ def _reading(name: str) -> Reading:
 
 def _tags(name: str) -> set[torch.Tag]:
     name = name.split(".")[0]
-    name = _OPERATOR_TAGS.get(name, name)
-    if name.startswith("__") or name.endswith("_"):
-        name = name.strip("_")
+    bare = name.strip("_") if name.startswith("__") or name.endswith("_") else name
+    # Only `__rand__` is a reflected operator; `rand` draws random numbers.
+    infix = REFLECTED.get(name) or INFIX.get(bare) or INFIX.get(f"{bare}_") or bare
+    name = _OPERATOR_TAGS.get(bare, infix.rstrip("_"))
     packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
     if packet is None:
         return set()

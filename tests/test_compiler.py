@@ -1,0 +1,140 @@
+"""`fxkit.compile`: the same results as the program, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxkit
+from fxkit.errors import UnsupportedError
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x, scale=1.0):
+        y = self.norm(F.gelu(self.fc(x)) + x)
+        return {"y": y * scale, "top": torch.softmax(y, -1)}
+
+
+def inputs(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def assert_same(ours, eager):
+    assert type(ours) is type(eager) and ours.keys() == eager.keys()
+    for key, value in eager.items():
+        torch.testing.assert_close(ours[key], value)
+
+
+@torch.no_grad()
+def test_module_with_nested_results_and_new_shapes():
+    net = Net()
+    fast = fxkit.compile(net)
+    for shape in ((4, 8), (4, 8), (2, 3, 8), (4, 8)):
+        assert_same(fast(inputs(*shape)), net(inputs(*shape)))
+    assert len(fast.modules) == 2, "one build a shape, and none on coming back"
+    assert all(module.regions for module in fast.modules)
+
+
+@torch.no_grad()
+def test_constant_argument_is_guarded():
+    net = Net()
+    fast = fxkit.compile(net)
+    for scale in (1.0, 2.0, 1.0):
+        assert_same(fast(inputs(4, 8), scale=scale), net(inputs(4, 8), scale=scale))
+
+
+@torch.no_grad()
+def test_decorator_with_and_without_options():
+    @fxkit.compile
+    def plain(x):
+        """Double and cut."""
+        return torch.relu(x * 2) + 1
+
+    @fxkit.compile(passes=())
+    def bare(x):
+        return torch.relu(x * 2) + 1
+
+    x = inputs(5, 7)
+    assert plain.__name__ == "plain" and plain.__doc__ == "Double and cut."
+    assert torch.equal(plain(x), torch.relu(x * 2) + 1)
+    assert torch.equal(bare(x), torch.relu(x * 2) + 1)
+
+
+@torch.no_grad()
+def test_parameters_are_read_at_each_call():
+    net = Net()
+    fast = fxkit.compile(net)
+    fast(inputs(4, 8))
+    net.norm.weight.add_(1)
+    net.fc.weight.mul_(0.5)
+    assert_same(fast(inputs(4, 8)), net(inputs(4, 8)))
+
+
+def test_gradients_are_those_of_eager():
+    net = Net()
+    fast = fxkit.compile(net)
+    x = inputs(4, 8).requires_grad_()
+    expected = torch.autograd.grad(net(x)["y"].sum(), [x, *net.parameters()])
+    for _ in range(2):
+        found = torch.autograd.grad(fast(x)["y"].sum(), [x, *net.parameters()])
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@torch.no_grad()
+def test_branch_on_a_value_is_captured_again():
+    def f(x):
+        return torch.exp(x) * 2 if x.sum() > 0 else torch.tanh(x) - 1
+
+    fast = fxkit.compile(f)
+    x = inputs(4, 8).abs()
+    for value in (x, -x, x):
+        torch.testing.assert_close(fast(value), f(value))
+
+
+@torch.no_grad()
+def test_dropout_follows_the_training_flag():
+    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU())
+    fast = fxkit.compile(net)
+    x = inputs(4, 8)
+    for training in (True, False, True):
+        net.train(training)
+        torch.manual_seed(3)
+        expected = net(x)
+        torch.manual_seed(3)
+        torch.testing.assert_close(fast(x), expected)
+
+
+@torch.no_grad()
+def test_written_arguments_are_written():
+    def f(x, cache):
+        cache.add_(torch.sigmoid(x))
+        return torch.tanh(cache) * x
+
+    fast = fxkit.compile(f)
+    ours, eager = torch.zeros(4, 8), torch.zeros(4, 8)
+    for _ in range(3):
+        torch.testing.assert_close(fast(inputs(4, 8), ours), f(inputs(4, 8), eager))
+        torch.testing.assert_close(ours, eager)
+
+
+def test_report_and_explain():
+    fast = fxkit.compile(lambda x: torch.exp(x) * 2)
+    assert "nothing has been compiled yet" in fast.report()
+    with torch.no_grad():
+        fast(inputs(64, 64))
+        assert "kernel_0" in fast.report()
+        assert "f32[64,64] on cpu, got f32[3,64]" in fast.explain(inputs(3, 64))
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(UnsupportedError, match="expected something to call, got int"):
+        fxkit.compile(3)

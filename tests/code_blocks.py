@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,8 @@ def python_blocks(text: str) -> list[Block]:
     """Return the page's Python blocks in order."""
     fences = list(_FENCE.finditer(text))
     blocks = []
-    for fence, following in zip(fences, [*fences[1:], None], strict=True):
-        if fence[1] != "python":
+    for fence, following in itertools.pairwise([*fences, None]):
+        if fence is None or fence[1] != "python":
             continue
         is_shown = (
             following is not None

@@ -21,13 +21,16 @@ from fxkit.demo.progress import progress
 from fxkit.demo.timing import in_turn, machine
 from fxkit.errors import UnsupportedError
 from fxkit.passes.manager import PassResult
+from fxkit.passes.pipelines import INFERENCE
 from fxkit.tracing.captured import Captured
+from fxkit.view.labels import clip
 from fxkit.view.profile_result import Profile
 from fxkit.view.text_table import duration, percent, plural, quantity, table
 
 Write = Callable[[str], object]
 
-TREE_LINES = 14
+WIDTH = 110
+TREE_LINES = 16
 PROFILE_LINES = 6
 KERNELS_SHOWN = 8
 QUERIES = (0, 8, 16, 28)
@@ -107,14 +110,15 @@ def capture(subject: Subject, write: Write) -> Captured:
         f"{plural(nodes, 'node')} and {plural(len(captured.guards), 'guard')} in "
         f"{duration(watch.seconds)}, of which the model itself runs for {duration(once)}\n"
     )
-    write(fxkit.tree(captured.graph_module).head(TREE_LINES))
+    tree = fxkit.tree(captured.graph_module).head(TREE_LINES)
+    write("\n".join(clip(line, WIDTH) for line in tree.splitlines()))
     return captured
 
 
 def rewrite(gm: fx.GraphModule, subject: Subject, write: Write) -> PassResult:
     """Run the inference pipeline; after each pass compare outputs, against float64 too."""
     _heading("passes", write)
-    manager = fxkit.PassManager(fxkit.passes.INFERENCE, verify="numerics", args=subject.inputs)
+    manager = fxkit.PassManager(INFERENCE, verify="numerics", args=subject.inputs)
     with progress("running the passes") as watch:
         result = manager.run(gm)
     write(result.table())
@@ -150,7 +154,8 @@ def lower(gm: fx.GraphModule, subject: Subject, write: Write) -> Built:
     nodes, candidates = _size(fused), _size(fused) + _size(left)
     write(
         f"\n{nodes} of {candidates} pointwise and normalising nodes "
-        f"({percent(nodes, candidates)}) run in {plural(len(fused), 'kernel')}"
+        f"({percent(nodes, candidates)}) run fused, in {plural(len(fused), 'region')} with "
+        f"{plural(len({region.kernel for region in fused}), 'kernel')}"
     )
     if left:
         write(_reason_table(left))

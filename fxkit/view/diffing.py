@@ -298,7 +298,9 @@ def _lines(change: Change) -> Iterator[str]:
     notes = [*change.why, *(f"by {name}" for name in change.by)]
     note = f"    # {change.kind}: {', '.join(notes)}" if notes else f"    # {change.kind}"
     if change.kind in ("added", "removed"):
-        before = ", ".join(f"%{name}" for name in change.before)
+        yield from (f"{sign} {text}{note}" for text in (*change.old, *change.new))
+        return
+    before = ", ".join(f"%{name}" for name in change.before)
     after = ", ".join(f"%{name}" for name in change.after)
     yield f"{sign} {before}{note}" if before == after else f"{sign} {before} → {after}{note}"
     yield from (f"  - {text}" for text in change.old)

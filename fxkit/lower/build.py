@@ -12,6 +12,7 @@ import errno
 import fcntl
 import functools
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -180,7 +181,7 @@ def _failure(output: str, folder: Path, name: str) -> BuildError:
     log.write_text(output)
     lines = output.splitlines()
     first = next((line for line in lines if re.search(r"\berror\b:", line)), "no error message")
-    command = next((b for a, b in zip(lines, lines[1:], strict=False) if "FAILED:" in a), None)
+    command = next((b for a, b in itertools.pairwise(lines) if "FAILED:" in a), None)
     return BuildError(
         f"expected the compiler to accept a kernel, got: {first.strip()}",
         command=command,

@@ -1,6 +1,6 @@
 """Loop IR → C++ text. Pure: the same kernels give the same text, and nothing else is touched.
 
-The text includes no header. Each kernel is one function `void name(inputs..., outputs..., threads)`.
+The text includes no header. Each kernel is one function of its buffers and the number of threads.
 Rows are divided among threads; along a row the compiler makes vector code of plain loops.
 """
 

@@ -1,15 +1,17 @@
 """The loop IR: what a fused kernel computes, before it is text.
 
-A kernel runs over a box of integer axes. The last `row_rank` axes form the *row* that reductions run
-along; the others say which row it is. Its body is a list of instructions in single-assignment form,
-each with an explicit register dtype. Loads and stores address a buffer by an offset and one stride
-for each axis, so that views, transposes and broadcasting (stride 0) are folded into the address.
+A kernel runs over a box of integer axes. The last `row_rank` axes form the *row* that reductions
+run along; the others say which row it is. Its body is a list of instructions in single-assignment
+form, each with an explicit register dtype. Loads and stores address a buffer by an offset and one
+stride for each axis, so that views, transposes and broadcasting (stride 0) are folded into the
+address.
 
-A value is *row-wide* when it has one element for each point of the row, else it is a *row scalar*: a
-constant, a load that is the same all along the row, or the result of a reduction. The body says
+A value is *row-wide* when it has one element for each point of the row, else it is a *row scalar*:
+a constant, a load that is the same all along the row, or the result of a reduction. The body says
 nothing of loops: in how many passes over the row it is computed follows from it (`schedule.py`).
+A softmax, as text:
 
-    kernel [rows 4096] [row 1024]
+    kernel [4096] [1024]
       %0: f32 = load in0[1024, 1]
       %1: f32 = reduce_max %0
       %2: f32 = sub %0, %1

@@ -1,7 +1,7 @@
 """Where the values of a region live: which loop axis each dimension of each value runs along.
 
-A region has one iteration space. A value inside it has *coordinates*: for each of its dimensions the
-axis it runs along, or `ONE` for a dimension of size 1, or `kept(axis)` for a dimension that a
+A region has one iteration space. A value inside it has *coordinates*: for each of its dimensions
+the axis it runs along, or `ONE` for a dimension of size 1, or `kept(axis)` for a dimension that a
 reduction shrank to 1. Views inside a region only change coordinates; they compute nothing.
 """
 

@@ -1,15 +1,16 @@
 """Which nodes share a kernel.
 
-The graph is put into a new order, in time linear in its edges: everything that can't be fused runs
-as soon as it is ready; then a region opens at the first fusable node that is left and takes in every
-ready node that fits, until none does. The members of a region stand next to each other in that
-order, so no path leaves a region and returns to it. Effects are edges like any other: nothing
+The graph is put into a new order, in time linear in its edges: everything that can't be fused
+runs as soon as it is ready; then a region opens at the first fusable node that is left and takes in
+every ready node that fits, until none does. The members of a region stand next to each other in
+that order, so no path leaves a region and returns to it. Effects are edges like any other: nothing
 changes places with a write, a random draw or an unknown call that it must not pass.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -249,7 +250,7 @@ def _add_inputs_and_output(graph: fx.Graph, after: dict[fx.Node, dict[fx.Node, N
     """Keep placeholders in their order, and the output last."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     output = next((node for node in graph.nodes if node.op == "output"), None)
-    for before, node in zip(inputs, inputs[1:], strict=False):
+    for before, node in itertools.pairwise(inputs):
         after[before][node] = None
     for node in graph.nodes:
         if output is not None and node is not output:

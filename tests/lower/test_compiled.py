@@ -1,4 +1,4 @@
-"""A compiled module beside the one that it came from: when its kernels run, and when they do not."""
+"""A compiled module: when its kernels run, and when they do not."""
 
 from __future__ import annotations
 

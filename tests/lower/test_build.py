@@ -1,0 +1,261 @@
+"""The cache of built kernels, and what goes wrong with caches and compilers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fxkit.errors import BuildError
+from fxkit.lower import build as build_module
+from fxkit.lower import toolchain
+from fxkit.lower.build import build, cache_folder
+
+SOURCE = 'extern "C" long answer() { return %d; }\n'
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder of this test's own."""
+    monkeypatch.setenv("FXKIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build_module, "_REPLACEMENTS", {})
+    yield tmp_path / "cache" / "kernels"
+
+
+def answer(number: int) -> int:
+    return build(SOURCE % number).handle.answer()
+
+
+def test_a_library_is_built_once(cache: Path) -> None:
+    first, second = build(SOURCE % 1), build(SOURCE % 1)
+    assert (first.handle.answer(), first.cache_hit, second.cache_hit) == (1, False, True)
+    assert first.path == second.path and first.path.parent == cache
+    assert build(SOURCE % 2).path != first.path
+
+
+def test_folder_and_library_are_the_users_own(cache: Path) -> None:
+    library = build(SOURCE % 3)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert stat.S_IMODE(library.path.stat().st_mode) == 0o700
+    assert not list(cache.glob("build-*"))
+
+
+def test_the_key_holds_all_that_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = toolchain.current()
+    key = build_module._key(SOURCE, tools)
+    changes = {"flags": (*tools.flags, "-g"), "identity": tools.identity + " "}
+    for name, value in changes.items():
+        fields = {f: getattr(tools, f) for f in ("compiler", "flags", "glibc", "identity")}
+        other = toolchain.Toolchain(**{**fields, name: value})
+        assert build_module._key(SOURCE, other) != key
+    assert build_module._key(SOURCE + " ", tools) != key
+    import torch
+
+    assert torch.__version__ in tools.identity
+
+
+def test_a_broken_library_is_built_again(cache: Path) -> None:
+    path = cache_folder() / f"{build_module._key(SOURCE % 4, toolchain.current())}.so"
+    path.write_bytes(b"\x7fELF but no more")
+    path.chmod(0o700)
+    library = build(SOURCE % 4)
+    assert (library.handle.answer(), library.cache_hit) == (4, False)
+
+
+def test_a_library_that_others_may_write_is_not_loaded(cache: Path) -> None:
+    path = build(SOURCE % 5).path
+    path.chmod(0o777)
+    assert not build(SOURCE % 5).cache_hit
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_link_in_place_of_a_library_is_not_followed(cache: Path) -> None:
+    path = build(SOURCE % 6).path
+    moved = cache / "elsewhere.so"
+    path.rename(moved)
+    path.symlink_to(moved)
+    assert not build(SOURCE % 6).cache_hit
+    assert not path.is_symlink()
+
+
+def _folder_for_others(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+
+
+def _link(cache: Path) -> None:
+    (cache.parent.parent / "target").mkdir()
+    cache.parent.mkdir()
+    cache.symlink_to(cache.parent.parent / "target")
+
+
+def _file(cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.write_text("no folder")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(_folder_for_others, "others may write to it"), (_link, "symbolic link"), (_file, "exists")],
+)
+def test_an_unfit_folder_is_replaced(cache: Path, spoil: object, words: str) -> None:
+    spoil(cache)  # type: ignore[operator]
+    with pytest.warns(UserWarning, match=words) as caught:
+        assert answer(7) == 7
+    text = str(caught[0].message)
+    assert str(cache) in text and "hint:" in text and "expected" in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build(SOURCE % 7).cache_hit
+    replacement = cache_folder()
+    assert replacement != cache
+    assert stat.S_IMODE(replacement.stat().st_mode) == 0o700
+
+
+def test_a_foreign_folder_is_replaced(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    user = os.getuid()
+    objection = build_module._objection
+    monkeypatch.setattr(
+        build_module, "_objection",
+        lambda folder: f"it belongs to user {user + 1}" if folder == cache else objection(folder),
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="belongs to user"):
+        assert answer(8) == 8
+
+
+def test_ownership_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    assert build_module._objection(tmp_path) is None
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert "belongs to user" in str(build_module._objection(tmp_path))
+
+
+def test_a_folder_that_cannot_be_written_is_replaced(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    real = build_module.tempfile.mkdtemp
+
+    def refuse(prefix: str = "", dir: Path | None = None) -> str:
+        if dir == cache:
+            raise PermissionError(13, "Permission denied")
+        return real(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(build_module.tempfile, "mkdtemp", refuse)
+    with pytest.warns(UserWarning, match="Permission denied"):
+        assert answer(9) == 9
+
+
+def test_a_full_disk_is_replaced(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = build_module._compile
+
+    def full(source: str, tools: toolchain.Toolchain, name: str, workplace: Path) -> Path:
+        if workplace.parent == cache:
+            raise build_module._failure("error: No space left on device", cache, name)
+        return real(source, tools, name, workplace)
+
+    monkeypatch.setattr(build_module, "_compile", full)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        assert answer(10) == 10
+
+
+@pytest.mark.parametrize("ninja", [True, False], ids=["load_inline", "directly"])
+def test_a_failing_compiler_is_quoted(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, ninja: bool
+) -> None:
+    if not ninja:
+        _hide_ninja(monkeypatch)
+    with pytest.raises(BuildError, match="error:") as caught:
+        build('extern "C" int broken() { return nothing; }')
+    error = caught.value
+    assert "nothing" in error.message
+    assert error.command and "main.cpp" in error.command
+    assert error.log and "nothing" in Path(error.log).read_text()
+    assert not list(cache.glob("build-*"))
+    assert answer(11) == 11
+
+
+def _hide_ninja(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = build_module.shutil.which
+    monkeypatch.setattr(
+        build_module.shutil, "which", lambda name: None if name == "ninja" else real(name)
+    )
+
+
+def test_the_compiler_alone_serves_where_ninja_is_missing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _hide_ninja(monkeypatch)
+    assert answer(12) == 12
+
+
+def test_torchs_precompiled_header_survives(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils import cpp_extension
+
+    removals = []
+    monkeypatch.setattr(build_module, "_has_precompiled_header", lambda: True)
+    monkeypatch.setattr(
+        cpp_extension, "remove_extension_h_precompiler_headers", lambda: removals.append(1)
+    )
+    assert answer(13) == 13
+    assert not removals
+
+
+def test_no_compiler_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FXKIT_CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match="no-such-compiler") as caught:
+        build(SOURCE % 14)
+    assert caught.value.hint and "install g++" in caught.value.hint
+
+
+def test_threads_build_one_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = []
+    real = build_module._compile
+    monkeypatch.setattr(build_module, "_compile", lambda *args: (builds.append(1), real(*args))[1])
+    results: list[int] = []
+    threads = [threading.Thread(target=lambda: results.append(answer(15))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [15] * 4
+    assert len(builds) == 1
+
+
+def test_a_killed_builder_blocks_nobody(cache: Path) -> None:
+    """A process that dies while it builds leaves no lock behind, neither ours nor torch's."""
+    code = f"""
+import os
+from fxkit.lower import build
+build._compile = lambda *args: os._exit(1)
+build.build({SOURCE % 16!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == 1
+    assert answer(16) == 16
+
+
+def test_a_library_finds_torchs_openmp(cache: Path) -> None:
+    source = """
+extern "C" int omp_get_num_threads();
+extern "C" long team(long threads) {
+  long found = 0;
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp single
+    found = omp_get_num_threads();
+  }
+  return found;
+}
+"""
+    library = build(source)
+    assert library.handle.team(ctypes.c_long(2)) == 2

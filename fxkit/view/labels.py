@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from fxkit.ir.op import Call, resolve
+from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.provenance import Source, source_of
 from fxkit.ir.types import TensorType, type_of
 
@@ -186,9 +187,23 @@ def _constants(node: fx.Node, call: Call | None) -> str:
         return ""
     if call is not None and call.operator.name == "python.getitem" and len(node.args) > 1:
         return one_line(clip(_value_text(node.args[1]), 60))
+    if call is not None and call.operator.schema is not None:
+        return one_line(clip(", ".join(_schema_constants(call)), 60))
     parts = [_value_text(arg) for arg in node.args if not _has_node(arg)]
     parts += [f"{key}={_value_text(arg)}" for key, arg in node.kwargs.items() if not _has_node(arg)]
     return one_line(clip(", ".join(parts), 60))
+
+
+def _schema_constants(call: Call) -> Iterator[str]:
+    """Write what is neither a tensor nor the schema's default; what has a default by its name."""
+    for argument in call.operator.schema.arguments:
+        value = call.arguments.get(argument.name)
+        if value is None or _has_node(value) or isinstance(value, (Attribute, torch.Tensor)):
+            continue
+        if not argument.has_default_value():
+            yield _value_text(value)
+        elif value != argument.default_value:
+            yield f"{argument.name}={_value_text(value)}"
 
 
 def _has_node(value: Any) -> bool:

@@ -101,6 +101,7 @@ class Profile:
         title: What was measured.
         rows: One for each node, in the order they run; inputs, constants and the output left out.
         end_to_end: Median seconds of a call of the module itself, without timers.
+        quartiles: First and third quartile of the seconds of such a call.
         instrumented: Median seconds of a run with timers.
         peak_bytes: The most bytes of values that were alive at once, made by nodes: inputs and
             parameters are not counted, memory inside an operator is not seen.
@@ -112,6 +113,7 @@ class Profile:
     title: str
     rows: tuple[Row, ...]
     end_to_end: float | None
+    quartiles: tuple[float, float] | None
     instrumented: float | None
     peak_bytes: int | None
     warmup: int
@@ -191,6 +193,7 @@ class Profile:
                 f"end-to-end {duration(self.end_to_end)}; sum of nodes "
                 f"{duration(self.node_seconds)} ({share}); timers add {self._overhead_text()}"
             )
+            lines.extend(self._unsteady())
         known = [row.flops for row in self.rows if row.flops is not None]
         if known:
             lines.append(self._flop_line(sum(known)))
@@ -199,6 +202,15 @@ class Profile:
             at = f", while %{where.name} runs" if where else ""
             lines.append(f"peak of live values {quantity(self.peak_bytes, 'B')}{at}")
         return lines
+
+    def _unsteady(self) -> list[str]:
+        low, high = self.quartiles or (0.0, 0.0)
+        if high <= 1.3 * low:
+            return []
+        return [
+            f"unsteady: half of the runs took between {duration(low)} and {duration(high)}; is "
+            "something else running on this machine?"
+        ]
 
     def _overhead_text(self) -> str:
         added = self.overhead or 0.0
@@ -243,6 +255,7 @@ class Profile:
             "version": VERSION,
             "title": self.title,
             "end_to_end": self.end_to_end,
+            "quartiles": self.quartiles,
             "sum_of_nodes": self.node_seconds,
             "instrumented": self.instrumented,
             "overhead": self.overhead,

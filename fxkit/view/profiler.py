@@ -71,6 +71,7 @@ def profile(
         title=type(gm).__name__,
         rows=rows,
         end_to_end=statistics.median(whole) if whole else None,
+        quartiles=_quartiles(whole) if whole else None,
         instrumented=statistics.median((s[-1] - s[0]) / 1e9 for s in stamps) if stamps else None,
         peak_bytes=max(observed.live, default=0) if "memory" in metrics else None,
         warmup=warmup,
@@ -226,6 +227,11 @@ def _costs(module: fx.GraphModule, code: Instrumented, observed: _Observed) -> l
     return [cost_of(node) for node in nodes]
 
 
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
+
+
 def _typed_copy(module: fx.GraphModule, nodes: list[fx.Node], observed: _Observed) -> list[fx.Node]:
     """Copy the nodes into a graph of their own, where observed types stand in for missing ones."""
     copied: dict[fx.Node, fx.Node] = {}
@@ -250,7 +256,7 @@ def _row(
     metrics: tuple[str, ...],
     origins: Mapping[str, list[fx.Node]],
 ) -> Row:
-    spent = sorted((s[index + 1] - s[index]) / 1e9 for s in stamps)
+    spent = [(s[index + 1] - s[index]) / 1e9 for s in stamps]
     label = label_of(node)
     known = observed.types[index]
     fused = origins.get(node.name, [])
@@ -264,8 +270,8 @@ def _row(
         family=label.family,
         source=str(label.source) if label.source else "",
         seconds=statistics.median(spent) if spent else None,
-        low=spent[len(spent) // 4] if spent else None,
-        high=spent[-1 - len(spent) // 4] if spent else None,
+        low=_quartiles(spent)[0] if spent else None,
+        high=_quartiles(spent)[1] if spent else None,
         flops=cost.flops if cost and "flops" in metrics else None,
         bytes=cost.bytes if cost and "bytes" in metrics else None,
         live_bytes=observed.live[index] if "memory" in metrics else None,

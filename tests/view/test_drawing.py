@@ -1,0 +1,244 @@
+"""Drawings: nothing overlaps, nothing is lost, every label is escaped, every format is valid."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.errors import UnsupportedError
+from fxkit.view import GraphView, draw
+from fxkit.view import dot as dot_module
+from tests.view import models
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+GRAPHS: dict[str, Callable[[], fx.GraphModule]] = {
+    "stack": models.stack,
+    "empty": models.empty,
+    "wide": models.wide,
+    "hostile": models.hostile,
+    "shared": lambda: fx.symbolic_trace(models.Shared()),
+    "unequal": lambda: fx.symbolic_trace(models.Unequal()),
+    "random": lambda: models.random_graph(150),
+    "long edges": lambda: models.random_graph(80, seed=3, reach=80),
+}
+EVERY = pytest.mark.parametrize("name", GRAPHS)
+DEPTHS = pytest.mark.parametrize("depth", ["auto", 0, 1, None])
+
+
+def rectangles(view: GraphView) -> list[tuple[float, float, float, float]]:
+    things = [*view.scene.boxes, *view.scene.tags]
+    return [(b.x, b.y, b.x + b.width, b.y + b.height) for b in things]
+
+
+@EVERY
+@DEPTHS
+def test_boxes_do_not_overlap(name: str, depth: int | str | None) -> None:
+    view = draw(GRAPHS[name](), depth=depth)
+    ordered = sorted(rectangles(view), key=lambda r: r[1])
+    for i, (left, _, right, bottom) in enumerate(ordered):
+        for other in itertools.takewhile(lambda o, b=bottom: o[1] < b, ordered[i + 1 :]):
+            assert other[0] >= right or other[2] <= left
+
+
+@EVERY
+@DEPTHS
+def test_everything_lies_inside(name: str, depth: int | str | None) -> None:
+    scene = draw(GRAPHS[name](), depth=depth).scene
+    for thing in [*scene.boxes, *scene.frames, *scene.tags]:
+        assert thing.x >= 0
+        assert thing.x + thing.width <= scene.width
+        assert thing.y >= 0
+        assert thing.y + thing.height <= scene.height
+        if getattr(thing, "frame", -1) >= 0:
+            around = scene.frames[thing.frame]  # pyright: ignore[reportAttributeAccessIssue]
+            assert around.x < thing.x
+            assert around.x + around.width > thing.x + thing.width
+            assert around.y < thing.y
+            assert around.y + around.height > thing.y + thing.height
+    for line in scene.lines:
+        assert all(0 <= x <= scene.width and 0 <= y <= scene.height for x, y in line.points)
+
+
+@EVERY
+def test_lines_do_not_run_through_boxes(name: str) -> None:
+    """A line moves sideways only between ranks, and downwards only beside boxes."""
+    view = draw(GRAPHS[name](), depth=None)
+    boxes = view.scene.boxes
+    for line in view.scene.lines:
+        for (x0, y0), (x1, y1) in itertools.pairwise(line.points):
+            assert y1 >= y0 - 1e-6
+            if abs(x0 - x1) < 1e-6 and len(boxes) < 300:
+                hit = [b for b in boxes if b.x < x0 < b.x + b.width]
+                assert not [b for b in hit if y0 < b.y + b.height - 0.01 and y1 > b.y + 0.01]
+
+
+def reachable(view: GraphView) -> set[tuple[str, str]]:
+    return {(view.scene.shown_as.get(line.value, ""), line.target) for line in view.scene.lines}
+
+
+@EVERY
+def test_every_edge_is_drawn(name: str) -> None:
+    gm = GRAPHS[name]()
+    view = draw(gm, depth=None)
+    wanted = {
+        (operand.name, node.name)
+        for node in gm.graph.nodes
+        for operand in node.all_input_nodes
+        if node.op != "get_attr"
+    }
+    assert {(a, b) for a, b in reachable(view) if b} == wanted
+
+
+def test_like_layers_are_drawn_once() -> None:
+    view = draw(models.stack(6))
+    assert [f.title for f in view.scene.frames if f.repeats > 1] == ["layers.0 … layers.5 × 6"]
+    shown = Counter(box.title for box in view.scene.boxes)
+    assert shown["softmax"] == 1
+    assert view.nodes == len(models.stack(6).graph.nodes)
+    assert view.scene.shown_as["gelu_5"] == "gelu"
+
+
+def test_a_value_that_all_layers_read_becomes_a_label_at_each() -> None:
+    view = draw(models.stack(6), depth=None)
+    tags = Counter((tag.value, tag.at_source) for tag in view.scene.tags)
+    assert tags["mask", False] == 6
+    assert tags["mask", True] == 1
+
+
+def test_a_closed_module_is_one_box() -> None:
+    view = draw(models.stack(2), depth=0)
+    box = next(box for box in view.scene.boxes if box.is_module)
+    assert (box.title, box.nodes) == ("layers.0 … layers.1 × 2", 26)
+    assert not view.scene.frames
+
+
+def test_auto_depth_keeps_to_its_budget() -> None:
+    class Deep(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = torch.nn.ModuleList([models.Block(4 + i) for i in range(12)])
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return sum((part(x, mask) for part in self.parts), x)
+
+    gm = fx.symbolic_trace(Deep())
+    assert len(draw(gm, depth=None).scene.boxes) > 100
+    view = draw(gm, max_nodes=50)
+    propagated = [box for box in view.scene.boxes if box.is_module]
+    assert len(view.scene.boxes) <= 50
+    assert propagated or view.scene.frames
+
+
+@EVERY
+def test_svg_is_valid_and_says_all_labels(name: str) -> None:
+    view = draw(GRAPHS[name]())
+    root = ET.fromstring(view.svg())
+    text = {"".join(node.itertext()) for node in root.iter(f"{SVG}text")}
+    assert {box.detail for box in view.scene.boxes if box.detail} <= text
+    assert all(any(box.title in t for t in text) for box in view.scene.boxes)
+    drawn = [g for g in root.iter(f"{SVG}g") if "fx-n" in (g.get("class") or "").split()]
+    assert len(drawn) == len(view.scene.boxes)
+
+
+def test_labels_are_escaped_everywhere() -> None:
+    view = draw(models.hostile())
+    assert "<b>" not in view.svg()
+    page = view.html()
+    assert page.count("</script>") == 1
+    assert "<b>&quot;" not in page
+    source = view.dot()
+    assert "</script>" in source
+    assert '"x"' not in source.replace('\\"x\\"', "")
+
+
+@EVERY
+def test_formats_are_written(name: str, tmp_path: Path) -> None:
+    view = draw(GRAPHS[name]())
+    for kind in ("svg", "html", "dot", "json"):
+        path = view.save(tmp_path / f"graph.{kind}")
+        assert path.read_text(encoding="utf-8").strip()
+    values = json.loads((tmp_path / "graph.json").read_text())
+    assert values["version"] == 1
+    assert len(values["boxes"]) == len(view.scene.boxes)
+
+
+def test_pictures_need_the_dot_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dot_module.shutil, "which", lambda _: None)
+    with pytest.raises(UnsupportedError, match=r"`dot` program for a \.png file, got none"):
+        draw(models.stack(1)).save(tmp_path / "graph.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_dot_engine_falls_back_when_the_program_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "dot"
+    program.write_text("#!/bin/sh\nexec sleep 5\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(dot_module, "TIME_LIMIT", 0.2)
+    gm = models.stack(1)
+    assert draw(gm, engine="dot").svg() == draw(gm).svg()
+
+
+def test_dot_engine_takes_what_the_program_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "dot"
+    program.write_text('#!/bin/sh\ncat > /dev/null\necho "<svg>$1</svg>"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert draw(models.stack(1), engine="dot").svg() == "<svg>-Tsvg</svg>\n"
+
+
+def test_dot_text_has_each_box_and_edge() -> None:
+    gm = models.stack(2)
+    source = draw(gm, depth=None).dot()
+    edges = sum(len(n.all_input_nodes) for n in gm.graph.nodes)
+    assert source.count(" -> ") == edges
+    assert source.count("subgraph cluster_") == 2
+
+
+@pytest.mark.parametrize("kwargs", [{"depth": "all"}, {"engine": "neato"}, {"color_by": "heat"}])
+def test_bad_arguments_are_refused(kwargs: dict[str, str]) -> None:
+    with pytest.raises(UnsupportedError, match="expected"):
+        draw(models.stack(1), **kwargs)  # pyright: ignore[reportArgumentType]
+
+
+def test_unknown_suffix_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"got 'graph\.bmp'"):
+        draw(models.stack(1)).save(tmp_path / "graph.bmp")
+
+
+def test_colour_by_numbers_and_cost() -> None:
+    gm = models.stack(1)
+    propagate_types(gm, models.stack_args())
+    view = draw(gm, color_by={"gelu": 3.0, "softmax": 1.0})
+    assert view.colouring.levels == {"gelu": 4, "softmax": 1}
+    assert "fx-r-4" in view.svg()
+    levels = draw(gm, color_by="flops").colouring.levels
+    assert levels is not None
+    assert levels["layers_0_up"] > levels["layers_0_norm"]
+    legend = draw(gm, color_by="dtype").colouring.legend
+    assert legend is not None
+    assert [words for _, words in legend] == ["f32", "i64"]
+
+
+def test_drawing_is_deterministic() -> None:
+    assert draw(models.random_graph(60)).svg() == draw(models.random_graph(60)).svg()
+
+
+def test_notebook_bundle() -> None:
+    bundle = draw(models.stack(1))._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "image/svg+xml", "text/html"}
+    assert bundle["text/html"].startswith("<iframe srcdoc=")

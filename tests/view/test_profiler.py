@@ -1,0 +1,266 @@
+"""Profiles: the same result as the module, honest sums, costs, memory by hand, all formats."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from fxkit.errors import UnsupportedError
+from fxkit.view import Profile, profile
+from fxkit.view.instrument import graph_inputs, instrument
+from tests.view import models
+
+
+class Program(nn.Module):
+    """All kinds of nodes and arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: Tensor, scale: float = 2.0) -> dict[str, Any]:
+        y = self.parts(x) + self.shift
+        a, b = y.split(2, -1)
+        z = torch.clamp(a, max=float("inf")).add(b, alpha=scale)
+        return {"z": z[:, 1:], "more": [y, x.shape[0], ("text", None, slice(1, 2))]}
+
+
+def quick(gm: Any, args: tuple[Any, ...], **options: Any) -> Profile:
+    with torch.no_grad():
+        return profile(gm, args, warmup=0, iters=2, **options)
+
+
+def test_timed_code_computes_what_the_module_does() -> None:
+    gm = fx.symbolic_trace(Program())
+    x = torch.randn(3, 4)
+    result, stamps = instrument(gm).timed(*graph_inputs(gm, (x,), None))
+    expected = gm(x)
+    assert torch.equal(result["z"], expected["z"])
+    assert torch.equal(result["more"][0], expected["more"][0])
+    assert result["more"][1:] == expected["more"][1:]
+    assert len(stamps) == len(gm.graph.nodes) + 1
+    assert list(stamps) == sorted(stamps)
+
+
+def test_code_and_graph_are_left_alone() -> None:
+    gm = fx.symbolic_trace(Program())
+    code, meta = gm.code, [dict(n.meta) for n in gm.graph.nodes]
+    quick(gm, (torch.ones(3, 4),))
+    assert gm.code == code
+    assert [dict(n.meta) for n in gm.graph.nodes] == meta
+
+
+def test_inputs_by_name_and_default() -> None:
+    gm = fx.symbolic_trace(Program())
+    x = torch.ones(3, 4)
+    assert graph_inputs(gm, (), {"scale": 3.0, "x": x})[1] == 3.0
+    assert graph_inputs(gm, (x,), None)[1] == 2.0
+    with pytest.raises(UnsupportedError, match="expected 2 inputs, got 3"):
+        graph_inputs(gm, (x, 1.0), {"other": 1})
+
+
+def test_exported_graphs_take_nested_inputs() -> None:
+    class Nested(nn.Module):
+        def forward(self, pair: tuple[Tensor, Tensor], *, bias: Tensor) -> Tensor:
+            return pair[0] @ pair[1] + bias
+
+    args, kwargs = ((torch.ones(2, 3), torch.ones(3, 2)),), {"bias": torch.ones(2)}
+    gm = torch.export.export(Nested(), args, kwargs).module()
+    assert isinstance(gm, fx.GraphModule)
+    result = profile(gm, args, kwargs, warmup=0, iters=1)
+    assert next(r for r in result.rows if "matmul" in r.operator).flops == 2 * 2 * 3 * 2
+
+
+def test_rows_have_time_flops_and_bytes_by_hand() -> None:
+    gm = fx.symbolic_trace(nn.Sequential(nn.Linear(16, 32), nn.ReLU()))
+    linear, relu = quick(gm, (torch.ones(8, 16),)).rows
+    assert linear.type == "f32[8,32]"
+    assert linear.seconds is not None
+    assert linear.seconds > 0
+    assert linear.flops == 2 * 8 * 16 * 32
+    assert linear.bytes == 4 * (8 * 16 + 16 * 32 + 32 + 8 * 32)
+    assert (relu.flops, relu.bytes) == (8 * 32, 4 * 2 * 8 * 32)
+
+
+def test_types_come_from_the_run_where_the_graph_has_none() -> None:
+    rows = quick(models.stack(2), models.stack_args()).rows
+    assert {row.type for row in rows if row.operator == "aten.linear"} >= {"f32[2,3,8]"}
+
+
+def test_live_memory_follows_storages() -> None:
+    class Chain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            a = torch.sin(x)  # 400 bytes, alive until b is made
+            v = a.view(10, 10)  # a view: nothing new
+            b = torch.cos(v)  # 400 more
+            return b.sum()  # 4 bytes
+
+    live = {
+        r.name: r.live_bytes for r in quick(fx.symbolic_trace(Chain()), (torch.ones(100),)).rows
+    }
+    assert live == {"sin": 400, "view": 400, "cos": 800, "sum_1": 404}
+
+
+def test_inputs_and_parameters_are_not_live_memory() -> None:
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.view(2, 4), self.weight.view(2, 4)
+
+    assert quick(fx.symbolic_trace(Views()), (torch.ones(8),)).peak_bytes == 0
+
+
+def test_uncounted_nodes_are_listed_with_their_share() -> None:
+    def mystery(x: Tensor) -> Tensor:
+        return x * 2
+
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(mystery, (x,))
+    graph.output(graph.call_function(torch.sin, (y,)))
+    result = quick(fx.GraphModule(nn.Module(), graph), (torch.ones(4),))
+    assert [row.name for row in result.uncounted] == ["mystery"]
+    text = result.table()
+    assert "1 node not counted, " in text
+    line = next(line for line in text.splitlines() if line.startswith("mystery"))
+    assert "?" in line.split()
+
+
+def test_sums_and_groups_add_up() -> None:
+    result = quick(models.stack(3), models.stack_args())
+    for grouping in ("node", "module", "op"):
+        entries = result.entries(group_by=grouping)
+        assert sum(e.seconds or 0.0 for e in entries) == pytest.approx(result.node_seconds)
+        assert sum(e.nodes for e in entries) == len(result.rows)
+    modules = {e.key: e.nodes for e in result.entries(group_by="module")}
+    assert modules["layers.*.up"] == 3
+    overhead = (result.instrumented or 0) - (result.end_to_end or 0)
+    assert result.overhead == pytest.approx(overhead)
+
+
+def test_sorting() -> None:
+    result = quick(models.stack(1), models.stack_args())
+    flops = [e.flops or 0 for e in result.entries(sort_by="flops")]
+    assert flops == sorted(flops, reverse=True)
+    assert [e.key for e in result.entries(sort_by="order")] == [r.name for r in result.rows]
+    with pytest.raises(UnsupportedError, match="expected sort_by"):
+        result.entries(sort_by="colour")
+
+
+def test_table_says_the_whole_and_what_is_left_out() -> None:
+    result = quick(models.stack(2), models.stack_args())
+    text = result.table(limit=3)
+    assert "end-to-end " in text
+    assert "sum of nodes " in text
+    assert "timers add " in text
+    assert f"… {len(result.rows) - 3} more, " in text
+
+
+def test_unsteady_runs_are_owned_up_to() -> None:
+    result = quick(models.stack(1), models.stack_args())
+    assert "unsteady" in str(replace(result, quartiles=(1.0, 2.0)))
+    assert "unsteady" not in str(replace(result, quartiles=(1.0, 1.1)))
+
+
+def test_metrics_choose_what_is_measured() -> None:
+    result = quick(models.stack(1), models.stack_args(), metrics=("flops",))
+    assert result.end_to_end is None
+    assert result.peak_bytes is None
+    assert all(r.seconds is None and r.bytes is None for r in result.rows)
+    assert any(r.flops for r in result.rows)
+    assert "?" in result.table()
+
+
+@pytest.mark.parametrize("options", [{"metrics": ("heat",)}, {"iters": 0}, {"warmup": -1}])
+def test_bad_arguments_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match="expected"):
+        profile(models.stack(1), models.stack_args(), **options)
+
+
+def test_what_holds_no_graph_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"expected a torch\.fx\.GraphModule"):
+        profile(nn.ReLU(), (torch.ones(1),))
+
+
+def test_a_program_that_holds_a_graph_is_called_itself() -> None:
+    calls = []
+
+    class Captured:
+        graph_module = models.stack(1)
+
+        def __call__(self, *args: Tensor) -> Tensor:
+            calls.append(args)
+            return self.graph_module(*args)
+
+    assert quick(Captured(), models.stack_args()).title == "Captured"
+    assert len(calls) == 2
+
+
+def test_kernels_tell_which_nodes_they_compute() -> None:
+    original = models.stack(1)
+
+    def region_0(x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x)
+
+    graph = fx.Graph()
+    graph.output(graph.call_function(region_0, (graph.placeholder("x"),)))
+    compiled = SimpleNamespace(
+        graph_module=original,
+        lowered=fx.GraphModule(nn.Module(), graph),
+        regions=[
+            SimpleNamespace(name="region_0", nodes=("layers_0_norm", "gelu"), kernel="kernel_0")
+        ],
+    )
+    from fxkit.analysis.tensor_types import propagate_types
+
+    propagate_types(original, models.stack_args())
+    row = profile(compiled, (torch.ones(3),), metrics=("flops",)).rows[0]
+    assert row.computes == ("layers_0_norm", "gelu")
+    assert row.module == "layers.0"
+    assert row.family == "kernel"
+    assert row.flops is not None
+    assert row.flops > 96
+
+
+def test_empty_graph() -> None:
+    graph = fx.Graph()
+    graph.output(None)
+    result = quick(fx.GraphModule(nn.Module(), graph), ())
+    assert result.rows == ()
+    assert "0 nodes" in str(result)
+    assert "<table" in result.html()
+
+
+def test_json_and_html() -> None:
+    result = quick(models.stack(1), models.stack_args())
+    values = json.loads(result.to_json())
+    assert values["version"] == 1
+    assert len(values["nodes"]) == len(result.rows)
+    assert values["sum_of_nodes"] == pytest.approx(result.node_seconds)
+    assert "layers_0_up" in result.html()
+
+
+def test_chrome_trace_nests_modules_over_nodes(tmp_path: Path) -> None:
+    result = quick(models.stack(2), models.stack_args())
+    events = json.loads(result.export_chrome_trace(tmp_path / "t.json").read_text())["traceEvents"]
+    nodes = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
+    spans = {e["name"]: e for e in events if e["ph"] == "X" and e["tid"] == 1}
+    assert [e["name"] for e in nodes] == [r.name for r in result.rows]
+    layer = spans["layers.1"]
+    inside = [e for e in nodes if "layers_1" in e["name"]]
+    assert all(
+        layer["ts"] - 1e-6 <= e["ts"] and e["ts"] + e["dur"] <= layer["ts"] + layer["dur"] + 1e-6
+        for e in inside
+    )
+    assert any(e["ph"] == "C" for e in events)

@@ -58,18 +58,23 @@ class Schedule:
         return tuple(sorted({value for p in self.passes for value in p.keeps}))
 
 
-def schedule(kernel: Kernel) -> Schedule:
-    """Return the passes of a kernel."""
-    return _Scheduler(kernel).run()
+def schedule(kernel: Kernel, buffer_bytes: int = MAX_BUFFER_BYTES) -> Schedule:
+    """Return the passes of a kernel.
+
+    Args:
+        kernel: The kernel.
+        buffer_bytes: Room for row buffers; what does not fit is computed again.
+    """
+    return _Scheduler(kernel, buffer_bytes).run()
 
 
 class _Scheduler:
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, room: int) -> None:
         self._body = kernel.body
         self._kernel = kernel
         self._wide = kernel.row_wide()
         self._pass_of = self._first_passes()
-        self._kept = self._choose_buffers()
+        self._kept = self._choose_buffers(room)
 
     def run(self) -> Schedule:
         last = max((self._loop_pass(p) for p in range(len(self._body))), default=0)
@@ -93,10 +98,9 @@ class _Scheduler:
             return self._pass_of[position] - 1
         return self._pass_of[position] if self._wide[position] else 0
 
-    def _choose_buffers(self) -> set[int]:
+    def _choose_buffers(self, room: int) -> set[int]:
         """Choose the values that a later pass reads and that cost more than to load."""
         kept: set[int] = set()
-        room = MAX_BUFFER_BYTES
         row = math.prod(self._kernel.row_sizes)
         for position in self._crossing():
             size = row * self._body[position].dtype.itemsize

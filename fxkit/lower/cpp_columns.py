@@ -1,0 +1,136 @@
+"""Kernels whose rows lie across memory: vectors run over neighbouring rows.
+
+A sum over the first of two dimensions is one: its rows are the columns of a matrix. A tile is
+`LANES` neighbouring rows; each value of a row scalar is an array with an element for each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from fxkit.lower import cpp_text
+from fxkit.lower.cpp_kernel import KernelPrinter, scaled
+from fxkit.lower.loop_ir import Access, Kernel
+from fxkit.lower.schedule import Pass, schedule
+
+# Rows in a tile.
+LANES = 64
+
+# Float sums are kept in float64 from one block of this many elements of a row to the next.
+BLOCK = 64
+
+
+class ColumnPrinter(KernelPrinter):
+    """Writes a kernel that handles `LANES` rows at a time; its last outer axis numbers them."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__(kernel, name, schedule(kernel, buffer_bytes=0))
+        self._rows = kernel.outer_sizes[-1]
+        self._tiles = -(-self._rows // LANES)
+        self._lane_axis = len(kernel.outer_sizes) - 1
+
+    def _tile_count(self) -> int:
+        return math.prod(self._kernel.outer_sizes[:-1]) * self._tiles
+
+    def _tile_index(self) -> None:
+        row = "tile" if self._tiles == 1 else f"tile / {self._tiles}"
+        self._outer_index(row, self._kernel.outer_sizes[:-1])
+        self._add(f"const long i{self._lane_axis} = tile % {self._tiles} * {LANES};")
+        width = str(min(LANES, self._rows))
+        if self._rows > LANES and self._rows % LANES:
+            rest = f"{self._rows} - i{self._lane_axis}"
+            width = f"{rest} < {LANES} ? {rest} : {LANES}"
+        self._add(f"const long width = {width};")
+
+    def _declare(self) -> None:
+        for position, instruction in enumerate(self._kernel.body):
+            if self._schedule.wide[position] or instruction.op == "const":
+                continue
+            self._add(f"alignas(64) {self._type(position)} v{position}[{LANES}];")
+            if self._is_float_sum(position):
+                self._add(f"alignas(64) double t{position}[{LANES}];")
+
+    def _open_lanes(self) -> None:
+        self._add("#pragma omp simd")
+        self._open("for (long l = 0; l < width; ++l) {")
+
+    def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
+        computed = [value for value in values if self._body(value).op != "const"]
+        stores = list(stores)
+        if not (computed or stores):
+            return
+        self._open_lanes()
+        for value in computed:
+            self._add(f"v{value}[l] = {self._value(value)};")
+        for position in stores:
+            self._store(position)
+        self._close()
+
+    def _pass(self, one: Pass) -> None:
+        sums = [p for p in one.reductions if self._is_float_sum(p)]
+        self._start(one.reductions, sums)
+        depth = self._depth
+        self._open_row_axes()
+        length = self._kernel.row_sizes[-1]
+        begin, end = ("0", str(length))
+        if sums and length > BLOCK:
+            begin, end = self._open_blocks(length, BLOCK)
+        self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
+        self._open_lanes()
+        for value in one.values:
+            self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+        for position in one.stores:
+            self._store(position)
+        for position in one.reductions:
+            self._accumulate(position, f"v{position}[l]")
+        self._close()
+        self._close()
+        if sums:
+            self._open_lanes()
+            for p in sums:
+                self._add(f"t{p}[l] += v{p}[l];")
+                self._add(f"v{p}[l] = 0;")
+            self._close()
+        while self._depth > depth:
+            self._close()
+        if sums:
+            self._open_lanes()
+            for p in sums:
+                self._add(f"v{p}[l] = (float)t{p}[l];")
+            self._close()
+
+    def _start(self, reductions: Iterable[int], sums: list[int]) -> None:
+        """Set accumulators to where their reductions start."""
+        reductions = list(reductions)
+        if not reductions:
+            return
+        self._open_lanes()
+        for p in reductions:
+            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
+            self._add(f"v{p}[l] = {start};")
+            if p in sums:
+                self._add(f"t{p}[l] = 0;")
+        self._close()
+
+    def _ref(self, position: int) -> str:
+        if self._body(position).op == "const":
+            return self._value(position)
+        return f"v{position}" if self._schedule.wide[position] else f"v{position}[l]"
+
+    def _address(self, access: Access) -> str:
+        stride = access.strides[self._lane_axis]
+        terms = self._row_terms(access) + ([scaled("l", stride)] if stride else [])
+        return f"{self._pointers[self._key(access)]}[{' + '.join(terms) or '0'}]"
+
+
+def runs_down_columns(kernel: Kernel) -> bool:
+    """Tell whether neighbouring rows, rather than neighbours in a row, are neighbours in memory."""
+    outer = len(kernel.outer_sizes)
+    if not outer or kernel.outer_sizes[-1] < 8 or not any(i.is_reduction for i in kernel.body):
+        return False
+    accesses = [i.detail for i in kernel.body if i.op == "load"]
+    wide = [a for a in accesses if a.strides[-1]]
+    down = sum(a.strides[outer - 1] == 1 for a in wide)
+    along = sum(a.strides[-1] == 1 for a in wide)
+    return down > along

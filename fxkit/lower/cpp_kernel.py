@@ -1,0 +1,204 @@
+"""What the printers of kernels have in common: values, addresses, indentation."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+import torch
+
+from fxkit.lower import cpp_text
+from fxkit.lower.loop_ir import Access, Instruction, Kernel
+from fxkit.lower.schedule import Pass, Schedule
+
+
+class KernelPrinter(ABC):
+    """Writes one kernel as a C++ function.
+
+    Rows are divided into tiles, which threads share. In the text, `i0, i1, …` index the axes that
+    say which row it is, `r0, r1, …, j` those of the row; `v3` is the value of instruction 3, `s3`
+    a finished sum, `b3` a row buffer, `p3` a pointer to the first element of a row.
+
+    Args:
+        kernel: The kernel; its row has at least one axis.
+        name: Name of the function.
+        plan: The kernel's passes.
+    """
+
+    def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
+        self._kernel = kernel
+        self._name = name
+        self._schedule = plan
+        self._lines: list[str] = []
+        self._depth = 0
+        self._pointers: dict[tuple[int, tuple[int, ...], int], str] = {}
+
+    def text(self) -> str:
+        """Return the function's text."""
+        self._open(f'extern "C" void {self._name}({self._parameters()}) {{')
+        self._add("#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)")
+        self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
+        self._tile_index()
+        self._point_into_buffers()
+        self._declare()
+        for one in self._schedule.passes:
+            self._row_scalars(one.scalars, ())
+            if one.reductions or one.stores or one.keeps:
+                self._pass(one)
+        self._row_scalars(self._schedule.scalars, self._row_stores())
+        self._close()
+        self._close()
+        return "\n".join(self._lines) + "\n"
+
+    @abstractmethod
+    def _tile_count(self) -> int:
+        """Return the number of tiles."""
+
+    @abstractmethod
+    def _tile_index(self) -> None:
+        """Compute from the number of a tile where it lies."""
+
+    @abstractmethod
+    def _declare(self) -> None:
+        """Declare what lives as long as a tile."""
+
+    @abstractmethod
+    def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
+        """Compute row scalars, and store those that are results."""
+
+    @abstractmethod
+    def _pass(self, one: Pass) -> None:
+        """Print one pass over the row."""
+
+    @abstractmethod
+    def _ref(self, position: int) -> str:
+        """Return the text that stands for a value."""
+
+    @abstractmethod
+    def _address(self, access: Access) -> str:
+        """Return the text of an element in memory."""
+
+    def _parameters(self) -> str:
+        parts = [
+            f"{'' if b.is_output else 'const '}{cpp_text.TYPES[b.dtype]}* __restrict {b.name}"
+            for b in self._kernel.buffers
+        ]
+        return ", ".join([*parts, "long threads"])
+
+    def _outer_index(self, row: str, sizes: tuple[int, ...]) -> None:
+        """Compute the index along each outer axis from the number of the row."""
+        below = math.prod(sizes)
+        for axis, size in enumerate(sizes):
+            below //= size
+            index = row if below == 1 else f"{row} / {below}"
+            index = index if axis == 0 else f"{index} % {size}"
+            self._add(f"const long i{axis} = {index};")
+
+    def _point_into_buffers(self) -> None:
+        """Declare, for each way a buffer is walked, a pointer to the row's first element."""
+        accesses = [i.detail for i in self._kernel.body if i.op == "load"]
+        accesses += [store.access for store in self._kernel.stores]
+        for access in accesses:
+            key = self._key(access)
+            if key in self._pointers:
+                continue
+            self._pointers[key] = f"p{len(self._pointers)}"
+            buffer = self._kernel.buffers[access.buffer]
+            const = "" if buffer.is_output else "const "
+            terms = self._tile_terms(access)
+            terms += [str(access.offset)] if access.offset else []
+            where = " + ".join([buffer.name, *terms])
+            self._add(
+                f"{const}{cpp_text.TYPES[buffer.dtype]}* const {self._pointers[key]} = {where};"
+            )
+
+    def _tile_terms(self, access: Access) -> list[str]:
+        """Return the terms of an address that are fixed in a tile."""
+        outer = access.strides[: len(self._kernel.outer_sizes)]
+        return [scaled(f"i{axis}", stride) for axis, stride in enumerate(outer) if stride]
+
+    def _key(self, access: Access) -> tuple[int, tuple[int, ...], int]:
+        outer = access.strides[: len(self._kernel.outer_sizes)]
+        return access.buffer, outer, access.offset
+
+    def _row_stores(self) -> list[int]:
+        """Return the positions of the stores of one element a row."""
+        carried = {p for one in self._schedule.passes for p in one.stores}
+        return [p for p in range(len(self._kernel.stores)) if p not in carried]
+
+    def _row_terms(self, access: Access) -> list[str]:
+        """Return the terms of an address that vary along the row."""
+        strides = access.strides[len(self._kernel.outer_sizes) :]
+        names = [*(f"r{axis}" for axis in range(len(strides) - 1)), "j"]
+        return [scaled(n, stride) for n, stride in zip(names, strides, strict=True) if stride]
+
+    def _open_row_axes(self) -> None:
+        """Open loops over all axes of the row but the innermost."""
+        for axis, size in enumerate(self._kernel.row_sizes[:-1]):
+            self._open(f"for (long r{axis} = 0; r{axis} < {size}; ++r{axis}) {{")
+
+    def _open_blocks(self, length: int, block: int) -> tuple[str, str]:
+        """Open a loop over blocks of the innermost row axis; return a block's bounds."""
+        self._open(f"for (long block = 0; block < {length}; block += {block}) {{")
+        end = f"block + {block}"
+        if length % block:
+            self._add(f"const long block_end = {end} < {length} ? {end} : {length};")
+            end = "block_end"
+        return "block", end
+
+    def _accumulate(self, position: int, into: str) -> None:
+        """Fold the operand of a reduction into its accumulator."""
+        operand = self._ref(self._body(position).operands[0])
+        if self._monoid(position) == "add":
+            self._add(f"{into} += {operand};")
+        else:
+            self._add(f"{into} = fx_{self._monoid(position)}({into}, {operand});")
+
+    def _store(self, position: int) -> None:
+        store = self._kernel.stores[position]
+        dtype = self._kernel.buffers[store.access.buffer].dtype
+        value = store.value
+        instruction = self._body(value)
+        if instruction.op == "round" and instruction.detail == dtype:
+            value = instruction.operands[0]
+        text = cpp_text.store_expression(self._ref(value), dtype)
+        self._add(f"{self._address(store.access)} = {text};")
+
+    def _value(self, position: int) -> str:
+        instruction = self._body(position)
+        if instruction.op == "load":
+            dtype = self._kernel.buffers[instruction.detail.buffer].dtype
+            return cpp_text.load_expression(self._address(instruction.detail), dtype)
+        operands = [self._ref(o) for o in instruction.operands]
+        source = self._body(instruction.operands[0]).dtype if operands else instruction.dtype
+        return cpp_text.expression(instruction, operands, source)
+
+    def _is_float_sum(self, position: int) -> bool:
+        instruction = self._body(position)
+        return instruction.op == "reduce_add" and instruction.dtype == torch.float32
+
+    def _monoid(self, position: int) -> str:
+        return self._body(position).op.removeprefix("reduce_")
+
+    def _body(self, position: int) -> Instruction:
+        return self._kernel.body[position]
+
+    def _type(self, position: int) -> str:
+        return cpp_text.TYPES[self._body(position).dtype]
+
+    def _add(self, line: str) -> None:
+        self._lines.append("  " * self._depth + line)
+
+    def _open(self, line: str) -> None:
+        self._add(line)
+        self._depth += 1
+
+    def _close(self) -> None:
+        self._depth -= 1
+        self._add("}")
+
+
+def scaled(name: str, factor: int) -> str:
+    """Return a term of an address."""
+    return name if factor == 1 else f"{name} * {factor}"

@@ -1,0 +1,107 @@
+"""Kernels whose rows lie along memory: vectors run along the row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from fxkit.lower import cpp_text
+from fxkit.lower.cpp_kernel import KernelPrinter
+from fxkit.lower.loop_ir import Access, Kernel
+from fxkit.lower.schedule import Pass, schedule
+
+# A row without reductions is cut into tiles of this many elements, for the threads to share.
+TILE = 4096
+
+# Float sums are kept in float64 from one block of this many elements to the next.
+BLOCK = 1024
+
+
+class RowPrinter(KernelPrinter):
+    """Writes a kernel that handles one row, or a part of a row without reductions, at a time."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__(kernel, name, schedule(kernel))
+        self._length = kernel.row_sizes[-1]
+        has_reductions = any(i.is_reduction for i in kernel.body)
+        self._tiles = 1 if has_reductions else -(-self._length // TILE)
+
+    def _tile_count(self) -> int:
+        return math.prod(self._kernel.outer_sizes) * self._tiles
+
+    def _tile_index(self) -> None:
+        row = "tile" if self._tiles == 1 else f"tile / {self._tiles}"
+        self._outer_index(row, self._kernel.outer_sizes)
+        if self._tiles > 1:
+            full = f"begin + {TILE}"
+            self._add(f"const long begin = tile % {self._tiles} * {TILE};")
+            self._add(f"const long end = {full} < {self._length} ? {full} : {self._length};")
+
+    def _declare(self) -> None:
+        for value in self._schedule.buffers:
+            size = math.prod(self._kernel.row_sizes)
+            self._add(f"alignas(64) {self._type(value)} b{value}[{size}];")
+
+    def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
+        for value in values:
+            if self._body(value).op != "const":
+                self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+        for position in stores:
+            self._store(position)
+
+    def _pass(self, one: Pass) -> None:
+        sums = [p for p in one.reductions if self._is_float_sum(p)]
+        for p in one.reductions:
+            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
+            self._add(f"double t{p} = 0;" if p in sums else f"{self._type(p)} v{p} = {start};")
+        depth = self._depth
+        self._open_row_axes()
+        begin, end = ("begin", "end") if self._tiles > 1 else ("0", str(self._length))
+        if sums and self._length > BLOCK:
+            begin, end = self._open_blocks(self._length, BLOCK)
+        for p in sums:
+            self._add(f"float v{p} = 0;")
+        self._add(f"#pragma omp simd{self._clauses(one.reductions)}")
+        self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
+        self._loop_body(one)
+        self._close()
+        for p in sums:
+            self._add(f"t{p} += v{p};")
+        while self._depth > depth:
+            self._close()
+        for p in sums:
+            self._add(f"const float s{p} = (float)t{p};")
+
+    def _clauses(self, reductions: Iterable[int]) -> str:
+        names = {"add": "+", "max": "fx_max", "min": "fx_min"}
+        return "".join(f" reduction({names[self._monoid(p)]} : v{p})" for p in reductions)
+
+    def _loop_body(self, one: Pass) -> None:
+        for value in sorted({*one.values, *one.buffered}):
+            is_kept = value in one.buffered
+            text = f"b{value}[{self._row_offset()}]" if is_kept else self._value(value)
+            self._add(f"const {self._type(value)} v{value} = {text};")
+        for value in one.keeps:
+            self._add(f"b{value}[{self._row_offset()}] = v{value};")
+        for position in one.stores:
+            self._store(position)
+        for position in one.reductions:
+            self._accumulate(position, f"v{position}")
+
+    def _row_offset(self) -> str:
+        """Return the position within the row, as its buffers are laid out."""
+        terms = []
+        below = math.prod(self._kernel.row_sizes)
+        for axis, size in enumerate(self._kernel.row_sizes[:-1]):
+            below //= size
+            terms.append(f"r{axis} * {below}")
+        return " + ".join([*terms, "j"])
+
+    def _ref(self, position: int) -> str:
+        instruction = self._body(position)
+        if instruction.op == "const":
+            return self._value(position)
+        return f"{'s' if self._is_float_sum(position) else 'v'}{position}"
+
+    def _address(self, access: Access) -> str:
+        return f"{self._pointers[self._key(access)]}[{' + '.join(self._row_terms(access)) or '0'}]"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.ir.op import Attribute, Call, resolve
+from fxkit.ir.op import Attribute, Call, Operator, resolve
 from fxkit.ir.op_table import MODE_FUNCTIONS, UNDECLARED_ALIASES
 from fxkit.ir.types import TensorType, type_of
 
@@ -68,11 +68,22 @@ def effects_of(node: fx.Node) -> Effects:
         node: Any node. Placeholders, `get_attr` and the output have none of their own.
     """
     call = resolve(node)
-    if call is None:
+    if call is None or _is_always_pure(call.operator):
         return PURE
-    if call.operator.is_opaque or call.operator.schema is None:
+    if call.operator.overload is None:
         return _without_schema(node, call)
     return _from_schema(node, call)
+
+
+@functools.cache
+def _is_always_pure(operator: Operator) -> bool:
+    """Tell whether no call of an operator has an effect or an alias: true of most of them."""
+    if operator.overload is None or operator.name in UNDECLARED_ALIASES:
+        return False
+    base = _schema_effects(operator.overload)
+    names = {argument.name for argument in operator.schema.arguments}
+    may_update = bool(names & {"training", "use_input_stats"})
+    return not (base.written or base.aliased or base.is_random or base.may_do_more or may_update)
 
 
 def _without_schema(node: fx.Node, call: Call) -> Effects:
@@ -160,7 +171,8 @@ class AliasSets:
     """Which nodes may share memory, over a whole graph.
 
     A union of every node with the operands that it may alias: conservative, linear. Two parameters
-    that are the same tensor (tied weights) share a set too.
+    that are the same tensor (tied weights) share a set too. Inputs are taken for distinct memory, as
+    a capture's guards have it: a program that writes to one input must not be given it twice.
 
     Args:
         graph: The graph; nodes added later are unknown to it.
@@ -205,11 +217,15 @@ class AliasSets:
         """
         self._parent[node] = node
         for operand in effects_of(node).aliases:
-            self._join_writers(operand, node)
+            self.join(operand, node)
         if effects_of(node).writes:
             self._writers = None
 
-    def _join_writers(self, a: fx.Node, b: fx.Node) -> None:
+    def join(self, a: fx.Node, b: fx.Node) -> None:
+        """Note that two nodes may share memory from now on.
+
+        Cost: linear in the writers of that memory.
+        """
         one, other = self.root(a), self.root(b)
         if one is other:
             return

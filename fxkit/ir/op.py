@@ -26,6 +26,7 @@ from torch.nn import _reduction
 
 from fxkit.ir import op_table, schema
 from fxkit.ir.schema import Attribute
+from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 
 __all__ = ["Attribute", "Call", "Operator", "operator_name", "operator_named", "resolve"]
@@ -158,7 +159,10 @@ def is_out_variant(overload: Any) -> bool:
 
 
 def _is_typed(node: fx.Node) -> bool:
-    return all(type_of(operand) is not None for operand in node.all_input_nodes)
+    for operand in node._input_nodes:
+        if TYPE_KEY not in operand.meta and type_of(operand) is None:
+            return False
+    return True
 
 
 def _resolve_function(node: fx.Node) -> Call:

@@ -29,6 +29,31 @@ from fxkit.ir.verifier import verify
 _UNSET = object()
 
 
+class NodeRecord:
+    """What a node was at one moment, in the form that the printer takes; costs next to nothing."""
+
+    __slots__ = ("__dict__", "args", "graph", "kwargs", "meta", "name", "op", "target")
+
+    def __init__(self, node: fx.Node) -> None:
+        self.op, self.target, self.name = node.op, node.target, node.name
+        self.args, self.kwargs = node.args, node.kwargs
+        self.graph = node.graph
+        self.meta = {key: node.meta[key] for key in (TYPE_KEY, "val") if key in node.meta}
+
+    @property
+    def all_input_nodes(self) -> list[fx.Node]:
+        """The operands, as a node of torch.fx lists them."""
+        found: dict[fx.Node, None] = {}
+        map_arg((self.args, self.kwargs), lambda n: found.setdefault(n))
+        return list(found)
+
+    _input_nodes = all_input_nodes
+
+    def __str__(self) -> str:
+        record: Any = self
+        return format_node(record)
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One entry of a journal.
@@ -37,14 +62,19 @@ class Change:
         kind: `insert`, `erase`, `rewire` (arguments or target changed), `move`, `rename`,
             `attribute`, `adopt` (the whole graph).
         name: The node, or the attribute's qualified name.
-        detail: What happened, as text.
+        what: What happened: text, or a record of the node.
         by: The rule or pass that did it.
     """
 
     kind: str
     name: str
-    detail: str
+    what: str | NodeRecord
     by: str
+
+    @property
+    def detail(self) -> str:
+        """What happened, as text."""
+        return str(self.what)
 
     def __str__(self) -> str:
         return f"{self.kind:<9} {self.detail}" + (f"    # {self.by}" if self.by else "")
@@ -147,7 +177,7 @@ class EditSession:
             provenance.derive(
                 node, [near] if near is not None and _has_source(near) else [], self.by
             )
-        self._record("insert", node.name, format_node(node), lambda: self._remove(node))
+        self._record("insert", node.name, NodeRecord(node), lambda: self._remove(node))
         return node
 
     def get_attr(self, path: str, *, before: fx.Node | None = None) -> fx.Node:
@@ -222,10 +252,10 @@ class EditSession:
                 source=format_source(node),
                 hint="replace its uses first",
             )
-        text, following = format_node(node), node.next
+        was, following = NodeRecord(node), node.next
         args, kwargs = node.args, node.kwargs
         self.graph.erase_node(node)
-        self._record("erase", node.name, text, lambda: self._revive(node, following, args, kwargs))
+        self._record("erase", node.name, was, lambda: self._revive(node, following, args, kwargs))
 
     def set_args(
         self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
@@ -239,7 +269,7 @@ class EditSession:
         def undo() -> None:
             node.args, node.kwargs = old_args, old_kwargs
 
-        self._record("rewire", node.name, format_node(node), undo)
+        self._record("rewire", node.name, NodeRecord(node), undo)
 
     def set_target(self, node: fx.Node, target: Any, op: str | None = None) -> None:
         """Let a node call something else."""
@@ -250,7 +280,7 @@ class EditSession:
         def undo() -> None:
             node.op, node.target = old_op, old_target
 
-        self._record("rewire", node.name, format_node(node), undo)
+        self._record("rewire", node.name, NodeRecord(node), undo)
 
     def set_output(self, value: Any) -> None:
         """Let the graph return something else."""
@@ -365,8 +395,10 @@ class EditSession:
         """Return the journal as text, one change a line."""
         return "\n".join(str(change) for change in self.journal)
 
-    def _record(self, kind: str, name: str, detail: str, undo: Callable[[], None]) -> None:
-        self.journal.append(Change(kind, name, detail, self.by))
+    def _record(
+        self, kind: str, name: str, what: str | NodeRecord, undo: Callable[[], None]
+    ) -> None:
+        self.journal.append(Change(kind, name, what, self.by))
         self._undo.append(undo)
 
     def _remove(self, node: fx.Node) -> None:

@@ -334,6 +334,8 @@ class _Run:
     def _substitute(self, output: fx.Node, value: Any) -> None:
         if isinstance(value, fx.Node):
             self.session.replace_uses(output, value)
+            if self._safety is not None:
+                self._safety.substituted(output, value)
             return
         for user in list(output.users):
             self.session.set_args(

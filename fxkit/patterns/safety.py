@@ -40,7 +40,15 @@ class Safety:
 
     def inserted(self, node: fx.Node) -> None:
         """Take note of a node that a rewrite made."""
+        shared = any(self._is_shared(operand) for operand in effects_of(node).aliases)
         self._order.aliases.add(node)
+        self._mark_shared(node, shared)
+
+    def substituted(self, output: fx.Node, value: fx.Node) -> None:
+        """Take note that `value` stands for `output` now, to its users and to the caller."""
+        shared = self._is_shared(output) or self._is_shared(value)
+        self._order.aliases.join(output, value)
+        self._mark_shared(value, shared)
 
     def _escape(self, rule: Rule, match: Match) -> str | None:
         """A vanishing value must have no user outside of the match."""
@@ -51,9 +59,12 @@ class Safety:
             if node in rule.template.reuses
         }
         matched = set(match.nodes.values())
+        captured = [value for value in match.bindings.values() if isinstance(value, fx.Node)]
         for node in match.interior:
             if node in kept and node in reused:
                 continue
+            if node in captured:
+                return f"%{node.name} is an operand of the match too"
             outside = next((user for user in node.users if user not in matched), None)
             if outside is not None:
                 return f"%{node.name} is used outside of the match too, by %{outside.name}"
@@ -129,6 +140,11 @@ class Safety:
 
     def _is_shared(self, node: fx.Node) -> bool:
         return self._order.aliases.root(node) in self._shared
+
+    def _mark_shared(self, node: fx.Node, shared: bool) -> None:
+        """Keep the mark of an alias set when it was joined with another."""
+        if shared:
+            self._shared.add(self._order.aliases.root(node))
 
     def _memory_shared_with_caller(self, graph: fx.Graph) -> set[fx.Node]:
         """Return the alias sets of inputs, parameters and results."""

@@ -1,1 +1,1 @@
-"""Benchmarks: `make bench`. Each compares, in one run and in turn, with what one would use instead."""
+"""Benchmarks: `make bench`. Each compares, in turn, with what one would use instead."""

@@ -1,0 +1,35 @@
+"""Run benchmarks: `python -m benchmarks [speed] [capture] [import] [--rounds N] [--no-peer]`."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from benchmarks import capture_cost, import_time, speed
+from fxkit.demo.timing import machine
+
+SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
+    "speed": lambda options: speed.run(options.rounds, with_peer=options.peer),
+    "capture": lambda options: capture_cost.run(options.rounds, with_peer=options.peer),
+    "import": lambda options: import_time.run(options.rounds),
+}
+
+
+def main() -> None:
+    """Run the suites that are named, or all, and print a table for each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suites", nargs="*", choices=[*SUITES, []], metavar="suite")
+    parser.add_argument("--rounds", type=int, default=20, help="timed calls of each (20)")
+    parser.add_argument("--no-peer", dest="peer", action="store_false", help="skip torch.compile")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", module="torch")
+    print(f"{machine()}, torch {torch.__version__}, medians of calls in turn")
+    for name in options.suites or SUITES:
+        print(f"\n{name}\n{SUITES[name](options)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

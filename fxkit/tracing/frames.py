@@ -34,7 +34,7 @@ ModuleStack = dict[str, tuple[str, type]]
 
 @dataclass(slots=True)
 class _Known:
-    frame: FrameType
+    frame: FrameType | None
     parent: FrameType | None
     modules: ModuleStack
     user: FrameType | None
@@ -69,7 +69,7 @@ class Frames:
     """
 
     def __init__(self, boundary: FrameType, names: dict[int, str]) -> None:
-        self._boundary = boundary
+        self._boundary: FrameType | None = boundary
         self._names = names
         self._stack: list[_Known] = []
         self._index: dict[int, int] = {}
@@ -102,6 +102,8 @@ class Frames:
     def forget(self) -> None:
         """Drop all frames, and with them what their local variables hold."""
         self._forget_above(-1)
+        self._boundary = None
+        self._root.frame = None
 
     def _forget_above(self, position: int) -> None:
         while len(self._stack) > position + 1:

@@ -376,7 +376,10 @@ class ModuleGuard(Guard):
         attributes = self.module.__dict__
         if attributes["training"] is not self.training:
             return Mismatch(
-                self.what, _mode_text(self.training), _mode_text(attributes["training"]), self.source
+                self.what,
+                _mode_text(self.training),
+                _mode_text(attributes["training"]),
+                self.source,
             )
         children = attributes["_modules"]
         if len(children) != len(self.children) or any(
@@ -399,9 +402,9 @@ def hook_counts(attributes: dict[str, Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class OutsideGuard(Guard):
-    """A parameter, buffer or other tensor that the graph holds is still in its place."""
+    """A parameter, buffer or other tensor that the graph holds is still in its places."""
 
-    place: Place
+    places: tuple[Place, ...]
     tensor: torch.Tensor
     type: TensorType
 
@@ -411,11 +414,12 @@ class OutsideGuard(Guard):
         return type_text(self.type, type(self.tensor))
 
     def check(self, call: Call) -> Mismatch | None:
-        now, wanted = self.place.read(), self.type
-        if now is not self.tensor:
-            return self._mismatch(
-                "another tensor" if isinstance(now, torch.Tensor) else shorten(now)
-            )
+        for place in self.places:
+            now = place.read()
+            if now is not self.tensor:
+                got = "another tensor" if isinstance(now, torch.Tensor) else shorten(now)
+                return Mismatch(place.name, self.expected, got, self.source)
+        now, wanted = self.tensor, self.type
         if (
             now.shape == wanted.shape
             and now.dtype is wanted.dtype

@@ -8,6 +8,7 @@ the run and was neither recorded nor found here has no known origin, and is refu
 from __future__ import annotations
 
 import functools
+import operator
 import re
 import types
 from collections.abc import Iterator
@@ -58,16 +59,18 @@ class Surroundings:
     """What a callable refers to.
 
     Attributes:
-        places: The place of each tensor, by `id` of the tensor; the first one found counts.
+        places: The places of each tensor, by `id` of the tensor; the first one names it.
         modules: The path of each module, by `id` of the module.
         found: `(path, module)` of all modules, in the order in which they were found.
-        objects: The attributes of the object whose method is called, when it is not a module.
+        holders: `(path, dict or list)` of containers and of attributes of objects.
+        bindings: Globals and closures that functions of the program read, and what they hold.
     """
 
-    places: dict[int, tuple[torch.Tensor, Place]] = field(default_factory=dict)
+    places: dict[int, tuple[torch.Tensor, list[Place]]] = field(default_factory=dict)
     modules: dict[int, str] = field(default_factory=dict)
     found: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
-    objects: list[dict[str, Any]] = field(default_factory=list)
+    holders: list[tuple[str, Any]] = field(default_factory=list)
+    bindings: list[tuple[Place, Any]] = field(default_factory=list)
     _package: str | None = None
     _seen: set[int] = field(default_factory=set)
     _keep: list[Any] = field(default_factory=list)
@@ -83,18 +86,6 @@ class Surroundings:
             found._look_into_module(module, name)
         return found
 
-    def attributes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Iterate over `(path, attributes)` of the modules and of the object that is called."""
-        for path, module in self.found:
-            attributes = module.__dict__
-            yield path, attributes
-            if attributes["_buffers"]:
-                yield path, attributes["_buffers"]
-            if attributes["_parameters"]:
-                yield path, attributes["_parameters"]
-        for attributes in self.objects:
-            yield "", attributes
-
     def _look_into_callable(self, fn: Any) -> None:
         if isinstance(fn, torch.nn.Module):
             self._look_into_module(fn, "")
@@ -108,7 +99,7 @@ class Surroundings:
         elif isinstance(fn, types.FunctionType):
             self._look_into_function(fn, 0)
         elif hasattr(fn, "__dict__") and not isinstance(fn, type):
-            self.objects.append(vars(fn))
+            self.holders.append(("", vars(fn)))
             for name, value in vars(fn).items():
                 self._look_at(Place(vars(fn), name, name), value, name, 0)
             self._look_into_function(getattr(type(fn), "__call__", None), 0)
@@ -120,7 +111,7 @@ class Surroundings:
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
             value = _cell_value(cell)
             if value is not _MISSING:
-                self._look_at(Place(cell, None, name), value, name, depth)
+                self._look_at_binding(Place(cell, None, name), value, depth)
         for index, value in enumerate(fn.__defaults__ or ()):
             self._look_at(Place(fn.__defaults__, index, f"default_{index}"), value, "", depth)
         for name, value in (fn.__kwdefaults__ or {}).items():
@@ -128,7 +119,7 @@ class Surroundings:
         for name in _names_read(fn.__code__):
             value = fn.__globals__.get(name, _MISSING)
             if value is not _MISSING:
-                self._look_at(Place(fn.__globals__, name, name), value, name, depth)
+                self._look_at_binding(Place(fn.__globals__, name, name), value, depth)
 
     def _look_into_module(self, module: torch.nn.Module, path: str) -> None:
         if id(module) in self.modules:
@@ -137,7 +128,10 @@ class Surroundings:
         self.found.append((path, module))
         dot = f"{path}." if path else ""
         attributes = module.__dict__
+        self.holders.append((path, attributes))
         for table in ("_parameters", "_buffers"):
+            if attributes[table]:
+                self.holders.append((path, attributes[table]))
             for name, value in attributes[table].items():
                 if value is not None:
                     self._found(value, Place(attributes[table], name, dot + name))
@@ -150,6 +144,10 @@ class Surroundings:
                     self._look_at(Place(attributes, name, dot + name), value, dot + name, 1)
         if not _is_torch(type(module)) and self._is_new(type(module)):
             self._look_into_function(type(module).forward, 1)
+
+    def _look_at_binding(self, place: Place, value: Any, depth: int) -> None:
+        self.bindings.append((place, value))
+        self._look_at(place, value, place.name, depth)
 
     def _look_at(self, place: Place, value: Any, path: str, depth: int) -> None:
         if isinstance(value, torch.Tensor):
@@ -168,12 +166,14 @@ class Surroundings:
         elif isinstance(value, types.MethodType):
             self._look_into(value.__self__, path, depth)
         elif depth < _MAX_DEPTH and len(self._seen) < _MAX_ITEMS and self._is_new(value):
+            holder = vars(value) if _is_object(value) else value
+            if isinstance(holder, (dict, list)):
+                self.holders.append((path, holder))
             for key, child, step in _items(value):
-                holder = vars(value) if _is_object(value) else value
                 self._look_at(Place(holder, key, path + step), child, path + step, depth + 1)
 
     def _found(self, tensor: torch.Tensor, place: Place) -> None:
-        self.places.setdefault(id(tensor), (tensor, place))
+        self.places.setdefault(id(tensor), (tensor, []))[1].append(place)
 
     def _is_new(self, value: Any) -> bool:
         if id(value) in self._seen:
@@ -181,6 +181,44 @@ class Surroundings:
         self._seen.add(id(value))
         self._keep.append(value)
         return True
+
+
+class Contents:
+    """What the surroundings of a program hold, to see afterwards whether the program changed it."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._bindings = surroundings.bindings
+        self._holders = [
+            (path, holder, _keys(holder), _values(holder)) for path, holder in surroundings.holders
+        ]
+
+    def change(self) -> str | None:
+        """Return the name of something that was changed; None when all is as it was."""
+        for place, value in self._bindings:
+            if place.read() is not value:
+                return place.name
+        for path, holder, keys, values in self._holders:
+            now = _values(holder)
+            if len(now) != len(values) or not all(map(operator.is_, now, values)):
+                return _changed_name(path, holder, keys, values)
+        return None
+
+
+def _keys(holder: Any) -> list[Any]:
+    return list(holder) if isinstance(holder, dict) else []
+
+
+def _values(holder: Any) -> list[Any]:
+    return list(holder.values()) if isinstance(holder, dict) else list(holder)
+
+
+def _changed_name(path: str, holder: Any, keys: list[Any], values: list[Any]) -> str:
+    if not isinstance(holder, dict):
+        return path or "a list"
+    before = dict(zip(keys, values, strict=True))
+    changed = [key for key, value in holder.items() if before.get(key, _MISSING) is not value]
+    changed += [key for key in before if key not in holder]
+    return f"{path}.{changed[0]}".lstrip(".") if changed else path
 
 
 def attribute_name(place: Place, taken: set[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class Outside:
 
     target: str
     tensor: torch.Tensor
-    place: Place
+    places: tuple[Place, ...]
     type: TensorType
     node: fx.Node
 
@@ -117,6 +118,7 @@ class _Progress:
     """What has happened so far that matters to the calls that follow."""
 
     random: list[torch.Tensor]
+    python: tuple[Any, Any]
     drew: bool = False
     raised: BaseException | None = None
     before_guard: Undo = field(default_factory=Undo)
@@ -158,7 +160,7 @@ class Recorder(TorchFunctionMode):
         self._location = Location(None, {}, None)
         self.regions = Regions(self._emit, read_ambient())
         self._grad = self.regions.state.grad
-        self._progress = _Progress(random_states())
+        self._progress = _Progress(random_states(), _python_random_states())
         for index, (name, tensor) in enumerate(leaves):
             self._place_leaf(index, name, tensor)
 
@@ -189,6 +191,16 @@ class Recorder(TorchFunctionMode):
     def release(self) -> None:
         """Drop the frames of the program; what they hold can be freed."""
         self._frames.forget()
+
+    def close(self) -> None:
+        """Let go of the tensors of the program, which nothing else may keep alive."""
+        self.release()
+        self._location = Location(None, {}, None)
+        self._values.clear()
+        self._watched.clear()
+        self._exported.clear()
+        self._progress.raised = None
+        self._progress.random = []
 
     def finish(self) -> Undo:
         """Check what can only be known at the end, and return what the whole program changed."""
@@ -356,12 +368,13 @@ class Recorder(TorchFunctionMode):
                 "pass it as an argument, or keep it as a parameter or buffer of a module",
             )
         if type(tensor) not in TENSOR_CLASSES:
-            raise Refusal(f"{found[1].name} is a {type(tensor).__qualname__}, a tensor subclass")
-        place = found[1]
-        target = attribute_name(place, self._taken)
+            name = found[1][0].name
+            raise Refusal(f"{name} is a {type(tensor).__qualname__}, a tensor subclass")
+        places = tuple(found[1])
+        target = attribute_name(places[0], self._taken)
         node = self._create("get_attr", target, (), {}, None)
         self._set_type(node, tensor)
-        self.outside.append(Outside(target, tensor, place, TensorType.of(tensor), node))
+        self.outside.append(Outside(target, tensor, places, TensorType.of(tensor), node))
         self._watched.append(_Watched(tensor, None, target, _version(tensor)))
         value = self._values[id(tensor)] = Value(tensor, node)
         return value
@@ -520,6 +533,11 @@ class Recorder(TorchFunctionMode):
         if self._progress.raised is not None:
             error = self._progress.raised
             raise Refusal(f"the program caught a {type(error).__name__} that a torch call raised")
+        if _python_random_states() != self._progress.python:
+            raise Refusal(
+                "the program draws random numbers from Python or NumPy",
+                "draw them with torch, or pass them as arguments",
+            )
         for exported in self._exported:
             same = np.array_equal(exported.array, exported.copy, equal_nan=False)
             is_nan_only = not same and _same_bytes(exported.array, exported.copy)
@@ -533,6 +551,11 @@ def active_recorder() -> Recorder | None:
         return None
     modes = torch.overrides._get_current_function_mode_stack()
     return next((mode for mode in reversed(modes) if isinstance(mode, Recorder)), None)
+
+
+def _python_random_states() -> tuple[Any, Any]:
+    name, keys, *rest = np.random.get_state()
+    return random.getstate(), (name, np.asarray(keys).tobytes(), *rest)
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -240,7 +240,7 @@ class Blueprint:
     def __init__(
         self,
         value: Any,
-        place: Callable[[torch.Tensor, str], int],
+        place: Callable[[Any, str], int],
         existing: dict[int, int],
         path: str = "",
     ) -> None:
@@ -249,6 +249,9 @@ class Blueprint:
         self._builders: dict[int, Build] = {}
         self._path = path
         self._build = self._plan(value, path)
+        self._fill: Callable[[Any, list[Any]], None] | None = None
+        self._children: list[Build] = []
+        self._forget()
 
     def build(self, tensors: list[Any], containers: list[Any], memo: dict[int, Any]) -> Any:
         """Build the value.
@@ -266,24 +269,31 @@ class Blueprint:
     ) -> None:
         """Give `target` the content that the described container has."""
         memo.setdefault(-1, containers)
-        self._fill(target, [build(tensors, memo) for build in self._children])
+        if self._fill is not None:
+            self._fill(target, [build(tensors, memo) for build in self._children])
 
     @classmethod
     def of_content(
         cls,
         value: Any,
-        place: Callable[[torch.Tensor, str], int],
+        place: Callable[[Any, str], int],
         existing: dict[int, int],
         path: str,
     ) -> Blueprint:
         """Describe what is inside a container that itself stays the same."""
         plan = cls(None, place, existing, path)
+        plan._place, plan._existing = place, existing
         content = content_of(value)
         if content is None or content.fill is None:
             raise _opaque(value, path)
         plan._fill = content.fill
         plan._children = [plan._plan(child, path + step) for step, child in content.children()]
+        plan._forget()
         return plan
+
+    def _forget(self) -> None:
+        """Drop what was needed for planning only, and would keep the first call's tensors alive."""
+        self._place, self._existing, self._builders = _no_place, {}, {}
 
     def _plan(self, value: Any, path: str) -> Build:
         if isinstance(value, (torch.Tensor, fx.Proxy)):
@@ -322,6 +332,10 @@ class Blueprint:
         self._builders[key] = rebuild
         children += [self._plan(child, path + step) for step, child in content.children()]
         return rebuild
+
+
+def _no_place(tensor: Any, path: str) -> int:
+    raise LookupError(path)
 
 
 def _opaque(value: Any, path: str) -> CaptureError:

@@ -295,7 +295,11 @@ def capture_symbolically(
     captured.keep(
         Variant(
             graph_module=module,
-            guards=(structure_guard(call.parts), *_modules(root)),
+            guards=(
+                g.ModesGuard("torch's modes", ambient=call.ambient, defaults=call.defaults),
+                structure_guard(call.parts),
+                *_modules(root),
+            ),
             value_guards=(),
             undo=Undo(),
             changes=Undo(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import re
 import sys
 from collections.abc import Callable
@@ -17,8 +16,15 @@ from fxkit.errors import CaptureError
 from fxkit.ir.types import TensorType
 from fxkit.tracing import guards as g
 from fxkit.tracing.frames import source_text
-from fxkit.tracing.outside import Surroundings
-from fxkit.tracing.recorder import TENSOR_CLASSES, Failure, Outside, Recorder, Refusal, active_recorder
+from fxkit.tracing.outside import Contents, Surroundings
+from fxkit.tracing.recorder import (
+    TENSOR_CLASSES,
+    Failure,
+    Outside,
+    Recorder,
+    Refusal,
+    active_recorder,
+)
 from fxkit.tracing.regions import Modes
 from fxkit.tracing.rollback import Snapshot, Undo
 from fxkit.tracing.structure import Blueprint, Parts, content_of
@@ -79,7 +85,8 @@ class Variant:
         """Return the first value guard that fails for `call`, and leave everything as it was."""
         snapshot = self._snapshot(call, self.changes)
         try:
-            self._execute(call, Undo(), self.graph_module)
+            with torch.no_grad():
+                self._execute(call, Undo(), self.graph_module)
         except g.GuardFailed as failed:
             return failed.mismatch
         except Exception as error:
@@ -151,8 +158,11 @@ def record(
         session = _Session(fn, call)
     except Refusal as refusal:
         return Attempt(fn(*args, **kwargs), None, Failure(refusal.reason, refusal.hint))
-    result = session.run(fn, args, kwargs)
-    variant = session.variant(result, backend)
+    try:
+        result = session.run(fn, args, kwargs)
+        variant = session.variant(result, backend)
+    finally:
+        session.recorder.close()
     return Attempt(result, variant, session.recorder.failure)
 
 
@@ -170,7 +180,7 @@ class _Session:
         self.types = [TensorType.of(tensor) for tensor in parts.tensors]
         self.surroundings = Surroundings.of(fn, parts.modules)
         self.containers = [_children(container) for container in parts.containers]
-        self.attributes = _attributes(self.surroundings)
+        self.contents = Contents(self.surroundings)
         self.training = [
             (path, module, module.training) for path, module in self.surroundings.found
         ]
@@ -196,7 +206,7 @@ class _Session:
         if recorder.failure is not None:
             return None
         try:
-            self._check_attributes()
+            self._check_surroundings()
             return self._build(result, backend)
         except Refusal as refusal:
             recorder.refuse(refusal.reason, refusal.hint)
@@ -220,12 +230,14 @@ class _Session:
         )
         is_single = isinstance(result, torch.Tensor) and not mutations
         recorder.graph.output(outputs[0] if is_single else tuple(outputs))
+        undo = self._undo()
+        self._check_undo(undo)
         module = _graph_module(recorder.graph, recorder.outside)
         return Variant(
             module,
             self._guards(),
             self._value_guards(),
-            self._undo(),
+            undo,
             self.changes,
             recorder.regions.has_changed,
             blueprint,
@@ -253,22 +265,26 @@ class _Session:
                 changed.append((number, container, f"an argument's {type(container).__name__}"))
         return changed
 
-    def _check_attributes(self) -> None:
-        for path, attributes, before in self.attributes:
-            if len(before) == len(attributes) and all(
-                map(operator.is_, before.values(), attributes.values())
-            ):
-                continue
-            changed = (n for n, v in attributes.items() if before.get(n, before) is not v)
-            name = next(changed, "an attribute")
-            raise Refusal(
-                f"the program assigns to {path + '.' if path else ''}{name}, "
-                "which a graph can't repeat",
-                "if only the first call sets it, call the program once before capturing it",
-            )
+    def _check_surroundings(self) -> None:
         for path, module, training in self.training:
             if module.training is not training:
                 raise Refusal(f"the program switches {path or 'the module'} to another mode")
+        changed = self.contents.change()
+        if changed is not None:
+            raise Refusal(
+                f"the program changes {changed}, which a graph can't repeat",
+                "if only the first call sets it, call the program once before capturing it",
+            )
+
+    def _check_undo(self, undo: Undo) -> None:
+        written = [self.call.parts.tensors[index] for index in undo.leaves]
+        written += [item.tensor for item in self.recorder.outside if item.target in undo.outside]
+        if any(tensor.grad_fn is not None for tensor in written):
+            raise Refusal(
+                "an argument or a buffer is written to, followed by autograd, before the program "
+                "reads a value of a tensor or handles an exception",
+                "write under torch.no_grad(), or after the last such place",
+            )
 
     # Guards -----------------------------------------------------------------------------------
 
@@ -283,7 +299,7 @@ class _Session:
         for index, (tensor, kind, path, use) in enumerate(tensors):
             found.append(self._tensor_guard(index, tensor, kind, path, use))
             if id(tensor) in self.surroundings.places:
-                place = self.surroundings.places[id(tensor)][1]
+                place = self.surroundings.places[id(tensor)][1][0]
                 found.append(
                     g.SameTensorGuard(
                         path, source=use, index=index, tensor=tensor, place=place.name
@@ -318,9 +334,9 @@ class _Session:
     def _outside_guards(self) -> list[g.Guard]:
         return [
             g.OutsideGuard(
-                outside.place.name,
+                outside.places[0].name,
                 source=_line(outside.node),
-                place=outside.place,
+                places=outside.places,
                 tensor=outside.tensor,
                 type=outside.type,
             )
@@ -368,12 +384,6 @@ def _graph_module(graph: fx.Graph, outside: list[Outside]) -> fx.GraphModule:
 def _children(container: Any) -> tuple[Any, list[Any]]:
     content = content_of(container)
     return (None, []) if content is None else (content.label, content.values)
-
-
-def _attributes(
-    surroundings: Surroundings,
-) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    return [(path, attributes, dict(attributes)) for path, attributes in surroundings.attributes()]
 
 
 def _line(node: fx.Node) -> str | None:

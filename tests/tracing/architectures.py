@@ -106,7 +106,12 @@ HUGGING_FACE: dict[str, Architecture] = {
     "qwen3": _of("Qwen3Config", "Qwen3ForCausalLM", **_LLAMA, head_dim=8),
     "mixtral": _of("MixtralConfig", "MixtralForCausalLM", **_LLAMA, num_local_experts=4),
     "mamba": _of(
-        "MambaConfig", "MambaModel", vocab_size=99, hidden_size=32, num_hidden_layers=2, state_size=4
+        "MambaConfig",
+        "MambaModel",
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=2,
+        state_size=4,
     ),
     "t5": _of(
         "T5Config",
@@ -184,8 +189,10 @@ CONVOLUTIONAL = (
 )
 
 
-def convolutional(name: str) -> tuple[torch.nn.Module, Callable[[int], Inputs]]:
-    """Return a pytorchcv model with random weights and its inputs."""
+def convolutional(
+    name: str, size: int = 224
+) -> tuple[torch.nn.Module, Callable[[int], Inputs]]:
+    """Return a pytorchcv model with random weights, and its inputs of this height and width."""
     from pytorchcv.model_provider import get_model
 
-    return get_model(name).eval(), lambda batch: {"x": torch.randn(batch, 3, 224, 224)}
+    return get_model(name).eval(), lambda batch: {"x": torch.randn(batch, 3, size, size)}

@@ -62,7 +62,12 @@ def _observe(fn: Callable[..., Any], args: tuple[Any, ...], seed: int) -> dict[s
 def _detached(value: Any) -> Any:
     """Copy the tensors of a nested value, since later calls may write to them."""
     if isinstance(value, torch.Tensor):
-        return (value.detach().as_subclass(torch.Tensor).clone(), value.requires_grad, value.stride(), value.is_inference())
+        return (
+            value.detach().as_subclass(torch.Tensor).clone(),
+            value.requires_grad,
+            value.stride(),
+            value.is_inference(),
+        )
     if isinstance(value, torch.nn.Module):
         return _detached(dict(value.state_dict()))
     if isinstance(value, Mapping):

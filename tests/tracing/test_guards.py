@@ -131,9 +131,7 @@ def test_hook_that_is_added():
 def test_parameter_that_is_replaced():
     net, captured = _net()
     net.layer.weight = nn.Parameter(torch.ones(4, 4))
-    _expect(
-        captured, "expected layer.weight to be f32[4,4] on cpu", torch.ones(2, 4), scale=2
-    )
+    _expect(captured, "expected layer.weight to be f32[4,4] on cpu", torch.ones(2, 4), scale=2)
 
 
 def test_parameter_that_changes_its_type_in_place():

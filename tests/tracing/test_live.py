@@ -6,17 +6,20 @@ import collections
 import dataclasses
 import functools
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.tracing.faithful import assert_faithful
 from torch import nn
 
 from fxkit.errors import CaptureError, UnsupportedError
+from fxkit.ir.provenance import module_path, module_stack, source_of
+from fxkit.ir.types import type_of
 from fxkit.tracing.live import capture
+from tests.tracing.faithful import assert_faithful
 
 _PROGRAMS: dict[str, Callable[[], tuple[Any, list[tuple[Any, ...]]]]] = {}
 _GRAPHS: dict[str, int] = {}
@@ -572,6 +575,124 @@ def hooks_on_modules():
     return net, [(x(),), (x(),)]
 
 
+@program(graphs=0)
+def list_in_a_closure_that_grows():
+    history: list[torch.Tensor] = []
+
+    def fn(a):
+        history.append(a)
+        return a * len(history)
+
+    return fn, [(x(),), (x(),), (x(),)]
+
+
+@program(graphs=0)
+def nonlocal_counter():
+    count = 0
+
+    def fn(a):
+        nonlocal count
+        count += 1
+        return a * count
+
+    return fn, [(x(),), (x(),), (x(),)]
+
+
+@program(graphs=0)
+def object_that_counts():
+    state = Pair(0)
+
+    def fn(a):
+        state.first += 1
+        return a * state.first
+
+    return fn, [(x(),), (x(),), (x(),)]
+
+
 @pytest.mark.parametrize("name", list(_PROGRAMS))
 def test_captured_is_the_program(name: str) -> None:
     assert_faithful(_PROGRAMS[name], graphs=_GRAPHS[name])
+
+
+def test_random_numbers_of_python_are_not_baked_in():
+    with pytest.raises(CaptureError, match="random numbers from Python or NumPy"):
+        capture(lambda a: a * random.random(), (x(),))
+
+
+def test_unknown_mode():
+    with pytest.raises(UnsupportedError, match="expected mode to be one of live, symbolic"):
+        capture(torch.relu, (x(),), mode="whole")
+
+
+def test_bare_tensor_for_arguments():
+    with pytest.raises(UnsupportedError, match="expected args to be a tuple, got Tensor") as error:
+        capture(torch.relu, x())  # type: ignore[arg-type]
+    assert "(x,)" in str(error.value)
+
+
+def test_keywords_that_are_no_dict():
+    with pytest.raises(UnsupportedError, match="expected kwargs to be a dict or None, got list"):
+        capture(torch.relu, (x(),), [1])  # type: ignore[arg-type]
+
+
+def test_something_that_can_not_be_called():
+    with pytest.raises(UnsupportedError, match="expected something callable, got int"):
+        capture(3, (x(),))  # type: ignore[arg-type]
+
+
+def test_nodes_carry_types_lines_and_modules():
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+
+    def fn(a):
+        return net(a) + 1
+
+    nodes = {node.name: node for node in capture(fn, (x(2, 4),)).graph_module.graph.nodes}
+    assert list(nodes) == ["a", "net_0_weight", "net_0_bias", "linear", "relu", "add", "output"]
+    assert str(type_of(nodes["linear"])) == "f32[2,3]"
+    assert module_path(nodes["relu"]) == "net.1"
+    assert [path for path, _ in module_stack(nodes["linear"])] == ["net", "net.0"]
+    source = source_of(nodes["linear"])
+    assert source is not None and source.line == fn.__code__.co_firstlineno + 1
+    assert source.function == "fn"
+
+
+def test_values_that_depend_on_data_are_marked():
+    graph = capture(lambda a: (a[a > 0] + 1, a * 2), (x(),)).graph_module.graph
+    marked = [node.name for node in graph.nodes if node.meta.get("fxkit_data_dependent")]
+    assert marked == ["getitem", "add"]
+
+
+def test_weights_that_are_tied_are_one_attribute():
+    fn, (args, _) = weights_tied()
+    graph = capture(fn, args).graph_module.graph
+    assert [node.target for node in graph.nodes if node.op == "get_attr"] == ["embed.weight"]
+
+
+def test_names_are_the_same_each_time():
+    fn, (args, _) = recurrent_and_attention()
+    assert capture(fn, args).graph_module.code == capture(fn, args).graph_module.code
+
+
+def test_custom_function_without_a_gradient_is_seen_through():
+    fn, _ = custom_function_with_a_gradient()
+    with torch.no_grad():
+        captured = capture(fn, (x(),))
+    assert [node.name for node in captured.nodes if node.op != "placeholder"][0] == "mul"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "hint"),
+    [
+        ("vmap_and_grad", "torch.func or torch.vmap", "capture the function that is transformed"),
+        ("tensor_from_nowhere", r"tensor f32\[4\] of unknown origin", "pass it as an argument"),
+        ("seeded_inside", "random state changes between", "seed the generators before"),
+        ("attribute_that_counts", "changes calls", "call the program once before"),
+        ("custom_function_with_a_gradient", "Double has a backward of its own", "no_grad"),
+        ("subclass_among_the_arguments", r"args\[0\] is a .*Marked, a tensor subclass", ""),
+    ],
+)
+def test_refusals_say_why_and_what_to_do(name: str, reason: str, hint: str):
+    fn, calls = _PROGRAMS[name]()
+    with pytest.raises(CaptureError, match=reason) as error:
+        capture(fn, calls[0])
+    assert hint in str(error.value)

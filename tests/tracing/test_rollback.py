@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tracing.faithful import assert_faithful
 from torch import nn
 
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.live import capture
 from fxkit.tracing.rollback import Snapshot, Undo, random_states, same_random_states
+from tests.tracing.faithful import assert_faithful
 
 UP, DOWN = torch.ones(3), -torch.ones(3)
 

@@ -1,0 +1,193 @@
+"""Following a program with placeholders: provenance, leaves, modes, and errors that help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.proxy import TraceError
+
+from fxkit.errors import CaptureError
+from fxkit.ir.provenance import module_stack, source_of
+from fxkit.tracing.live import capture
+from fxkit.tracing.symbolic import symbolic_trace
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(a))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        return self.block(a) * self.scale
+
+
+def test_nodes_carry_lines_and_modules():
+    graph = symbolic_trace(Net()).graph
+    nodes = {node.name: node for node in graph.nodes}
+    assert list(nodes) == ["a", "block_layer", "relu", "scale", "mul", "output"]
+    source = source_of(nodes["relu"])
+    assert source is not None and source.function == "forward"
+    assert source.line == Block.forward.__code__.co_firstlineno + 1
+    assert module_stack(nodes["relu"]) == [("block", Block)]
+    mul = source_of(nodes["mul"])
+    assert mul is not None and mul.line == Net.forward.__code__.co_firstlineno + 1
+
+
+@pytest.mark.parametrize("leaves", [(Block,), ("block",)])
+def test_modules_can_be_kept_as_calls(leaves: tuple[Any, ...]):
+    graph = symbolic_trace(Net(), leaf_modules=leaves).graph
+    assert [node.target for node in graph.nodes if node.op == "call_module"] == ["block"]
+
+
+def test_values_can_be_fixed():
+    def fn(a: torch.Tensor, double: bool) -> torch.Tensor:
+        return a * 2 if double else a
+
+    graph_module = symbolic_trace(fn, concrete_args={"double": True})
+    assert torch.equal(graph_module(torch.ones(2), True), torch.full((2,), 2.0))
+
+
+def test_gradient_and_autocast_regions_are_in_the_graph():
+    class Regions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, a: torch.Tensor) -> Any:
+            with torch.no_grad():
+                b = self.layer(a)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                c = self.layer(a)
+            return b, c, self.layer(a)
+
+    net = Regions()
+    a = torch.ones(2, 4)
+    for ours, theirs in zip(symbolic_trace(net)(a), net(a), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.requires_grad == theirs.requires_grad
+    assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+def branches(a: torch.Tensor) -> torch.Tensor:
+    if a.sum() > 0:
+        return a
+    return -a
+
+
+def iterates(a: torch.Tensor) -> torch.Tensor:
+    return sum(row for row in a)  # type: ignore[return-value]
+
+
+def measures(a: torch.Tensor) -> int:
+    return len(a)
+
+
+def fails(a: torch.Tensor) -> torch.Tensor:
+    return a + [][0]
+
+
+@pytest.mark.parametrize(
+    ("fn", "what", "hint", "offset"),
+    [
+        (branches, "an `if`, `while`", "use fxkit.capture(fn, args), which runs the program", 1),
+        (iterates, "a loop over a traced value", "use fxkit.capture(fn, args)", 1),
+        (measures, "len() of a traced value", "value.shape[0]", 1),
+        (fails, "IndexError: list index out of range", "use fxkit.capture(fn, args)", 1),
+    ],
+)
+def test_errors_name_the_line_and_a_remedy(fn: Any, what: str, hint: str, offset: int):
+    with pytest.raises(CaptureError) as error:
+        symbolic_trace(fn)
+    text = str(error.value)
+    assert what in text and hint in text
+    assert f"test_symbolic.py:{fn.__code__.co_firstlineno + offset} in" in text
+    assert error.value.__cause__ is not None
+
+
+def test_the_error_of_torch_is_chained():
+    with pytest.raises(CaptureError) as error:
+        symbolic_trace(branches)
+    assert isinstance(error.value.__cause__, TraceError)
+
+
+def test_random_constants_are_refused():
+    before = torch.get_rng_state()
+    with pytest.raises(CaptureError, match="random numbers"):
+        symbolic_trace(lambda a: a + torch.rand(3))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_modes_are_restored_when_tracing_fails():
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(False)
+        return branches(a)
+
+    with pytest.raises(CaptureError):
+        symbolic_trace(fn)
+    assert torch.is_grad_enabled()
+
+
+def test_capture_symbolically_holds_for_all_shapes():
+    net = Net()
+    captured = capture(net, (torch.ones(2, 4),), mode="symbolic")
+    for batch in (1, 2, 7):
+        a = torch.rand(batch, 4)
+        assert torch.equal(captured(a), net(a))
+    assert captured.recaptures == 0
+
+
+def test_capture_symbolically_with_nested_arguments_and_results():
+    def fn(batch: dict[str, Any], scale: float) -> dict[str, Any]:
+        return {"sum": batch["a"] + batch["b"][0] * scale, "same": [batch["a"], None]}
+
+    args = ({"a": torch.rand(3), "b": [torch.rand(3)]}, 2.0)
+    captured = capture(fn, args, mode="symbolic")
+    got, expected = captured(*args), fn(*args)
+    assert torch.equal(got["sum"], expected["sum"])
+    assert got["same"][0] is args[0]["a"] and got["same"][1] is None
+    assert torch.equal(captured.graph_module(args[0]["a"], args[0]["b"][0])[0], expected["sum"])
+    assert "expected args[1] to be 2.0, got 3.0" in captured.explain(args[0], 3.0)
+
+
+def test_capture_symbolically_a_method():
+    class Encoder(Net):
+        def encode(self, a: torch.Tensor) -> torch.Tensor:
+            return self.forward(a) + 1
+
+    net = Encoder()
+    captured = capture(net.encode, (torch.ones(2, 4),), mode="symbolic")
+    assert torch.equal(captured(torch.ones(3, 4)), net.encode(torch.ones(3, 4)))
+
+
+def test_capture_symbolically_guards_training_flags_and_modes():
+    class Dropping(Net):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                b = super().forward(a)
+            return b + 1 if self.training else b
+
+    net = Dropping().eval()
+    captured = capture(net, (torch.ones(2, 4),), mode="symbolic")
+    with torch.no_grad():
+        assert "grad off" in captured.explain(torch.ones(2, 4))
+    net.train()
+    assert "in training mode" in captured.explain(torch.ones(2, 4))
+    assert torch.equal(captured(torch.ones(2, 4)), net(torch.ones(2, 4)))
+
+
+def test_capture_symbolically_refuses_a_branch():
+    with pytest.raises(CaptureError, match="an `if`, `while`"):
+        capture(branches, (torch.ones(3),), mode="symbolic")

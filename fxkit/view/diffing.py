@@ -19,6 +19,7 @@ from fxkit.ir.provenance import provenance_of
 from fxkit.ir.types import TensorType, type_of
 from fxkit.view.labels import operator_name
 from fxkit.view.page import escape, fragment_page
+from fxkit.view.subject import graph_module_of
 from fxkit.view.text_table import plural
 
 VERSION = 1
@@ -131,17 +132,18 @@ class GraphDiff:
         return {"text/plain": str(self), "text/html": fragment}
 
 
-def diff(before: fx.GraphModule, after: fx.GraphModule) -> GraphDiff:
+def diff(before: Any, after: Any) -> GraphDiff:
     """Compare two graphs.
 
     Args:
-        before: A graph module; copy it (`copy.deepcopy`) before a pass that works in place.
+        before: A graph module, or a program that holds one; copy it (`copy.deepcopy`) before a
+            pass that works in place.
         after: What became of it, or another graph.
 
     Returns:
         The differences; false when there are none.
     """
-    old, new = list(before.graph.nodes), list(after.graph.nodes)
+    old, new = (list(graph_module_of(gm).graph.nodes) for gm in (before, after))
     matcher = _Matcher(old, new)
     changes = sorted(matcher.changes(), key=lambda found: found[0])
     return GraphDiff(

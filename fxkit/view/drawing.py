@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import fx
-
 from fxkit.errors import UnsupportedError
 from fxkit.view import dot, svg
 from fxkit.view.hierarchy import Group, Hierarchy
 from fxkit.view.page import escape, fragment_page
 from fxkit.view.scene import Scene, build_scene
+from fxkit.view.subject import graph_module_of
 from fxkit.view.text_table import plural, quantity
 
 VERSION = 1
@@ -151,7 +150,7 @@ class Colouring:
 
 
 def draw(
-    gm: fx.GraphModule,
+    gm: Any,
     *,
     depth: int | str | None = "auto",
     color_by: str | Mapping[str, float] | None = None,
@@ -164,7 +163,8 @@ def draw(
     value that many far-apart nodes read is drawn as a label at each of them.
 
     Args:
-        gm: Any graph module; shapes are shown where the nodes carry them.
+        gm: A graph module, or a captured or compiled program that holds one; shapes are shown
+            where the nodes carry them.
         depth: How many levels of modules are opened. `"auto"` opens as many as `max_nodes` allows;
             None opens all and folds none.
         color_by: `"family"` (what kind of operator), `"flops"`, `"bytes"`, `"dtype"`, or a number
@@ -186,6 +186,7 @@ def draw(
             f"expected depth to be 'auto', None or a count of levels, got {depth!r}",
             hint="depth=1 opens the outermost modules",
         )
+    gm = graph_module_of(gm)
     hierarchy = Hierarchy(gm, fold=depth is not None)
     opened = _opened(hierarchy.root, depth, max_nodes)
     scene = build_scene(hierarchy, opened)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import fx
-
 from fxkit.view.hierarchy import Group, Hierarchy, Leaf
 from fxkit.view.labels import Label, clip, one_line
 from fxkit.view.page import escape, fragment_page
+from fxkit.view.subject import graph_module_of
 from fxkit.view.text_table import aligned, plural, quantity
 
 VERSION = 1
@@ -121,18 +120,19 @@ class Tree:
         return aligned(cut, align="<<<><")
 
 
-def tree(gm: fx.GraphModule, *, depth: int | None = None, fold: bool = True) -> Tree:
+def tree(gm: Any, *, depth: int | None = None, fold: bool = True) -> Tree:
     """Show the modules of a graph and, in each, its nodes.
 
     Args:
-        gm: Any graph module; shapes are shown where the nodes carry them.
+        gm: A graph module, or a captured or compiled program that holds one; shapes are shown
+            where the nodes carry them.
         depth: How many levels of modules are opened; all when left out.
         fold: Whether layers with the same operators, types and wiring are shown once, `× n`.
 
     Returns:
         A value with `str()`, `.head(n)`, `.html()` and `.to_json()`.
     """
-    root = _entry(Hierarchy(gm, fold=fold).root, depth)
+    root = _entry(Hierarchy(graph_module_of(gm), fold=fold).root, depth)
     return Tree(replace(root, name=root.kind or "GraphModule", kind=""))
 
 

@@ -274,10 +274,11 @@ class Profile:
         """Return one self-contained page."""
         return fragment_page(f"profile of {self.title}", self.html_fragment())
 
-    def html_fragment(self, *, limit: int = 40) -> str:
+    def html_fragment(self, *, limit: int = 20) -> str:
         """Return the summary and three tables with bars, without a page around them."""
         head = "".join(f"<li>{escape(line)}</li>" for line in self.summary())
         titles = {"op": "by operator", "module": "by module", "node": "slowest nodes"}
+        firsts = {"op": "operator", "module": "module", "node": "node"}
         parts = [f'<ul class="fx-summary">{head}</ul>']
         for grouping, words in titles.items():
             entries = self.entries(group_by=grouping)
@@ -290,14 +291,15 @@ class Profile:
             parts.append(
                 f"<h3>{words}</h3>"
                 '<table class="fx-table fx-sortable"><thead><tr>'
-                f"<th>{words.removeprefix('by ')}</th><th>nodes</th><th>time</th><th>share</th>"
-                f"<th>FLOP</th><th>bytes</th></tr></thead><tbody>{body}</tbody></table>{rest}"
+                f'<th>{firsts[grouping]}</th><th class="fx-num">nodes</th>'
+                '<th class="fx-num">time</th><th>share</th><th class="fx-num">FLOP</th>'
+                f'<th class="fx-num">bytes</th></tr></thead><tbody>{body}</tbody></table>{rest}'
             )
         return "".join(parts)
 
     def _html_row(self, entry: Entry, grouping: str, entries: Sequence[Entry]) -> str:
         most = max((e.seconds or 0.0 for e in entries), default=0.0) or 1.0
-        width = 100 * (entry.seconds or 0.0) / most
+        width = (entry.seconds or 0.0) / most
         note = f"{entry.operator} {entry.type}" if grouping == "node" else ""
         if entry.computes and grouping == "node":
             note = f"= {' + '.join(entry.computes)}  {entry.type}"
@@ -306,7 +308,7 @@ class Profile:
             f'</td><td class="fx-num">{entry.nodes}</td>'
             f'<td class="fx-num" data-v="{entry.seconds or 0}">{duration(entry.seconds)}</td>'
             f'<td class="fx-bar-cell" data-v="{entry.seconds or 0}">'
-            f'<i style="width:{width:.1f}%"></i>'
+            f'<i style="--w:{width:.3f}"></i>'
             f"<span>{percent(entry.seconds or 0.0, self.node_seconds)}</span></td>"
             f'<td class="fx-num" data-v="{entry.flops or -1}">{quantity(entry.flops)}</td>'
             f'<td class="fx-num" data-v="{entry.bytes or -1}">{quantity(entry.bytes, "B")}</td>'

@@ -18,6 +18,7 @@ from fxkit.ir.types import TensorType, set_type, type_of, type_of_value
 from fxkit.view.instrument import Instrumented, graph_inputs, instrument, tensors_in
 from fxkit.view.labels import label_of
 from fxkit.view.profile_result import METRICS, Profile, Row
+from fxkit.view.subject import graph_module_of
 
 _QUIET = ("placeholder", "get_attr", "output")
 
@@ -78,23 +79,6 @@ def profile(
         iters=iters,
         threads=torch.get_num_threads(),
     )
-
-
-def graph_module_of(gm: Any) -> fx.GraphModule:
-    """Return the graph that a captured or compiled program runs, or the graph module itself.
-
-    Raises:
-        UnsupportedError: There is none.
-    """
-    if isinstance(gm, fx.GraphModule):
-        return gm
-    inner = getattr(gm, "lowered", None) or getattr(gm, "graph_module", None)
-    if not isinstance(inner, fx.GraphModule):
-        raise UnsupportedError(
-            f"expected a torch.fx.GraphModule or something that holds one, got {type(gm).__name__}",
-            hint="make one with fxkit.capture(fn, args) or fxkit.symbolic_trace(module)",
-        )
-    return inner
 
 
 def _origins(gm: Any) -> dict[str, list[fx.Node]]:

@@ -71,10 +71,11 @@ def passes(records: Iterable[Any]) -> str:
         change = f"{after - before:+,}" if after != before else "0"
         tone = "fx-good" if after < before else "fx-muted"
         rows.append(
-            f'<tr><td class="fx-num">{number}</td><td><b>{escape(record.name)}</b></td>'
+            f'<tr><td class="fx-num">{number}</td>'
+            f'<td style="white-space:nowrap"><b>{escape(record.name)}</b></td>'
             f'<td class="fx-num">{before:,}</td><td class="fx-num">{after:,}</td>'
-            f'<td class="fx-num {tone}">{change}</td><td>{rules or _nothing(before, after)}</td>'
-            f'<td class="fx-num">{duration(record.seconds)}</td></tr>'
+            f'<td class="fx-num {tone}">{change}</td><td>{rules or _edits(record)}'
+            f'{_notes(record)}</td><td class="fx-num">{duration(record.seconds)}</td></tr>'
         )
     head = (
         '<th class="fx-num">#</th><th>pass</th><th class="fx-num">nodes before</th>'
@@ -87,20 +88,34 @@ def passes(records: Iterable[Any]) -> str:
     )
 
 
-def _nothing(before: int, after: int) -> str:
-    return '<span class="fx-muted">nothing to do</span>' if before == after else ""
+def _edits(record: Any) -> str:
+    """Say in words what a pass without rules did."""
+    edits = len(getattr(record, "changes", ()))
+    if edits:
+        return f'<span class="fx-muted">{plural(edits, "edit")}, no rules</span>'
+    if record.nodes_before != record.nodes_after:
+        return ""
+    return '<span class="fx-muted">nothing to do</span>'
+
+
+def _notes(record: Any) -> str:
+    notes = getattr(record, "notes", ())
+    if not notes:
+        return ""
+    lines = "".join(f"<div>{escape(note)}</div>" for note in notes)
+    head = f"<summary>{plural(len(notes), 'note')}</summary>"
+    return f'<details class="fx-muted">{head}{lines}</details>'
 
 
 def regions(found: Sequence[Any]) -> str:
     """Show regions with `name`, `nodes`, `kernel`, `reason` and `bytes_saved`."""
     fused = [region for region in found if region.kernel is not None]
     left = [region for region in found if region.kernel is None]
-    saved = sum(region.bytes_saved or 0 for region in fused)
     facts = {
         "kernels": len({region.kernel for region in fused}),
         "regions fused": len(fused),
         "nodes in them": sum(len(region.nodes) for region in fused),
-        "memory traffic saved, a call": quantity(saved, "B"),
+        "memory traffic saved, a call": quantity(_saved(fused), "B"),
         "nodes left to eager": sum(len(region.nodes) for region in left),
     }
     parts = [tiles(facts)]
@@ -112,18 +127,36 @@ def regions(found: Sequence[Any]) -> str:
 
 
 def _fused(found: Sequence[Any]) -> str:
-    rows = "".join(
-        f'<tr><td><code>{escape(r.name)}</code></td><td><span class="fx-pill fx-yes">'
-        f'{escape(str(r.kernel))}</span></td><td class="fx-num">{len(r.nodes)}</td>'
-        f'<td>{_nodes(r.nodes)}</td><td class="fx-num" data-v="{r.bytes_saved or 0}">'
-        f"{quantity(r.bytes_saved, 'B')}</td></tr>"
-        for r in found
-    )
+    """Show a line for each kernel: equal regions share one."""
+    kernels: dict[str, list[Any]] = {}
+    for region in found:
+        kernels.setdefault(str(region.kernel), []).append(region)
+    rows = []
+    for kernel, used in sorted(kernels.items(), key=lambda item: -_saved(item[1])):
+        nodes = sum(len(region.nodes) for region in used)
+        more = "".join(
+            f"<div><code>{escape(region.name)}</code> {_nodes(region.nodes)}</div>"
+            for region in used[1:]
+        )
+        if more:
+            head = f"<summary>{plural(len(used) - 1, 'more region')}</summary>"
+            more = f"<details>{head}{more}</details>"
+        rows.append(
+            f'<tr><td><span class="fx-pill fx-yes">{escape(kernel)}</span></td>'
+            f'<td class="fx-num">{len(used)}</td><td class="fx-num">{nodes}</td>'
+            f"<td>{_nodes(used[0].nodes)}{more}</td>"
+            f'<td class="fx-num" data-v="{_saved(used)}">{quantity(_saved(used), "B")}</td></tr>'
+        )
     return (
-        '<div class="fx-scroll"><table class="fx-table fx-sortable"><thead><tr><th>region</th>'
-        '<th>kernel</th><th class="fx-num">nodes</th><th>which</th>'
-        f'<th class="fx-num">bytes saved</th></tr></thead><tbody>{rows}</tbody></table></div>'
+        '<div class="fx-scroll"><table class="fx-table fx-sortable"><thead><tr><th>kernel</th>'
+        '<th class="fx-num">regions</th><th class="fx-num">nodes</th><th>what it computes</th>'
+        f'<th class="fx-num">traffic saved</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        "</div>"
     )
+
+
+def _saved(found: Sequence[Any]) -> int:
+    return sum(region.bytes_saved or 0 for region in found)
 
 
 def _left(found: Sequence[Any]) -> str:
@@ -187,7 +220,7 @@ def _twins(before: Profile, after: Profile, names: tuple[str, str]) -> str:
             text = f"{duration(spent)} · {plural(entry.nodes, 'node')}" if entry else "–"
             cells.append(
                 f'<td class="fx-bar-cell" data-v="{spent}"><i class="{kind}" '
-                f'style="width:{100 * spent / most:.1f}%"></i><span>{text}</span></td>'
+                f'style="--w:{spent / most:.3f}"></i><span>{text}</span></td>'
             )
         rows.append(f"<tr><td><code>{escape(key)}</code></td>{''.join(cells)}</tr>")
     return (

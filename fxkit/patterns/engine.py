@@ -271,7 +271,7 @@ class _Run:
             inserted, values = self._insert(candidate, match)
             users = [u for output in match.outputs for u in output.users]
             for output, value in zip(match.outputs, values, strict=True):
-                self._substitute(output, value)
+                self._substitute(output, value, originals)
         gone = self._erase(originals, keep={v for v in values if isinstance(v, fx.Node)})
         for node in inserted:
             self.generation[node] = generation
@@ -331,9 +331,10 @@ class _Run:
                 return node
         return self.session.insert("get_attr", attribute.path, before=place)
 
-    def _substitute(self, output: fx.Node, value: Any) -> None:
+    def _substitute(self, output: fx.Node, value: Any, matched: list[fx.Node]) -> None:
+        """Give the users of a result its new value; those that were matched too go anyway."""
         if isinstance(value, fx.Node):
-            self.session.replace_uses(output, value)
+            self.session.replace_uses(output, value, where=lambda user: user not in matched)
             if self._safety is not None:
                 self._safety.substituted(output, value)
             return

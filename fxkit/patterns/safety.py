@@ -32,6 +32,7 @@ class Safety:
         """Return why the match may not be rewritten, or None when it may."""
         return (
             self._escape(rule, match)
+            or self._early_user(rule, match)
             or self._mode_change(match)
             or self._written_operand(match)
             or self._moved_effect(match)
@@ -81,6 +82,15 @@ class Safety:
         first = min(match.nodes.values(), key=lambda n: n._sort_key)
         change = self._order.mode_between(first, match.root)
         return None if change is None else f"%{change.name} changes a mode in the middle of it"
+
+    def _early_user(self, rule: Rule, match: Match) -> str | None:
+        """Whoever uses one of several results must come after what takes its place."""
+        for output, value in zip(match.outputs, rule.template.values, strict=True):
+            place = self._bound(rule, match, value) or match.root
+            for user in output.users:
+                if user < place and user not in match.nodes.values():
+                    return f"%{user.name} uses %{output.name} before %{place.name}"
+        return None
 
     def _written_operand(self, match: Match) -> str | None:
         """No operand may change between the place where it was read and the root."""

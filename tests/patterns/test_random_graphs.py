@@ -1,0 +1,105 @@
+"""Any subset of the rules, on any graph, changes nothing that a caller can see."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, reject, settings
+from hypothesis import strategies as st
+from torch import fx
+
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.ir.printer import format_graph
+from fxkit.ir.verifier import verify
+from fxkit.patterns.engine import rewrite
+from fxkit.patterns.rewriting import Rule, rule
+from fxkit.patterns.rules import RULES
+from fxkit.patterns.safety import Safety
+from tests.patterns.random_graphs import GRAPHS, SHAPE, difference, observe
+
+# Rules that make, merge and return values in ways the shipped ones do not.
+_OTHERS = (
+    rule(lambda x: -torch.relu(x), lambda x: torch.clamp(-x, max=0.0), name="pushed_negation"),
+    rule(lambda x, y: (x * y, x + y), lambda x, y: (y * x, x - (-y)), name="two_results"),
+    rule(lambda x, y: (x + y) * y, lambda x, y: x * y + y * y, exact=False, name="distributed"),
+    rule(lambda x: torch.abs(-x), lambda x: torch.abs(x), name="abs_of_neg"),
+    rule(lambda x, y: torch.rand_like(x) + y, lambda x, y: y - (-torch.rand_like(x)), name="noise"),
+    rule(lambda x: x.clone(), lambda x: x.mul(1.0), name="clone_as_product", benefit=-1),
+)
+_RULES: dict[str, Rule] = {**dict(RULES.items()), **{found.name: found for found in _OTHERS}}
+
+_CASES: dict[str, Any] = {
+    "gm": GRAPHS,
+    "rules": st.lists(st.sampled_from(sorted(_RULES)), min_size=1, unique=True),
+    "fixpoint": st.booleans(),
+    "typed": st.sampled_from([True, True, True, False]),
+    "transposed": st.sampled_from([False, False, False, True]),
+    "same": st.sampled_from([False, False, False, True]),
+}
+_QUIET = settings(
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+def _check(
+    gm: fx.GraphModule,
+    rules: list[str],
+    fixpoint: bool,
+    typed: bool,
+    transposed: bool,
+    same: bool,
+) -> int:
+    try:
+        expected = observe(gm, transposed=transposed, same=same)
+    except RuntimeError:  # a view that torch refuses
+        reject()
+    if same and expected.writes_input:  # inputs are taken for distinct memory
+        reject()
+    before = copy.deepcopy(gm)
+    if typed:
+        x = torch.empty(SHAPE[::-1]).t() if transposed else torch.empty(SHAPE)
+        propagate_types(gm, (x, x if same else torch.empty(SHAPE)))
+    report = rewrite(gm, [_RULES[name] for name in rules], fixpoint=fixpoint)
+    verify(gm)
+    differs = difference(expected, observe(gm, transposed=transposed, same=same))
+    assert differs is None, (
+        f"{differs} differ\n{format_graph(before)}\n{[str(s) for s in report.sites]}\n"
+        f"{format_graph(gm)}"
+    )
+    return report.count
+
+
+@settings(_QUIET, max_examples=200)
+@given(**_CASES)
+def test_rewriting_random_graphs_shows_nothing(**case: Any) -> None:
+    _check(**case)
+
+
+@pytest.mark.sweep
+@settings(_QUIET, max_examples=2000)
+@given(**_CASES)
+def test_rewriting_many_random_graphs_shows_nothing(**case: Any) -> None:
+    _check(**case)
+
+
+@pytest.mark.parametrize("check", ["_written_operand", "_moved_effect", "_new_alias"])
+def test_random_graphs_find_the_absence_of_each_check(
+    check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graphs are hard enough: each check that is taken away is missed."""
+    monkeypatch.setattr(Safety, check, lambda *_: None)
+
+    @settings(_QUIET, max_examples=2000, report_multiple_bugs=False, phases=[Phase.generate])
+    @given(**_CASES)
+    def explore(**case: Any) -> None:
+        _check(**{**case, "rules": sorted(_RULES)})
+
+    with pytest.raises(AssertionError, match="differ"):
+        explore()

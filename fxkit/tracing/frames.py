@@ -155,10 +155,8 @@ def format_frame(frame: FrameType) -> str:
 
 
 def _has_handler(code: CodeType) -> bool:
-    """Tell whether a function has an `except` or `finally`; a `with` alone does not count."""
-    opcodes = code.co_code[::2]
-    handlers = opcodes.count(dis.opmap["PUSH_EXC_INFO"])
-    return handlers > opcodes.count(dis.opmap["WITH_EXCEPT_START"])
+    """Tell whether a function has an `except`, a `finally`, or a `with` that might suppress."""
+    return dis.opmap["PUSH_EXC_INFO"] in code.co_code[::2]
 
 
 def is_user_file(file: str) -> bool:

@@ -122,7 +122,7 @@ class Surroundings:
                 self._look_at_binding(Place(fn.__globals__, name, name), value, depth)
 
     def _look_into_module(self, module: torch.nn.Module, path: str) -> None:
-        if id(module) in self.modules:
+        if id(module) in self.modules or isinstance(module, torch.jit.ScriptModule):
             return
         self.modules[id(module)] = path
         self.found.append((path, module))

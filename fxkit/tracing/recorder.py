@@ -170,7 +170,8 @@ class Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.failure is not None:
+        # torch.cond and torch.compile in the program let Dynamo trace this function.
+        if torch.compiler.is_dynamo_compiling() or self.failure is not None:
             return func(*args, **kwargs)
         spelling = spelling_of(func)
         reading = spelling.reading

@@ -32,6 +32,7 @@ class Undo:
 @dataclass(frozen=True, slots=True)
 class _Saved:
     tensor: torch.Tensor
+    geometry: tuple[tuple[int, ...], tuple[int, ...], int]
     content: torch.Tensor
     version: int | None
 
@@ -52,6 +53,8 @@ class Snapshot:
         """Put everything back, version counters included."""
         for saved in self._saved:
             with torch.inference_mode(saved.tensor.is_inference()), torch.no_grad():
+                if _geometry(saved.tensor) != saved.geometry:
+                    saved.tensor.as_strided_(*saved.geometry)
                 saved.tensor.detach().copy_(saved.content)
             if saved.version is not None:
                 torch._C._autograd._unsafe_set_version_counter((saved.tensor,), (saved.version,))
@@ -62,7 +65,11 @@ class Snapshot:
 def _save(tensor: torch.Tensor) -> _Saved:
     version = None if tensor.is_inference() else tensor._version
     with torch.no_grad():
-        return _Saved(tensor, tensor.detach().clone(), version)
+        return _Saved(tensor, _geometry(tensor), tensor.detach().clone(), version)
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
 def random_states() -> list[torch.Tensor]:

@@ -8,8 +8,9 @@ list that was passed in has to be the list that was changed.
 from __future__ import annotations
 
 import enum
+import functools
 import types
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,8 @@ class Parts:
         tokens: What the rest looks like; two values with equal tokens differ in tensors only.
         paths: Where each token lies, as text: `args[0]['mask']`.
         tensor_paths: Where each tensor lies.
-        containers: The mutable containers in it, in the order of the walk.
+        containers: The containers in it that a program may change, in the order of the walk.
+        arrays: The NumPy arrays in it.
         modules: The modules in it, with their paths.
         alive: The objects that tokens name by `id`.
     """
@@ -56,6 +58,7 @@ class Parts:
     paths: list[str] = field(default_factory=list)
     tensor_paths: list[str] = field(default_factory=list)
     containers: list[Any] = field(default_factory=list)
+    arrays: list[np.ndarray] = field(default_factory=list)
     modules: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
     alive: list[Any] = field(default_factory=list)
     _seen: dict[int, int] = field(default_factory=dict)
@@ -73,7 +76,9 @@ class Parts:
             self._token((kind, value.hex()), path)
         elif isinstance(value, (enum.Enum, np.dtype)):
             self._token((kind, value), path)
-        elif isinstance(value, (np.ndarray, np.generic)):
+        elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+            if isinstance(value, np.ndarray):
+                self.arrays.append(value)
             self._token((kind, value.dtype.str, np.shape(value), value.tobytes()), path)
         else:
             self._add_shared(value, kind, path)
@@ -96,7 +101,7 @@ class Parts:
             self.alive.append(value)
             self._token((kind, id(value)), path)
             return
-        if content.is_mutable:
+        if kind not in (tuple, frozenset):
             self.containers.append(value)
         self._token((kind, content.label), path)
         for step, child in content.children():
@@ -127,11 +132,6 @@ class Content:
     fill: Callable[[Any, list[Any]], None] | None = None
     build: Callable[[list[Any]], Any] | None = None
 
-    @property
-    def is_mutable(self) -> bool:
-        """Whether the container can be changed in place."""
-        return self.fill is not None
-
     def children(self) -> Iterator[tuple[str, Any]]:
         """Iterate over `(step, value)`."""
         return zip(self.steps, self.values, strict=True)
@@ -145,7 +145,10 @@ def content_of(value: Any) -> Content | None:
     if kind is tuple:
         return Content(len(value), list(value), _indices(len(value)), build=tuple)
     if kind in (dict, OrderedDict):
-        return _dict_content(value, kind)
+        return _dict_content(value, kind, kind)
+    if kind is defaultdict:
+        factory = value.default_factory
+        return _dict_content(value, factory, lambda: defaultdict(factory))
     if kind in (set, frozenset):
         return _set_content(value, kind)
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
@@ -168,7 +171,7 @@ def _list_content(value: list[Any]) -> Content:
     return Content(len(value), list(value), _indices(len(value)), list, fill)
 
 
-def _dict_content(value: dict[Any, Any], kind: type) -> Content | None:
+def _dict_content(value: dict[Any, Any], label: Any, make: Callable[[], Any]) -> Content | None:
     keys = tuple(value)
     if not all(isinstance(key, (str, int, bool, type(None), enum.Enum, type)) for key in keys):
         return None
@@ -177,13 +180,22 @@ def _dict_content(value: dict[Any, Any], kind: type) -> Content | None:
         target.clear()
         target.update(zip(keys, values, strict=True))
 
-    return Content(keys, list(value.values()), [f"[{key!r}]" for key in keys], kind, fill)
+    steps = [f"[{key!r}]" for key in keys]
+    return Content((label, keys), list(value.values()), steps, make, fill)
 
 
 def _set_content(value: Any, kind: type) -> Content | None:
-    if any(isinstance(item, torch.Tensor) or type(item) not in _PLAIN for item in value):
+    if any(type(item) not in _PLAIN for item in value):
         return None
-    return Content(frozenset(value), [], [], build=lambda _: kind(value))
+    items = frozenset(value)
+
+    def fill(target: set[Any], _: list[Any]) -> None:
+        target.clear()
+        target.update(items)
+
+    if kind is frozenset:
+        return Content(items, [], [], build=lambda _: items)
+    return Content(items, [], [], set, fill)
 
 
 def _registered_content(value: Any, node: pytree.NodeDef) -> Content:
@@ -207,21 +219,36 @@ def _comparable(context: Any) -> Any:
 
 
 def _object_content(value: Any, kind: type) -> Content | None:
-    attributes = getattr(value, "__dict__", None)
-    if attributes is None or kind.__new__ is not object.__new__ or _has_slots(kind):
+    """Look into an ordinary object; None for one that C code or a `__new__` of its own made."""
+    if kind.__new__ is not object.__new__ or kind.__reduce__ is not object.__reduce__:
         return None
-    names = tuple(attributes)
+    names = [name for name in _slots(kind) if hasattr(value, name)]
+    names += vars(value) if hasattr(value, "__dict__") else ()
+    if not names and not hasattr(value, "__dict__") and not _slots(kind):
+        return None
 
     def fill(target: Any, values: list[Any]) -> None:
-        vars(target).clear()
-        vars(target).update(zip(names, values, strict=True))
+        if hasattr(target, "__dict__"):
+            vars(target).clear()
+        for name, item in zip(names, values, strict=True):
+            object.__setattr__(target, name, item)
 
-    steps = [f".{name}" for name in names]
-    return Content(names, list(attributes.values()), steps, lambda: object.__new__(kind), fill)
+    values = [object.__getattribute__(value, name) for name in names]
+    return Content(
+        tuple(names), values, [f".{name}" for name in names], lambda: object.__new__(kind), fill
+    )
 
 
-def _has_slots(kind: type) -> bool:
-    return any(vars(base).get("__slots__") for base in kind.__mro__)
+@functools.cache
+def _slots(kind: type) -> tuple[str, ...]:
+    """Return the names of the `__slots__` of a class and of those before it."""
+    names: list[str] = []
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            hidden = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 Build = Callable[[list[Any], dict[int, Any]], Any]

@@ -308,7 +308,6 @@ def capture_symbolically(
             mutations=(),
             is_single=tracer.is_single,
             outside={},
-            run=module,
         )
     )
     return captured

@@ -48,7 +48,7 @@ class Variant:
             guards, and all of it where the program handles exceptions.
         changes: What the graph changes in all.
         has_regions: Whether it changes gradient, inference or autocast modes on its way.
-        run: What is called in its place: the graph module itself, or what a backend made of it.
+        run: What a backend made of it, which is called in its place; None without a backend.
     """
 
     graph_module: fx.GraphModule
@@ -61,7 +61,7 @@ class Variant:
     mutations: tuple[tuple[int, Blueprint], ...]
     is_single: bool
     outside: dict[str, torch.Tensor]
-    run: Callable[..., Any]
+    run: Callable[..., Any] | None = None
 
     def mismatch(self, call: g.Call) -> g.Mismatch | None:
         """Return the first difference between `call` and what the graph expects on entry."""
@@ -79,14 +79,14 @@ class Variant:
             Repeat: When a torch call failed and all that the graph changed is taken back: the
                 program itself may handle the exception.
         """
-        return self._finish(call, self._execute(call, self.undo, self.run))
+        return self._finish(call, self._execute(call, self.undo, self.run or self._forward()))
 
     def probe(self, call: g.Call) -> g.Mismatch | None:
         """Return the first value guard that fails for `call`, and leave everything as it was."""
         snapshot = self._snapshot(call, self.changes)
         try:
             with torch.no_grad():
-                self._execute(call, Undo(), self.graph_module)
+                self._execute(call, Undo(), self._forward())
         except g.GuardFailed as failed:
             return failed.mismatch
         except Exception as error:
@@ -95,6 +95,10 @@ class Variant:
         finally:
             snapshot.restore()
         return None
+
+    def _forward(self) -> Callable[..., Any]:
+        """Return the graph module's code, without torch.fx's own print of each exception in it."""
+        return self.graph_module.forward
 
     def _execute(self, call: g.Call, undo: Undo, run: Callable[..., Any]) -> Any:
         snapshot = self._snapshot(call, undo) if undo else None
@@ -180,6 +184,7 @@ class _Session:
         self.types = [TensorType.of(tensor) for tensor in parts.tensors]
         self.surroundings = Surroundings.of(fn, parts.modules)
         self.containers = [_children(container) for container in parts.containers]
+        self.arrays = [array.tobytes() for array in parts.arrays]
         self.contents = Contents(self.surroundings)
         self.training = [
             (path, module, module.training) for path, module in self.surroundings.found
@@ -244,7 +249,7 @@ class _Session:
             mutations,
             is_single,
             {outside.target: outside.tensor for outside in recorder.outside},
-            module if backend is None else backend(module, tuple(parts.tensors)),
+            None if backend is None else backend(module, tuple(parts.tensors)),
         )
 
     def _undo(self) -> Undo:
@@ -269,6 +274,9 @@ class _Session:
         for path, module, training in self.training:
             if module.training is not training:
                 raise Refusal(f"the program switches {path or 'the module'} to another mode")
+        arrays = [array.tobytes() for array in self.call.parts.arrays]
+        if arrays != self.arrays:
+            raise Refusal("the program writes to a NumPy array that it was given")
         changed = self.contents.change()
         if changed is not None:
             raise Refusal(

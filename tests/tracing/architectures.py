@@ -189,9 +189,7 @@ CONVOLUTIONAL = (
 )
 
 
-def convolutional(
-    name: str, size: int = 224
-) -> tuple[torch.nn.Module, Callable[[int], Inputs]]:
+def convolutional(name: str, size: int = 224) -> tuple[torch.nn.Module, Callable[[int], Inputs]]:
     """Return a pytorchcv model with random weights, and its inputs of this height and width."""
     from pytorchcv.model_provider import get_model
 

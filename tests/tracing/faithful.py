@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import enum
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -74,8 +75,17 @@ def _detached(value: Any) -> Any:
         return (type(value), {key: _detached(item) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
         return (type(value), [_detached(item) for item in value])
-    if dataclasses.is_dataclass(value) or hasattr(value, "__dict__"):
-        return (type(value), {key: _detached(item) for key, item in vars(value).items()})
+    if isinstance(value, (np.ndarray, torch.Generator)):
+        return value.tolist() if isinstance(value, np.ndarray) else value.get_state()
+    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    if (
+        names
+        or hasattr(value, "__dict__")
+        and not callable(value)
+        and not isinstance(value, enum.Enum)
+    ):
+        names += getattr(value, "__dict__", ())
+        return (type(value), {name: _detached(getattr(value, name)) for name in names})
     return value
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import enum
 import functools
 import math
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -607,6 +611,176 @@ def object_that_counts():
         return a * state.first
 
     return fn, [(x(),), (x(),), (x(),)]
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    first: torch.Tensor
+    count: int = 0
+
+
+@program(graphs=1)
+def objects_with_slots():
+    def fn(pair):
+        pair.count += 1
+        pair.first = pair.first * 2
+        return Slotted(pair.first + 1)
+
+    return fn, [(Slotted(x()),), (Slotted(x()),)]
+
+
+@program(graphs=1)
+def defaultdict_that_grows():
+    def make():
+        groups = collections.defaultdict(list)
+        groups["a"].append(x())
+        return groups
+
+    def fn(groups):
+        groups["new"].append(groups["a"][0] + 1)
+        return groups
+
+    return fn, [(make(),), (make(),)]
+
+
+@program(graphs=0)
+def deque_that_grows():
+    def fn(queue):
+        queue.append(queue[0] + 1)
+
+    return fn, [(collections.deque([x()]),), (collections.deque([x()]),)]
+
+
+@program(graphs=1)
+def set_that_grows():
+    def fn(a, seen):
+        seen.add(3)
+        return a * len(seen)
+
+    return fn, [(x(), {1}), (x(), {1})]
+
+
+class Switch(enum.Enum):
+    ON = 1
+    OFF = 2
+
+
+@program(graphs=2)
+def enumerations():
+    def fn(a, switch):
+        return a * 2 if switch is Switch.ON else a
+
+    return fn, [(x(), Switch.ON), (x(), Switch.OFF), (x(), Switch.ON)]
+
+
+@program(graphs=2)
+def numpy_argument_read_as_a_number():
+    def fn(a, array):
+        return a * float(array.sum())
+
+    return fn, [(x(), np.ones(2)), (x(), np.zeros(2)), (x(), np.ones(2))]
+
+
+@program(graphs=0)
+def numpy_argument_written_to():
+    def fn(a, array):
+        array += 1
+        return a
+
+    return fn, [(x(), np.ones(2)), (x(), np.ones(2))]
+
+
+@program(graphs=1)
+def numpy_scalars():
+    def fn(a):
+        return a * np.float32(2) + np.int64(3) + np.float64(1.5)
+
+    return fn, [(x(),), (x(),)]
+
+
+@program(graphs=0)
+def generator_of_random_numbers():
+    def fn(a, generator):
+        return a + torch.rand(4, generator=generator)
+
+    return fn, [(x(), torch.Generator().manual_seed(1)) for _ in range(3)]
+
+
+@program(graphs=0)
+def scripted_module():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.trace(nn.Linear(4, 4).eval(), x(2, 4))
+    return lambda a: scripted(a) + 1, [(x(2, 4),), (x(2, 4),)]
+
+
+@program(graphs=0)
+def control_flow_operator():
+    def fn(a):
+        return torch.cond(a.sum() > 0, lambda t: t * 2, lambda t: t - 1, (a,))
+
+    return fn, [(torch.ones(2),), (-torch.ones(2),)]
+
+
+@program(graphs=1)
+def suppressed_error_after_a_write():
+    def fn(a, matrix):
+        with contextlib.suppress(RuntimeError):
+            a.add_(1)
+            a.add_(torch.linalg.cholesky(matrix).sum())
+        return a
+
+    return fn, [(x(), torch.eye(2) * sign) for sign in (1, -1, 1)]
+
+
+@program(graphs=2)
+def geometry_changed_before_the_branch():
+    def fn(a):
+        a.unsqueeze_(0)
+        return a * 2 if a.sum() > 0 else a - 1
+
+    return fn, [(torch.ones(3),), (-torch.ones(3),), (torch.ones(3),)]
+
+
+@program(graphs=2)
+def custom_operator_that_writes():
+    def fn(a):
+        torch.ops.fxkit_tests.increment(a)
+        return a * 2 if a.sum() > 0 else a - 1
+
+    if not hasattr(torch.ops.fxkit_tests, "increment"):
+
+        @torch.library.custom_op("fxkit_tests::increment", mutates_args=("a",))
+        def increment(a: torch.Tensor) -> None:
+            a.add_(1)
+
+    return fn, [(torch.ones(3),), (torch.full((3,), -5.0),), (torch.ones(3),)]
+
+
+@program(graphs=2)
+def row_chosen_by_a_tensor():
+    def fn(a, i):
+        return a[i], a[i:], a[i:].shape
+
+    return fn, [(x(), torch.tensor(1)), (x(), torch.tensor(2)), (x(), torch.tensor(1))]
+
+
+@program(graphs=1)
+def parametrised_weight():
+    net = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    return net, [(x(),), (x(),)]
+
+
+@program(graphs=0)
+def gradient_written_inside():
+    net = nn.Linear(4, 4)
+
+    def fn(a):
+        net.zero_grad()
+        net(a).sum().backward()
+        return net.weight.grad.clone()
+
+    return fn, [(x(),), (x(),)]
 
 
 @pytest.mark.parametrize("name", list(_PROGRAMS))

@@ -70,9 +70,7 @@ def test_trained_bert():
         )
         mask = (torch.arange(16) < torch.tensor([[5], [16], [9]])).long()
         assert "to be True, got False" in captured.explain(ids, attention_mask=mask)
-        assert_same(
-            captured(ids, attention_mask=mask), model(ids, attention_mask=mask), "padding"
-        )
+        assert_same(captured(ids, attention_mask=mask), model(ids, attention_mask=mask), "padding")
         assert captured.recaptures == 1
     layer = next(node for node in captured.nodes if "query" in str(node.target))
     assert layer.target == "encoder.layer.0.attention.self.query.weight"

@@ -203,7 +203,7 @@ class Hierarchy:
                 if operand.op != "get_attr"
             )
             names = tuple(name for name, _ in self._relative_stack(node, depth))
-            described.append((label.operator, label.constants, label.type, inner, names))
+            described.append((*_work(label, node.target), label.type, inner, names))
         return (len(items), tuple(described))
 
     def _relative_stack(self, node: fx.Node, depth: int) -> list[tuple[str, str]]:
@@ -215,6 +215,14 @@ class Hierarchy:
 
     def _intern(self, value: object) -> int:
         return self._interned.setdefault(value, len(self._interned))
+
+
+def _work(label: Label, target: object) -> tuple[object, object]:
+    """Describe what a node does; calls of one kernel do the same, whatever they are called."""
+    kernel = getattr(target, "kernel", None)
+    if label.family == "kernel" and kernel is not None:
+        return kernel, None
+    return label.operator, label.constants
 
 
 def is_shown(node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.op import Attribute, Call, resolve
-from fxkit.ir.provenance import Source, source_of
+from fxkit.ir.provenance import Source, provenance_of, source_of
 from fxkit.ir.types import TensorType, type_of
 
 FAMILIES = {
@@ -73,7 +73,8 @@ class Label:
         name: The node's name in its graph.
         operator: `aten.linear`; `input`, `output` or `constant` for what is no call.
         short: The operator as a drawing shows it: `linear`.
-        constants: Its arguments that are no tensors, as text: `1, 2`.
+        constants: Its arguments that are no tensors, as text: `1, 2`; for a kernel the nodes that
+            it computes: `add + layer_norm`.
         type: Shape and dtype, `f32[2,3]`; "" when nothing is known.
         family: One of `FAMILIES`.
         source: The user's source line, when it was recorded.
@@ -92,13 +93,14 @@ def label_of(node: fx.Node) -> Label:
     """Describe a node; costs no more than one look at its operator and its metadata."""
     call = None if node.op in ("placeholder", "get_attr", "output") else resolve(node)
     operator = operator_name(node, call)
+    family = _family(node, operator, call)
     return Label(
         name=node.name,
         operator=operator,
         short=short_operator(operator),
-        constants=_constants(node, call),
+        constants=_computed(node) if family == "kernel" else _constants(node, call),
         type=_output_type(node) if node.op == "output" else type_text(type_of(node)),
-        family=_family(node, operator, call),
+        family=family,
         source=source_of(node),
     )
 
@@ -192,6 +194,12 @@ def _constants(node: fx.Node, call: Call | None) -> str:
     parts = [_value_text(arg) for arg in node.args if not _has_node(arg)]
     parts += [f"{key}={_value_text(arg)}" for key, arg in node.kwargs.items() if not _has_node(arg)]
     return one_line(clip(", ".join(parts), 60))
+
+
+def _computed(node: fx.Node) -> str:
+    """Name the nodes that a kernel stands for, where that was recorded."""
+    replaced = provenance_of(node).replaced
+    return "" if replaced == (node.name,) else one_line(clip(" + ".join(replaced), 60))
 
 
 def _schema_constants(call: Call) -> Iterator[str]:

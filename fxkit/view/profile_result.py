@@ -203,9 +203,15 @@ class Profile:
             lines.append(f"peak of live values {quantity(self.peak_bytes, 'B')}{at}")
         return lines
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether the middle half of the runs took about the same time."""
+        low, high = self.quartiles or (0.0, 0.0)
+        return high <= 1.3 * low
+
     def _unsteady(self) -> list[str]:
         low, high = self.quartiles or (0.0, 0.0)
-        if high <= 1.3 * low:
+        if self.is_steady:
             return []
         return [
             f"unsteady: half of the runs took between {duration(low)} and {duration(high)}; is "

@@ -169,12 +169,23 @@ class Report:
         after: Profile | None = None,
         *,
         names: tuple[str, str] = ("eager", "fxkit"),
+        seconds: tuple[float, float] | None = None,
     ) -> Report:
-        """Add where the time goes, before and, if it is given, after."""
+        """Add where the time goes, before and, if it is given, after.
+
+        Args:
+            before: Profile of the program as it was.
+            after: Profile of what became of it, such as a compiled module.
+            names: What the two are called.
+            seconds: Median times of whole calls that were measured in turn, to be shown in place
+                of the profiles' own, which were measured one after the other.
+        """
         lead = "Medians, measured between the statements of generated code."
         if after is not None:
             lead = f"The same inputs through {names[0]} and {names[1]}. {lead}"
-        return self.add("Where the time goes", report_parts.profiles(before, after, names), lead)
+        return self.add(
+            "Where the time goes", report_parts.profiles(before, after, names, seconds), lead
+        )
 
     def add_errors(
         self, values: Mapping[str, float], *, reference: str = "float64", note: str = ""

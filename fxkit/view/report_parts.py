@@ -183,12 +183,17 @@ def _nodes(names: Sequence[str], limit: int = 8) -> str:
     return f"{shown}<details><summary>{len(names) - limit} more</summary>{rest}</details>"
 
 
-def profiles(before: Profile, after: Profile | None, names: tuple[str, str]) -> str:
+def profiles(
+    before: Profile,
+    after: Profile | None,
+    names: tuple[str, str],
+    seconds: tuple[float, float] | None,
+) -> str:
     """Show where the time goes; with a second profile, side by side by operator."""
     if after is None:
         return before.html_fragment()
     return (
-        _end_to_end(before, after, names)
+        _end_to_end(before, after, names, seconds)
         + "<h3>by operator</h3>"
         + _twins(before, after, names)
         + _folded(f"{names[0]}: all of it", before)
@@ -196,12 +201,27 @@ def profiles(before: Profile, after: Profile | None, names: tuple[str, str]) -> 
     )
 
 
-def _end_to_end(before: Profile, after: Profile, names: tuple[str, str]) -> str:
-    values = dict(zip(names, (before.end_to_end or 0.0, after.end_to_end or 0.0), strict=True))
+def _end_to_end(
+    before: Profile,
+    after: Profile,
+    names: tuple[str, str],
+    seconds: tuple[float, float] | None,
+) -> str:
+    """Compare the whole; no ratio is claimed of two profiles when one of them is unsteady."""
+    measured = seconds or (before.end_to_end or 0.0, after.end_to_end or 0.0)
+    values = dict(zip(names, measured, strict=True))
     texts = {name: duration(value) for name, value in values.items()}
-    if before.end_to_end and after.end_to_end:
-        texts[names[1]] += f"  ({before.end_to_end / after.end_to_end:.2f} × as fast)"
-    return bars(values, texts)
+    is_sure = seconds is not None or (before.is_steady and after.is_steady)
+    if is_sure and all(measured):
+        texts[names[1]] += f"  ({measured[0] / measured[1]:.2f} × as fast)"
+    note = "" if is_sure else _UNSTEADY
+    return bars(values, texts) + note
+
+
+_UNSTEADY = (
+    '<p class="fx-muted">The runs took very different times: something else ran on this machine, '
+    "and the two sides can't be compared.</p>"
+)
 
 
 def _twins(before: Profile, after: Profile, names: tuple[str, str]) -> str:

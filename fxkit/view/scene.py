@@ -455,7 +455,8 @@ def _words(item: Leaf | Group) -> tuple[str, str, str]:
             count = sum(1 for _ in _nodes(item)) * (item.fold.count if item.fold else 1)
             size = f" · {quantity(item.parameters)} params" if item.parameters else ""
             return clip(item.title, _NAME_LENGTH), "", f"{item.kind} · {count} nodes{size}"
-        return leaf.label.short, clip(one_line(item.title), _NOTE_LENGTH), leaf.label.type
+        note = leaf.label.constants if leaf.label.family == "kernel" else one_line(item.title)
+        return leaf.label.short, clip(note, _NOTE_LENGTH), leaf.label.type
     label = item.label
     if label.operator == "input":
         return clip(one_line(label.name), _NAME_LENGTH), "", label.type

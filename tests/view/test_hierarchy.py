@@ -90,3 +90,27 @@ def test_layers_are_folded_only_next_to_each_other() -> None:
     folds = [item.fold for item in root.items if isinstance(item, Group) and item.fold]
     assert [fold.count for fold in folds] == [3]
     assert [member.name for member in folds[0].members] == ["layers.1", "layers.2"]
+
+
+def test_layers_that_call_one_kernel_are_alike() -> None:
+    class KernelCall:
+        def __init__(self, name: str, kernel: str) -> None:
+            self.__name__ = self.__qualname__ = name
+            self.kernel = kernel
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    def folded(kernels: list[str]) -> list[int]:
+        graph = fx.Graph()
+        value = graph.placeholder("x")
+        for i, kernel in enumerate(kernels):
+            for call in (KernelCall(f"region_{i}", kernel), torch.sin):
+                value = graph.call_function(call, (value,))
+                value.meta["nn_module_stack"] = {"k": (f"layers.{i}", "Layer")}
+        graph.output(value)
+        items = Hierarchy(fx.GraphModule(nn.Module(), graph)).root.items
+        return [item.fold.count for item in items if isinstance(item, Group) and item.fold]
+
+    assert folded(["kernel_0"] * 3) == [3]
+    assert folded(["kernel_0", "kernel_1", "kernel_1"]) == [2]

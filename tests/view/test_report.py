@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -207,3 +208,21 @@ def test_page_works_in_a_browser(tmp_path: Path) -> None:
     assert '"theme":"dark"' in title[1]
     assert '"sorted":"descending"' in title[1]
     assert '"wide":true' in title[1]
+
+
+def test_unsteady_profiles_claim_no_ratio() -> None:
+    with torch.no_grad():
+        measured = profile(models.stack(1), models.stack_args(), warmup=0, iters=1)
+    steady = replace(measured, end_to_end=2.0, quartiles=(2.0, 2.1))
+    shaken = replace(measured, end_to_end=1.0, quartiles=(1.0, 3.0))
+    unsure = Report("r").add_profile(steady, shaken).sections[0].html
+    assert "as fast" not in unsure
+    assert "something else ran on this machine" in unsure
+    assert (
+        "2.00 × as fast"
+        in Report("r").add_profile(steady, replace(shaken, quartiles=(1.0, 1.0))).sections[0].html
+    )
+    assert (
+        "3.00 × as fast"
+        in Report("r").add_profile(steady, shaken, seconds=(3.0, 1.0)).sections[0].html
+    )

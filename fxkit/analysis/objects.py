@@ -20,6 +20,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from fxkit.analysis import slices
 from fxkit.analysis.dependencies import ancestors, descendants
 from fxkit.analysis.effects import Effects, effects_of
 from fxkit.errors import FxkitError, InvalidGraphError
@@ -224,6 +225,64 @@ class Graph:
         inside = {view.fx_node for view in nodes}
         outside_after = {n for n in descendants(inside) if n not in inside}
         return not any(o in outside_after for n in inside for o in n.all_input_nodes)
+
+    def paths(self, first: GraphNode, last: GraphNode, limit: int = 100) -> list[list[GraphNode]]:
+        """Return the paths from one node to another, ends included, at most `limit` of them.
+
+        Cost: linear in the graph, and in the lengths of the paths returned.
+        """
+        inside = {view.fx_node for view in (*self.between(first, last), first, last)}
+        found: list[list[GraphNode]] = []
+        stack: list[tuple[fx.Node, tuple[fx.Node, ...]]] = [(first.fx_node, (first.fx_node,))]
+        while stack and len(found) < limit:
+            node, path = stack.pop()
+            if node is last.fx_node:
+                found.append([self._view(n) for n in path])
+                continue
+            stack.extend((user, (*path, user)) for user in reversed(node.users) if user in inside)
+        return found
+
+    def cut(self, sources: Iterable[GraphNode], targets: Iterable[GraphNode]) -> list[GraphNode]:
+        """Return a smallest set of nodes that every path from `sources` to `targets` goes through.
+
+        Cost: a maximum flow (networkx), in practice near linear times the size of the cut.
+        """
+        import networkx
+
+        flow = networkx.DiGraph()
+        for view in self:
+            flow.add_edge((view.name, "in"), (view.name, "out"), capacity=1)
+            for producer in view.producers:
+                flow.add_edge((producer.name, "out"), (view.name, "in"))
+        for view in sources:
+            flow.add_edge("source", (view.name, "in"))
+        for view in targets:
+            flow.add_edge((view.name, "out"), "target")
+        _, (reached, _) = networkx.minimum_cut(flow, "source", "target")
+        return [v for v in self if (v.name, "in") in reached and (v.name, "out") not in reached]
+
+    def distance(self, first: GraphNode, last: GraphNode) -> int | None:
+        """Return the edges on the shortest path between two nodes, or None where there is none.
+
+        Cost: linear in the graph.
+        """
+        steps, frontier, seen = 0, [first.fx_node], {first.fx_node}
+        while frontier:
+            if last.fx_node in frontier:
+                return steps
+            reached = {user for node in frontier for user in node.users} - seen
+            seen |= reached
+            frontier, steps = list(reached), steps + 1
+        return None
+
+    def boundary(self, nodes: Iterable[GraphNode]) -> tuple[list[GraphNode], list[GraphNode]]:
+        """Return what a set of nodes takes from outside, and what of it is used outside."""
+        part = slices.boundary(view.fx_node for view in nodes)
+        return self._in_order(part.inputs), self._in_order(part.outputs)
+
+    def extract(self, nodes: Iterable[GraphNode]) -> fx.GraphModule:
+        """Return a new module that computes a set of nodes; see `fxkit.analysis.slices.extract`."""
+        return slices.extract(self.graph_module, [view.fx_node for view in nodes])
 
     def dominators(self) -> dict[GraphNode, GraphNode]:
         """Return each node's immediate dominator: the nearest node on every path from the inputs.

@@ -11,7 +11,8 @@ from torch import fx
 
 from fxkit.errors import CaptureError
 from fxkit.tracing.guards import Call, Guard, GuardFailed, Mismatch
-from fxkit.tracing.recorder import Failure, active_recorder
+from fxkit.tracing.recorder import active_recorder
+from fxkit.tracing.refusals import Failure
 from fxkit.tracing.variants import Attempt, Backend, Repeat, Variant, parameter_names, record
 
 MAX_VARIANTS = 8

@@ -14,41 +14,22 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import fx
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from fxkit.ir.provenance import source_of
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of_value
-from fxkit.tracing.calls import Reading, Spelling, is_custom_operator, spelling_of
+from fxkit.tracing.calls import Reading, Spelling, spelling_of
+from fxkit.tracing.data_dependence import META_KEY, has_data_dependent_shape
 from fxkit.tracing.frames import Frames, Location
-from fxkit.tracing.guards import check_value, shorten
+from fxkit.tracing.guards import check_value
 from fxkit.tracing.outside import Place, Surroundings, attribute_name
+from fxkit.tracing.plain_values import ATOMS, READABLE, plain_argument, plain_result
+from fxkit.tracing.refusals import Failure, Refusal
 from fxkit.tracing.regions import Regions, read_ambient
 from fxkit.tracing.rollback import Undo, random_states, same_random_states
-
-DATA_DEPENDENT = "fxkit_data_dependent"
+from fxkit.tracing.writes import Writes, version_of
 
 TENSOR_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-
-_ATOMS = frozenset(
-    {
-        *(type(None), bool, int, float, str, complex, type(...)),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-    }
-)
-_NUMBER_TYPES = (bool, int, float, complex)
-_READABLE = _ATOMS - {type(...)}
-_MAX_READ = 4096
-_FROM_PYTHON = frozenset({"tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor"})
-
-
-class Refusal(Exception):
-    """Why the program can't be held in a graph; never leaves the recorder."""
-
-    def __init__(self, reason: str, hint: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.hint = hint
 
 
 @dataclass(slots=True)
@@ -71,20 +52,6 @@ class Outside:
     node: fx.Node
 
 
-@dataclass(slots=True, eq=False)
-class _Watched:
-    """A tensor whose version counter tells whether the program wrote to it."""
-
-    tensor: torch.Tensor
-    leaf: int | None
-    target: str | None
-    version: int | None
-    is_marked: bool = False
-
-    def is_written(self) -> bool:
-        return self.is_marked or self.version is None or self.tensor._version != self.version
-
-
 @dataclass(slots=True)
 class Read:
     """A Python value that the program read out of a tensor."""
@@ -102,15 +69,6 @@ class _Exported:
     copy: np.ndarray
     tensor: torch.Tensor
     version: int | None
-
-
-@dataclass(slots=True)
-class Failure:
-    """Why, and where, recording stopped."""
-
-    reason: str
-    hint: str | None
-    trace: str | None = None
 
 
 @dataclass(slots=True)
@@ -153,7 +111,7 @@ class Recorder(TorchFunctionMode):
         self._values: dict[int, Value] = {}
         self._tainted: set[fx.Node] = set()
         self._taken: set[str] = set()
-        self._watched: list[_Watched] = []
+        self._writes = Writes()
         self._exported: list[_Exported] = []
         self._dtype = torch.get_default_dtype()
         self._dispatch_modes = torch._C._len_torch_dispatch_stack()
@@ -198,7 +156,7 @@ class Recorder(TorchFunctionMode):
         self.release()
         self._location = Location(None, {}, None)
         self._values.clear()
-        self._watched.clear()
+        self._writes.clear()
         self._exported.clear()
         self._progress.raised = None
         self._progress.random = []
@@ -212,7 +170,7 @@ class Recorder(TorchFunctionMode):
                 self._check_end()
             except Refusal as refusal:
                 self.refuse(refusal.reason, refusal.hint)
-        return self._undo()
+        return self._writes.so_far(self._progress.drew)
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
         """Return the node whose value is `tensor`.
@@ -285,8 +243,8 @@ class Recorder(TorchFunctionMode):
         if spelling.may_be_random:
             self._note_random()
         if spelling.may_write_unseen:
-            self._note_unseen_writes(spelling.target, (args, kwargs))
-        is_tainted = self._is_tainted(spelling, node, args)
+            self._writes.note_unseen(spelling.target, (args, kwargs))
+        is_tainted = has_data_dependent_shape(spelling, node, args, self._tainted)
         self._register(node, result, is_tainted)
 
     def _register(self, node: fx.Node, result: Any, is_tainted: bool) -> None:
@@ -303,14 +261,14 @@ class Recorder(TorchFunctionMode):
         self._set_type(node, result)
         if is_tainted:
             self._tainted.add(node)
-            node.meta[DATA_DEPENDENT] = True
+            node.meta[META_KEY] = True
 
     def _register_tensor(self, tensor: torch.Tensor, node: fx.Node, path: tuple[Any, ...]) -> None:
         if type(tensor) not in TENSOR_CLASSES:
             raise Refusal(f"the program makes a {type(tensor).__qualname__}, a tensor subclass")
         self._values[id(tensor)] = Value(tensor, node, path)
         if node.target is getattr and node.args[1] == "data":
-            self._watched.append(_Watched(tensor, None, None, _version(tensor)))
+            self._writes.watch(tensor)
 
     def _register_nested(self, node: fx.Node, result: Any, path: tuple[Any, ...]) -> None:
         items = result.items() if isinstance(result, dict) else enumerate(result)
@@ -319,7 +277,7 @@ class Recorder(TorchFunctionMode):
                 self._register_tensor(value, node, (*path, step))
             elif isinstance(value, (tuple, list, dict)):
                 self._register_nested(node, value, (*path, step))
-            elif type(value) not in _READABLE:
+            elif type(value) not in READABLE:
                 raise Refusal(f"a torch function returned a {type(value).__qualname__}")
 
     # Nodes ----------------------------------------------------------------------------------
@@ -345,7 +303,7 @@ class Recorder(TorchFunctionMode):
         taken = self._create("call_function", operator.getitem, (node, step), {}, None)
         if node in self._tainted:
             self._tainted.add(taken)
-            taken.meta[DATA_DEPENDENT] = True
+            taken.meta[META_KEY] = True
         return taken
 
     def _set_type(self, node: fx.Node, value: Any) -> None:
@@ -359,7 +317,7 @@ class Recorder(TorchFunctionMode):
         self.placeholders.append(node)
         self._set_type(node, tensor)
         self._values.setdefault(id(tensor), Value(tensor, node))
-        self._watched.append(_Watched(tensor, index, None, _version(tensor)))
+        self._writes.watch(tensor, leaf=index)
 
     def _lift(self, tensor: torch.Tensor) -> Value:
         found = self._surroundings.places.get(id(tensor))
@@ -376,13 +334,13 @@ class Recorder(TorchFunctionMode):
         node = self._create("get_attr", target, (), {}, None)
         self._set_type(node, tensor)
         self.outside.append(Outside(target, tensor, places, TensorType.of(tensor), node))
-        self._watched.append(_Watched(tensor, None, target, _version(tensor)))
+        self._writes.watch(tensor, target=target)
         value = self._values[id(tensor)] = Value(tensor, node)
         return value
 
     def _argument(self, value: Any, func: Any) -> Any:
         kind = type(value)
-        if kind in _ATOMS:
+        if kind in ATOMS:
             return value
         if isinstance(value, torch.Tensor):
             return self.node_of(value)
@@ -394,7 +352,7 @@ class Recorder(TorchFunctionMode):
             return slice(*(self._argument(e, func) for e in (value.start, value.stop, value.step)))
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
             return {key: self._argument(item, func) for key, item in value.items()}
-        return _plain(value, func)
+        return plain_argument(value, func)
 
     # Values that Python sees ----------------------------------------------------------------
 
@@ -405,19 +363,19 @@ class Recorder(TorchFunctionMode):
         if not node.all_input_nodes:
             self.graph.erase_node(node)
             return
-        expected = _expected(result, node)
+        expected = plain_result(result, node)
         self._set_type(node, expected)
         self._guard(node, expected, node.name)
 
     def _read_array(self, node: fx.Node, array: np.ndarray) -> None:
         source = node.args[0]
         tensor = next(v.tensor for v in self._values.values() if v.node is source and not v.path)
-        self._exported.append(_Exported(array, array.copy(), tensor, _version(tensor)))
+        self._exported.append(_Exported(array, array.copy(), tensor, version_of(tensor)))
         node.op, node.target, node.args, node.kwargs = "call_method", "tolist", (source,), {}
         self._read(node, tensor.tolist())
 
     def _guard(self, node: fx.Node, expected: Any, what: str) -> None:
-        self._progress.before_guard = self._undo()
+        self._progress.before_guard = self._writes.so_far(self._progress.drew)
         line = source_of(node)
         args = (node, expected, what, str(line) if line else "")
         check = self._create("call_function", check_value, args, {}, None)
@@ -436,16 +394,6 @@ class Recorder(TorchFunctionMode):
                 if value is not None and value.node in self._tainted:
                     return True
         return False
-
-    def _is_tainted(self, spelling: Spelling, node: fx.Node, args: tuple[Any, ...]) -> bool:
-        if spelling.is_dynamic:
-            if spelling.name != "getitem" or _has_mask(args[1]):
-                return True
-        elif node.target is torch.where and len(args) == 1:
-            return True
-        if self._tainted and any(arg in self._tainted for arg in node.all_input_nodes):
-            return True
-        return not spelling.is_pointwise and _has_tensor_size(spelling, args)
 
     # What ordinary calls don't show ------------------------------------------------------------
 
@@ -501,35 +449,6 @@ class Recorder(TorchFunctionMode):
             self._progress.random = states
             self._progress.drew = True
 
-    def _note_unseen_writes(self, target: Any, arguments: Any) -> None:
-        """Take the operands of a normalisation in training, or of a custom operator, as written."""
-        leaves = pytree.tree_leaves(arguments)
-        is_custom = is_custom_operator(target)
-        if not is_custom and not any(leaf is True for leaf in leaves):
-            return
-        storages = {_storage(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        for watched in self._watched:
-            if _storage(watched.tensor) in storages:
-                watched.is_marked |= is_custom or not watched.tensor.requires_grad
-
-    def _undo(self) -> Undo:
-        written = [watched for watched in self._watched if watched.is_written()]
-        storages = {_storage(watched.tensor) for watched in written}
-        touched = (
-            [
-                watched
-                for watched in self._watched
-                if watched in written or _storage(watched.tensor) in storages
-            ]
-            if written
-            else []
-        )
-        return Undo(
-            tuple(watched.leaf for watched in touched if watched.leaf is not None),
-            tuple(watched.target for watched in touched if watched.target is not None),
-            self._progress.drew,
-        )
-
     def _check_end(self) -> None:
         if self._progress.raised is not None:
             error = self._progress.raised
@@ -542,7 +461,7 @@ class Recorder(TorchFunctionMode):
         for exported in self._exported:
             same = np.array_equal(exported.array, exported.copy, equal_nan=False)
             is_nan_only = not same and _same_bytes(exported.array, exported.copy)
-            if not (same or is_nan_only) or _version(exported.tensor) != exported.version:
+            if not (same or is_nan_only) or version_of(exported.tensor) != exported.version:
                 raise Refusal("an array that shares memory with a tensor is written to")
 
 
@@ -559,16 +478,6 @@ def _python_random_states() -> tuple[Any, Any]:
     return random.getstate(), (name, np.asarray(keys).tobytes(), *rest)
 
 
-def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    if tensor.layout is not torch.strided:
-        return id(tensor)
-    return tensor.untyped_storage().data_ptr() or id(tensor)
-
-
 def _same_bytes(some: np.ndarray, other: np.ndarray) -> bool:
     return some.tobytes() == other.tobytes()
 
@@ -579,70 +488,3 @@ def _holds_tensor(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_holds_tensor, value.values()))
     return isinstance(value, (tuple, list)) and any(map(_holds_tensor, value))
-
-
-def _has_mask(index: Any) -> bool:
-    if isinstance(index, torch.Tensor):
-        return index.dtype in (torch.bool, torch.uint8)
-    return isinstance(index, (tuple, list)) and any(map(_has_mask, index))
-
-
-def _has_tensor_size(spelling: Spelling, args: tuple[Any, ...]) -> bool:
-    """Tell whether a tensor is given where torch may read an integer that decides a shape."""
-    if spelling.name == "getitem":
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return any(
-            isinstance(bound, torch.Tensor)
-            for item in index
-            if isinstance(item, slice)
-            for bound in (item.start, item.stop, item.step)
-        )
-    return any(map(_is_integer_tensor, args))
-
-
-def _is_integer_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        kind = value.dtype
-        return value.numel() == 1 and not (kind.is_floating_point or kind.is_complex)
-    return isinstance(value, (tuple, list)) and any(map(_is_integer_tensor, value))
-
-
-def _plain(value: Any, func: Any) -> Any:
-    """Turn a subclass of a plain type, or a NumPy scalar, into what torch takes it for."""
-    name = getattr(func, "__name__", str(func))
-    if isinstance(value, np.generic) and name not in _FROM_PYTHON:
-        return value.item()
-    for kind in (int, str, float):
-        if isinstance(value, kind) and not isinstance(value, np.generic):
-            return kind(value)
-    if isinstance(value, type) and value in _NUMBER_TYPES:
-        return value
-    raise Refusal(
-        f"{name} is given a {type(value).__qualname__}, which a graph can't hold",
-        "make a tensor of it outside, and pass that as an argument",
-    )
-
-
-def _expected(result: Any, node: fx.Node) -> Any:
-    """Return the value that a guard expects, made of lists, tuples and plain values only."""
-    left = [_MAX_READ]
-
-    def plain(value: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
-            raise Refusal(
-                f"the program turns more than {_MAX_READ} numbers of a tensor into Python values",
-                "keep the computation in torch",
-            )
-        if type(value) in _READABLE:
-            return value
-        if isinstance(value, tuple):
-            return tuple(map(plain, value))
-        if type(value) is list:
-            return list(map(plain, value))
-        raise Refusal(
-            f"{node.name} gives the program a {type(value).__qualname__} made from a tensor: "
-            f"{shorten(value)}"
-        )
-
-    return plain(result)

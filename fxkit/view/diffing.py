@@ -18,7 +18,7 @@ from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import provenance_of
 from fxkit.ir.types import TensorType, type_of
 from fxkit.view.labels import operator_name
-from fxkit.view.page import escape, fragment_page
+from fxkit.view.page import escape, fragment_page, notebook_bundle
 from fxkit.view.subject import graph_module_of
 from fxkit.view.text_table import plural
 
@@ -126,10 +126,7 @@ class GraphDiff:
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from fxkit.view.page import styles
-
-        fragment = f"<style>{styles()}</style>{self.html_fragment()}"
-        return {"text/plain": str(self), "text/html": fragment}
+        return notebook_bundle(str(self), self.html())
 
 
 def diff(before: Any, after: Any) -> GraphDiff:

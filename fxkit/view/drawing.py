@@ -12,7 +12,7 @@ from typing import Any
 from fxkit.errors import UnsupportedError
 from fxkit.view import dot, svg
 from fxkit.view.hierarchy import Group, Hierarchy
-from fxkit.view.page import escape, fragment_page
+from fxkit.view.page import escape, fragment_page, notebook_bundle
 from fxkit.view.scene import Scene, build_scene
 from fxkit.view.subject import graph_module_of
 from fxkit.view.text_table import plural, quantity
@@ -127,11 +127,7 @@ class GraphView:
         return path
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        frame = (
-            f'<iframe srcdoc="{escape(self.html())}" style="width:100%;height:640px;border:0">'
-            "</iframe>"
-        )
-        return {"text/plain": str(self), "image/svg+xml": self.svg(), "text/html": frame}
+        return notebook_bundle(str(self), self.html(), 640, svg=self.svg())
 
 
 @dataclass(frozen=True)

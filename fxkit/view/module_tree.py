@@ -9,7 +9,7 @@ from typing import Any
 
 from fxkit.view.hierarchy import Group, Hierarchy, Leaf
 from fxkit.view.labels import Label, clip, one_line
-from fxkit.view.page import escape, fragment_page
+from fxkit.view.page import escape, fragment_page, notebook_bundle
 from fxkit.view.subject import graph_module_of
 from fxkit.view.text_table import aligned, plural, quantity
 
@@ -103,13 +103,7 @@ class Tree:
         return f'<div class="fx-tree">{"".join(_html(self.root, 0))}</div>'
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": self.html_fragment_with_style()}
-
-    def html_fragment_with_style(self) -> str:
-        """Return the tree as HTML with its style sheet, for a notebook's output cell."""
-        from fxkit.view.page import styles
-
-        return f"<style>{styles()}</style>{self.html_fragment()}"
+        return notebook_bundle(str(self), self.html())
 
     def _lines(self) -> list[str]:
         rows = list(_rows(self.root, "", ""))

@@ -8,7 +8,7 @@ from importlib import resources
 from fxkit.view.svg import escape
 from fxkit.view.theme import variables
 
-__all__ = ["escape", "fragment_page", "script", "styles"]
+__all__ = ["escape", "fragment_page", "notebook_bundle", "script", "styles"]
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -40,6 +40,24 @@ def fragment_page(title: str, body: str, *, kind: str = "fx-page") -> str:
         f"<title>{escape(title)}</title><style>{styles()}</style></head>"
         f'<body class="{kind}">{body}<script>{script()}</script></body></html>\n'
     )
+
+
+def notebook_bundle(text: str, page: str, height: int = 480, **others: str) -> dict[str, str]:
+    """Return what a notebook shows: the page in a frame of its own, so that no style leaks out.
+
+    Args:
+        text: The same as plain text.
+        page: A whole page.
+        height: Of the frame, in pixels.
+        others: More forms, by kind: `svg`.
+    """
+    frame = (
+        f'<iframe srcdoc="{escape(page)}" style="width:100%;height:{height}px;border:0"></iframe>'
+    )
+    bundle = {"text/plain": text, "text/html": frame}
+    if "svg" in others:
+        bundle["image/svg+xml"] = others["svg"]
+    return bundle
 
 
 def _asset(name: str) -> str:

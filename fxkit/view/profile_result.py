@@ -11,7 +11,7 @@ from typing import Any
 
 from fxkit.errors import UnsupportedError
 from fxkit.view.labels import clip, short_operator
-from fxkit.view.page import escape, fragment_page
+from fxkit.view.page import escape, fragment_page, notebook_bundle
 from fxkit.view.text_table import duration, percent, plural, quantity, table
 
 VERSION = 1
@@ -322,10 +322,7 @@ class Profile:
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from fxkit.view.page import styles
-
-        fragment = f"<style>{styles()}</style>{self.html_fragment()}"
-        return {"text/plain": str(self), "text/html": fragment}
+        return notebook_bundle(str(self), self.html())
 
     def export_chrome_trace(self, path: str | Path) -> Path:
         """Write a trace that Perfetto and `chrome://tracing` open: nodes, modules, live memory.

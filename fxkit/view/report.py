@@ -38,7 +38,7 @@ from fxkit.view.diffing import diff as compare
 from fxkit.view.drawing import draw
 from fxkit.view.highlighting import highlight
 from fxkit.view.module_tree import tree
-from fxkit.view.page import escape, fragment_page
+from fxkit.view.page import escape, fragment_page, notebook_bundle
 from fxkit.view.profile_result import Profile
 from fxkit.view.text_table import plural
 
@@ -229,12 +229,8 @@ class Report:
         return path
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        frame = (
-            f'<iframe srcdoc="{escape(self.html())}" style="width:100%;height:720px;border:0">'
-            "</iframe>"
-        )
         titles = ", ".join(section.title for section in self.sections)
-        return {"text/plain": f"{self.title}: {titles}", "text/html": frame}
+        return notebook_bundle(f"{self.title}: {titles}", self.html(), 720)
 
 
 def _records(result: Any) -> Iterable[Any]:

@@ -15,7 +15,7 @@ from torch import fx
 
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import UnsupportedError
-from fxkit.view import GraphView, draw
+from fxkit.view import GraphView, Report, diff, draw, tree
 from fxkit.view import dot as dot_module
 from tests.view import models
 
@@ -238,7 +238,11 @@ def test_drawing_is_deterministic() -> None:
     assert draw(models.random_graph(60)).svg() == draw(models.random_graph(60)).svg()
 
 
-def test_notebook_bundle() -> None:
-    bundle = draw(models.stack(1))._repr_mimebundle_()
+def test_notebooks_get_text_svg_and_a_frame_that_leaks_no_style() -> None:
+    gm = models.stack(1)
+    bundle = draw(gm)._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "image/svg+xml", "text/html"}
-    assert bundle["text/html"].startswith("<iframe srcdoc=")
+    for value in (draw(gm), tree(gm), diff(gm, gm), Report("r").add_tree(gm)):
+        html = value._repr_mimebundle_()["text/html"]
+        assert html.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
+        assert "<style" not in html

@@ -64,6 +64,8 @@ def _settle(
 
 def _pool(wanted: list[float], weights: list[float], gaps: list[float]) -> list[float]:
     """Minimise Σ wᵢ(xᵢ − wantedᵢ)² subject to xᵢ₊₁ − xᵢ ≥ gapᵢ, by pooling adjacent violators."""
+    if not gaps:
+        return wanted
     blocks: list[list[float]] = []
     shift = 0.0
     shifts = []

@@ -171,8 +171,8 @@ class AliasSets:
     """Which nodes may share memory, over a whole graph.
 
     A union of every node with the operands that it may alias: conservative, linear. Two parameters
-    that are the same tensor (tied weights) share a set too. Inputs are taken for distinct memory, as
-    a capture's guards have it: a program that writes to one input must not be given it twice.
+    that are the same tensor (tied weights) share a set too. Inputs are taken for distinct memory: a
+    program that writes to one input must not be given it twice.
 
     Args:
         graph: The graph; nodes added later are unknown to it.

@@ -31,18 +31,17 @@ def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> 
 def _preamble(kernels: Iterable[Kernel], glibc: tuple[int, int] | None) -> str:
     own: set[str] = set()
     library: set[tuple[str, torch.dtype]] = set()
-    operations: set[str] = set()
+    composed: set[str] = set()
     for kernel in kernels:
         storage = {buffer.dtype for buffer in kernel.buffers}
         storage |= {i.detail for i in kernel.body if i.op == "round"}
         own |= cpp_text.own_functions(kernel.body, storage)
         library |= cpp_text.library_functions(kernel.body)
-        operations |= {f"{i.op}:{i.dtype}" for i in kernel.body}
+        composed |= cpp_text.composed_functions(kernel.body)
     parts = [vector_math.BASICS, cpp_text.MINMAX]
     ordered = sorted(library, key=str)
     parts += [cpp_text.declaration(op, dtype, glibc) for op, dtype in ordered]
-    if f"sigmoid:{torch.float64}" in operations:
-        parts.append(cpp_text.SIGMOID64)
+    parts += sorted(composed)
     parts.append(vector_math.definitions(own))
     parts.append(_REDUCTIONS)
     return "\n".join(parts)

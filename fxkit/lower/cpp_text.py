@@ -25,7 +25,13 @@ TYPES = {
 _STORAGE = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 # Functions for float32 that fxkit brings along; all else is the C library's.
-_OWN = frozenset({"exp", "log", "tanh", "erf", "sigmoid"})
+_OWN = frozenset({"exp", "log", "tanh", "erf", "sigmoid", "normal_cdf"})
+
+# The same for float64, in terms of the C library's.
+_COMPOSED = {
+    "sigmoid": ("exp", "1.0 / (1.0 + exp(-x))"),
+    "normal_cdf": ("erf", "0.5 * (1.0 + erf(x * 0.70710678118654752440))"),
+}
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -123,8 +129,10 @@ def function_name(op: str, dtype: torch.dtype) -> str:
         return f"fx_{op}"
     if op in _BUILTIN:
         return f"__builtin_{op}{_suffix(dtype)}"
-    if op == "sigmoid" or (op in _OWN and dtype == torch.float32):
-        return f"fx_{op}" if dtype == torch.float32 else "fx_sigmoid64"
+    if op in _OWN and dtype == torch.float32:
+        return f"fx_{op}"
+    if op in _COMPOSED:
+        return f"fx_{op}64"
     return f"{op}{_suffix(dtype)}"
 
 
@@ -141,9 +149,21 @@ def library_functions(body: tuple[Instruction, ...]) -> set[tuple[str, torch.dty
         for i in body
         if i.op in _LIBRARY and not (i.op in _OWN and i.dtype == torch.float32)
     }
-    if any(i.op == "sigmoid" and i.dtype == torch.float64 for i in body):
-        found.add(("exp", torch.float64))
+    found |= {(_COMPOSED[i.op][0], i.dtype) for i in body if i.op in _COMPOSED and _is_double(i)}
     return found
+
+
+def composed_functions(body: tuple[Instruction, ...]) -> set[str]:
+    """Return the definitions of float64 functions that a body calls and no library has."""
+    return {
+        f"static inline double fx_{i.op}64(double x) {{ return {_COMPOSED[i.op][1]}; }}"
+        for i in body
+        if i.op in _COMPOSED and _is_double(i)
+    }
+
+
+def _is_double(instruction: Instruction) -> bool:
+    return instruction.dtype == torch.float64
 
 
 def declaration(op: str, dtype: torch.dtype, glibc: tuple[int, int] | None) -> str:
@@ -160,9 +180,6 @@ def declaration(op: str, dtype: torch.dtype, glibc: tuple[int, int] | None) -> s
     simd = '__attribute__((simd("notinbranch"), const)) ' if has_vector else ""
     parameters = ", ".join([TYPES[dtype]] * (2 if op in _TWO_OPERANDS else 1))
     return f'extern "C" {simd}{TYPES[dtype]} {op}{_suffix(dtype)}({parameters}) noexcept;'
-
-
-SIGMOID64 = "static inline double fx_sigmoid64(double x) { return 1.0 / (1.0 + exp(-x)); }"
 
 
 def load_expression(address: str, dtype: torch.dtype) -> str:

@@ -25,13 +25,14 @@ from fxkit.lower.loop_ir import (
     Kernel,
     Ref,
     Store,
+    Unfusable,
     distinct_axes,
     register_of,
 )
 from fxkit.lower.placement import Candidate, operand_type
 from fxkit.lower.region_space import ONE, Coordinates, is_axis
 from fxkit.lower.row_ops import RowOp
-from fxkit.lower.scalar_ops import Computes, ScalarOp, Unfusable
+from fxkit.lower.scalar_ops import Computes, ScalarOp
 
 Operand = fx.Node | Attribute
 
@@ -138,10 +139,6 @@ class _Emitter:
     def _number(self, value: Any, dtype: torch.dtype | None, exact: bool) -> Ref:
         if dtype is None:
             raise Unfusable("it takes a number where a tensor is expected")
-        if not dtype.is_floating_point and dtype != torch.bool:
-            limits = torch.iinfo(dtype)
-            if not limits.min <= value <= limits.max:
-                raise Unfusable(f"the number {value} does not fit into its dtype")
         return self.builder.const(value, register_of(dtype) if exact else dtype)
 
     def _row(self, member: Candidate, row: RowOp) -> Ref:

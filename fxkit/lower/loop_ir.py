@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from fxkit.errors import FxkitError
 from fxkit.ir.types import short_dtype
 
 Number = bool | int | float
@@ -55,6 +56,10 @@ SUPPORTED = REGISTERS | set(STORAGE_ONLY)
 
 # The monoids that reduce a row. `sum` of floats is kept in float64 between blocks of the row.
 MONOIDS = frozenset({"add", "mul", "max", "min", "and", "or"})
+
+
+class Unfusable(FxkitError):
+    """A call that a kernel can't compute as eager does; the message is the reason."""
 
 
 def register_of(dtype: torch.dtype) -> torch.dtype:
@@ -346,10 +351,17 @@ class _Bits:
 
 
 def round_number(value: Number, dtype: torch.dtype) -> Number:
-    """Return a Python number as torch converts it to `dtype`."""
+    """Return a Python number as torch converts it to `dtype`.
+
+    Raises:
+        Unfusable: When an integer dtype can't hold it; eager raises or wraps, by operator.
+    """
     if dtype == torch.bool:
         return bool(value)
     if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        if not limits.min <= value <= limits.max:
+            raise Unfusable(f"the number {value} does not fit into {short_dtype(dtype)}")
         return int(value)
     if dtype == torch.float64:
         return float(value)

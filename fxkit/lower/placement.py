@@ -16,10 +16,10 @@ from torch import fx
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
 from fxkit.lower import row_ops, scalar_ops
-from fxkit.lower.loop_ir import SUPPORTED
+from fxkit.lower.loop_ir import SUPPORTED, Unfusable
 from fxkit.lower.region_space import ONE, Coordinates, RegionSpace, is_axis
 from fxkit.lower.row_ops import RowOp
-from fxkit.lower.scalar_ops import ScalarOp, Unfusable
+from fxkit.lower.scalar_ops import ScalarOp
 
 _ALIASING = frozenset(
     "aten.alias aten.detach aten.contiguous aten.expand aten.expand_as aten.unsqueeze aten.squeeze "

@@ -20,9 +20,9 @@ from torch import fx
 from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.lower.emit import emit
 from fxkit.lower.group import Group
+from fxkit.lower.loop_ir import Unfusable
 from fxkit.lower.placement import Candidate, candidate, first_space, is_alias, is_candidate
 from fxkit.lower.row_ops import RowOp
-from fxkit.lower.scalar_ops import Unfusable
 
 
 @dataclass(frozen=True)
@@ -50,28 +50,29 @@ class Policy:
 
     Attributes:
         min_members: A region of this many operators always does: each saves a pass over memory.
-        min_points: A single costly operator does from this many elements on.
+        min_points: An operator alone does from this many elements on. Below, the call of a kernel,
+            a few microseconds, weighs more than what it computes.
+        min_costly_points: The same for a reduction or an elementary function, which kernels
+            compute faster than eager does.
     """
 
     min_members: int = 2
-    min_points: int = 1024
+    min_points: int = 4096
+    min_costly_points: int = 1024
 
     def objection(self, group: Group) -> str | None:
         """Return why eager is as fast for a region, or None when a kernel pays."""
         if len(group.members) >= self.min_members:
             return None
         row = group.members[0].row
-        if group.space.points < self.min_points:
-            return (
-                f"it stands alone and has {group.space.points} elements: a call of eager's "
-                "kernel costs as little"
-            )
-        if not isinstance(row, RowOp) and not row.heavy:
-            return (
-                "no neighbour can join it, and alone it only moves memory, which eager's kernel "
-                "does as fast"
-            )
-        return None
+        is_costly = isinstance(row, RowOp) or row.heavy
+        needed = self.min_costly_points if is_costly else self.min_points
+        if group.space.points >= needed:
+            return None
+        return (
+            f"no neighbour can join it, and with {group.space.points} elements a call of eager's "
+            "kernel costs as little"
+        )
 
 
 @dataclass(frozen=True)

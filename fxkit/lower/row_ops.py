@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loop_ir import Ref, register_of
-from fxkit.lower.scalar_ops import Unfusable, select
+from fxkit.lower.loop_ir import Ref, Unfusable, register_of
+from fxkit.lower.scalar_ops import select
 
 
 @dataclass(frozen=True)

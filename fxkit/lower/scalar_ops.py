@@ -18,12 +18,7 @@ from typing import Any
 
 import torch
 
-from fxkit.errors import FxkitError
-from fxkit.lower.loop_ir import Number, Operand, Ref
-
-
-class Unfusable(FxkitError):
-    """A call that a kernel can't compute as eager does; the message is the reason."""
+from fxkit.lower.loop_ir import Number, Operand, Ref, Unfusable
 
 
 class Computes(Enum):
@@ -513,7 +508,7 @@ def _gelu(self: Ref, *, approximate: str) -> Ref:
     if approximate == "tanh":
         inner = math.sqrt(2.0 / math.pi) * (self + 0.044715 * (self * self * self))
         return 0.5 * self * (1.0 + _call("tanh", inner))
-    return self * 0.5 * (1.0 + _call("erf", self * math.sqrt(0.5)))
+    return self * _call("normal_cdf", self)
 
 
 @_row("aten.softplus", tolerance=5, heavy=True)

@@ -185,7 +185,7 @@ class _Scheduler:
 
 _COSTLY = frozenset(
     """exp log tanh erf sigmoid pow div sqrt expm1 log1p log2 log10 exp2 sin cos tan asin acos atan
-    sinh cosh asinh acosh atanh erfc atan2 fmod""".split()
+    sinh cosh asinh acosh atanh erfc atan2 fmod normal_cdf""".split()
 )
 
 

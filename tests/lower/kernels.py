@@ -11,7 +11,7 @@ from torch import fx
 from fxkit.lower import CompiledModule, Policy, to_cpp
 
 # Compile whatever can be compiled, be it ever so small.
-ALWAYS = Policy(min_members=1, min_points=0)
+ALWAYS = Policy(min_members=1)
 
 
 def compile_all(

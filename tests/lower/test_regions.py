@@ -115,7 +115,7 @@ def test_reductions_along_different_axes_are_apart() -> None:
     [
         lambda x, y: (x * 2 + y).add_(1).exp() * 2,
         lambda x, y: (torch.sub(x, y).mul_(y), x * y + 1),
-        lambda x, y: x.mul_(2) + y * x + x.sum(),
+        lambda x, y: x.mul_(2) + y * x + x.amax(),
     ],
 )
 def test_in_place_calls_keep_their_place(fn: Callable[..., Any]) -> None:
@@ -207,7 +207,7 @@ def test_each_candidate_left_to_eager_has_a_reason() -> None:
     c = torch.randn(40, 64, dtype=torch.complex64)
     module = compiled(fn, X, torch.ones(40, 64, dtype=torch.int64), c)
     text = str(module.report())
-    for words in ("no row for", "integers", "c64", "stands alone", "no elements"):
+    for words in ("no row for", "integers", "c64", "no neighbour can join it", "no elements"):
         assert words in text, text
     assert all(region.kernel or region.reason for region in module.regions)
 

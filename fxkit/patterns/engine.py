@@ -130,11 +130,11 @@ def find(
         searched, where = wanted.pattern, wanted.where
     else:
         searched, where = pattern(wanted), None
-    operator = searched.root.operator
+    operators = searched.root_operators
     matches = []
     for node in gm.graph.nodes:
         call = resolve(node)
-        if call is None or call.name != operator:
+        if call is None or call.name not in operators:
             continue
         found = match_at(searched, node, commute=commute)
         if isinstance(found, Match) and (where is None or where(found) is True):
@@ -151,8 +151,9 @@ def rewrite(
 ) -> RewriteReport:
     """Apply rules to a graph, in place.
 
-    Of the rules that match at a node, the one with the largest benefit is taken, else the first
-    given. A match that the effects around it forbid is left alone, with the reason in the report.
+    Where matches overlap, the rule with the larger benefit goes first, in the whole graph; at one
+    node, of rules with the same benefit, the one that matches most nodes, else the first given. A
+    match that the effects around it forbid is left alone, with the reason in the report.
 
     Args:
         gm: The module to rewrite.
@@ -192,70 +193,95 @@ class _Run:
         self.graph = session.graph
         self.fixpoint = fixpoint
         self.limit = limit
-        self.by_root: dict[str, list[Rule]] = {}
-        for candidate in sorted(rules, key=lambda r: -r.benefit):
-            self.by_root.setdefault(candidate.pattern.root.operator, []).append(candidate)
+        self.levels: dict[str, list[tuple[int, list[Rule]]]] = _by_root_and_benefit(rules)
         self.tallies: dict[str, _Tally] = {}
         self.sites: list[Site] = []
         self.refusals: dict[tuple[str, str], str] = {}
         self.generation: dict[fx.Node, int] = {}
         self._safety: Safety | None = None
-        self._queue: list[tuple[Any, int, fx.Node]] = []
-        self._queued: set[fx.Node] = set()
+        self._queue: list[tuple[int, Any, int, fx.Node, list[Rule]]] = []
+        self._queued: set[tuple[fx.Node, int]] = set()
+        self._refused: dict[fx.Node, int] = {}
 
     def report(self) -> RewriteReport:
         for node in self.graph.nodes:
             self._push(node)
         stopped = None
-        while self._queue:
+        while self._queue or self._retry():
             if self.limit is not None and len(self.sites) >= self.limit:
                 stopped = f"the limit of {self.limit} rewrites"
                 break
-            _, _, node = heapq.heappop(self._queue)
-            self._queued.discard(node)
+            negated, _, _, node, rules = heapq.heappop(self._queue)
+            self._queued.discard((node, -negated))
             if not node._erased:
-                self._visit(node)
+                self._visit(node, rules)
         refusals = tuple((rule, root, why) for (rule, root), why in self.refusals.items())
         return RewriteReport(tuple(self.sites), refusals, self.tallies, stopped)
 
     def _push(self, node: fx.Node) -> None:
-        if node in self._queued:
-            return
-        call = resolve(node)
-        if call is not None and call.name in self.by_root:
-            self._queued.add(node)
-            heapq.heappush(self._queue, (node._sort_key, id(node), node))
-
-    def _visit(self, node: fx.Node) -> None:
+        """Queue a node once for each benefit that a rule with its operator has."""
         call = resolve(node)
         if call is None:
             return
-        for candidate in self.by_root.get(call.name, ()):
-            tally = self.tallies.setdefault(candidate.name, _Tally())
-            tally.tries += 1
-            start = time.perf_counter()
-            try:
-                if self._try(candidate, node, tally):
-                    return
-            finally:
-                tally.seconds += time.perf_counter() - start
+        for benefit, rules in self.levels.get(call.name, ()):
+            if (node, benefit) not in self._queued:
+                self._queued.add((node, benefit))
+                heapq.heappush(self._queue, (-benefit, node._sort_key, id(node), node, rules))
 
-    def _try(self, candidate: Rule, node: fx.Node, tally: _Tally) -> bool:
+    def _retry(self) -> bool:
+        """Queue once more what was refused before the latest rewrites: its users may be gone."""
+        if not self.fixpoint:
+            return False
+        for node, sites in list(self._refused.items()):
+            if sites < len(self.sites):
+                del self._refused[node]
+                if not node._erased:
+                    self._push(node)
+        return bool(self._queue)
+
+    def _visit(self, node: fx.Node, rules: list[Rule]) -> None:
+        """Apply, of the rules of one benefit, the one that matches most nodes, else the first."""
+        found: list[tuple[Rule, Match]] = []
+        for candidate in rules:
+            match = self._try(candidate, node)
+            if match is not None:
+                found.append((candidate, match))
+        if not found:
+            return
+        chosen, match = max(found, key=lambda pair: len(pair[1].nodes))
+        for other, _ in found:
+            if other is not chosen:
+                self.refusals[(other.name, node.name)] = f"{chosen.name} was taken there"
+        start = time.perf_counter()
+        self._apply(chosen, match)
+        self.tallies[chosen.name].hits += 1
+        self.tallies[chosen.name].seconds += time.perf_counter() - start
+
+    def _try(self, candidate: Rule, node: fx.Node) -> Match | None:
+        """Return a match that may be rewritten; note why one may not."""
+        tally = self.tallies.setdefault(candidate.name, _Tally())
+        tally.tries += 1
+        start = time.perf_counter()
         found = match_at(candidate.pattern, node, commute=candidate.commute)
+        reason = None if isinstance(found, Miss) else self._objection(candidate, found)
+        tally.seconds += time.perf_counter() - start
         if isinstance(found, Miss):
-            return False
-        reason = refusal(candidate, found)
+            return None
         if reason is None:
-            if self._safety is None:
-                self._safety = Safety(self.graph)
-            reason = self._safety.refusal(candidate, found)
+            self.refusals.pop((candidate.name, node.name), None)
+            return found
+        tally.refused += 1
+        self.refusals[(candidate.name, node.name)] = reason
+        self._refused[node] = len(self.sites)
+        return None
+
+    def _objection(self, candidate: Rule, match: Match) -> str | None:
+        reason = refusal(candidate, match)
         if reason is not None:
-            tally.refused += 1
-            self.refusals[(candidate.name, node.name)] = reason
-            return False
-        self._apply(candidate, found)
-        tally.hits += 1
-        return True
+            return reason
+        if self._safety is None:
+            self._safety = Safety(self.graph)
+        return self._safety.refusal(candidate, match)
 
     def _apply(self, candidate: Rule, match: Match) -> None:
         generation = 1 + max(self.generation.get(n, 0) for n in match.nodes.values())
@@ -295,7 +321,7 @@ class _Run:
             if node.op == "placeholder":
                 value = match.bindings[str(node.target)]
                 return self._read(value, match.root) if isinstance(value, Attribute) else value
-            return match.nodes[template.reuses[node]]
+            return match.values[template.reuses[node]]
 
         inserted: list[fx.Node] = []
         for node in template.body:
@@ -352,6 +378,19 @@ class _Run:
                 self.session.erase(node)
                 gone.append(node)
         return gone[::-1]
+
+
+def _by_root_and_benefit(rules: Iterable[Rule]) -> dict[str, list[tuple[int, list[Rule]]]]:
+    """Return root operator → benefit → rules in order, the largest benefit first."""
+    found: dict[str, dict[int, list[Rule]]] = {}
+    for candidate in rules:
+        for operator in candidate.pattern.root_operators:
+            level = found.setdefault(operator, {}).setdefault(candidate.benefit, [])
+            level.append(candidate)
+    return {
+        operator: sorted(levels.items(), key=lambda level: -level[0])
+        for operator, levels in found.items()
+    }
 
 
 def refusal(candidate: Rule, match: Match) -> str | None:

@@ -18,8 +18,11 @@ from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_node, format_source, format_value
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.pattern import (
+    AnyOf,
     Capture,
+    Chain,
     Constant,
+    Named,
     Operation,
     Pattern,
     PatternNode,
@@ -29,7 +32,7 @@ from fxkit.patterns.pattern import (
 _STEP_LIMIT = 20_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Match:
     """A place where a pattern occurs.
 
@@ -37,13 +40,15 @@ class Match:
         pattern: The pattern.
         root: The node that the pattern's root matched.
         bindings: Capture → what it stands for: a node, a constant, or an `Attribute`.
-        nodes: The matched nodes by pattern operation, operands before users.
+        nodes: The matched nodes by pattern operation, in graph order.
+        values: Pattern node → what it matched, for operations, alternatives, chains and names.
     """
 
     pattern: Pattern
     root: fx.Node
     bindings: dict[str, Any]
     nodes: dict[Operation, fx.Node]
+    values: dict[PatternNode, Any]
 
     def __getitem__(self, capture: str) -> Any:
         return self.bindings[capture]
@@ -51,7 +56,7 @@ class Match:
     @property
     def outputs(self) -> tuple[fx.Node, ...]:
         """The matched nodes of the pattern's outputs."""
-        return tuple(self.nodes[output] for output in self.pattern.outputs)
+        return tuple(self.values[output] for output in self.pattern.outputs)
 
     @property
     def interior(self) -> list[fx.Node]:
@@ -61,17 +66,9 @@ class Match:
 
     def type(self, capture: str) -> Any:
         """Return what is known of a capture's type: a `TensorType`, a Python value, or None."""
-        value = self.bindings[capture]
-        if isinstance(value, fx.Node):
-            return type_of(value)
-        if isinstance(value, Attribute):
-            found: Any = self.root.graph.owning_module
-            for atom in value.path.split("."):
-                found = getattr(found, atom)
-            return TensorType.of(found) if isinstance(found, torch.Tensor) else None
-        return value
+        return _type_of_bound(self.bindings[capture], self.root)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         shown = ", ".join(f"{key}={format_value(value)}" for key, value in self.bindings.items())
         return f"{self.pattern.name} at %{self.root.name} ({shown})"
 
@@ -137,33 +134,47 @@ class _Search:
         self.commute = commute
         self.bindings: dict[str, Any] = {}
         self.nodes: dict[Operation, fx.Node] = {}
+        self.values: dict[PatternNode, Any] = {}
         self.taken: dict[fx.Node, Operation] = {}
         self.steps = 0
         self.miss: Miss | None = None
         self._fits_memo: dict[tuple[int, fx.Node], bool] = {}
 
     def run(self) -> Match | Miss:
-        if self._operation(self.pattern.root, self.root, self._other_outputs):
-            ordered = {op: self.nodes[op] for op in self.pattern.operations}
-            return Match(self.pattern, self.root, dict(self.bindings), ordered)
+        owner = self.pattern.operations[-1]
+        if self._value(self.pattern.root, self.root, owner, self.root, self._other_outputs):
+            ordered = dict(sorted(self.nodes.items(), key=lambda item: item[1]._sort_key))
+            bindings = {k: v for k, v in self.bindings.items() if not k.startswith("<")}
+            values = {**self.nodes, **self.values}
+            return Match(self.pattern, self.root, bindings, ordered, values)
         if self.miss is None:
-            self._fail(self.pattern.root, self.pattern.root.operator, "another node", self.root)
+            self._fail(owner, " or ".join(self.pattern.root_operators), "another node", self.root)
         return self.miss  # type: ignore[return-value]
 
     def _other_outputs(self) -> bool:
         """Find the outputs that are not below the root, among the users of what matched."""
-        missing = [output for output in self.pattern.outputs if output not in self.nodes]
+        missing = [
+            output
+            for output in self.pattern.outputs
+            if output not in self.nodes and output not in self.values
+        ]
         if not missing:
             return True
         output = missing[0]
+        owner = output if isinstance(output, Operation) else self.pattern.operations[-1]
         for candidate in self._candidates(output):
-            if self._operation(output, candidate, self._other_outputs):
+            if self._value(output, candidate, owner, self.root, self._other_outputs):
                 return True
-        self._fail(output, f"{output.operator} beside the root", "no such node", self.root)
-        return False
+        return self._fail(owner, f"{owner.operator} beside the root", "no such node", self.root)
 
-    def _candidates(self, output: Operation) -> list[fx.Node]:
+    def _candidates(self, output: PatternNode) -> list[fx.Node]:
         """Return the users of something that `output` takes and that is bound already."""
+        if isinstance(output, AnyOf):
+            return list(dict.fromkeys(n for c in output.choices for n in self._candidates(c)))
+        if isinstance(output, Named):
+            return self._candidates(output.inner)
+        if not isinstance(output, Operation):
+            return []
         for argument in output.arguments.values():
             bound: Any = None
             if isinstance(argument, Capture):
@@ -237,6 +248,23 @@ class _Search:
     ) -> bool:
         if isinstance(wanted, Capture):
             return self._capture(wanted, value, node, owner, rest)
+        if isinstance(wanted, AnyOf):
+            return any(
+                self._value(choice, value, owner, node, self._noted(wanted, value, rest))
+                for choice in wanted.choices
+            )
+        if isinstance(wanted, Named):
+            noted = self._noted(wanted, value, rest)
+            named = Capture(wanted.name)
+            return self._value(
+                wanted.inner,
+                value,
+                owner,
+                node,
+                lambda: self._capture(named, value, node, owner, noted),
+            )
+        if isinstance(wanted, Chain):
+            return self._chain(wanted, value, owner, node, 0, self._noted(wanted, value, rest))
         if isinstance(wanted, Constant):
             if is_same_constant(wanted.value, value, _is_floating(node)):
                 return rest()
@@ -252,6 +280,48 @@ class _Search:
                 return self._fail(owner, f"a list of {len(wanted)}", format_value(value), node)
             return self._all(list(zip(wanted, value, strict=True)), 0, owner, node, rest)
         return self._fail(owner, repr(wanted), format_value(value), node)
+
+    def _noted(self, wanted: PatternNode, value: Any, rest: _Continuation) -> _Continuation:
+        """Return a continuation that remembers what a pattern node matched."""
+
+        def go_on() -> bool:
+            if wanted in self.values and self.values[wanted] is not value:
+                return False
+            before = self.values.get(wanted)
+            self.values[wanted] = value
+            if rest():
+                return True
+            if before is None:
+                del self.values[wanted]
+            return False
+
+        return go_on
+
+    def _chain(
+        self,
+        wanted: Chain,
+        value: Any,
+        owner: Operation,
+        node: fx.Node,
+        length: int,
+        rest: _Continuation,
+    ) -> bool:
+        """Match as many links as there are, then what the first link takes."""
+        if length < wanted.at_most and isinstance(value, fx.Node):
+            link, hole = wanted.next_link()
+
+            def inner() -> bool:
+                below = self.bindings.pop(hole.name)
+                if self._chain(wanted, below, owner, value, length + 1, rest):
+                    return True
+                self.bindings[hole.name] = below
+                return False
+
+            if self._value(link, value, owner, node, inner):
+                return True
+        if length < wanted.at_least:
+            return False
+        return self._value(wanted.start, value, owner, node, rest)
 
     def _capture(
         self, wanted: Capture, value: Any, node: fx.Node, owner: Operation, rest: _Continuation
@@ -271,10 +341,15 @@ class _Search:
                 format_value(value),
                 node,
             )
+        operand = self.pattern.operands.get(wanted.name)
+        if operand is not None:
+            objection = operand.objection(value, _type_of_bound(value, self.root))
+            if objection is not None:
+                return self._fail(owner, f"{objection[0]} for {wanted.name!r}", objection[1], node)
         self.bindings[wanted.name] = value
         if rest():
             return True
-        del self.bindings[wanted.name]
+        self.bindings.pop(wanted.name, None)
         return False
 
     def _could_fit(self, wanted: PatternNode, node: fx.Node) -> bool:
@@ -295,25 +370,43 @@ class _Search:
             self._fits_memo[key] = known
         return known
 
-    def _fail_below(self, wanted: Operation, node: fx.Node) -> bool:
-        """Record the failure at the deepest node that does not fit by its operator."""
+    def _fail_below(self, wanted: Operation, node: fx.Node, below: int = 0) -> bool:
+        """Record the failure at the first node, from here down, that does not fit by its operator.
+
+        `below` counts the operations that fitted on the way.
+        """
         call = resolve(node)
         if call is not None and call.name == wanted.operator:
             for key, inner in wanted.arguments.items():
                 value = call.arguments.get(key)
                 if isinstance(inner, Operation) and isinstance(value, fx.Node):
                     if not self._could_fit(inner, value):
-                        return self._fail_below(inner, value)
+                        return self._fail_below(inner, value, below + 1)
                 elif isinstance(inner, Operation):
-                    return self._fail(wanted, inner.operator, format_value(value), node)
+                    got = format_value(value)
+                    return self._fail(wanted, inner.operator, got, node, below + 1)
         got = node.op if call is None else call.name
-        return self._fail(wanted, wanted.operator, got, node)
+        return self._fail(wanted, wanted.operator, got, node, below)
 
-    def _fail(self, wanted: Operation, expected: str, got: str, node: fx.Node) -> bool:
-        matched = len(self.nodes)
+    def _fail(
+        self, wanted: Operation, expected: str, got: str, node: fx.Node, below: int = 0
+    ) -> bool:
+        matched = len(self.nodes) + below
         if self.miss is None or matched > self.miss.matched:
             self.miss = Miss(self.pattern, self.root, matched, expected, got, node, wanted.source)
         return False
+
+
+def _type_of_bound(value: Any, root: fx.Node) -> Any:
+    """Return what is known of the type of what a capture stands for."""
+    if isinstance(value, fx.Node):
+        return type_of(value)
+    if isinstance(value, Attribute):
+        found: Any = root.graph.owning_module
+        for atom in value.path.split("."):
+            found = getattr(found, atom)
+        return TensorType.of(found) if isinstance(found, torch.Tensor) else None
+    return value
 
 
 def _is_floating(node: fx.Node) -> bool:

@@ -10,9 +10,10 @@ required to have the default: `torch.add(a, b)` does not match `torch.add(a, b, 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from fxkit.errors import PatternError
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import source_of
+from fxkit.patterns import language
+from fxkit.patterns.language import Operand
 
 # Operators of two operands that may change places, with the names of the two.
 _COMMUTATIVE = frozenset(
@@ -56,7 +59,7 @@ class Constant:
     value: Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Operation:
     """Matches a call of one operator with the given arguments.
 
@@ -78,14 +81,62 @@ class Operation:
         scale = self.arguments.get("alpha")
         return scale is None or (isinstance(scale, Constant) and scale.value == 1)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.operator}({', '.join(self.arguments)})"
 
 
-PatternNode = Capture | Constant | Operation
+@dataclass(frozen=True, eq=False)
+class AnyOf:
+    """Matches the first of several pattern nodes that fits.
+
+    Attributes:
+        choices: What to try, in order.
+    """
+
+    choices: tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
+class Chain:
+    """Matches an operation applied again and again, as long as it goes.
+
+    Attributes:
+        link: What is applied.
+        hole: Where a link takes the one before it.
+        start: What the first link takes.
+        at_least: Shortest chain.
+        at_most: Longest chain.
+    """
+
+    link: Any
+    hole: Capture
+    start: Any
+    at_least: int
+    at_most: int
+
+    def next_link(self) -> tuple[Any, Capture]:
+        """Return a link of its own, and its hole."""
+        hole = Capture(self.hole.name)
+        return _copied(self.link, {self.hole: hole}), hole
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """Matches what its inner node matches, and binds it to a name.
+
+    Attributes:
+        inner: The pattern node.
+        name: What the match calls it.
+    """
+
+    inner: Any
+    name: str
+
+
+PatternNode = Capture | Constant | Operation | AnyOf | Chain | Named
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Pattern:
     """A pattern with its outputs.
 
@@ -93,41 +144,66 @@ class Pattern:
         outputs: What it matches; the last is the root, where matching begins.
         captures: Names of the captures, in the order of the function's parameters.
         name: What reports call it.
+        operands: Capture → what it has to be.
+        operations: All operations in it, operands before users.
     """
 
-    outputs: tuple[Operation, ...]
+    outputs: tuple[PatternNode, ...]
     captures: tuple[str, ...]
     name: str = "pattern"
+    operands: Mapping[str, Operand] = field(default_factory=dict)
     operations: tuple[Operation, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operations", tuple(_operations(self.outputs)))
+        unknown = [name for name in self.operands if name not in self.captures]
+        if unknown:
+            raise PatternError(
+                f"expected captures among {', '.join(self.captures)}, got {', '.join(unknown)}",
+                hint="name a parameter of the pattern function in where=",
+            )
 
     @property
-    def root(self) -> Operation:
-        """The operation at which matching begins."""
+    def root(self) -> PatternNode:
+        """The pattern node at which matching begins."""
         return self.outputs[-1]
+
+    @functools.cached_property
+    def root_operators(self) -> tuple[str, ...]:
+        """Names of the operators that its root can be.
+
+        Raises:
+            PatternError: When the root may be any operand at all.
+        """
+        return tuple(dict.fromkeys(_first_operators(self.root)))
 
     def __len__(self) -> int:
         return len(self.operations)
 
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(self.captures)})"
 
-def pattern(function: Callable[..., Any] | Pattern) -> Pattern:
+
+def pattern(
+    function: Callable[..., Any] | Pattern, operands: Mapping[str, Operand] | None = None
+) -> Pattern:
     """Make a pattern of a function.
 
     Args:
         function: Computes what to look for from its parameters. It is traced, not run: use tensor
-            operations only.
+            operations, and the words of `fxkit.patterns.language`.
+        operands: Capture → what it has to be.
 
     Raises:
         PatternError: When the function can't be traced, or computes nothing.
     """
     if isinstance(function, Pattern):
-        return function
+        return function if operands is None else replace(function, operands=operands)
     graph = trace_template(function)
     builder = PatternBuilder(graph)
     outputs = builder.outputs(output_values(graph))
-    return Pattern(outputs, tuple(builder.captures), getattr(function, "__name__", "pattern"))
+    name = getattr(function, "__name__", "pattern")
+    return Pattern(outputs, tuple(builder.captures), name, operands or {})
 
 
 def trace_template(function: Callable[..., Any]) -> fx.Graph:
@@ -174,11 +250,11 @@ class PatternBuilder:
         self.captures = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
         self.nodes: dict[fx.Node, PatternNode] = {}
 
-    def outputs(self, values: tuple[Any, ...]) -> tuple[Operation, ...]:
+    def outputs(self, values: tuple[Any, ...]) -> tuple[PatternNode, ...]:
         """Build the pattern of the given results."""
         built = tuple(self._build(value) for value in values)
         for value in built:
-            if not isinstance(value, Operation):
+            if not isinstance(value, (Operation, AnyOf, Chain, Named)):
                 raise PatternError(
                     "expected a pattern that computes something, got "
                     + (
@@ -187,7 +263,7 @@ class PatternBuilder:
                     hint="a pattern that is one parameter would match every node; "
                     "return an operation",
                 )
-        return built  # type: ignore[return-value]
+        return built
 
     def _build(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -201,6 +277,8 @@ class PatternBuilder:
     def _build_node(self, node: fx.Node) -> PatternNode:
         if node.op == "placeholder":
             return Capture(str(node.target))
+        if node.target in _MARKS:
+            return self._build_mark(node)
         call = resolve(node)
         if call is None:
             raise PatternError(
@@ -211,6 +289,21 @@ class PatternBuilder:
         source = source_of(node)
         arguments = {key: self._build(value) for key, value in call.arguments.items()}
         return Operation(call.name, arguments, "" if source is None else str(source))
+
+    def _build_mark(self, node: fx.Node) -> PatternNode:
+        """Build what a word of the pattern language stands for."""
+        values = [self._build(value) for value in node.args]
+        if node.target is language.chain_operand:
+            return Capture(f"<link {node.name}>")
+        if node.target is language.alternatives:
+            return AnyOf(tuple(values))
+        if node.target is language.binding:
+            return Named(values[0], values[1].value)
+        link, hole, start, at_least, at_most = values
+        return Chain(link, hole, start, at_least.value, at_most.value)
+
+
+_MARKS = (language.alternatives, language.binding, language.chain, language.chain_operand)
 
 
 def operand_nodes(call: Call) -> list[fx.Node]:
@@ -242,7 +335,58 @@ def is_same_constant(wanted: Any, got: Any, in_floating: bool) -> bool:
     return False
 
 
-def _operations(outputs: tuple[Operation, ...]) -> Iterator[Operation]:
+def _inside(value: PatternNode) -> list[Any]:
+    """Return what a pattern node is made of."""
+    if isinstance(value, Operation):
+        return list(value.arguments.values())
+    if isinstance(value, AnyOf):
+        return list(value.choices)
+    if isinstance(value, Chain):
+        return [value.start, value.link]
+    return [value.inner] if isinstance(value, Named) else []
+
+
+def _copied(value: Any, known: dict[Any, Any]) -> Any:
+    """Copy the operations of a pattern, with some of its nodes replaced."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(item, known) for item in value)
+    if not isinstance(value, PatternNode) or isinstance(value, (Capture, Constant)):
+        return known.get(value, value) if isinstance(value, Capture) else value
+    if value not in known:
+        if isinstance(value, Operation):
+            arguments = {key: _copied(v, known) for key, v in value.arguments.items()}
+            known[value] = replace(value, arguments=arguments)
+        elif isinstance(value, AnyOf):
+            known[value] = AnyOf(tuple(_copied(v, known) for v in value.choices))
+        elif isinstance(value, Named):
+            known[value] = replace(value, inner=_copied(value.inner, known))
+        else:
+            start, link = _copied(value.start, known), _copied(value.link, known)
+            known[value] = replace(value, start=start, link=link)
+    return known[value]
+
+
+def _first_operators(value: Any) -> Iterator[str]:
+    """Yield the operators that a pattern node may match at."""
+    if isinstance(value, Operation):
+        yield value.operator
+    elif isinstance(value, AnyOf):
+        for choice in value.choices:
+            yield from _first_operators(choice)
+    elif isinstance(value, Named):
+        yield from _first_operators(value.inner)
+    elif isinstance(value, Chain):
+        yield from _first_operators(value.link)
+        if value.at_least == 0:
+            yield from _first_operators(value.start)
+    else:
+        raise PatternError(
+            "expected a pattern that ends in an operation, got one that may be any operand",
+            hint="an optional operation can't be the last one of a pattern",
+        )
+
+
+def _operations(outputs: tuple[PatternNode, ...]) -> Iterator[Operation]:
     """Yield the operations below the outputs, each once, operands before users."""
     seen: set[int] = set()
 
@@ -250,11 +394,12 @@ def _operations(outputs: tuple[Operation, ...]) -> Iterator[Operation]:
         if isinstance(value, (list, tuple)):
             for item in value:
                 yield from visit(item)
-        elif isinstance(value, Operation) and id(value) not in seen:
+        elif isinstance(value, PatternNode) and id(value) not in seen:
             seen.add(id(value))
-            for argument in value.arguments.values():
-                yield from visit(argument)
-            yield value
+            for inner in _inside(value):
+                yield from visit(inner)
+            if isinstance(value, Operation):
+                yield value
 
     for output in outputs:
         yield from visit(output)

@@ -61,10 +61,10 @@ def explain(gm: fx.GraphModule, rule: Rule, at: str | None = None) -> Explanatio
         if node is None:
             raise FxkitError(f"expected the name of a node, got {at!r}", hint="print the graph")
         return _explain_at(rule, node, Safety(gm.graph))
-    wanted = rule.pattern.root.operator
-    roots = [n for n in gm.graph.nodes if (call := resolve(n)) is not None and call.name == wanted]
+    wanted = rule.pattern.root_operators
+    roots = [n for n in gm.graph.nodes if (call := resolve(n)) is not None and call.name in wanted]
     if not roots:
-        reason = f"expected {wanted} somewhere in the graph, got none"
+        reason = f"expected {' or '.join(wanted)} somewhere in the graph, got none"
         return Explanation(rule.name, False, None, reason)
     safety = Safety(gm.graph)
     return max((_explain_at(rule, node, safety) for node in roots), key=_nearness)

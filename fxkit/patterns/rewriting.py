@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
 
 from fxkit.errors import PatternError
+from fxkit.patterns.language import Operand
 from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern import (
-    Operation,
+    Capture,
     Pattern,
     PatternBuilder,
+    PatternNode,
     output_values,
     pattern,
     trace_template,
@@ -46,7 +48,7 @@ class Template:
 
     graph: fx.Graph
     values: tuple[Any, ...]
-    reuses: Mapping[fx.Node, Operation] = field(default_factory=dict)
+    reuses: Mapping[fx.Node, PatternNode] = field(default_factory=dict)
 
     @functools.cached_property
     def body(self) -> tuple[fx.Node, ...]:
@@ -70,6 +72,7 @@ class Rule:
         pattern: What to look for.
         template: What to put in its place, or a function that builds it by hand.
         where: Predicate over the match: True, or False or a text that says why not.
+        may_escape: Names (`named`) of interior values that others may use too; they are kept then.
         commute: Whether operands of commutative operators match in both orders.
         benefit: Of two rules that match at a node, the one with the larger benefit is taken.
         exact: Whether the replacement gives the very same numbers, and not just as good ones.
@@ -83,6 +86,7 @@ class Rule:
     pattern: Pattern
     template: Template
     where: Where | None = None
+    may_escape: tuple[str, ...] = ()
     commute: bool = True
     benefit: int = 1
     exact: bool = True
@@ -99,7 +103,8 @@ def rule(
     before: Callable[..., Any] | Pattern | None = None,
     after: Callable[..., Any] | None = None,
     *,
-    where: Where | None = None,
+    where: Where | Mapping[str, Operand] | Sequence[Where | Mapping[str, Operand]] | None = None,
+    may_escape: tuple[str, ...] = (),
     commute: bool = True,
     benefit: int = 1,
     exact: bool = True,
@@ -112,7 +117,9 @@ def rule(
     Args:
         before: Computes what to look for. Alone: returns `(what to look for, replacement)`.
         after: Computes the replacement from parameters of the same names.
-        where: Predicate over the `Match`; return a text instead of False to say why not.
+        where: Predicate over the `Match` (return a text instead of False to say why not), or
+            capture → `operand(...)`, or several of both.
+        may_escape: Names (`named`) of interior values that may be used outside of the match too.
         commute: Try the operands of commutative operators in both orders.
         benefit: Preference over other rules at the same node.
         exact: Set to False when the replacement may differ by rounding.
@@ -132,8 +139,11 @@ def rule(
         ...     exact=False,
         ... )
     """
+    operands, predicate = _conditions(where)
     options: dict[str, Any] = {
-        "where": where,
+        "where": predicate,
+        "operands": operands,
+        "may_escape": may_escape,
         "commute": commute,
         "benefit": benefit,
         "exact": exact,
@@ -152,6 +162,26 @@ def rule(
     return _from_two(before, after, name, options)
 
 
+def _conditions(where: Any) -> tuple[dict[str, Operand], Where | None]:
+    """Divide what `where=` was given into demands on captures and one predicate."""
+    given = where if isinstance(where, (list, tuple)) else ([] if where is None else [where])
+    operands: dict[str, Operand] = {}
+    predicates: list[Where] = []
+    for condition in given:
+        if isinstance(condition, Mapping):
+            operands.update(condition)
+        else:
+            predicates.append(condition)
+    if len(predicates) < 2:
+        return operands, predicates[0] if predicates else None
+
+    def all_of(match: Match) -> bool | str:
+        verdicts = (predicate(match) for predicate in predicates)
+        return next((verdict for verdict in verdicts if verdict is not True), True)
+
+    return operands, all_of
+
+
 def _from_one(function: Callable[..., Any], name: str | None, options: dict[str, Any]) -> Rule:
     graph = trace_template(function)
     sides = output_values(graph)
@@ -164,8 +194,13 @@ def _from_one(function: Callable[..., Any], name: str | None, options: dict[str,
     values = sides[1] if isinstance(sides[1], (tuple, list)) else (sides[1],)
     builder = PatternBuilder(graph)
     outputs = builder.outputs(tuple(wanted))
-    found = Pattern(outputs, tuple(builder.captures), name or function.__name__)
-    reuses = {n: p for n, p in builder.nodes.items() if isinstance(p, Operation)}
+    found = Pattern(
+        outputs,
+        tuple(builder.captures),
+        name or function.__name__,
+        options.pop("operands"),
+    )
+    reuses = {n: p for n, p in builder.nodes.items() if not isinstance(p, Capture)}
     return _make(function, found, Template(graph, tuple(values), reuses), options)
 
 
@@ -175,7 +210,7 @@ def _from_two(
     name: str | None,
     options: dict[str, Any],
 ) -> Rule:
-    found = pattern(before)
+    found = pattern(before, options.pop("operands"))
     graph = trace_template(after)
     parameters = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
     unknown = [p for p in parameters if p not in found.captures]
@@ -190,7 +225,7 @@ def _from_two(
         wished = f"to_{getattr(after, '__name__', 'replacement')}".replace(
             "<lambda>", "replacement"
         )
-    named = Pattern(found.outputs, found.captures, wished)
+    named = replace(found, name=wished)
     return _make(after, named, Template(graph, output_values(graph)), options)
 
 

@@ -53,16 +53,13 @@ class Safety:
 
     def _escape(self, rule: Rule, match: Match) -> str | None:
         """A vanishing value must have no user outside of the match."""
-        kept = {match.nodes[op] for op in rule.template.reuses.values() if op in match.nodes}
-        reused = {
-            match.nodes[rule.template.reuses[node]]
-            for node in self._template_inputs(rule)
-            if node in rule.template.reuses
-        }
+        reuses = rule.template.reuses
+        kept = {match.values.get(reuses[n]) for n in self._template_inputs(rule) if n in reuses}
+        kept.update(match.bindings.get(name) for name in rule.may_escape)
         matched = set(match.nodes.values())
-        captured = [value for value in match.bindings.values() if isinstance(value, fx.Node)]
+        captured = [match.bindings.get(name) for name in match.pattern.captures]
         for node in match.interior:
-            if node in kept and node in reused:
+            if node in kept:
                 continue
             if node in captured:
                 return f"%{node.name} is an operand of the match too"
@@ -130,10 +127,11 @@ class Safety:
             if aliases.may_alias(operand, output):
                 continue
             for node in (operand, output):
-                if aliases.is_written(node):
+                last = next(reversed(aliases.writers(node)), None)
+                if last is not None and output < last:
                     return (
                         f"%{output.name} would share memory with %{operand.name}, and "
-                        f"%{aliases.writers(node)[0].name} writes to it"
+                        f"%{last.name} writes to it"
                     )
             if self._is_shared(output) and self._is_shared(operand):
                 return f"the caller would get %{output.name} sharing memory with %{operand.name}"
@@ -145,8 +143,8 @@ class Safety:
         if value.op == "placeholder":
             bound = match.bindings.get(str(value.target))
             return bound if isinstance(bound, fx.Node) else None
-        operation = rule.template.reuses.get(value)
-        return match.nodes.get(operation) if operation is not None else None
+        reused = rule.template.reuses.get(value)
+        return match.values.get(reused) if reused is not None else None
 
     def _is_shared(self, node: fx.Node) -> bool:
         return self._order.aliases.root(node) in self._shared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,12 +78,11 @@ def test_a_public_name_exists_and_says_what_it_is(name: str) -> None:
 
 
 def test_nothing_that_is_public_is_a_stub() -> None:
-    words = ("NotImplementedError", "not implemented", "TODO", "FIXME", "XXX")
+    words = re.compile(r"raise NotImplementedError|not implemented yet|\b(TODO|FIXME|XXX)\b")
     found = [
-        f"{path.relative_to(ROOT)}: {word}"
+        f"{path.relative_to(ROOT)}: {word[0]}"
         for path in sorted((ROOT / "fxkit").rglob("*.py"))
-        for word in words
-        if word in path.read_text()
+        for word in words.finditer(path.read_text())
     ]
     assert found == []
 

@@ -20,10 +20,11 @@ ORDER = (
     ("analysis",),
     ("tracing",),
     ("patterns",),
+    ("testing",),
     ("passes",),
     ("lower",),
     ("view",),
-    ("compiler", "testing"),
+    ("compiler",),
     ("__init__",),
     ("doctor", "demo", "cli", "__main__"),
 )

@@ -35,7 +35,8 @@ PROFILE_LINES = 6
 KERNELS_SHOWN = 8
 QUERIES = (0, 8, 16, 28)
 NEIGHBOURS = 3
-ROUNDS = 20
+TIMING_SECONDS = 15
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 40
 
 
 def run(
@@ -245,13 +246,15 @@ def measure(subject: Subject, built: Built, with_peer: bool, write: Write) -> di
         write(f"torch.compile took {duration(watch.seconds)} to build")
         candidates["torch.compile"] = lambda: peer(*subject.inputs)
     with progress("timing"):
-        times = in_turn(candidates, rounds=ROUNDS)
+        once = sum(in_turn(candidates, rounds=1).values())
+        rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(TIMING_SECONDS / once)))
+        times = in_turn(candidates, rounds=rounds, warmup=0)
     rows = [
         [name, duration(seconds), f"{times['eager'] / seconds:.2f} ×"]
         for name, seconds in times.items()
     ]
     write(table(["", "median", "eager / it"], rows, align="<>>"))
-    write(f"{ROUNDS} calls of each in turn, {machine()}")
+    write(f"{rounds} calls of each in turn, {machine()}")
     return times
 
 

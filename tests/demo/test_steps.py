@@ -17,7 +17,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     out = tmp_path_factory.mktemp("demo") / "out"
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "ROUNDS", 1)
+        patch.setattr(steps, "TIMING_SECONDS", 0)
         steps.run(out=out, write=lines.append)
     return "\n".join(lines), out
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from fxkit.analysis.equivalence import Comparison, assert_equivalent, clone_inputs, compare
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import NumericsError, RewriteError
 from fxkit.ir.printer import format_graph, format_value
@@ -27,163 +27,14 @@ from fxkit.patterns.pattern import Capture, Constant, Operation
 from fxkit.patterns.rewriting import Rule
 from fxkit.tracing.symbolic import symbolic_trace
 
-# How much worse than eager's, against float64, an error may be.
-ERROR_RATIO = 2.0
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How far two results are from float64.
-
-    Attributes:
-        error: Largest absolute error of the result, over the largest finite float64 value.
-        eager_error: The same for what it is compared with.
-    """
-
-    error: float
-    eager_error: float
-
-    def is_within(self, dtype: torch.dtype) -> bool:
-        """Tell whether the error is at most twice eager's, or as small as can be measured.
-
-        That is two units in the last place; for float64, which is its own reference here, 32.
-        """
-        units = 32 if dtype == torch.float64 else 2
-        floor = units * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-        return self.error <= max(ERROR_RATIO * self.eager_error, floor)
-
-
-def compare(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> Comparison:
-    """Measure two tensors against a float64 reference of the same shape."""
-    scale = exact[exact.isfinite()].abs().max().item() if exact.isfinite().any() else 1.0
-    scale = scale or 1.0
-
-    def error(value: torch.Tensor) -> float:
-        value = value.double()
-        same = (value == exact) | (value.isnan() & exact.isnan())
-        difference = torch.where(same, 0.0, (value - exact).abs()).nan_to_num(nan=torch.inf)
-        return (difference.max().item() if difference.numel() else 0.0) / scale
-
-    return Comparison(error(got), error(eager))
-
-
-def assert_equivalent(
-    before: Callable[..., Any],
-    after: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    exact: bool = False,
-    gradients: bool = True,
-) -> None:
-    """Check that two programs do the same to the same inputs.
-
-    Compared are structure, shapes, dtypes, strides, values, what happens to the arguments, and the
-    gradients of the inputs that require them.
-
-    Args:
-        before: The program to be equal to.
-        after: The program to check.
-        args: Inputs; each program gets its own copy.
-        kwargs: Keyword inputs.
-        exact: Require equal numbers; else an error against float64 of at most twice `before`'s.
-        gradients: Compare gradients too.
-
-    Raises:
-        NumericsError: On the first difference.
-    """
-    inputs = (args, dict(kwargs or {}))
-    runs = [_Run(program, inputs, gradients) for program in (before, after)]
-    reference = None if exact else _Run(before, inputs, gradients, in_float64=True)
-    for part in ("outputs", "arguments", "gradients"):
-        expected, got = (getattr(run, part) for run in runs)
-        truth = expected if reference is None else getattr(reference, part)
-        _check_trees(part, expected, got, truth, exact)
-
-
-class _Run:
-    """One call of a program on copies of inputs, with what it changed and its gradients."""
-
-    def __init__(
-        self, program: Callable[..., Any], inputs: Any, gradients: bool, in_float64: bool = False
-    ) -> None:
-        program, inputs = (_in_float64(program), _widen(inputs)) if in_float64 else (
-            program, pytree.tree_map(_clone, inputs)
-        )  # fmt: skip
-        leaves = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-        wanted = [t for t in leaves if t.requires_grad] if gradients else []
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _non_leaf, inputs) if wanted else inputs
-        generator = torch.random.get_rng_state()
-        try:
-            self.outputs = program(*args, **kwargs)
-        finally:
-            torch.random.set_rng_state(generator)
-        self.arguments = (args, kwargs)
-        self.gradients = _gradients(self.outputs, wanted)
-
-
-def _non_leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that may be written in place although its gradient is wanted."""
-    return tensor * 1 if tensor.requires_grad else tensor
-
-
-# Stands for the gradient of a program that has none.
-_NO_DERIVATIVE = "no derivative"
-
-
-def _gradients(outputs: Any, wanted: list[torch.Tensor]) -> list[torch.Tensor | str | None]:
-    results = [
-        t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad
-    ]
-    if not wanted or not results:
-        return []
-    total = torch.stack([(r * torch.linspace(0.5, 1.5, r.numel()).reshape(r.shape)).sum().double()
-                         for r in results]).sum()  # fmt: skip
-    try:
-        return list(torch.autograd.grad(total, wanted, allow_unused=True))
-    except RuntimeError as error:
-        if "is not implemented" not in str(error):
-            raise
-        return [_NO_DERIVATIVE] * len(wanted)
-
-
-def _check_trees(part: str, expected: Any, got: Any, truth: Any, exact: bool) -> None:
-    expected_leaves, expected_spec = pytree.tree_flatten(expected)
-    got_leaves, got_spec = pytree.tree_flatten(got)
-    if expected_spec != got_spec:
-        raise NumericsError(f"expected {part} of the form {expected_spec}, got {got_spec}")
-    for index, (e, g, t) in enumerate(
-        zip(expected_leaves, got_leaves, pytree.tree_leaves(truth), strict=True)
-    ):
-        _check_leaf(f"{part}[{index}]", e, g, t, exact)
-
-
-def _check_leaf(name: str, expected: Any, got: Any, truth: Any, exact: bool) -> None:
-    if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
-        same = type(expected) is type(got) and (expected == got or expected != expected)
-        if not same:
-            raise NumericsError(f"expected {name} to be {expected!r}, got {got!r}")
-        return
-    want, have = TensorType.of(expected), TensorType.of(got)
-    if want != have:
-        raise NumericsError(
-            f"expected {name} of type {want} stride {want.stride} requires_grad "
-            f"{want.requires_grad}, got {have} stride {have.stride} requires_grad "
-            f"{have.requires_grad}"
-        )
-    if exact or not expected.dtype.is_floating_point:
-        if not torch.equal(expected.nan_to_num(nan=1.25), got.nan_to_num(nan=1.25)) or not (
-            torch.equal(expected.isnan(), got.isnan())
-        ):
-            raise NumericsError(f"expected {name} to equal {_short(expected)}, got {_short(got)}")
-        return
-    with torch.no_grad():
-        compared = compare(got, expected, truth.double())
-    if not compared.is_within(expected.dtype):
-        raise NumericsError(
-            f"expected {name} with an error of at most twice {compared.eager_error:.3g}, "
-            f"got {compared.error:.3g}, against float64"
-        )
+__all__ = [
+    "Comparison",
+    "assert_equivalent",
+    "assert_rewrites",
+    "compare",
+    "pattern_module",
+    "prove",
+]
 
 
 def prove(rule: Rule, *, trials: int = 60, seed: int = 0) -> int:
@@ -224,7 +75,7 @@ def _prove_on(rule: Rule, values: dict[str, Any]) -> bool:
     before = pattern_module(rule, values)
     args = tuple(tensors.values())
     try:
-        before(*pytree.tree_map(_clone, args))
+        before(*clone_inputs(args))
     except (RuntimeError, TypeError, IndexError):
         return False
     after = copy.deepcopy(before)
@@ -454,36 +305,8 @@ def _shape_of(gm: fx.GraphModule) -> str:
     return format_graph(copied)
 
 
-def _clone(value: Any) -> Any:
-    """Copy a tensor with its strides and its requires_grad."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    fresh.copy_(value.detach())
-    return fresh.requires_grad_(value.requires_grad)
-
-
-def _widen(value: Any) -> Any:
-    def widen(tensor: torch.Tensor) -> torch.Tensor:
-        wide = _clone(tensor).detach()
-        wide = wide.double() if wide.dtype.is_floating_point else wide
-        return wide.requires_grad_(tensor.requires_grad)
-
-    return pytree.tree_map_only(torch.Tensor, widen, value)
-
-
-def _in_float64(program: Callable[..., Any]) -> Callable[..., Any]:
-    if isinstance(program, torch.nn.Module):
-        return copy.deepcopy(program).double()
-    return program
-
-
 def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         text = str(TensorType.of(value))
         return f"{text} stride {tuple(value.stride())}" if value.dim() else text
     return format_value(value)
-
-
-def _short(tensor: torch.Tensor) -> str:
-    return f"{tensor.flatten()[:6].tolist()}{'...' if tensor.numel() > 6 else ''}"

@@ -181,13 +181,14 @@ class AliasSets:
     def __init__(self, graph: fx.Graph) -> None:
         self._parent: dict[fx.Node, fx.Node] = {}
         self._writers: dict[fx.Node, list[fx.Node]] | None = None
+        self._attribute_writers: dict[int, list[fx.Node]] = {}
         self._graph = graph
-        attributes: dict[int, fx.Node] = {}
+        self._attributes: dict[int, fx.Node] = {}
         for node in graph.nodes:
             self._parent[node] = node
             if node.op == "get_attr":
-                first = attributes.setdefault(_attribute_key(node), node)
-                self._join(node, first)
+                key = _attribute_key(graph, str(node.target))
+                self._join(node, self._attributes.setdefault(key, node))
             if _holds_memory(node):
                 for operand in effects_of(node).aliases:
                     self._join(node, operand)
@@ -196,15 +197,30 @@ class AliasSets:
         """Tell whether two nodes may share memory."""
         return self.root(a) is self.root(b)
 
-    def writers(self, node: fx.Node) -> list[fx.Node]:
-        """Return the nodes that may write to a node's memory, in graph order."""
+    def writers(self, value: fx.Node | Attribute) -> list[fx.Node]:
+        """Return the nodes that may write to the memory of a node or attribute, in graph order."""
         if self._writers is None:
-            self._writers = {}
-            for writer in self._graph.nodes:
-                roots = {self.root(w) for w in effects_of(writer).writes if w in self._parent}
-                for root in roots:
-                    self._writers.setdefault(root, []).append(writer)
-        return self._writers.get(self.root(node), [])
+            self._find_writers()
+        assert self._writers is not None
+        if isinstance(value, fx.Node):
+            return self._writers.get(self.root(value), [])
+        key = _attribute_key(self._graph, value.path)
+        node = self._attributes.get(key)
+        return self._attribute_writers.get(key, []) if node is None else self.writers(node)
+
+    def _find_writers(self) -> None:
+        self._writers, self._attribute_writers = {}, {}
+        for writer in self._graph.nodes:
+            written = effects_of(writer).writes
+            roots = {self.root(w) for w in written if isinstance(w, fx.Node) and w in self._parent}
+            for attribute in written:
+                if isinstance(attribute, Attribute):
+                    key = _attribute_key(self._graph, attribute.path)
+                    self._attribute_writers.setdefault(key, []).append(writer)
+                    if key in self._attributes:
+                        roots.add(self.root(self._attributes[key]))
+            for root in roots:
+                self._writers.setdefault(root, []).append(writer)
 
     def is_written(self, node: fx.Node) -> bool:
         """Tell whether any node may write to a node's memory."""
@@ -216,10 +232,20 @@ class AliasSets:
         Cost: linear in its operands, and in the writers of its memory when it writes.
         """
         self._parent[node] = node
+        if node.op == "get_attr":
+            self._add_attribute(node)
         for operand in effects_of(node).aliases:
             self.join(operand, node)
         if effects_of(node).writes:
             self._writers = None
+
+    def _add_attribute(self, node: fx.Node) -> None:
+        key = _attribute_key(self._graph, str(node.target))
+        first = self._attributes.setdefault(key, node)
+        if first is not node:
+            self.join(node, first)
+        elif self._writers is not None and key in self._attribute_writers:
+            self._writers[node] = list(self._attribute_writers[key])
 
     def join(self, a: fx.Node, b: fx.Node) -> None:
         """Note that two nodes may share memory from now on.
@@ -248,14 +274,14 @@ class AliasSets:
         self._parent[self.root(a)] = self.root(b)
 
 
-def _attribute_key(node: fx.Node) -> int:
-    """Identify the memory behind a `get_attr`, so that tied parameters are one."""
-    value: Any = node.graph.owning_module
-    for atom in str(node.target).split("."):
+def _attribute_key(graph: fx.Graph, path: str) -> int:
+    """Identify the memory behind an attribute, so that tied parameters are one."""
+    value: Any = graph.owning_module
+    for atom in path.split("."):
         value = getattr(value, atom, None)
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         return value.untyped_storage()._cdata
-    return id(value) if value is not None else hash(node.target)
+    return id(value) if value is not None else hash(path)
 
 
 def _holds_memory(node: fx.Node) -> bool:

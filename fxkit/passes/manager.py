@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from fxkit.analysis.equivalence import assert_equivalent
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import FxkitError, NumericsError, PassError, PostconditionError
 from fxkit.ir.printer import format_graph, format_type
@@ -249,8 +250,6 @@ class PassManager:
             )
 
     def _check_numbers(self, gm: fx.GraphModule, before: fx.GraphModule, current: Pass) -> None:
-        from fxkit.testing import assert_equivalent
-
         gm.recompile()
         after = copy.deepcopy(gm)
         assert_equivalent(before, after, self.args or (), self.kwargs, exact=current.exact)

@@ -248,6 +248,6 @@ def _mode() -> str | None:
         return "a torch mode is active"
     if torch._C._is_any_autocast_enabled():
         return "autocast is on"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch._C._are_functorch_transforms_active():
         return "a function transform is active"
     return None

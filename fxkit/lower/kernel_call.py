@@ -51,7 +51,7 @@ class KernelCall:
         self._eager = eager
         self._function: Any = None
         self._expected = [(t.dtype, t.shape, t.stride) for t in inputs]
-        self._made = [(t.shape, t.stride, t.dtype) for t in outputs]
+        self._made = [(t.shape, t.stride or (), t.dtype) for t in outputs]
         self._is_parallel = kernel.points * cost_of_point(kernel.body) >= PARALLEL_WORK
 
     def bind(self, function: Any) -> None:

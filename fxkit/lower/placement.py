@@ -261,7 +261,7 @@ def place_alias(
     """
     call = resolve(node)
     source = _alias_source(call) if call else None
-    if call is None or source not in inside:
+    if call is None or source is None or source not in inside:
         raise Unfusable("it is no view of a value in the region")
     before, after = type_of(source), type_of(node)
     coordinates = inside[source]

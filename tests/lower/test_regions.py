@@ -195,8 +195,8 @@ def test_modules_are_fused_through_their_parameters() -> None:
         module = to_cpp(fx.symbolic_trace(net), (X,))
         assert fused(module) == [{"_1", "_2"}]
         torch.testing.assert_close(module(X), net(X))
-        net[2].weight.mul_(3)
-        net[0].weight.mul_(2)
+        net.get_parameter("2.weight").mul_(3)
+        net.get_parameter("0.weight").mul_(2)
         torch.testing.assert_close(module(X), net(X))
 
 

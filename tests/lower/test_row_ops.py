@@ -158,11 +158,9 @@ def test_rows_of_infinities_and_nan_are_as_in_eager(dtype: torch.dtype) -> None:
     x[2, 5] = math.nan
     x[3, :7] = -math.inf
     x[4] = math.inf
-    calls = [
-        (function, (x.clone(),), {"dim": -1})
-        for function in (F.softmax, F.log_softmax, torch.logsumexp, torch.sum, torch.mean,
-                         torch.amax, torch.amin)
-    ]  # fmt: skip
+    functions: list[Any] = [F.softmax, F.log_softmax, torch.logsumexp, torch.sum, torch.mean,
+                            torch.amax, torch.amin]  # fmt: skip
+    calls = [(function, (x.clone(),), {"dim": -1}) for function in functions]
     compiled, inputs, nodes = compile_all(calls)
     assert len(fused_names(compiled)) == len(nodes)
     for (function, args, options), found in zip(calls, compiled(*inputs), strict=True):
@@ -172,7 +170,7 @@ def test_rows_of_infinities_and_nan_are_as_in_eager(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
 def test_integer_sums_and_extrema(dtype: torch.dtype) -> None:
     x = torch.randint(0, 2 if dtype == torch.bool else 100, (7, 33)).to(dtype)
-    functions = (torch.sum, torch.amax, torch.amin)
+    functions: list[Any] = [torch.sum, torch.amax, torch.amin]
     compiled, inputs, nodes = compile_all([(f, (x.clone(),), {"dim": -1}) for f in functions])
     assert len(fused_names(compiled)) == len(nodes)
     for function, found in zip(functions, compiled(*inputs), strict=True):
@@ -196,7 +194,8 @@ def test_permuted_and_expanded_rows() -> None:
         torch.randn(6, 1, 40).expand(6, 5, 40),
         torch.randn(6, 5, 1).expand(6, 5, 40),
     ]
-    for dims in ({"dim": -1}, {"dim": (0, 2)}, {"dim": 0}):
+    options: list[dict[str, Any]] = [{"dim": -1}, {"dim": (0, 2)}, {"dim": 0}]
+    for dims in options:
         calls = [(torch.mean, (view,), dims) for view in views]
         compiled, inputs, nodes = compile_all(calls)
         assert len(fused_names(compiled)) == len(nodes)

@@ -67,8 +67,8 @@ def operands(row: ScalarOp, dtype: torch.dtype, shape: tuple[int, ...]) -> list[
     return made
 
 
-def eager(row: ScalarOp, args: list[Any], attributes: dict[str, Any]) -> torch.Tensor | None:
-    """Return what ATen computes, or None where it has no kernel for these types."""
+def eager(row: ScalarOp, args: list[Any], attributes: dict[str, Any]) -> Any:
+    """Return the tensor that ATen computes, or None where it has no kernel for these types."""
     packet = getattr(torch.ops.aten, row.name.removeprefix("aten."))
     try:
         return packet(*args, **attributes)

@@ -1,0 +1,129 @@
+"""The C++ text of kernels: pure, without headers, in the loops that were meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.lower.cpp_printer import print_unit
+from fxkit.lower.loop_ir import Kernel
+from fxkit.lower.plan import make_plan
+from fxkit.lower.regions import Policy, partition
+from fxkit.lower.schedule import schedule
+
+
+def kernel_of(fn: Callable[..., Any], *args: torch.Tensor) -> Kernel:
+    """Return the one kernel of a function; nothing is built."""
+    gm = fx.symbolic_trace(fn)
+    propagate_types(gm, args)
+    (kernel,) = make_plan(gm, partition(gm, Policy(min_members=1))).kernels.values()
+    return kernel
+
+
+def text_of(fn: Callable[..., Any], *args: torch.Tensor, glibc: Any = (2, 36)) -> str:
+    return print_unit({"k": kernel_of(fn, *args)}, glibc)
+
+
+def body(text: str) -> str:
+    return text[text.index('extern "C" void k(') :]
+
+
+def test_a_chain_as_text() -> None:
+    x, b = torch.randn(6, 10), torch.randn(10)
+    assert (
+        body(text_of(lambda x, b: torch.relu(x + b) * 2, x, b))
+        == """\
+extern "C" void k(const float* __restrict in0, const float* __restrict in1, \
+float* __restrict out0, long threads) {
+  #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (long tile = 0; tile < 6; ++tile) {
+    const long i0 = tile;
+    const float* const p0 = in0 + i0 * 10;
+    const float* const p1 = in1;
+    float* const p2 = out0 + i0 * 10;
+    #pragma omp simd
+    for (long j = 0; j < 10; ++j) {
+      const float v0 = p0[j];
+      const float v1 = p1[j];
+      const float v2 = v0 + v1;
+      const float v4 = fx_max(v2, 0.0f);
+      const float v6 = v4 * 2.0f;
+      p2[j] = v6;
+    }
+  }
+}
+"""
+    )
+
+
+def test_text_is_the_same_each_time_and_includes_nothing() -> None:
+    x = torch.randn(7, 9)
+
+    def fn(x: torch.Tensor) -> Any:
+        return F.softmax(torch.sin(x) + torch.cos(x), -1), x.double().exp()
+
+    assert text_of(fn, x) == text_of(fn, x)
+    assert "#include" not in text_of(fn, x)
+
+
+def test_dense_tensors_are_walked_as_one_axis() -> None:
+    x = torch.randn(3, 5, 7).permute(2, 0, 1)
+    assert kernel_of(lambda x: x * 2 + 1, x).sizes == (105,)
+    y = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert kernel_of(lambda y: y * 2 + 1, y).sizes == (120,)
+
+
+def test_broadcasting_is_a_stride_of_nought() -> None:
+    kernel = kernel_of(lambda x, y: x * y + 1, torch.randn(4, 1, 6), torch.randn(5, 1))
+    loads = [i.detail.strides for i in kernel.body if i.op == "load"]
+    assert kernel.sizes == (4, 5, 6)
+    assert loads == [(6, 0, 1), (0, 1, 0)]
+
+
+def test_softmax_takes_three_passes_and_keeps_the_powers() -> None:
+    plan = schedule(kernel_of(lambda x: F.softmax(x, -1), torch.randn(4, 100)))
+    assert [len(p.reductions) for p in plan.passes] == [1, 1, 0]
+    assert plan.buffers == (3,)
+    assert plan.passes[2].buffered == (3,)
+    assert [p.stores for p in plan.passes] == [(), (), (0,)]
+
+
+def test_rows_too_long_for_the_cache_are_computed_again() -> None:
+    plan = schedule(kernel_of(lambda x: F.softmax(x, -1), torch.randn(1, 100_000)))
+    assert plan.buffers == ()
+    assert plan.passes[2].buffered == ()
+    assert 3 in plan.passes[2].values
+
+
+def test_a_load_is_not_buffered() -> None:
+    plan = schedule(kernel_of(lambda x: x - x.mean(-1, keepdim=True), torch.randn(4, 100)))
+    assert plan.buffers == ()
+
+
+def test_reductions_down_columns_run_over_neighbouring_rows() -> None:
+    x = torch.randn(30, 100)
+    assert "long l = 0" in text_of(lambda x: x.sum(0), x)
+    assert "long l = 0" not in text_of(lambda x: x.sum(1), x)
+    assert "long l = 0" not in text_of(lambda x: x.sum(0), x.t())
+
+
+def test_vector_functions_are_declared_where_the_library_has_them() -> None:
+    x = torch.randn(30, 100)
+    simd = '__attribute__((simd("notinbranch"), const)) float sinf(float)'
+    assert simd in text_of(lambda x: torch.sin(x), x)
+    assert simd not in text_of(lambda x: torch.sin(x), x, glibc=None)
+    assert "simd" not in text_of(lambda x: torch.asin(x), x, glibc=(2, 31)).split("void k")[0]
+    assert "float expf" not in text_of(lambda x: torch.exp(x), x)
+
+
+def test_equal_regions_share_a_kernel() -> None:
+    gm = fx.symbolic_trace(lambda x, w: torch.tanh(torch.tanh(x * 2) @ w * 2))
+    propagate_types(gm, (torch.randn(64, 64), torch.randn(64, 64)))
+    plan = make_plan(gm, partition(gm))
+    assert len(plan.calls) == 2
+    assert len(plan.kernels) == 1

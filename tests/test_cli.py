@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fxkit import cli, doctor
 from fxkit.demo import model, steps
@@ -46,6 +49,63 @@ def test_a_folder_that_can_not_be_made_is_refused_before_any_work(
     error = capsys.readouterr().err
     assert "expected a folder that can be written to" in error
     assert "hint:  name another one: python -m fxkit demo --out DIR" in error
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "model.pt2"
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU()).eval()
+    torch.export.save(torch.export.export(model, (torch.randn(2, 4),)), path)
+    return path
+
+
+def test_tree_prints_modules_with_their_types(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["tree", str(exported)]) == 0
+    assert "1: GELU" in capsys.readouterr().out
+    assert cli.main(["tree", str(exported), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tree"]["parameters"] == 40
+
+
+def test_draw_writes_beside_the_file_or_where_it_is_told(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["draw", str(exported)]) == 0
+    assert capsys.readouterr().out == f"{exported.with_suffix('.svg')}\n"
+    assert "gelu" in exported.with_suffix(".svg").read_text()
+    assert cli.main(["draw", str(exported), "-o", str(tmp_path / "model.html")]) == 0
+    assert (tmp_path / "model.html").read_text().startswith("<!")
+
+
+def test_profile_prints_a_row_for_each_node(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["profile", str(exported), "--iters", "2", "--by", "op"]) == 0
+    assert re.search(r"^aten\.gelu +1 ", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["tree", "draw", "profile"])
+@pytest.mark.parametrize("content", [None, b"", b"no program"])
+def test_a_file_that_holds_no_program_is_refused(
+    command: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.pt2"
+    if content is not None:
+        path.write_bytes(content)
+    assert cli.main([command, str(path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"fxkit {command}: expected ")
+    assert "hint:  write one with torch.export.save" in error
+
+
+def test_an_archive_of_something_else_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.pt2"
+    torch.save({"weight": torch.ones(2)}, path)
+    assert cli.main(["tree", str(path)]) == 1
+    assert "got a file that torch.export can't load" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

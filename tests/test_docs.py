@@ -1,4 +1,4 @@
-"""README, documentation and docstrings say what happens: their code runs and prints what they show."""
+"""README, documentation and docstrings: their code runs, and prints what they show."""
 
 from __future__ import annotations
 
@@ -68,4 +68,4 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_a_page_that_shows_something_else_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")
-    assert run_page(page) == [f"page.md:2 shows\n3\n\nbut prints\n2\n"]
+    assert run_page(page) == ["page.md:2 shows\n3\n\nbut prints\n2\n"]

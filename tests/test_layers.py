@@ -26,7 +26,7 @@ ORDER = (
     ("view",),
     ("compiler",),
     ("__init__",),
-    ("doctor", "demo", "cli", "__main__"),
+    ("programs", "doctor", "demo", "cli", "__main__"),
 )
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
 

@@ -15,7 +15,7 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import fx, nn
 from torch.nn import _reduction
 
 from fxkit.ir import op_table, schema
+from fxkit.ir.recipe import Recipe, form_of, learn
 from fxkit.ir.schema import Attribute
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
@@ -94,9 +95,7 @@ def resolve(node: fx.Node) -> Call | None:
         The call, or None for a placeholder, a `get_attr` or the output.
     """
     if node.op not in _RESOLVERS:
-        return None
-    if node.op == "call_module":
-        return _resolve_module(node)
+        return _resolve_module(node) if node.op == "call_module" else None
     cached = node.__dict__.get(_CACHE)
     if (
         cached is not None
@@ -106,7 +105,7 @@ def resolve(node: fx.Node) -> Call | None:
         and (cached[3] or not _is_typed(node))
     ):
         return cached[4]
-    call = _RESOLVERS[node.op](node)
+    call = _resolve(node.op, node.target, node.args, node.kwargs)
     node.__dict__[_CACHE] = (node.target, node.args, node.kwargs, _is_typed(node), call)
     return call
 
@@ -158,6 +157,28 @@ def is_out_variant(overload: Any) -> bool:
     return torch.Tag.out in overload.tags
 
 
+_RECIPES: dict[Hashable, Recipe | None] = {}
+
+
+def _resolve(op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """Resolve a call through the recipe of its form, if it has one."""
+    resolver = _RESOLVERS[op]
+    form = form_of(target, args, kwargs) if _is_hashable(target) else None
+    if form is None:
+        return resolver(target, args, kwargs)
+    recipe = _RECIPES.get(form, _UNKNOWN)
+    if recipe is _UNKNOWN:
+        recipe = learn(args, kwargs, functools.partial(resolver, target))
+        if recipe is None or not recipe.operator.is_opaque:
+            _RECIPES[form] = recipe
+    if recipe is None:
+        return resolver(target, args, kwargs)
+    return Call(recipe.operator, recipe.arguments(args, kwargs))
+
+
+_UNKNOWN: Any = object()
+
+
 def _is_typed(node: fx.Node) -> bool:
     for operand in node._input_nodes:
         if TYPE_KEY not in operand.meta and type_of(operand) is None:
@@ -165,18 +186,14 @@ def _is_typed(node: fx.Node) -> bool:
     return True
 
 
-def _resolve_function(node: fx.Node) -> Call:
-    target = node.target
+def _resolve_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
     if isinstance(target, torch._ops.OpOverload):
-        bound = _bind_overload(target, node.args, node.kwargs)
-        return bound or _opaque(target, node.args, node.kwargs)
+        return _bind_overload(target, args, kwargs) or _opaque(target, args, kwargs)
     if isinstance(target, torch._ops.OpOverloadPacket) and target._qualified_op_name.startswith(
         "aten::"
     ):
-        return _aten(target.__name__, node.args, node.kwargs) or _opaque(
-            target, node.args, node.kwargs
-        )
-    return _call_function(target, node.args, node.kwargs)
+        return _aten(target.__name__, args, kwargs) or _opaque(target, args, kwargs)
+    return _call_function(target, args, kwargs)
 
 
 def _call_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -234,10 +251,8 @@ def _is_torch_builtin(target: Any) -> bool:
     )
 
 
-def _resolve_method(node: fx.Node) -> Call:
-    return _method(str(node.target), node.args, node.kwargs) or _opaque(
-        f"Tensor.{node.target}", node.args, node.kwargs
-    )
+def _resolve_method(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    return _method(str(target), args, kwargs) or _opaque(f"Tensor.{target}", args, kwargs)
 
 
 def _method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
@@ -464,10 +479,9 @@ def _is_hashable(value: Any) -> bool:
     return getattr(type(value), "__hash__", None) is not None
 
 
-_RESOLVERS: dict[str, Callable[[fx.Node], Call]] = {
+_RESOLVERS: dict[str, Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Call]] = {
     "call_function": _resolve_function,
     "call_method": _resolve_method,
-    "call_module": _resolve_module,
 }
 
 # Python functions without effects on numbers and containers.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from torch import fx
 
 from fxkit.analysis.effects import AliasSets, Effects, effects_of
-from fxkit.ir.op import Attribute
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -284,13 +284,6 @@ class _Run:
         return self._safety.refusal(candidate, match)
 
     def _apply(self, candidate: Rule, match: Match) -> None:
-        generation = 1 + max(self.generation.get(n, 0) for n in match.nodes.values())
-        if generation > _MAX_GENERATIONS:
-            raise RewriteError(
-                f"expected rules to come to an end, got {generation} rewrites of the same place",
-                source=match.root.name,
-                hint=f"{candidate.name} matches what it, or another rule, made; add a where=",
-            )
         originals = sorted(match.nodes.values(), key=lambda n: n._sort_key)
         source = provenance.source_of(match.root)
         with self.session.on_behalf_of(originals, candidate.name):
@@ -299,8 +292,7 @@ class _Run:
             for output, value in zip(match.outputs, values, strict=True):
                 self._substitute(output, value, originals)
         gone = self._erase(originals, keep={v for v in values if isinstance(v, fx.Node)})
-        for node in inserted:
-            self.generation[node] = generation
+        self._grow_old(candidate, match, gone, inserted)
         self.sites.append(
             Site(candidate.name, match.root.name, tuple(n.name for n in gone),
                  tuple(n.name for n in inserted), None if source is None else str(source))
@@ -309,6 +301,26 @@ class _Run:
             for node in (*inserted, *users):
                 if not node._erased:
                     self._push(node)
+
+    def _grow_old(
+        self, candidate: Rule, match: Match, gone: list[fx.Node], inserted: list[fx.Node]
+    ) -> None:
+        """Count the rewrites in a row that used up no node of the program and made none fewer.
+
+        Both kinds of progress end by themselves, so that only rules without an end grow old.
+        """
+        ages = self.generation
+        source = provenance.source_of(inserted[-1]) if inserted else None
+        is_progress = len(gone) > len(inserted) or any(node not in ages for node in gone)
+        oldest = max(ages.get(node, 0) for node in match.nodes.values())
+        if oldest >= _MAX_GENERATIONS and not is_progress:
+            raise RewriteError(
+                f"expected rules to come to an end, got {oldest + 1} rewrites of the same place",
+                source=None if source is None else str(source),
+                hint=f"{candidate.name} matches what it, or another rule, made; add a where=",
+            )
+        for node in inserted if is_progress else (*inserted, *match.nodes.values()):
+            ages[node] = oldest if is_progress else oldest + 1
 
     def _insert(self, candidate: Rule, match: Match) -> tuple[list[fx.Node], list[Any]]:
         """Copy the replacement in front of the root; return the new nodes and the results."""
@@ -355,7 +367,10 @@ class _Run:
         for node in self.graph.find_nodes(op="get_attr", target=attribute.path):
             if node < place:
                 return node
-        return self.session.insert("get_attr", attribute.path, before=place)
+        read = self.session.insert("get_attr", attribute.path, before=place)
+        if self._safety is not None:
+            self._safety.inserted(read)
+        return read
 
     def _substitute(self, output: fx.Node, value: Any, matched: list[fx.Node]) -> None:
         """Give the users of a result its new value; those that were matched too go anyway."""

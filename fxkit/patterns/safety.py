@@ -11,6 +11,8 @@ from torch import fx
 
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import effects_of
+from fxkit.ir.op import Attribute, resolve
+from fxkit.ir.printer import format_value
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Rule
@@ -95,13 +97,11 @@ class Safety:
         for node in matched:
             if node is match.root:
                 continue
-            for operand in node.all_input_nodes:
+            for operand in (*node.all_input_nodes, *_attributes_of(node), node):
                 writer = self._order.written_between(operand, node, match.root)
                 if writer is not None and writer not in matched:
-                    return f"%{writer.name} may write to %{operand.name} before %{match.root.name}"
-            writer = self._order.written_between(node, node, match.root)
-            if writer is not None and writer not in matched:
-                return f"%{writer.name} may write to %{node.name} before %{match.root.name}"
+                    shown = format_value(operand)
+                    return f"%{writer.name} may write to {shown} before %{match.root.name}"
         return None
 
     def _moved_effect(self, match: Match) -> str | None:
@@ -159,3 +159,10 @@ class Safety:
         aliases = self._order.aliases
         outside = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
         return {aliases.root(n) for n in (*outside, *self._output.all_input_nodes)}
+
+
+def _attributes_of(node: fx.Node) -> list[Attribute]:
+    """Return the parameters and buffers that a called module brings itself."""
+    call = resolve(node) if node.op == "call_module" else None
+    values = () if call is None else call.arguments.values()
+    return [value for value in values if isinstance(value, Attribute)]

@@ -89,6 +89,7 @@ def test_rewriting_many_random_graphs_shows_nothing(**case: Any) -> None:
     _check(**case)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("check", ["_written_operand", "_moved_effect", "_new_alias"])
 def test_random_graphs_find_the_absence_of_each_check(
     check: str, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,372 @@
+"""Rules applied to graphs: order, fixpoint, limits, errors, and what is recorded of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.errors import RewriteError
+from fxkit.ir.printer import format_graph
+from fxkit.ir.provenance import module_path, provenance_of, source_of
+from fxkit.ir.types import TensorType, type_of
+from fxkit.patterns import engine
+from fxkit.patterns.engine import RewriteReport, find, rewrite
+from fxkit.patterns.matching import Match
+from fxkit.patterns.rewriting import rule
+from fxkit.testing import assert_equivalent, assert_rewrites
+from fxkit.tracing.symbolic import symbolic_trace
+
+_RELU = rule(lambda x: torch.relu(torch.relu(x)), lambda x: torch.relu(x), name="relu_of_relu")
+_NEG = rule(lambda x: -(-x), lambda x: x, name="neg_of_neg")
+_SIN = rule(lambda x: torch.sin(x), lambda x: torch.cos(x), name="sin_to_cos")
+
+
+def test_rewriting_goes_on_until_nothing_matches() -> None:
+    assert_rewrites(_RELU, lambda x: x.relu().relu().relu().relu(), lambda x: x.relu())
+    gm = symbolic_trace(lambda x: x.relu().relu().relu().relu())
+    assert rewrite(gm, _RELU).count == 3
+
+
+def test_a_sweep_visits_the_nodes_as_they_were() -> None:
+    chain = [rule(lambda x: torch.sin(x), lambda x: torch.cos(x)),
+             rule(lambda x: torch.cos(x), lambda x: torch.tan(x))]  # fmt: skip
+    gm = symbolic_trace(lambda x: torch.sin(x) + 1)
+    assert rewrite(gm, chain, fixpoint=False).count == 1
+    gm = symbolic_trace(lambda x: torch.sin(x) + 1)
+    assert rewrite(gm, chain).count == 2
+    x = torch.randn(3)
+    assert torch.equal(gm(x), torch.tan(x) + 1)
+
+
+def test_one_rewrite_makes_room_for_another_further_down() -> None:
+    """-(-x) goes first, and only then are the two relus neighbours."""
+    gm = symbolic_trace(lambda x: torch.relu(-(-torch.relu(x))) + 1)
+    report = rewrite(gm, [_RELU, _NEG])
+    assert [site.rule for site in report.sites] == ["neg_of_neg", "relu_of_relu"]
+
+
+def test_the_rule_of_larger_benefit_wins_then_the_first() -> None:
+    small = rule(lambda x: torch.exp(x), lambda x: torch.sin(x), name="small")
+    large = rule(lambda x: torch.exp(x), lambda x: torch.cos(x), name="large", benefit=2)
+    other = rule(lambda x: torch.exp(x), lambda x: torch.tan(x), name="other")
+    for rules, expected in (
+        ([small, large], "large"),
+        ([small, other], "small"),
+        ([other, small], "other"),
+    ):
+        gm = symbolic_trace(lambda x: torch.exp(x))
+        assert [site.rule for site in rewrite(gm, rules).sites] == [expected]
+
+
+def test_a_refused_rule_leaves_the_place_to_the_next() -> None:
+    refused = rule(lambda x: torch.exp(x), lambda x: torch.sin(x), name="refused", benefit=9,
+                   where=lambda match: "not today")  # fmt: skip
+    taken = rule(lambda x: torch.exp(x), lambda x: torch.cos(x), name="taken")
+    gm = symbolic_trace(lambda x: torch.exp(x))
+    report = rewrite(gm, [refused, taken])
+    assert report.hits == {"taken": 1}
+    assert report.refusals == (("refused", "exp", "not today"),)
+
+
+def test_overlapping_matches_are_rewritten_once() -> None:
+    """The two matches of -(-x) in -(-(-x)) share a node."""
+    gm = symbolic_trace(lambda x: -(-(-x)) + 1)
+    assert len(find(gm, _NEG)) == 2
+    assert rewrite(gm, _NEG).count == 1
+    assert_equivalent(lambda x: -x + 1, gm, (torch.randn(3),), exact=True)
+
+
+def test_adjacent_matches_are_both_rewritten() -> None:
+    fuse = rule(lambda x: torch.exp(torch.sin(x)), lambda x: torch.cos(x))
+    gm = symbolic_trace(lambda x: torch.exp(torch.sin(torch.exp(torch.sin(x)))))
+    assert rewrite(gm, fuse).count == 2
+    x = torch.randn(3)
+    assert torch.equal(gm(x), torch.cos(torch.cos(x)))
+
+
+def _text(gm: fx.GraphModule) -> tuple[str, str, list[str]]:
+    return format_graph(gm, sources=True), gm.code, sorted(gm.state_dict())
+
+
+def test_a_replacement_that_contains_its_pattern_is_refused_and_taken_back() -> None:
+    endless = rule(lambda x: torch.sin(x), lambda x: torch.sin(x) * 2, name="endless")
+    gm = symbolic_trace(lambda x: torch.sin(x) + 1)
+    before = _text(gm)
+    with pytest.raises(RewriteError, match="expected rules to come to an end") as caught:
+        rewrite(gm, endless)
+    assert "endless" in str(caught.value)
+    assert _text(gm) == before
+
+
+def test_rules_that_undo_each_other_are_refused_and_taken_back() -> None:
+    there = rule(lambda x: torch.sin(x), lambda x: torch.cos(x), name="there")
+    back = rule(lambda x: torch.cos(x), lambda x: torch.sin(x), name="back")
+    gm = symbolic_trace(lambda x: torch.sin(x) + 1)
+    before = _text(gm)
+    with pytest.raises(RewriteError, match="come to an end"):
+        rewrite(gm, [there, back])
+    assert _text(gm) == before
+    assert rewrite(gm, [there, back], fixpoint=False).count == 1
+
+
+def test_a_replacement_that_contains_its_pattern_works_in_one_sweep() -> None:
+    scaled = rule(lambda x: torch.sin(x), lambda x: torch.sin(x * 2))
+    gm = symbolic_trace(lambda x: torch.sin(torch.sin(x)))
+    assert rewrite(gm, scaled, fixpoint=False).count == 2
+    x = torch.randn(3)
+    assert torch.equal(gm(x), torch.sin(torch.sin(x * 2) * 2))
+
+
+def test_a_long_chain_is_no_endless_rule() -> None:
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for _ in range(300):
+        value = graph.call_function(torch.relu, (value,))
+    graph.output(value)
+    gm = fx.GraphModule(nn.Module(), graph)
+    assert rewrite(gm, _RELU).count == 299
+
+
+def test_a_predicate_that_raises_is_an_error_and_nothing_has_changed() -> None:
+    seen: list[str] = []
+
+    def where(match: Match) -> bool:
+        seen.append(match.root.name)
+        if len(seen) == 2:
+            raise KeyError("shape")
+        return True
+
+    gm = symbolic_trace(lambda x: torch.sin(torch.sin(x)))
+    before = _text(gm)
+    failing = rule(lambda x: torch.sin(x), lambda x: torch.cos(x), name="failing", where=where)
+    with pytest.raises(RewriteError, match="predicate of failing to answer, got KeyError"):
+        rewrite(gm, failing)
+    assert seen == ["sin", "sin_1"]
+    assert _text(gm) == before
+
+
+def test_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(torch.sin(torch.sin(x)))
+
+    gm = symbolic_trace(program)
+    report = rewrite(gm, _SIN, limit=2)
+    assert (report.count, report.stopped) == (2, "the limit of 2 rewrites")
+    assert report.table().endswith("stopped: the limit of 2 rewrites")
+    monkeypatch.setenv("FXKIT_MAX_REWRITES", "1")
+    assert rewrite(symbolic_trace(program), _SIN).count == 1
+    assert rewrite(symbolic_trace(program), _SIN, limit=3).count == 3
+    monkeypatch.setenv("FXKIT_MAX_REWRITES", "0")
+    assert rewrite(symbolic_trace(program), _SIN).count == 0
+
+
+def test_replacement_of_every_form() -> None:
+    """An operand, a constant, a matched value, new nodes, several results."""
+    x, y = torch.randn(3), torch.randn(3)
+    first = rule(lambda x, y: torch.sin(x) + torch.cos(y), lambda x, y: y.clone())
+    gm = symbolic_trace(lambda a, b: (torch.sin(a) + torch.cos(b)) * 2)
+    assert rewrite(gm, first).count == 1
+    assert torch.equal(gm(x, y), y * 2)
+
+    sizes = rule(lambda x: torch.sin(x) * 0, lambda x: 0)
+    gm = symbolic_trace(lambda a: a + torch.sin(a) * 0)
+    assert rewrite(gm, sizes).count == 1
+    assert torch.equal(gm(x), x)
+    assert len(gm.graph.nodes) == 3
+
+    @rule
+    def inner(x):
+        """The matched sine itself."""
+        sine = torch.sin(x)
+        return torch.exp(torch.log(sine)), sine
+
+    gm = symbolic_trace(lambda a: torch.exp(torch.log(torch.sin(a))) + 1)
+    assert rewrite(gm, inner).count == 1
+    assert torch.equal(gm(x), torch.sin(x) + 1)
+    assert [node.name for node in gm.graph.nodes] == ["a", "sin", "add", "output"]
+
+    swapped = rule(lambda x: (torch.sin(x), torch.cos(x)), lambda x: (torch.cos(x), torch.sin(x)))
+    gm = symbolic_trace(lambda a: torch.sin(a) - torch.cos(a))
+    assert rewrite(gm, swapped, limit=1).count == 1
+    assert torch.equal(gm(x), torch.cos(x) - torch.sin(x))
+
+
+def test_unused_part_of_a_replacement_is_not_made() -> None:
+    wasteful = rule(lambda x: torch.sin(x), lambda x: (torch.tan(x), torch.cos(x))[1])
+    gm = symbolic_trace(lambda x: torch.sin(x))
+    rewrite(gm, wasteful)
+    assert not gm.graph.find_nodes(op="call_function", target=torch.tan)
+
+
+def test_parameters_of_a_module_become_operands() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2, bias=False))
+    gm = symbolic_trace(model)
+    taken = rule(lambda x, w, b: torch.relu(F.linear(x, w, b)),
+                 lambda x, w, b: torch.relu(x @ w.t() + b), exact=False)  # fmt: skip
+    assert rewrite(gm, taken).count == 1
+    reads = [str(node.target) for node in gm.graph.find_nodes(op="get_attr")]
+    assert reads == ["0.weight", "0.bias"]
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(gm(x), model(x))
+
+
+def test_a_shared_module_is_rewritten_at_each_call() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.linear(torch.relu(self.linear(x))))
+
+    model = Shared()
+    gm = symbolic_trace(model)
+    product = rule(lambda x, w, b: F.linear(x, w, b), lambda x, w, b: x @ w.t() + b, exact=False)
+    assert rewrite(gm, product).count == 2
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(gm(x), model(x))
+
+
+def test_a_hooked_module_stays() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.ReLU())
+    handle = model[0].register_forward_hook(lambda module, args, result: result * 2)
+    gm = symbolic_trace(model)
+    assert rewrite(gm, _RELU).count == 0
+    handle.remove()
+    assert rewrite(gm, _RELU).count == 1
+
+
+def test_a_graph_module_inside_stays_one_call() -> None:
+    inner = symbolic_trace(lambda x: torch.sin(x))
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(self.inner(x))
+
+    outer = Outer()
+    graph = fx.Tracer().trace(outer)
+    gm = fx.GraphModule(outer, graph)
+    calls = len(gm.graph.find_nodes(op="call_module", target="inner"))
+    assert rewrite(gm, _SIN).count == 2 - calls
+
+
+def test_empty_graphs() -> None:
+    assert rewrite(symbolic_trace(lambda x: x), _SIN).count == 0
+    assert rewrite(symbolic_trace(lambda: 3), _SIN).count == 0
+    graph = fx.Graph()
+    graph.output(None)
+    assert rewrite(fx.GraphModule(nn.Module(), graph), _SIN).count == 0
+
+
+def test_no_rules() -> None:
+    assert rewrite(symbolic_trace(lambda x: x), []).count == 0
+
+
+class _Block(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(x)
+
+
+def test_new_nodes_have_types_sources_and_provenance() -> None:
+    gm = symbolic_trace(nn.Sequential(_Block()))
+    propagate_types(gm, (torch.randn(2, 3),))
+    names = [node.name for node in gm.graph.nodes][1:3]
+    parts = rule(lambda x: x * torch.sigmoid(x), lambda x: F.silu(torch.abs(x)), name="parts",
+                 exact=False)  # fmt: skip
+    report = rewrite(gm, parts)
+    (site,) = report.sites
+    assert site.inserted == ("abs_1", "silu")
+    for name in site.inserted:
+        node = next(n for n in gm.graph.nodes if n.name == name)
+        assert provenance_of(node).replaced == tuple(names)
+        assert provenance_of(node).by == ("parts",)
+        source = source_of(node)
+        assert source is not None and source.function == "forward"
+        assert module_path(node) == "0"
+        known = type_of(node)
+        assert isinstance(known, TensorType) and known.shape == (2, 3)
+    again = rule(lambda x: F.silu(x), lambda x: F.gelu(x), name="again")
+    rewrite(gm, again)
+    gelu = next(n for n in gm.graph.nodes if n.name.startswith("gelu"))
+    assert provenance_of(gelu).by == ("parts", "again")
+    assert provenance_of(gelu).replaced == tuple(names)
+
+
+def test_report() -> None:
+    gm = symbolic_trace(lambda x: torch.relu(torch.relu(torch.sin(x))) + torch.cos(x))
+    report = rewrite(gm, [_RELU, _NEG, _SIN])
+    assert isinstance(report, RewriteReport)
+    assert report.hits == {"relu_of_relu": 1, "sin_to_cos": 1}
+    assert {name: (t.tries, t.hits) for name, t in report.tallies.items()} == {
+        "relu_of_relu": (3, 1),
+        "sin_to_cos": (1, 1),
+    }
+    lines = report.table().splitlines()
+    assert lines[0].split() == ["rule", "tries", "hits", "refused", "ms"]
+    assert len(lines) == 3
+    relu = next(site for site in report.sites if site.rule == "relu_of_relu")
+    assert str(relu).startswith("relu_of_relu at %relu_1 (test_engine.py:")
+    assert str(relu).endswith("2 nodes -> %relu_2")
+
+
+def test_the_graph_is_recompiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = symbolic_trace(lambda x: torch.sin(torch.sin(torch.sin(x))))
+    calls: list[Any] = []
+    compiled = fx.GraphModule.recompile
+    monkeypatch.setattr(
+        fx.GraphModule, "recompile", lambda self: (calls.append(self), compiled(self))[1]
+    )
+    rewrite(gm, _SIN)
+    assert len(calls) == 1
+    rewrite(gm, _SIN)
+    assert len(calls) == 1
+
+
+def _chain(hits: int) -> fx.GraphModule:
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for _ in range(hits):
+        value = graph.call_function(torch.add, (value, 1))
+        value = graph.call_function(torch.relu, (value,))
+        value = graph.call_function(torch.mul, (value, 2))
+    graph.output(value)
+    return fx.GraphModule(nn.Module(), graph)
+
+
+def test_work_is_proportional_to_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: resolved calls, tried rules and alias look-ups, for 40 and 400 hits."""
+    work = {"resolve": 0, "match": 0, "root": 0}
+
+    def counted(name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            work[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(engine, "resolve", counted("resolve", engine.resolve))
+    monkeypatch.setattr(engine, "match_at", counted("match", engine.match_at))
+    sets = engine.Safety.__init__.__globals__["EffectOrder"].__init__.__globals__["AliasSets"]
+    monkeypatch.setattr(sets, "root", counted("root", sets.root))
+    fused = rule(lambda x: torch.relu(x + 1) * 2, lambda x: torch.sin(x))
+    unrelated = [
+        rule(eval(f"lambda x: torch.{name}(x)", {"torch": torch}), lambda x: torch.cos(x))
+        for name in ("exp", "log", "sqrt", "tan", "sinh", "cosh", "erf", "floor", "ceil", "sign")
+    ]
+    measured = []
+    for hits, rules in ((40, [fused]), (400, [fused]), (400, [fused, *unrelated])):
+        work.update(dict.fromkeys(work, 0))
+        assert rewrite(_chain(hits), rules).count == hits
+        measured.append(dict(work))
+    for name in work:
+        assert measured[1][name] <= 10.5 * measured[0][name], name
+        assert measured[2][name] == measured[1][name], name

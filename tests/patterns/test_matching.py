@@ -1,0 +1,202 @@
+"""Where a pattern occurs, in which spelling and order, and where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.ir.op import Attribute
+from fxkit.patterns.engine import find
+from fxkit.patterns.matching import Match, Miss, match_at
+from fxkit.patterns.matching import _Search as Search
+from fxkit.patterns.pattern import pattern
+from fxkit.tracing.symbolic import symbolic_trace
+
+_X = torch.randn(3, 4)
+
+
+def _typed(program: Callable[..., Any], *args: torch.Tensor) -> fx.GraphModule:
+    gm = symbolic_trace(program)
+    if args:
+        propagate_types(gm, args)
+    return gm
+
+
+# pattern, program, how often it occurs there
+_OCCURRENCES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
+    "method for function": (lambda x: torch.relu(x), lambda x: x.relu(), 1),
+    "functional for function": (lambda x: torch.relu(x), lambda x: F.relu(x), 1),
+    "overload for function": (lambda x: torch.relu(x), lambda x: torch.ops.aten.relu(x), 1),
+    "function for functional": (lambda x: F.softmax(x, -1), lambda x: x.softmax(dim=-1), 1),
+    "keywords for positions": (lambda x: x.sum(1, True), lambda x: torch.sum(x, dim=1,
+                                                                          keepdim=True), 1),
+    "in place is another": (lambda x: torch.relu(x), lambda x: x.relu_(), 0),
+    "inplace=True is another": (lambda x: F.relu(x), lambda x: F.relu(x, inplace=True), 0),
+    "out= is another": (lambda x, y: x + y, lambda x, y: torch.add(x, x, out=y), 0),
+    "both orders": (lambda x, y: torch.sigmoid(x) * y, lambda x, y: y * torch.sigmoid(x), 1),
+    "both orders, deeper": (
+        lambda x, y: (torch.exp(x) + y) * torch.sin(y),
+        lambda x, y: torch.sin(y) * (y + torch.exp(x)), 1,
+    ),
+    "not in the other order": (lambda x, y: x - torch.exp(y), lambda x, y: torch.exp(y) - x, 0),
+    "default required": (lambda x, y: torch.add(x, y), lambda x, y: torch.add(x, y, alpha=5), 0),
+    "default given": (lambda x, y: x + y, lambda x, y: torch.add(x, y, alpha=1), 1),
+    "not default": (lambda x, y: torch.add(x, y, alpha=5), lambda x, y: torch.add(x, y), 0),
+    "scaled in order": (
+        lambda x, y: torch.add(torch.exp(x), y, alpha=5),
+        lambda x, y: torch.add(y, torch.exp(x), alpha=5), 0,
+    ),
+    "one capture twice": (lambda x: x * torch.sigmoid(x), lambda x: x * torch.sigmoid(x), 1),
+    "one capture, two values": (lambda x: x * torch.sigmoid(x),
+                                lambda x, y: x * torch.sigmoid(y), 0),
+    "two captures, one value": (lambda x, y: x * y, lambda x: x * x, 1),
+    "list of two": (lambda x, y: torch.cat([x, y]), lambda x, y: torch.cat((x, y)), 1),
+    "list of three": (lambda x, y: torch.cat([x, y]), lambda x, y: torch.cat([x, y, x]), 0),
+    "list with an operation": (lambda x, y: torch.cat([-x, y], 1),
+                               lambda x, y: torch.cat([-x, y], dim=1), 1),
+    "literal": (lambda x: x * 2, lambda x: x * 2, 1),
+    "other literal": (lambda x: x * 2, lambda x: x * 3, 0),
+    "literal on the other side": (lambda x: x * 2, lambda x: 2 * x, 1),
+    "reflected subtraction": (lambda x: 1 - x, lambda x: torch.rsub(x, 1), 1),
+    "capture of a literal": (lambda x, p: x * p, lambda x: x * 2.5, 1),
+    "capture in a list": (lambda x, a: x.view(a, 4), lambda x: x.view(-1, 4), 1),
+    "capture of a list": (lambda x, shape: x.view(shape), lambda x: x.view(-1, 4), 1),
+    "overlapping": (lambda x: torch.relu(torch.relu(x)), lambda x: x.relu().relu().relu(), 2),
+    "same value asked twice": (lambda x: -x * -x, lambda x: -x * -x, 1),
+    "shared value": (
+        lambda x: (lambda n: n * torch.exp(n))(-x),
+        lambda x: (lambda n: n * torch.exp(n))(-x), 1,
+    ),
+    "shared value, two values": (lambda x: (lambda n: n * torch.exp(n))(-x),
+                                 lambda x: -x * torch.exp(-x), 0),
+    "getitem": (lambda x: x[0], lambda x: x[0], 1),
+    "another index": (lambda x: x[0], lambda x: x[1], 0),
+    "slice": (lambda x: x[:, 1:], lambda x: x[:, 1:], 1),
+    "another slice": (lambda x: x[:, 1:], lambda x: x[:, 2:], 0),
+    "part of several results": (lambda x: x.chunk(2)[1], lambda x: x.chunk(2)[1], 1),
+    "training dropout": (lambda x: F.dropout(x, 0.5, False), lambda x: F.dropout(x, 0.5, True), 0),
+    "nothing": (lambda x: torch.sin(x), lambda x: x, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(_OCCURRENCES))
+def test_occurrences(case: str) -> None:
+    wanted, program, count = _OCCURRENCES[case]
+    assert len(find(symbolic_trace(program), wanted)) == count
+
+
+def test_modules_match_functions() -> None:
+    gm = symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.ReLU(inplace=True)))
+    (found,) = find(gm, lambda x, w, b: torch.relu(F.linear(x, w, b)))
+    assert found["w"] == Attribute("0.weight")
+    assert found.type("w").shape == (4, 4)
+    assert found.root.name == "_1"
+
+
+def test_another_module_of_the_same_name_does_not_match() -> None:
+    gm = symbolic_trace(nn.Sequential(nn.ReLU()))
+    assert len(find(gm, lambda x: torch.relu(x))) == 1
+    gm.add_module("0", nn.Tanh())
+    assert not find(gm, lambda x: torch.relu(x))
+    assert len(find(gm, lambda x: torch.tanh(x))) == 1
+
+
+@pytest.mark.parametrize(
+    ("literal", "program", "operand", "count"),
+    [
+        (2, lambda x: x * 2.0, torch.randn(3), 1),
+        (2.0, lambda x: x * 2, torch.randn(3), 1),
+        (2.0, lambda x: x * 2, torch.arange(3), 0),
+        (2, lambda x: x * 2.0, torch.arange(3), 0),
+        (2, lambda x: x * 2, torch.arange(3), 1),
+        (2, lambda x: x * 2.0, None, 0),
+        (2.0, lambda x: x * 2.0, None, 1),
+    ],
+)
+def test_integer_against_float_literals(
+    literal: float, program: Any, operand: torch.Tensor | None, count: int
+) -> None:
+    gm = _typed(program, *([] if operand is None else [operand]))
+    wanted = pattern(eval(f"lambda x: x * {literal}"))
+    assert len(find(gm, wanted)) == count
+
+
+def test_bindings_nodes_and_interior() -> None:
+    gm = _typed(lambda a, b: torch.exp(-a) * b, _X, _X)
+    (found,) = find(gm, lambda x, y: torch.exp(-x) * y)
+    assert str(found["x"]) == "a"
+    assert [node.name for node in found.nodes.values()] == ["neg", "exp", "mul"]
+    assert [node.name for node in found.interior] == ["neg", "exp"]
+    assert [node.name for node in found.outputs] == ["mul"]
+    assert str(found) == "<lambda> at %mul (x=%a, y=%b)"
+    assert found.type("y").shape == (3, 4)
+
+
+def test_several_results() -> None:
+    gm = symbolic_trace(lambda x, y: torch.sin(x) + torch.cos(y) + torch.cos(x))
+    (found,) = find(gm, lambda v: (torch.sin(v), torch.cos(v)))
+    assert [node.name for node in found.outputs] == ["sin", "cos_1"]
+
+
+def test_several_results_below_each_other() -> None:
+    gm = symbolic_trace(lambda x: (torch.exp(-x), -x))
+    assert not find(gm, lambda v: (lambda n: (n, torch.exp(n)))(torch.neg(v.abs())))
+    shared = symbolic_trace(lambda x: (lambda n: (torch.exp(n), n))(-x))
+    (found,) = find(shared, lambda v: (lambda n: (n, torch.exp(n)))(-v))
+    assert [node.name for node in found.outputs] == ["neg", "exp"]
+
+
+def test_commute_can_be_switched_off() -> None:
+    gm = symbolic_trace(lambda x, y: y * torch.sigmoid(x))
+    wanted = pattern(lambda x, y: torch.sigmoid(x) * y)
+    assert len(find(gm, wanted)) == 1
+    assert not find(gm, wanted, commute=False)
+
+
+def test_a_capture_takes_back_its_choice() -> None:
+    """The first order binds x to the wrong operand; the second one fits."""
+    gm = symbolic_trace(lambda a, b: (b + a) * torch.exp(b))
+    (found,) = find(gm, lambda x, y: (x + y) * torch.exp(x))
+    assert (str(found["x"]), str(found["y"])) == ("b", "a")
+
+
+def _sum_of(count: int) -> Callable[..., Any]:
+    names = [f"x{index}" for index in range(count)]
+    terms = " + ".join(f"torch.exp({name})" for name in names)
+    return eval(f"lambda {', '.join(names)}: {terms}", {"torch": torch})
+
+
+def test_orders_do_not_cost_exponentially() -> None:
+    """A chain of n sums has 2^n orders; operators alone tell which can fit."""
+    steps = {}
+    for count in (8, 16, 32):
+        gm = symbolic_trace(_sum_of(count))
+        root = list(gm.graph.nodes)[-2]
+        search = Search(pattern(_sum_of(count)), root, True)
+        assert isinstance(search.run(), Match)
+        steps[count] = search.steps
+    assert steps[32] <= 4.5 * steps[8]
+
+
+def test_orders_do_not_cost_exponentially_where_nothing_fits() -> None:
+    gm = symbolic_trace(_sum_of(14))
+    next(iter(gm.graph.find_nodes(op="call_function", target=torch.exp))).target = torch.sin
+    search = Search(pattern(_sum_of(14)), list(gm.graph.nodes)[-2], True)
+    assert isinstance(search.run(), Miss)
+    assert search.steps <= 200
+
+
+def test_a_miss_is_a_value_that_tells_what_stopped_it() -> None:
+    gm = symbolic_trace(lambda a: torch.exp(torch.sin(a)) * 2)
+    root = list(gm.graph.nodes)[-2]
+    missed = match_at(pattern(lambda x: torch.exp(torch.cos(x)) * 2), root)
+    assert isinstance(missed, Miss)
+    assert (missed.matched, missed.expected, missed.got) == (2, "aten.cos", "aten.sin")
+    assert missed.node is not None and missed.node.name == "sin"
+    assert missed.pattern_source.startswith("test_matching.py:")

@@ -1,0 +1,109 @@
+"""The texts that tell why a rule did not apply."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fxkit.errors import FxkitError
+from fxkit.patterns.reasons import explain
+from fxkit.patterns.rewriting import rule
+from fxkit.tracing.symbolic import symbolic_trace
+
+_SILU = rule(lambda x: x * torch.sigmoid(x), lambda x: F.silu(x), name="silu")
+
+
+def _text(explanation: object) -> str:
+    return re.sub(r":\d+ in \S+", ":LINE", str(explanation))
+
+
+def test_another_operator() -> None:
+    gm = symbolic_trace(lambda a: a * torch.tanh(a))
+    assert _text(explain(gm, _SILU, at="mul")) == (
+        "silu does not apply at %mul\n"
+        "silu at %mul: 1 of 2 operations matched\n"
+        "expected aten.sigmoid, got aten.tanh\n"
+        "  node:  %tanh = aten.tanh(%a)\n"
+        "  from:  test_reasons.py:LINE\n"
+        "  rule:  test_reasons.py:LINE"
+    )
+
+
+def test_another_operand() -> None:
+    gm = symbolic_trace(lambda a, b: torch.sigmoid(a) * b)
+    assert _text(explain(gm, _SILU)) == (
+        "silu does not apply at %mul\n"
+        "silu at %mul: 2 of 2 operations matched\n"
+        "expected %b again for 'x', got %a\n"
+        "  node:  %sigmoid = aten.sigmoid(%a)\n"
+        "  from:  test_reasons.py:LINE\n"
+        "  rule:  test_reasons.py:LINE"
+    )
+
+
+def test_another_constant() -> None:
+    scaled = rule(lambda x, y: torch.add(x, y), lambda x, y: x, name="plain_sum")
+    gm = symbolic_trace(lambda a, b: torch.add(a, b, alpha=5))
+    assert _text(explain(gm, scaled)) == (
+        "plain_sum does not apply at %add\n"
+        "plain_sum at %add: 1 of 1 operations matched\n"
+        "expected 1, got 5\n"
+        "  node:  %add = aten.add(%a, %b, alpha=5)\n"
+        "  from:  test_reasons.py:LINE\n"
+        "  rule:  test_reasons.py:LINE"
+    )
+
+
+def test_no_such_root() -> None:
+    gm = symbolic_trace(lambda a: torch.sigmoid(a))
+    explanation = explain(gm, _SILU)
+    assert (explanation.applies, explanation.node) == (False, None)
+    assert str(explanation) == (
+        "silu does not apply\nexpected aten.mul somewhere in the graph, got none"
+    )
+
+
+def test_the_predicate_says_why() -> None:
+    never = rule(lambda x: torch.sin(x), lambda x: x, name="never", where=lambda match: "too small")
+    gm = symbolic_trace(lambda a: torch.sin(a))
+    assert str(explain(gm, never)) == (
+        "never does not apply at %sin\n"
+        "all 1 operations matched, but too small\n"
+        "  node:  %sin = aten.sin(%a)"
+    )
+
+
+def test_effects_say_why() -> None:
+    def program(a: torch.Tensor) -> torch.Tensor:
+        gate = torch.sigmoid(a)
+        a.add_(1)
+        return a * gate
+
+    explanation = explain(symbolic_trace(program), _SILU)
+    assert str(explanation) == (
+        "silu does not apply at %mul\n"
+        "all 2 operations matched, but %add_ may write to %a before %mul\n"
+        "  node:  %mul = aten.mul(%a, %sigmoid)"
+    )
+
+
+def test_what_applies_tells_what_it_matched() -> None:
+    gm = symbolic_trace(lambda a: torch.sigmoid(a) * a)
+    explanation = explain(gm, _SILU)
+    assert explanation.applies
+    assert str(explanation) == "silu applies at %mul\nsilu at %mul (x=%a)"
+
+
+def test_the_nearest_of_several_is_told() -> None:
+    gm = symbolic_trace(lambda a, b: (a * b) + a * torch.sigmoid(b))
+    explanation = explain(gm, _SILU)
+    assert explanation.node == "mul_1"
+    assert explanation.miss is not None and explanation.miss.matched == 2
+
+
+def test_unknown_node() -> None:
+    with pytest.raises(FxkitError, match="expected the name of a node, got 'nowhere'"):
+        explain(symbolic_trace(lambda a: a * 2), _SILU, at="nowhere")

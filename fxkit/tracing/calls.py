@@ -43,7 +43,7 @@ class Spelling:
         swap: Whether the two operands change places (`__rsub__`).
         may_be_random: Whether the call may draw random numbers.
         is_dynamic: Whether the result's shape may depend on the numbers in a tensor.
-        may_write_unseen: Whether the call may write to arguments without counting up their versions.
+        may_write_unseen: Whether the call may write to arguments and not count up their versions.
         is_pointwise: Whether the shape is that of the broadcast operands, whatever their numbers.
         refusal: Why a graph can't hold such a call, or None.
     """

@@ -30,18 +30,25 @@ class Captured:
     recorded, and its graph is kept beside the others, up to `MAX_VARIANTS`. A call that can't be
     held in a graph is simply a call of the program.
 
-    What a graph takes for granted is guarded on entry (the arguments' nesting, plain values, tensor
-    types and identities; modules' training flags, children and hooks; that parameters, buffers and
-    other outside tensors are the same objects; gradient, inference and autocast modes; default dtype
-    and device), or inside the graph, where the program read a number out of a tensor. Not guarded
-    are other things that Python code can read: globals, closures and attributes that hold no
-    tensors, the environment, files, time and the random states of Python and NumPy. What the program
-    does beside torch, such as printing, happens when it is captured and not when its graph runs.
+    What a graph takes for granted is guarded. On entry: the arguments' nesting, their plain values,
+    the types and identities of their tensors; modules' training flags, children and hooks; that
+    parameters, buffers and other outside tensors are the same objects, of the same types, in their
+    places; gradient, inference and autocast modes; default dtype and device. Inside the graph: each
+    number, length or text that the program read out of a tensor.
+
+    A run that does what no graph can repeat is not kept: it assigns to attributes, globals,
+    closures or containers that it was not given, draws random numbers from Python or NumPy, seeds
+    torch, uses tensors of unknown origin or of a subclass, or `torch.func`.
+
+    Not guarded is what Python code reads beside that: globals, closures and attributes that hold
+    no tensors, the environment, files, time. What the program does beside torch, such as printing,
+    is done when it is captured and not when its graph runs. Writes to a tensor's memory by foreign
+    code (NumPy arrays excepted) are not seen.
 
     Args:
         fn: The program: a function, module, bound method, or other callable.
-        backend: Makes, of each graph module and the tensors it was captured with, what is run in its
-            place; the graph module itself runs when left out.
+        backend: Makes, of each graph module and the tensors that it was captured with, what is run
+            in its place; the graph module itself runs when left out.
     """
 
     def __init__(self, fn: Callable[..., Any], *, backend: Backend | None = None) -> None:
@@ -94,9 +101,9 @@ class Captured:
         return (*latest.guards, *latest.value_guards)
 
     @property
-    def nodes(self) -> fx.graph._node_list:
-        """The nodes of `graph_module`."""
-        return self.graph_module.graph.nodes
+    def nodes(self) -> list[fx.Node]:
+        """The nodes of `graph_module`, in order."""
+        return list(self.graph_module.graph.nodes)
 
     @property
     def variants(self) -> tuple[fx.GraphModule, ...]:

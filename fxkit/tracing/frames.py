@@ -61,7 +61,7 @@ class Frames:
     """The frames between `capture` and the call that is being recorded.
 
     Args:
-        boundary: The frame at which the user's program begins; it and its callers are not looked at.
+        boundary: The frame that calls the user's program; it and its callers are not looked at.
         names: Qualified names of the modules that are known, by `id`.
 
     Attributes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch.fx.node import has_side_effect
 
 from fxkit.errors import CaptureError
 from fxkit.ir.types import TensorType
@@ -48,7 +48,7 @@ class GuardFailed(CaptureError):
         )
 
 
-@fx.node.has_side_effect  # else torch's own dead-code elimination drops the guard
+@has_side_effect  # else torch's own dead-code elimination drops the guard
 def check_value(value: Any, expected: Any, what: str, source: str) -> None:
     """Go on only if the program would see the same Python value as when it was captured.
 

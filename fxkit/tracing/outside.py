@@ -1,8 +1,8 @@
 """Tensors that a program uses without being given them: parameters, buffers, globals, closures.
 
-They are found before the program runs, by looking into what the callable refers to. Each has a place,
-so that a later call can tell whether the same tensor still lies there. A tensor that turns up during
-the run and was neither recorded nor found here has no known origin, and is refused.
+They are found before the program runs, by looking into what the callable refers to. Each has a
+place, so that a later call can tell whether the same tensor still lies there. A tensor that turns
+up during the run and was neither recorded nor found here has no known origin, and is refused.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Surroundings:
             self.holders.append(("", vars(fn)))
             for name, value in vars(fn).items():
                 self._look_at(Place(vars(fn), name, name), value, name, 0)
-            self._look_into_function(getattr(type(fn), "__call__", None), 0)
+            self._look_into_function(type(fn).__call__, 0)
 
     def _look_into_function(self, fn: Any, depth: int) -> None:
         fn = getattr(fn, "__wrapped__", fn) if not isinstance(fn, types.FunctionType) else fn
@@ -234,10 +234,11 @@ def attribute_name(place: Place, taken: set[str]) -> str:
     if _is_reserved(name.partition(".")[0]):
         name = f"outer_{name}"
     base = name
+    first, _, rest = base.partition(".")
     number = 0
     while name in taken or f"{name}." in taken or not taken.isdisjoint(_prefixes(name)):
-        number += 1
-        name = f"{base}_{number}"
+        number += 1  # on the first part, since it may be a prefix that is taken
+        name = f"{first}_{number}.{rest}" if rest else f"{first}_{number}"
     taken.add(name)
     taken.update(f"{prefix}." for prefix in _prefixes(name))
     return name

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import fx
+from torch._C import _autograd
+from torch._C._functorch import maybe_current_level
 from torch.overrides import TorchFunctionMode
 
 from fxkit.ir.provenance import source_of
@@ -403,7 +405,7 @@ class Recorder(TorchFunctionMode):
         for kind in types:
             if kind not in TENSOR_CLASSES:
                 raise Refusal(f"the program uses a {kind.__qualname__}, a tensor subclass")
-        if torch._C._functorch.maybe_current_level() is not None:
+        if maybe_current_level() is not None:
             raise Refusal(
                 "the program uses torch.func or torch.vmap",
                 "capture the function that is transformed, and transform what was captured",
@@ -414,7 +416,7 @@ class Recorder(TorchFunctionMode):
             raise Refusal("the program changes torch's default dtype")
         if torch._C._len_torch_dispatch_stack() != self._dispatch_modes:
             raise Refusal("the program enters a TorchDispatchMode")
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if _autograd._top_saved_tensors_default_hooks(True) is not None:
             raise Refusal("the program installs hooks for the tensors that autograd saves")
         if self._location.custom_function is not None:
             self._check_custom_function(self._location.custom_function)

@@ -1,4 +1,4 @@
-"""Gradient, inference and autocast regions: states of the interpreter that ordinary calls don't show.
+"""Gradient, inference and autocast regions: modes that ordinary torch calls don't show.
 
 Entering `torch.autocast` or `torch.inference_mode` reaches no function mode. The recorder therefore
 reads the state at each call and, when it differs from the state that the graph is in, writes the
@@ -27,8 +27,9 @@ class Ambient(NamedTuple):
     Attributes:
         grad: Whether gradients are recorded.
         inference: Whether inference mode is on.
-        autocast: None when autocast is off everywhere, else `(enabled, dtype)` for each device and
-            whether casts are cached.
+        autocast: None outside of all autocast regions, else `(enabled, dtype)` for each device and
+            whether casts are cached. A region that turns autocast off inside of another one is not
+            None: the casts that the outer one has cached stay.
     """
 
     grad: bool
@@ -48,7 +49,7 @@ class Ambient(NamedTuple):
 def read_ambient() -> Ambient:
     """Return the modes that are in force in this thread."""
     autocast = None
-    if torch._C._is_any_autocast_enabled():
+    if torch._C._is_any_autocast_enabled() or _autocast_nesting():
         autocast = (
             *(
                 (True, torch.get_autocast_dtype(device))
@@ -59,6 +60,13 @@ def read_ambient() -> Ambient:
             torch.is_autocast_cache_enabled(),
         )
     return Ambient(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+
+
+def _autocast_nesting() -> int:
+    """Return in how many autocast regions this thread is."""
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return nesting
 
 
 @dataclass(slots=True)
@@ -158,8 +166,6 @@ class Modes:
     @classmethod
     def now(cls) -> Modes:
         """Take the snapshot."""
-        nesting = torch.autocast_increment_nesting() - 1
-        torch.autocast_decrement_nesting()
         return cls(
             torch.is_grad_enabled(),
             tuple(
@@ -167,7 +173,7 @@ class Modes:
                 for device in _DEVICES
             ),
             torch.is_autocast_cache_enabled(),
-            nesting,
+            _autocast_nesting(),
         )
 
     def restore(self, error: BaseException) -> None:

@@ -1,7 +1,7 @@
 """Take back what a graph did before one of its value guards failed.
 
 Most graphs write to nothing before their last guard, and need none of this. Which tensors a graph
-writes to is known from their version counters while it was captured; those are copied before a call.
+writes to is known from when it was captured; those are copied before each call.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch._C import _autograd
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Snapshot:
                     saved.tensor.as_strided_(*saved.geometry)
                 saved.tensor.detach().copy_(saved.content)
             if saved.version is not None:
-                torch._C._autograd._unsafe_set_version_counter((saved.tensor,), (saved.version,))
+                _autograd._unsafe_set_version_counter((saved.tensor,), (saved.version,))
         if self._random is not None:
             set_random_states(self._random)
 
@@ -69,7 +70,7 @@ def _save(tensor: torch.Tensor) -> _Saved:
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
 
 
 def random_states() -> list[torch.Tensor]:

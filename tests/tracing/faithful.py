@@ -78,11 +78,8 @@ def _detached(value: Any) -> Any:
     if isinstance(value, (np.ndarray, torch.Generator)):
         return value.tolist() if isinstance(value, np.ndarray) else value.get_state()
     names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    if (
-        names
-        or hasattr(value, "__dict__")
-        and not callable(value)
-        and not isinstance(value, enum.Enum)
+    if names or (
+        hasattr(value, "__dict__") and not callable(value) and not isinstance(value, enum.Enum)
     ):
         names += getattr(value, "__dict__", ())
         return (type(value), {name: _detached(getattr(value, name)) for name in names})

@@ -170,7 +170,7 @@ def test_tensor_in_a_closure_that_is_replaced():
 
 
 def test_modes_of_the_caller():
-    net, captured = _net()
+    _, captured = _net()
     with torch.no_grad():
         _expect(captured, "got grad off", torch.ones(2, 4), scale=2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -251,7 +251,7 @@ def test_guards_describe_themselves():
     kinds = {type(guard): guard.describe() for guard in captured.guards}
     assert kinds[AliasGuard] == "identity of the tensor arguments is all distinct"
     assert kinds[ValueGuard].startswith("bool_1 is True  (test_guards.py:")
-    net, captured = _net()
+    _, captured = _net()
     kinds = {type(guard): guard.describe() for guard in captured.guards}
     assert kinds[ModuleGuard] == "drop is Dropout in evaluation mode"
     assert kinds[OutsideGuard].startswith("table is f32[4] on cpu  (test_guards.py:")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -148,6 +149,9 @@ class LowerReport:
         return "\n".join(lines)
 
 
+_FUSED = "fused"
+
+
 class CompiledModule(nn.Module):
     """A graph whose fused regions run as kernels; made by `to_cpp`.
 
@@ -170,8 +174,7 @@ class CompiledModule(nn.Module):
         self.cache_hit = library.cache_hit if library else False
         self._library = library
         self._plan = plan
-        self._calls = 0
-        self._eager_calls: dict[str, int] = {}
+        self._calls: Counter[str] = Counter()
         self._inputs = [
             (str(n.target), type_of(n)) for n in gm.graph.nodes if n.op == "placeholder"
         ]
@@ -181,10 +184,10 @@ class CompiledModule(nn.Module):
         """Call the graph; see `to_cpp` for when the original one runs."""
         objection = self._objection(args, kwargs)
         if objection is None and self._run is not None:
-            self._calls += 1
+            self._calls[_FUSED] += 1
             return self._run(self.graph_module, *args, **kwargs)
         if objection is not None:
-            self._eager_calls[objection] = self._eager_calls.get(objection, 0) + 1
+            self._calls[objection] += 1
         return self.graph_module(*args, **kwargs)
 
     def _objection(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -223,8 +226,8 @@ class CompiledModule(nn.Module):
             self.regions,
             self.build_seconds,
             self.cache_hit,
-            self._calls,
-            dict(self._eager_calls),
+            self._calls[_FUSED],
+            {why: count for why, count in self._calls.items() if why != _FUSED},
             sum(call.misses for call in self._plan.calls.values()),
         )
 

@@ -98,9 +98,8 @@ def candidate(node: fx.Node, root: torch.nn.Module) -> Candidate:
     found = Candidate(node, Call(call.operator, arguments), row, operands, result)
     if not any(found.tensors):
         raise Unfusable("it has no tensor operand")
-    for name, value in found.attributes.items():
-        if _holds_node(value):
-            raise Unfusable(f"its argument {name} is a number computed at run time")
+    if not set(node.all_input_nodes) <= set(found.tensors):
+        raise Unfusable("it takes an argument that is computed at run time")
     return found
 
 
@@ -126,12 +125,6 @@ def _arguments(call: Call) -> Mapping[str, Any]:
     if merged.pop("out", None) is not None:
         raise Unfusable("it writes to a tensor that was passed as out")
     return {**merged, "self": merged.pop("input")}
-
-
-def _holds_node(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_holds_node(v) for v in value)
-    return isinstance(value, (fx.Node, Attribute))
 
 
 def _first(value_type: Any) -> Any:
@@ -228,7 +221,7 @@ def is_alias(node: fx.Node) -> bool:
     """Tell whether a node returns its operand, or a view of all its elements and no others."""
     call = resolve(node)
     result = type_of(node)
-    if call is None or not isinstance(result, TensorType):
+    if call is None or not isinstance(result, TensorType) or len(node.all_input_nodes) != 1:
         return False
     source = _alias_source(call)
     operand = type_of(source) if source is not None else None

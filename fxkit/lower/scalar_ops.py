@@ -181,8 +181,13 @@ def _neg(self: Ref) -> Ref:
     return -self
 
 
-@_row("aten.positive", "aten.to", "aten._to_copy", "aten.clone", "aten.type_as")
+@_row("aten.positive", "aten.to", "aten._to_copy", "aten.clone")
 def _same(self: Ref) -> Ref:
+    return self
+
+
+@_row("aten.type_as")
+def _type_as(self: Ref, other: Ref) -> Ref:
     return self
 
 

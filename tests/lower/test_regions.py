@@ -212,6 +212,27 @@ def test_each_candidate_left_to_eager_has_a_reason() -> None:
     assert all(region.kernel or region.reason for region in module.regions)
 
 
+def test_views_and_casts_that_take_a_second_tensor() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        wide = y * 2 + 1
+        mean = x.exp().mean(-1, keepdim=True)
+        return mean.expand_as(wide), (x * 3).to(wide) - 1, (x * 3).type_as(wide.double()) - 1
+
+    check(fn, X, Y)
+
+
+def test_a_region_in_eager_takes_its_own_inputs() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> Any:
+        z = x.index_select(0, i)
+        return (z.type_as(y) * 2 + z).exp(), F.layer_norm(z * 2, (64,)).mean(-1).unsqueeze(0)
+
+    module = compiled(fn, X, Y, torch.arange(9))
+    for call in module._plan.calls.values():  # as if a tensor inside had come with other strides
+        call._expected = [(dtype, shape, (7, 7)) for dtype, shape, _ in call._expected]
+    torch.testing.assert_close(module(X, Y, torch.arange(9)), fn(X, Y, torch.arange(9)))
+    assert module.report().kernel_misses == len(module._plan.calls) > 0
+
+
 def test_dead_candidates_do_no_harm() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         unused = x * 2 + 1  # noqa: F841

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from torch import fx
 
 from fxkit.analysis.effects import AliasSets, Effects, effects_of
+from fxkit.ir.op import Attribute
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -32,7 +33,7 @@ class EffectOrder:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.aliases = AliasSets(graph)
-        self._mode_changes = [n for n in graph.nodes if effects_of(n).is_global]
+        self._mode_changes = [n for n in self.aliases.effectful if effects_of(n).is_global]
 
     def may_swap(self, a: fx.Node, b: fx.Node) -> bool:
         """Tell whether two nodes, neither computed from the other, may change places."""
@@ -45,9 +46,19 @@ class EffectOrder:
             return False
         return not (self._touches(a, b) or self._touches(b, a))
 
-    def written_between(self, node: fx.Node, first: fx.Node, last: fx.Node) -> fx.Node | None:
-        """Return a node strictly between two others that may write to a node's memory, or None."""
-        return _first_between(self.aliases.writers(node), first, last)
+    def written_between(
+        self, value: fx.Node | Attribute, first: fx.Node, last: fx.Node
+    ) -> fx.Node | None:
+        """Return a node strictly between two others that may write to some memory, or None.
+
+        Args:
+            value: The node, or the module's parameter or buffer, whose memory is meant.
+            first: The earlier of the two nodes.
+            last: The later of the two nodes.
+        """
+        if not self.aliases.effectful:
+            return None
+        return _first_between(self.aliases.writers(value), first, last)
 
     def mode_between(self, first: fx.Node, last: fx.Node) -> fx.Node | None:
         """Return a node strictly between two others that changes a mode (grad, autocast)."""

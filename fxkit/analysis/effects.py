@@ -175,7 +175,10 @@ class AliasSets:
     program that writes to one input must not be given it twice.
 
     Args:
-        graph: The graph; nodes added later are unknown to it.
+        graph: The graph; nodes added later are unknown to it until `add` is told of them.
+
+    Attributes:
+        effectful: The nodes that are not pure, in no particular order.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -184,13 +187,19 @@ class AliasSets:
         self._attribute_writers: dict[int, list[fx.Node]] = {}
         self._graph = graph
         self._attributes: dict[int, fx.Node] = {}
+        self.effectful: list[fx.Node] = []
         for node in graph.nodes:
             self._parent[node] = node
             if node.op == "get_attr":
                 key = _attribute_key(graph, str(node.target))
                 self._join(node, self._attributes.setdefault(key, node))
+            effects = effects_of(node)
+            if effects is PURE:
+                continue
+            if not effects.is_pure:
+                self.effectful.append(node)
             if _holds_memory(node):
-                for operand in effects_of(node).aliases:
+                for operand in effects.aliases:
                     self._join(node, operand)
 
     def may_alias(self, a: fx.Node, b: fx.Node) -> bool:
@@ -210,7 +219,7 @@ class AliasSets:
 
     def _find_writers(self) -> None:
         self._writers, self._attribute_writers = {}, {}
-        for writer in self._graph.nodes:
+        for writer in sorted(self.effectful, key=lambda n: n._sort_key):
             written = effects_of(writer).writes
             roots = {self.root(w) for w in written if isinstance(w, fx.Node) and w in self._parent}
             for attribute in written:
@@ -236,7 +245,8 @@ class AliasSets:
             self._add_attribute(node)
         for operand in effects_of(node).aliases:
             self.join(operand, node)
-        if effects_of(node).writes:
+        if not effects_of(node).is_pure:
+            self.effectful.append(node)
             self._writers = None
 
     def _add_attribute(self, node: fx.Node) -> None:

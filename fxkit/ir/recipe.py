@@ -74,7 +74,14 @@ def form_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ha
         if kind is None:
             return None
         kinds.append((key, kind))
+    if len(kinds) > 2 and _repeats_a_node(args, kwargs):
+        return None
     return tuple(kinds)
+
+
+def _repeats_a_node(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    nodes = [value for value in (*args, *kwargs.values()) if isinstance(value, fx.Node)]
+    return len(nodes) > 1 and len(set(nodes)) < len(nodes)
 
 
 def learn(
@@ -89,9 +96,6 @@ def learn(
         kwargs: Its keyword arguments.
         bind: Resolves a call from its arguments.
     """
-    nodes = [value for value in (*args, *kwargs.values()) if isinstance(value, fx.Node)]
-    if len(set(nodes)) < len(nodes):
-        return None
     marked_args = tuple(_marked(value) for value in args)
     marked_kwargs = {key: _marked(value) for key, value in kwargs.items()}
     call = bind(marked_args, marked_kwargs)

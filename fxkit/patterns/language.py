@@ -22,6 +22,9 @@ from fxkit.ir.op import operator_name, resolve
 from fxkit.ir.printer import format_type, format_value
 from fxkit.ir.types import TensorType, short_dtype
 
+# Metadata key: the function of a `computed` constant.
+COMPUTES = "fxkit_computes"
+
 
 def any_of(*functions: Callable[..., Any]) -> Callable[..., Any]:
     """Match the first of several functions of the same operands that fits.
@@ -68,6 +71,25 @@ def named(value: Any, name: str) -> Any:
     return _mark(binding, [value], name)
 
 
+def computed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute a constant of a replacement from what the match bound.
+
+    An operand that an `optional` or `any_of` left out is None.
+
+        rule(lambda x, a, b: x * a * b, lambda x, a, b: x * computed(operator.mul)(a, b), ...)
+
+    Args:
+        function: Gets the bound constants and nodes, and returns a constant; it is not traced.
+    """
+
+    def apply(*values: Any) -> Any:
+        mark = _mark(computation, list(values))
+        mark.node.meta[COMPUTES] = function
+        return mark
+
+    return apply
+
+
 def alternatives(*_values: Any) -> Any:
     """Mark: any of the values."""
     raise _not_a_program("any_of and optional")
@@ -86,6 +108,11 @@ def chain_operand() -> Any:
 def binding(*_values: Any) -> Any:
     """Mark: the value, under a name."""
     raise _not_a_program("named")
+
+
+def computation(*_values: Any) -> Any:
+    """Mark: what the node's function, in its metadata, makes of the values."""
+    raise _not_a_program("computed")
 
 
 def _not_a_program(word: str) -> PatternError:

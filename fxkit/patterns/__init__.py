@@ -1,7 +1,8 @@
 """Find patterns in graphs and rewrite them by rules.
 
 Beside plain operators a pattern may say `any_of`, `optional`, `repeated` and `named`, and `operand`
-says what a captured operand has to be; a replacement may use constants that are `computed`; see `fxkit.patterns.language`.
+says what a captured operand has to be; a replacement may use constants that are `computed`; see
+`fxkit.patterns.language`.
 """
 
 from __future__ import annotations

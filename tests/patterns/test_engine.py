@@ -22,7 +22,7 @@ from fxkit.testing import assert_equivalent, assert_rewrites
 from fxkit.tracing.symbolic import symbolic_trace
 
 _RELU = rule(lambda x: torch.relu(torch.relu(x)), lambda x: torch.relu(x), name="relu_of_relu")
-_NEG = rule(lambda x: -(-x), lambda x: x, name="neg_of_neg")
+_NEG = rule(lambda x: x.neg().neg(), lambda x: x, name="neg_of_neg")
 _SIN = rule(lambda x: torch.sin(x), lambda x: torch.cos(x), name="sin_to_cos")
 
 
@@ -44,8 +44,8 @@ def test_a_sweep_visits_the_nodes_as_they_were() -> None:
 
 
 def test_one_rewrite_makes_room_for_another_further_down() -> None:
-    """-(-x) goes first, and only then are the two relus neighbours."""
-    gm = symbolic_trace(lambda x: torch.relu(-(-torch.relu(x))) + 1)
+    """The negations go first, and only then are the two relus neighbours."""
+    gm = symbolic_trace(lambda x: torch.relu(torch.relu(x).neg().neg()) + 1)
     report = rewrite(gm, [_RELU, _NEG])
     assert [site.rule for site in report.sites] == ["neg_of_neg", "relu_of_relu"]
 
@@ -74,8 +74,8 @@ def test_a_refused_rule_leaves_the_place_to_the_next() -> None:
 
 
 def test_overlapping_matches_are_rewritten_once() -> None:
-    """The two matches of -(-x) in -(-(-x)) share a node."""
-    gm = symbolic_trace(lambda x: -(-(-x)) + 1)
+    """The two matches of two negations share a node."""
+    gm = symbolic_trace(lambda x: x.neg().neg().neg() + 1)
     assert len(find(gm, _NEG)) == 2
     assert rewrite(gm, _NEG).count == 1
     assert_equivalent(lambda x: -x + 1, gm, (torch.randn(3),), exact=True)

@@ -75,7 +75,7 @@ def test_malformed_pattern_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("weight", [torch.ones(3), nn.Parameter(torch.ones(3))])
 def test_tensor_from_outside_is_refused(weight: torch.Tensor) -> None:
-    with pytest.raises(PatternError, match="expected (operations on|a function of tensor)"):
+    with pytest.raises(PatternError, match=r"expected (operations on|a function of tensor)"):
         pattern(lambda x: x * weight)
 
 

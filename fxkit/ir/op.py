@@ -223,7 +223,7 @@ def _function_resolver(target: Any) -> _Resolver | None:
             return functools.partial(_method, name)
         return None
     if isinstance(target, types.BuiltinFunctionType) and _is_torch_builtin(target):
-        return functools.partial(_aten, name)
+        return functools.partial(_python if name in _PYTHON_METHODS else _aten, name)
     return None
 
 
@@ -372,6 +372,9 @@ def _aten(
 
 def _bind_overload(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
     namespace, _, packet = overload._schema.name.partition("::")
+    if namespace == "aten" and packet in op_table.ALIASES:
+        same = getattr(torch.ops.aten, op_table.ALIASES[packet], None)
+        overload = getattr(same, overload._overloadname, overload)
     bound = schema.signature_of(overload).bind(args, kwargs, lenient=True)
     if bound is None:
         return None

@@ -204,10 +204,11 @@ NN_FUNCTIONS: dict[str, Spelling] = {
         """
     relu relu6 elu selu celu leaky_relu hardtanh silu mish hardswish hardsigmoid rrelu
     sigmoid tanh glu layer_norm rms_norm group_norm pad adaptive_avg_pool2d
-    adaptive_avg_pool3d threshold
+    adaptive_avg_pool3d
     """.split(),
         _PLAIN,
     ),
+    "_threshold": Spelling("threshold"),
     "softmax": Spelling(drop=("_stacklevel",)),
     "log_softmax": Spelling(drop=("_stacklevel",)),
     "embedding": Spelling(

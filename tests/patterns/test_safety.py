@@ -130,7 +130,7 @@ def _used_between(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A rule, a program that it must leave alone, why, and the rule's sides for torch's rewriter."""
+    """A rule, a program that it must leave alone, why, and both sides for torch's rewriter."""
 
     rule: Rule
     program: Callable[..., Any]

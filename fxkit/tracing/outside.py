@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-_STANDARD = frozenset(torch.nn.Module().__dict__) | {"_is_hf_initialized"}
+_STANDARD = frozenset(torch.nn.Module().__dict__)
 _PLAIN = frozenset(
     (bool, int, float, str, bytes, type(None), complex, type, torch.dtype, torch.device)
 )
@@ -138,7 +138,7 @@ class Surroundings:
         for name, child in attributes["_modules"].items():
             if child is not None:
                 self._look_into_module(child, dot + name)
-        if len(attributes) > len(_STANDARD) - 1:
+        if len(attributes) > len(_STANDARD):
             for name, value in attributes.items():
                 if name not in _STANDARD and type(value) not in _PLAIN:
                     self._look_at(Place(attributes, name, dot + name), value, dot + name, 1)

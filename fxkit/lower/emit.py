@@ -32,7 +32,7 @@ from fxkit.lower.loop_ir import (
 from fxkit.lower.placement import Candidate, operand_type
 from fxkit.lower.region_space import ONE, Coordinates, is_axis
 from fxkit.lower.row_ops import RowOp
-from fxkit.lower.scalar_ops import Computes, ScalarOp
+from fxkit.lower.scalar_table import Computes, ScalarOp
 
 Operand = fx.Node | Attribute
 

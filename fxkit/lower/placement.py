@@ -19,7 +19,7 @@ from fxkit.lower import row_ops, scalar_ops
 from fxkit.lower.loop_ir import SUPPORTED, Unfusable
 from fxkit.lower.region_space import ONE, Coordinates, RegionSpace, is_axis
 from fxkit.lower.row_ops import RowOp
-from fxkit.lower.scalar_ops import ScalarOp
+from fxkit.lower.scalar_table import ScalarOp
 
 _ALIASING = frozenset(
     "aten.alias aten.detach aten.contiguous aten.expand aten.expand_as aten.unsqueeze aten.squeeze "

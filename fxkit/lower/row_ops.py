@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fxkit.lower.loop_ir import Ref, Unfusable, register_of
-from fxkit.lower.scalar_ops import select
+from fxkit.lower.scalar_table import select
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""Activation functions: more rows of the table of pointwise operators, see `scalar_ops`."""
+
+from __future__ import annotations
+
+import math
+
+from fxkit.lower.loop_ir import Number, Ref
+from fxkit.lower.scalar_table import call, const_like, row, select
+
+
+@row("aten.relu")
+def _relu(self: Ref) -> Ref:
+    return call("max", self, 0)
+
+
+@row("aten.relu6")
+def _relu6(self: Ref) -> Ref:
+    return call("min", call("max", self, 0), 6)
+
+
+@row("aten.hardtanh")
+def _hardtanh(self: Ref, *, min_val: Number, max_val: Number) -> Ref:
+    return call("min", call("max", self, min_val), max_val)
+
+
+@row("aten.leaky_relu")
+def _leaky_relu(self: Ref, *, negative_slope: Number) -> Ref:
+    return select(self > 0, self, self * negative_slope)
+
+
+@row("aten.threshold")
+def _threshold(self: Ref, *, threshold: Number, value: Number) -> Ref:
+    return select(self <= threshold, const_like(self, value), self)
+
+
+@row("aten.hardshrink")
+def _hardshrink(self: Ref, *, lambd: Number) -> Ref:
+    inside = (self >= -lambd) & (self <= lambd)
+    return select(inside, const_like(self, 0), self)
+
+
+@row("aten.softshrink")
+def _softshrink(self: Ref, *, lambd: Number) -> Ref:
+    shrunk = select(self > lambd, self - lambd, select(self < -lambd, self + lambd, self * 0))
+    return select(self.differs(self), self, shrunk)
+
+
+@row("aten.elu", tolerance=6, heavy=True)
+def _elu(self: Ref, *, alpha: Number, scale: Number, input_scale: Number) -> Ref:
+    negative = call("expm1", self * input_scale) * (alpha * scale)
+    return select(self <= 0, negative, self * scale)
+
+
+@row("aten.celu", tolerance=6, heavy=True)
+def _celu(self: Ref, *, alpha: Number) -> Ref:
+    return select(self <= 0, call("expm1", self * (1.0 / alpha)) * alpha, self)
+
+
+@row("aten.selu", tolerance=6, heavy=True)
+def _selu(self: Ref) -> Ref:
+    return _elu(
+        self, alpha=1.6732632423543772848170429916717, scale=1.0507009873554804934193349852946,
+        input_scale=1,
+    )  # fmt: skip
+
+
+@row("aten.hardsigmoid", tolerance=1)
+def _hardsigmoid(self: Ref) -> Ref:
+    return _relu6(self + 3.0) * (1.0 / 6.0)
+
+
+@row("aten.hardswish", tolerance=1)
+def _hardswish(self: Ref) -> Ref:
+    return self * _relu6(self + 3.0) * (1.0 / 6.0)
+
+
+@row("aten.silu", tolerance=4, heavy=True)
+def _silu(self: Ref) -> Ref:
+    return self / (1.0 + call("exp", -self))
+
+
+@row("aten.gelu", tolerance=4, heavy=True)
+def _gelu(self: Ref, *, approximate: str) -> Ref:
+    if approximate == "tanh":
+        inner = math.sqrt(2.0 / math.pi) * (self + 0.044715 * (self * self * self))
+        return 0.5 * self * (1.0 + call("tanh", inner))
+    return self * call("normal_cdf", self)
+
+
+@row("aten.softplus", tolerance=5, heavy=True)
+def _softplus(self: Ref, *, beta: Number, threshold: Number) -> Ref:
+    scaled = self * beta
+    return select(scaled > threshold, self, call("log1p", call("exp", scaled)) / beta)
+
+
+@row("aten.log_sigmoid", tolerance=5, heavy=True)
+def _log_sigmoid(self: Ref) -> Ref:
+    return call("min", self, 0.0) - call("log1p", call("exp", -call("abs", self)))
+
+
+@row("aten.mish", tolerance=6, heavy=True)
+def _mish(self: Ref) -> Ref:
+    return self * call("tanh", call("log1p", call("exp", self)))
+
+
+@row("aten.logaddexp", tolerance=6, heavy=True)
+def _logaddexp(self: Ref, other: Ref) -> Ref:
+    largest = call("max", self, other)
+    sum_ = largest + call("log1p", call("exp", -call("abs", self - other)))
+    return select(call("abs", self).equals(math.inf) & self.equals(other), self, sum_)
+
+
+@row("aten.xlogy", tolerance=5, heavy=True)
+def _xlogy(self: Ref, other: Ref) -> Ref:
+    product = select(self.equals(0), const_like(self, 0), self * call("log", other))
+    return select(other.differs(other), other, product)
+
+
+@row("aten.logit", tolerance=6, heavy=True)
+def _logit(self: Ref, *, eps: float | None) -> Ref:
+    x = self if eps is None else call("min", call("max", self, eps), 1.0 - eps)
+    return call("log", x / (1.0 - x))

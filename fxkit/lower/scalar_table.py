@@ -1,0 +1,103 @@
+"""The table of pointwise operators, and the words that its rows are written in."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from fxkit.lower.loop_ir import Number, Operand, Ref, Unfusable
+
+
+class Computes(Enum):
+    """In which dtype an operator computes."""
+
+    RESULT = "the dtype of its result"
+    COMMON = "the dtype that its operands promote to"
+    BOOL = "bool: each operand is compared with zero"
+    OWN = "the dtype of each operand"
+
+
+@dataclass(frozen=True)
+class ScalarOp:
+    """A row of the table.
+
+    Attributes:
+        name: Operator identity.
+        build: Makes the scalar expression.
+        computes: In which dtype.
+        tolerance: Largest difference from eager in units of the result dtype's epsilon, relative
+            to max(1, |result|). 0: equal bits.
+        heavy: Whether a kernel for it alone is faster than eager's.
+        exact_numbers: Whether Python numbers stay unrounded when the tensors are bf16 or f16.
+        operands: Names of its operands.
+        attributes: Names of its attributes.
+    """
+
+    name: str
+    build: Callable[..., Ref]
+    computes: Computes
+    tolerance: float
+    heavy: bool
+    exact_numbers: bool
+    operands: tuple[str, ...]
+    attributes: tuple[str, ...]
+
+
+TABLE: dict[str, ScalarOp] = {}
+
+
+def row(
+    *names: str,
+    computes: Computes = Computes.RESULT,
+    tolerance: float = 0,
+    heavy: bool = False,
+    exact_numbers: bool = False,
+) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
+    def add_row(build: Callable[..., Ref]) -> Callable[..., Ref]:
+        parameters = inspect.signature(build).parameters.values()
+        attributes = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+        operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+        for name in names:
+            TABLE[name] = ScalarOp(
+                name, build, computes, tolerance, heavy, exact_numbers, operands, attributes
+            )
+        return build
+
+    return add_row
+
+
+def number(x: Ref) -> Number | None:
+    """Return the number that `x` is, if it is a constant."""
+    instruction = x.builder.body[x.position]
+    return instruction.detail.value if instruction.op == "const" else None
+
+
+def floats_only(x: Ref, what: str) -> None:
+    if not x.is_float:
+        raise Unfusable(f"{what} of integers is left to eager, which raises where it has no result")
+
+
+def call(function: str, *operands: Operand) -> Ref:
+    first = next(operand for operand in operands if isinstance(operand, Ref))
+    return first.builder.scalar(function, *operands)
+
+
+def select(condition: Ref, then: Operand, otherwise: Operand) -> Ref:
+    """Return `then` where the condition holds, else `otherwise`."""
+    model = then if isinstance(then, Ref) else otherwise
+    if not isinstance(model, Ref):
+        raise TypeError("expected a value on at least one side of a select, got two numbers")
+    a = then if isinstance(then, Ref) else model.builder.const(then, model.dtype)
+    b = otherwise if isinstance(otherwise, Ref) else model.builder.const(otherwise, model.dtype)
+    return model.builder.scalar("select", condition, a, b, dtype=model.dtype)
+
+
+def const_like(x: Ref, value: Number) -> Ref:
+    return x.builder.const(value, x.dtype)
+
+
+def multiply_add(a: Ref, b: Operand, c: Ref) -> Ref:
+    """Return a * b + c, rounded once where eager's vector code does."""
+    return call("fma", a, b, c) if a.is_float else a * b + c

@@ -20,15 +20,14 @@ if TYPE_CHECKING:
     from fxkit.patterns.engine import find, rewrite
     from fxkit.patterns.reasons import explain
     from fxkit.patterns.rewriting import rule
-    from fxkit.tracing.live import capture
-    from fxkit.tracing.symbolic import symbolic_trace
+    from fxkit.tracing import capture, symbolic_trace
     from fxkit.view import diff, draw, profile, tree
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "symbolic_trace": "fxkit.tracing.symbolic",
-    "capture": "fxkit.tracing.live",
+    "symbolic_trace": "fxkit.tracing",
+    "capture": "fxkit.tracing",
     "graph": "fxkit.analysis.objects",
     "propagate_types": "fxkit.analysis.tensor_types",
     "edit": "fxkit.ir.session",

@@ -44,6 +44,8 @@ class EffectOrder:
             return False
         if effects_a.is_global or effects_b.is_global:
             return False
+        if effects_a.may_raise or effects_b.may_raise:
+            return effects_a.is_pure or effects_b.is_pure
         return not (self._touches(a, b) or self._touches(b, a))
 
     def written_between(

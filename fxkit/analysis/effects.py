@@ -30,6 +30,7 @@ class Effects:
         is_random: Whether it draws from a random number generator.
         is_opaque: Whether nothing is known of it; then it may do anything.
         is_global: Whether it changes or reads a global mode (grad, autocast) or state.
+        may_raise: Whether it is there to raise when something does not hold.
     """
 
     writes: tuple[fx.Node | Attribute, ...] = ()
@@ -37,11 +38,14 @@ class Effects:
     is_random: bool = False
     is_opaque: bool = False
     is_global: bool = False
+    may_raise: bool = False
 
     @property
     def is_pure(self) -> bool:
         """Whether the node may be dropped when nobody uses it, moved, and merged with its equal."""
-        return not (self.writes or self.is_random or self.is_opaque or self.is_global)
+        return not (
+            self.writes or self.is_random or self.is_opaque or self.is_global or self.may_raise
+        )
 
     def describe(self) -> str:
         """Return the effects in words; "pure" when there are none."""
@@ -53,6 +57,8 @@ class Effects:
             parts.append("draws random numbers")
         if self.is_global:
             parts.append("changes a global mode")
+        if self.may_raise:
+            parts.append("raises when its operand is not as expected")
         if self.is_opaque:
             parts.append("may do anything: nothing is known of it")
         return "; ".join(parts) or "pure"
@@ -92,6 +98,8 @@ def _without_schema(node: fx.Node, call: Call) -> Effects:
     if call.operator.is_opaque:
         changes_mode = call.name.rpartition(".")[2] in MODE_FUNCTIONS
         return Effects(operands, operands, True, is_opaque=True, is_global=changes_mode)
+    if namespace == "guard":
+        return Effects(may_raise=True)
     if namespace == "python" and (name in _WRITING_PYTHON or name in _INPLACE_PYTHON):
         return Effects(writes=operands[:1], aliases=operands)
     return Effects(aliases=operands)

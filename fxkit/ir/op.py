@@ -34,6 +34,10 @@ __all__ = ["Attribute", "Call", "Operator", "operator_name", "operator_named", "
 
 _CACHE = "_fxkit_call"
 
+# A function with this attribute is the operator that the attribute names. One in the namespace
+# `guard` only checks: it may raise, and does nothing else.
+OPERATOR_NAME = "fxkit_operator"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
@@ -210,6 +214,9 @@ def _function_resolver(target: Any) -> _Resolver | None:
     """Choose, once for each callable, how its calls are bound."""
     name = getattr(target, "__name__", "")
     home = getattr(target, "__module__", None) or ""
+    declared = getattr(target, OPERATOR_NAME, None)
+    if isinstance(declared, str):
+        return functools.partial(_schemaless, declared)
     if home == "_operator":
         return functools.partial(_infix, name)
     if target is builtins.getattr:

@@ -259,13 +259,14 @@ def _add_inputs_and_output(graph: fx.Graph, after: dict[fx.Node, dict[fx.Node, N
 
 
 def _add_effects(graph: fx.Graph, after: dict[fx.Node, dict[fx.Node, None]]) -> None:
-    """Order what touches written memory, draws random numbers, or may do anything."""
+    """Order what touches written memory, draws random numbers, may raise, or may do anything."""
     aliases = AliasSets(graph)
     position = {node: index for index, node in enumerate(graph.nodes)}
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     barrier: fx.Node | None = None
     since_barrier: list[fx.Node] = []
-    last_random: fx.Node | None = None
+    last_ordered: fx.Node | None = None
+    has_checks = any(effects_of(node).may_raise for node in aliases.effectful)
     for node in graph.nodes:
         if barrier is not None:
             after[barrier][node] = None
@@ -274,10 +275,11 @@ def _add_effects(graph: fx.Graph, after: dict[fx.Node, dict[fx.Node, None]]) -> 
                 after[earlier][node] = None
             barrier, since_barrier = node, []
         since_barrier.append(node)
-        if effects_of(node).is_random:
-            if last_random is not None:
-                after[last_random][node] = None
-            last_random = node
+        effects = effects_of(node)
+        if effects.is_random or effects.may_raise or (has_checks and effects.writes):
+            if last_ordered is not None:
+                after[last_ordered][node] = None
+            last_ordered = node
         _add_writers(node, aliases, position, after)
 
 

@@ -213,7 +213,7 @@ def trace_template(function: Callable[..., Any]) -> fx.Graph:
         PatternError: When it can't be traced.
     """
     from fxkit.errors import CaptureError
-    from fxkit.tracing.symbolic import symbolic_trace
+    from fxkit.tracing import symbolic_trace
 
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

@@ -1,1 +1,10 @@
-"""Get graphs out of Python programs: by following them with placeholders, or by running them."""
+"""Graphs out of Python programs: `capture` runs a program once, `symbolic_trace` follows it."""
+
+from __future__ import annotations
+
+from fxkit.tracing.captured import Captured, RecaptureWarning
+from fxkit.tracing.guards import Guard
+from fxkit.tracing.live import capture
+from fxkit.tracing.symbolic import symbolic_trace
+
+__all__ = ["Captured", "Guard", "RecaptureWarning", "capture", "symbolic_trace"]

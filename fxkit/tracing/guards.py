@@ -9,6 +9,7 @@ import torch
 from torch.fx.node import has_side_effect
 
 from fxkit.errors import CaptureError
+from fxkit.ir.op import OPERATOR_NAME
 from fxkit.ir.types import TensorType
 from fxkit.tracing.outside import Place
 from fxkit.tracing.regions import Ambient, read_ambient
@@ -63,6 +64,9 @@ def check_value(value: Any, expected: Any, what: str, source: str) -> None:
     """
     if value is not expected and not is_same(value, expected):
         raise GuardFailed(Mismatch(what, shorten(expected), shorten(value), source or None))
+
+
+setattr(check_value, OPERATOR_NAME, "guard.check_value")
 
 
 def is_same(value: Any, expected: Any) -> bool:

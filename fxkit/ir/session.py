@@ -432,8 +432,8 @@ class EditSession:
         map_arg(operands, used.append)
         if before is None and after is None:
             latest = max(used) if used else None
-            before = self._first_body_node() if latest is None else latest.next
-        place = before if before is not None else after.next  # type: ignore[union-attr]
+            before = self._first_body_node() if latest is None else _after(latest)
+        place = before if before is not None else _after(after)
         late = next((node for node in used if not node < place), None)
         if late is not None:
             raise RewriteError(
@@ -489,3 +489,12 @@ def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
 
 def _has_source(node: fx.Node) -> bool:
     return bool(node.meta.get("stack_trace") or node.meta.get("nn_module_stack"))
+
+
+def _after(node: fx.Node | None) -> fx.Node:
+    """Return the node before which to insert what comes after `node`: never among the inputs."""
+    assert node is not None
+    place = node.next
+    while place.op == "placeholder":
+        place = place.next
+    return place

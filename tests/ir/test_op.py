@@ -182,6 +182,7 @@ def _of_module(module: nn.Module, *args: str) -> Call:
 
 
 _W, _B = Attribute("inner.weight"), Attribute("inner.bias")
+_MEAN, _VARIANCE = Attribute("inner.running_mean"), Attribute("inner.running_var")
 _MODULES: dict[str, tuple[nn.Module, Spelling]] = {
     "ReLU": (nn.ReLU(), _s(torch.relu, "x")),
     "ReLU in place": (nn.ReLU(inplace=True), _s(".relu_", "x")),
@@ -197,8 +198,7 @@ _MODULES: dict[str, tuple[nn.Module, Spelling]] = {
     "Flatten": (nn.Flatten(), _s(torch.flatten, "x", 1)),
     "MaxPool2d": (nn.MaxPool2d(2), _s(F.max_pool2d, "x", 2)),
     "AdaptiveAvgPool2d": (nn.AdaptiveAvgPool2d(1), _s(F.adaptive_avg_pool2d, "x", 1)),
-    "BatchNorm2d": (nn.BatchNorm2d(3).eval(), _s(
-        F.batch_norm, "x", Attribute("inner.running_mean"), Attribute("inner.running_var"), _W, _B)),
+    "BatchNorm2d": (nn.BatchNorm2d(3).eval(), _s(F.batch_norm, "x", _MEAN, _VARIANCE, _W, _B)),
 }  # fmt: skip
 
 

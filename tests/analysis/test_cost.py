@@ -1,0 +1,73 @@
+"""Costs against formulas written by hand; what is not known is None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from fxkit.analysis.cost import FREE, Cost, cost_of
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.tracing.symbolic import symbolic_trace
+
+_F32 = 4
+
+
+def _cost(program: Callable[..., Any], *shapes: tuple[int, ...]) -> Cost:
+    gm = symbolic_trace(program)
+    propagate_types(gm, tuple(torch.empty(shape) for shape in shapes))
+    return cost_of([n for n in gm.graph.nodes if n.op not in ("placeholder", "output")][-1])
+
+
+# program, shapes of its operands, floating point operations, elements read and written
+_FORMULAS: dict[str, tuple[Any, list[tuple[int, ...]], int, int]] = {
+    "matmul": (lambda x, y: x @ y, [(3, 4), (4, 5)], 2 * 3 * 4 * 5, 12 + 20 + 15),
+    "batched": (lambda x, y: x @ y, [(7, 3, 4), (7, 4, 5)], 7 * 2 * 60, 7 * (12 + 20 + 15)),
+    "broadcast": (lambda x, y: x @ y, [(7, 3, 4), (4, 5)], 7 * 2 * 60, 7 * 12 + 20 + 7 * 15),
+    "linear": (F.linear, [(6, 4), (5, 4)], 2 * 6 * 4 * 5, 24 + 20 + 30),
+    "bmm": (torch.bmm, [(2, 3, 4), (2, 4, 5)], 2 * 2 * 60, 24 + 40 + 30),
+    "conv1d": (F.conv1d, [(2, 3, 10), (5, 3, 3)], 2 * 2 * 5 * 8 * 3 * 3, 60 + 45 + 80),
+    "conv2d": (F.conv2d, [(2, 3, 8, 8), (5, 3, 3, 3)], 2 * 2 * 5 * 36 * 27, 384 + 135 + 360),
+    "grouped": (lambda x, w: F.conv2d(x, w, groups=2), [(1, 4, 8, 8), (6, 2, 3, 3)],
+                2 * 6 * 36 * 2 * 9, 256 + 108 + 216),
+    "attention": (F.scaled_dot_product_attention, [(2, 3, 5, 8)] * 3, 4 * 2 * 3 * 5 * 5 * 8,
+                  4 * 240),
+    "pointwise": (lambda x, y: x + y, [(3, 4), (4,)], 12, 12 + 4 + 12),
+    "unary": (torch.exp, [(3, 4)], 12, 24),
+    "reduction": (lambda x: x.sum(1), [(3, 4)], 12, 12 + 3),
+    "concatenation": (lambda x, y: torch.cat([x, y]), [(3, 4), (5, 4)], 0, 12 + 20 + 32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(_FORMULAS))
+def test_formula(name: str) -> None:
+    program, shapes, flops, elements = _FORMULAS[name]
+    parameters = ", ".join("xyz"[: len(shapes)])
+    wrapped = eval(f"lambda {parameters}: program({parameters})", {"program": program})
+    assert _cost(wrapped, *shapes) == Cost(flops, _F32 * elements)
+
+
+@pytest.mark.parametrize(
+    "view", [lambda x: x.view(-1), lambda x: x.t(), lambda x: x[0], lambda x: x.shape,
+             lambda x: x.expand(2, 3, 4), lambda x: x.detach(), lambda x: x.size(0)]
+)  # fmt: skip
+def test_views_and_python_values_are_free(view: Any) -> None:
+    assert _cost(lambda x: view(x), (3, 4)) == FREE
+
+
+def test_bias_is_counted_with_a_module() -> None:
+    assert _cost(nn.Sequential(nn.Linear(4, 5)), (6, 4)).bytes == _F32 * (24 + 20 + 5 + 30)
+
+
+def test_unknown_is_none() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    assert cost_of(graph.call_function(torch.exp, (x,))) == Cost(None, None)
+    assert cost_of(graph.call_function(print, (x,))) == Cost(None, None)
+    assert Cost(3, 4) + Cost(None, 5) == Cost(None, 9)
+    assert Cost(3, 4) + Cost(1, None) == Cost(4, None)
+    assert cost_of(x) == FREE

@@ -50,14 +50,14 @@ class Policy:
 
     Attributes:
         min_members: A region of this many operators always does: each saves a pass over memory.
-        min_points: An operator alone does from this many elements on. Below, the call of a kernel,
-            a few microseconds, weighs more than what it computes.
-        min_costly_points: The same for a reduction or an elementary function, which kernels
-            compute faster than eager does.
+        min_points: An operator alone that only moves memory does from this many elements on; None
+            for never, since eager's kernel moves memory as fast.
+        min_costly_points: A reduction or an elementary function alone does from this many elements
+            on. Below, the call of a kernel, a few microseconds, weighs more than what it computes.
     """
 
     min_members: int = 2
-    min_points: int = 4096
+    min_points: int | None = None
     min_costly_points: int = 1024
 
     def objection(self, group: Group) -> str | None:
@@ -67,6 +67,11 @@ class Policy:
         row = group.members[0].row
         is_costly = isinstance(row, RowOp) or row.heavy
         needed = self.min_costly_points if is_costly else self.min_points
+        if needed is None:
+            return (
+                "no neighbour can join it, and alone it only moves memory, which eager's kernel "
+                "does as fast"
+            )
         if group.space.points >= needed:
             return None
         return (

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
+from fxkit.ir.attributes import type_of_operand
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_node, format_source, format_value
 from fxkit.ir.types import TensorType, type_of
@@ -66,7 +66,7 @@ class Match:
 
     def type(self, capture: str) -> Any:
         """Return what is known of a capture's type: a `TensorType`, a Python value, or None."""
-        return _type_of_bound(self.bindings[capture], self.root)
+        return type_of_operand(self.bindings[capture], self.root.graph)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{key}={format_value(value)}" for key, value in self.bindings.items())
@@ -343,7 +343,7 @@ class _Search:
             )
         operand = self.pattern.operands.get(wanted.name)
         if operand is not None:
-            objection = operand.objection(value, _type_of_bound(value, self.root))
+            objection = operand.objection(value, type_of_operand(value, self.root.graph))
             if objection is not None:
                 return self._fail(owner, f"{objection[0]} for {wanted.name!r}", objection[1], node)
         self.bindings[wanted.name] = value
@@ -395,18 +395,6 @@ class _Search:
         if self.miss is None or matched > self.miss.matched:
             self.miss = Miss(self.pattern, self.root, matched, expected, got, node, wanted.source)
         return False
-
-
-def _type_of_bound(value: Any, root: fx.Node) -> Any:
-    """Return what is known of the type of what a capture stands for."""
-    if isinstance(value, fx.Node):
-        return type_of(value)
-    if isinstance(value, Attribute):
-        found: Any = root.graph.owning_module
-        for atom in value.path.split("."):
-            found = getattr(found, atom)
-        return TensorType.of(found) if isinstance(found, torch.Tensor) else None
-    return value
 
 
 def _is_floating(node: fx.Node) -> bool:

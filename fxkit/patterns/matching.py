@@ -204,16 +204,15 @@ class _Search:
             return self._fail(wanted, "a node of its own", f"%{node.name} for two", node)
         self.nodes[wanted] = node
         self.taken[node] = wanted
+        has_same_form = call.arguments.keys() == wanted.arguments.keys()
         for order in self._orders(wanted):
             pairs = [
                 (wanted.arguments[key], call.arguments.get(order.get(key, key)))
                 for key in wanted.arguments
             ]
-            if len(call.arguments) == len(wanted.arguments) and self._all(
-                pairs, 0, wanted, node, rest
-            ):
+            if has_same_form and self._all(pairs, 0, wanted, node, rest):
                 return True
-        if len(call.arguments) != len(wanted.arguments):
+        if not has_same_form:
             self._fail(wanted, str(wanted), f"{call.name}({', '.join(call.arguments)})", node)
         del self.nodes[wanted]
         del self.taken[node]

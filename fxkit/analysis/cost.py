@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.tensor_types import fake_mode
-from fxkit.ir.op import Attribute, Call, resolve
+from fxkit.ir.attributes import type_of_operand
+from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
 
 
@@ -86,7 +87,7 @@ def _bytes(node: fx.Node, call: Call) -> int | None:
         return None
     total = sum(t.nbytes for t in _types_in(result))
     for value in _leaves(list(call.arguments.values())):
-        known = _value_type(value, node)
+        known = type_of_operand(value, node.graph)
         if isinstance(value, fx.Node) and known is None:
             return None
         total += sum(t.nbytes for t in _types_in(known))
@@ -101,7 +102,7 @@ def _flops(node: fx.Node, call: Call) -> int | None:
     if torch.Tag.pointwise in overload.tags:
         return sum(t.numel for t in result) if result else None
     if torch.Tag.reduction in overload.tags:
-        operand = _value_type(next(iter(call.arguments.values())), node)
+        operand = type_of_operand(next(iter(call.arguments.values())), node.graph)
         return operand.numel if isinstance(operand, TensorType) else None
     return _counted(node, call)
 
@@ -193,7 +194,7 @@ def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 def _fake(value: Any, node: fx.Node) -> Any:
     if isinstance(value, (list, tuple)):
         return [_fake(v, node) for v in value]
-    known = _value_type(value, node)
+    known = type_of_operand(value, node.graph)
     if isinstance(known, TensorType):
         return (
             torch.empty_strided(
@@ -203,19 +204,6 @@ def _fake(value: Any, node: fx.Node) -> Any:
             else torch.empty(known.shape, dtype=known.dtype)
         )
     return known if isinstance(value, fx.Node) else value
-
-
-def _value_type(value: Any, node: fx.Node) -> Any:
-    if isinstance(value, fx.Node):
-        return type_of(value)
-    if isinstance(value, torch.Tensor):
-        return TensorType.of(value)
-    if isinstance(value, Attribute):
-        found: Any = node.graph.owning_module
-        for atom in value.path.split("."):
-            found = getattr(found, atom)
-        return TensorType.of(found) if isinstance(found, torch.Tensor) else None
-    return value
 
 
 def _types_in(value: Any) -> Iterator[TensorType]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.ir.attributes import ABSENT, find_attribute
 from fxkit.ir.op import Attribute, Call, Operator, resolve
 from fxkit.ir.op_table import MODE_FUNCTIONS, UNDECLARED_ALIASES
 from fxkit.ir.types import TensorType, type_of
@@ -294,12 +295,10 @@ class AliasSets:
 
 def _attribute_key(graph: fx.Graph, path: str) -> int:
     """Identify the memory behind an attribute, so that tied parameters are one."""
-    value: Any = graph.owning_module
-    for atom in path.split("."):
-        value = getattr(value, atom, None)
+    value = find_attribute(graph.owning_module, path)
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         return value.untyped_storage()._cdata
-    return id(value) if value is not None else hash(path)
+    return hash(path) if value is ABSENT else id(value)
 
 
 def _holds_memory(node: fx.Node) -> bool:

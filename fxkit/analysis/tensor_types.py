@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from fxkit.errors import FxkitError, InvalidGraphError
+from fxkit.ir.attributes import find_attribute
 from fxkit.ir.printer import format_node, format_source, format_type
 from fxkit.ir.types import TensorType, set_type, type_of, type_of_value
 
@@ -69,7 +70,7 @@ def infer_type(node: fx.Node) -> Any:
     """
     operands = node.all_input_nodes
     if node.op == "get_attr":
-        found = _attribute(node.graph.owning_module, str(node.target))
+        found = find_attribute(node.graph.owning_module, str(node.target))
         known = type_of_value(found) if isinstance(found, torch.Tensor) else None
     elif node.op == "placeholder" or any(type_of(o) is None for o in operands):
         return type_of(node)
@@ -90,7 +91,7 @@ def _run_on_fakes(node: fx.Node) -> Any:
                 return type_of_value(target(*args, **kwargs))
             if node.op == "call_method":
                 return type_of_value(getattr(args[0], target)(*args[1:], **kwargs))
-            return type_of_value(_call_fake_module(_attribute(root, target), args, kwargs))
+            return type_of_value(_call_fake_module(find_attribute(root, target), args, kwargs))
         except (RuntimeError, TypeError, ValueError, AttributeError):
             return None
 
@@ -113,13 +114,6 @@ def fake_value(value_type: Any) -> Any:
 def _call_fake_module(module: Any, args: Any, kwargs: Any) -> Any:
     tensors = {name: fake_value(TensorType.of(t)) for name, t in _tensors_of(module)}
     return torch.func.functional_call(module, tensors, args, kwargs)
-
-
-def _attribute(root: Any, path: str) -> Any:
-    found = root
-    for atom in path.split("."):
-        found = getattr(found, atom)
-    return found
 
 
 class _TypeInterpreter(fx.Interpreter):

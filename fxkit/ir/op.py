@@ -25,8 +25,8 @@ from torch import fx, nn
 from torch.nn import _reduction
 
 from fxkit.ir import op_table, schema
+from fxkit.ir.attributes import Attribute, find_attribute
 from fxkit.ir.recipe import Recipe, form_of, learn
-from fxkit.ir.schema import Attribute
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 
@@ -413,10 +413,10 @@ def _resolve_module(node: fx.Node) -> Call:
     """Resolve a called module through the function that its forward calls."""
     root = node.graph.owning_module
     path = str(node.target)
-    module = _submodule(root, path)
+    module = find_attribute(root, path)
     cls = type(module)
     name = f"{cls.__module__}.{cls.__qualname__}"
-    if module is None or _has_hooks(module):
+    if not isinstance(module, nn.Module) or _has_hooks(module):
         return _opaque(name, node.args, node.kwargs)
     if cls is nn.Identity:
         return _python("identity", node.args[:1], {})
@@ -432,14 +432,6 @@ def _resolve_module(node: fx.Node) -> Call:
         {attribute: _module_value(module, path, attribute) for attribute in attributes},
     )
     return _opaque(name, node.args, node.kwargs) if call.operator.is_opaque else call
-
-
-def _submodule(root: nn.Module | None, path: str) -> nn.Module | None:
-    """Return a submodule; None when a broken graph names one that is not there."""
-    found: Any = root
-    for atom in path.split("."):
-        found = getattr(found, atom, None)
-    return found if isinstance(found, nn.Module) else None
 
 
 def _module_value(module: nn.Module, path: str, attribute: str) -> Any:

@@ -14,22 +14,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.ir.attributes import Attribute
 from fxkit.ir.op_table import PARAMETER_NAMES
 from fxkit.ir.types import TensorType, type_of
 
 _REQUIRED = object()
 _MISFIT = object()
-
-
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    """A parameter or buffer that a called module passes to its operator.
-
-    Attributes:
-        path: Qualified name from the root of the graph's module, such as `encoder.norm.weight`.
-    """
-
-    path: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import fx
 
 from fxkit.errors import InvalidGraphError
+from fxkit.ir.attributes import ABSENT, find_attribute
 from fxkit.ir.printer import format_node, format_source
 
 _OPS = frozenset(
@@ -104,8 +103,8 @@ def _target_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
     if node.op == "call_function" and not callable(node.target):
         yield node, f"expected a function to call, got {node.target!r}", "set node.target"
     if node.op in ("get_attr", "call_module"):
-        found = _lookup(gm, str(node.target))
-        if found is _ABSENT:
+        found = find_attribute(gm, str(node.target))
+        if found is ABSENT:
             yield (
                 node,
                 f"expected the module to have {node.target!r}, got no such attribute",
@@ -119,22 +118,6 @@ def _target_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
             )
     if node.op == "call_method" and not isinstance(node.target, str):
         yield node, f"expected the name of a method, got {node.target!r}", "pass its name as text"
-
-
-_ABSENT = object()
-
-
-def _lookup(root: Any, path: str) -> Any:
-    found = root
-    for atom in path.split("."):
-        found = (
-            inspect.getattr_static(found, atom, _ABSENT)
-            if not isinstance(found, torch.nn.Module)
-            else getattr(found, atom, _ABSENT)
-        )
-        if found is _ABSENT:
-            return _ABSENT
-    return found
 
 
 def _safe_format(node: fx.Node) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
 from fxkit.lower import row_ops, scalar_ops
@@ -135,10 +136,7 @@ def operand_type(operand: fx.Node | Attribute, root: torch.nn.Module) -> Any:
     """Return the type of an operand."""
     if isinstance(operand, fx.Node):
         return type_of(operand)
-    value: Any = root
-    for atom in operand.path.split("."):
-        value = getattr(value, atom)
-    return TensorType.of(value)
+    return TensorType.of(find_attribute(root, operand.path))
 
 
 def _check_type(known: Any, what: str) -> None:

@@ -11,6 +11,7 @@ from torch.fx.node import map_arg
 
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import effects_of
+from fxkit.ir.attributes import find_attribute
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 
@@ -91,9 +92,7 @@ class _Folder:
                 self.edit.erase(node)
 
     def _read(self, node: fx.Node) -> None:
-        value: Any = self.edit.gm
-        for atom in str(node.target).split("."):
-            value = getattr(value, atom)
+        value = find_attribute(self.edit.gm, str(node.target))
         is_parameter = isinstance(value, torch.nn.Parameter)
         if not isinstance(value, torch.Tensor) or self.order.aliases.is_written(node):
             return

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from fxkit.ir.attributes import find_attribute
 from fxkit.ir.provenance import module_stack
 from fxkit.view.grouping import acyclic_groups
 from fxkit.view.labels import Label, label_of
@@ -274,20 +275,13 @@ def _constant_sizes(gm: fx.GraphModule) -> dict[fx.Node, dict[int, int]]:
     sizes: dict[fx.Node, dict[int, int]] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr":
-            tensor = _attribute(gm, str(node.target))
+            tensor = find_attribute(gm, str(node.target))
             if isinstance(tensor, torch.Tensor):
                 for user in node.users:
                     sizes.setdefault(user, {})[id(tensor)] = tensor.numel()
         elif node.op == "call_module":
-            module = _attribute(gm, str(node.target))
+            module = find_attribute(gm, str(node.target))
             if isinstance(module, torch.nn.Module):
                 tensors = [*module.parameters(), *module.buffers()]
                 sizes.setdefault(node, {}).update({id(t): t.numel() for t in tensors})
     return sizes
-
-
-def _attribute(gm: fx.GraphModule, path: str) -> object:
-    value: object = gm
-    for part in path.split("."):
-        value = getattr(value, part, None)
-    return value

@@ -106,7 +106,7 @@ def is_same(expected: Any, got: Any) -> bool:
 
 def _is_same(expected: Any, got: Any) -> bool:
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
-        return expected == got or expected != expected
+        return bool(expected == got or expected != expected)
     if (expected.dtype, expected.shape) != (got.dtype, got.shape):
         return False
     if expected.layout != torch.strided:

@@ -196,11 +196,11 @@ def test_error_names_the_nodes_and_changes_nothing(name: str) -> None:
 
 
 def test_an_invalid_result_is_refused() -> None:
-    gm, nodes = _traced()
+    gm, _ = _traced()
     before = _snapshot(gm)
-    with pytest.raises(InvalidGraphError, match="expected the module to have 'missing'"):
-        with edit(gm) as session:
-            session.get_attr("missing")
+    refusal = pytest.raises(InvalidGraphError, match="expected the module to have 'missing'")
+    with refusal, edit(gm) as session:
+        session.get_attr("missing")
     assert _snapshot(gm) == before
 
 

@@ -435,7 +435,7 @@ class _Statistics(nn.Module):
         self.norm = nn.BatchNorm1d(4)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scaled = self.norm.running_mean * 2
+        scaled = self.norm.get_buffer("running_mean") * 2
         normal = self.norm(x)
         return scaled + 1, normal
 

@@ -1,4 +1,4 @@
-"""Run benchmarks: `python -m benchmarks [speed] [capture] [import] [--rounds N] [--no-peer]`."""
+"""Run benchmarks: `python -m benchmarks [suite ...] [--rounds N] [--nodes N] [--no-peer]`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks import capture_cost, import_time, speed
+from benchmarks import capture_cost, import_time, rewriting, speed
 from fxkit.demo.timing import machine
 
 SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
     "speed": lambda options: speed.run(options.rounds, with_peer=options.peer),
     "capture": lambda options: capture_cost.run(options.rounds, with_peer=options.peer),
+    "rewriting": lambda options: rewriting.run(
+        options.rounds, with_peer=options.peer, nodes=options.nodes
+    ),
     "import": lambda options: import_time.run(options.rounds),
 }
 
@@ -23,7 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suites", nargs="*", choices=[*SUITES, []], metavar="suite")
     parser.add_argument("--rounds", type=int, default=20, help="timed calls of each (20)")
-    parser.add_argument("--no-peer", dest="peer", action="store_false", help="skip torch.compile")
+    parser.add_argument("--nodes", type=int, default=100_000, help="largest chain to rewrite")
+    parser.add_argument(
+        "--no-peer", dest="peer", action="store_false", help="leave out torch's own tools"
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="torch")
     print(f"{machine()}, torch {torch.__version__}, medians of calls in turn")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from fxkit.errors import NumericsError, RewriteError
 from fxkit.ir.printer import format_graph, format_value
 from fxkit.ir.types import TensorType
 from fxkit.patterns.engine import rewrite
-from fxkit.patterns.pattern import Capture, Constant, Operation
+from fxkit.patterns.pattern import Capture, Constant, Operation, Pattern
 from fxkit.patterns.rewriting import Rule
+from fxkit.patterns.variants import plain_variants
 from fxkit.tracing.symbolic import symbolic_trace
 
 __all__ = [
@@ -56,23 +58,37 @@ def prove(rule: Rule, *, trials: int = 60, seed: int = 0) -> int:
         NumericsError: With the inputs, when the two sides differ.
         RewriteError: When the rule accepted no input at all, so that nothing is proven.
     """
+    variants = plain_variants(rule.pattern)
+    each = max(trials // len(variants), min(trials, _FEWEST_TRIALS))
+    return sum(_prove_variant(rule, variant, each, seed) for variant in variants)
+
+
+def _prove_variant(rule: Rule, variant: Pattern, trials: int, seed: int) -> int:
+    """Try one reading of a rule's pattern until enough inputs were accepted."""
     generator = torch.Generator().manual_seed(seed)
     plainest, *others = _cases(rule)
     random.Random(seed).shuffle(others)
-    cases = [plainest, *others[: trials - 1]]
-    accepted = sum(_prove_on(rule, _operands(rule, *case, generator)) for case in cases)
+    accepted = 0
+    for case in [plainest, *others]:
+        if accepted == trials:
+            break
+        values = _operands(rule, *case, generator)
+        accepted += _prove_on(rule, replace(rule, pattern=variant), values)
     if not accepted:
+        reading = " -> ".join(operation.operator for operation in variant.operations)
         raise RewriteError(
-            f"expected inputs that {rule.name} accepts, got none in {trials} trials",
+            f"expected inputs that {rule.name} accepts, got none in {len(others) + 1} trials",
+            node=reading,
             source=rule.file,
             hint="give samples= with the shapes and constants that its operands need",
         )
     return accepted
 
 
-def _prove_on(rule: Rule, values: dict[str, Any]) -> bool:
-    tensors = {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
-    before = pattern_module(rule, values)
+def _prove_on(rule: Rule, variant: Rule, values: dict[str, Any]) -> bool:
+    used = _captures_of(variant)
+    tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and n in used}
+    before = pattern_module(variant, values)
     args = tuple(tensors.values())
     try:
         before(*clone_inputs(args))
@@ -99,6 +115,8 @@ def _prove_on(rule: Rule, values: dict[str, Any]) -> bool:
 def pattern_module(rule: Rule, values: Mapping[str, Any]) -> fx.GraphModule:
     """Return a module that computes a rule's pattern, with the given constants filled in.
 
+    Of a pattern with alternatives, the first; of a chain, the shortest.
+
     Every tensor capture is cloned beforehand and every result afterwards, in a form that
     no rule touches, so that inputs and outputs of the pattern are values inside of the graph. The
     operands are returned after the results, as they are then.
@@ -107,9 +125,11 @@ def pattern_module(rule: Rule, values: Mapping[str, Any]) -> fx.GraphModule:
         rule: The rule.
         values: Capture → a tensor (becomes a parameter of the module) or a constant.
     """
+    rule = replace(rule, pattern=plain_variants(rule.pattern)[0])
     graph = fx.Graph()
     made: dict[Any, Any] = {}
-    for name in rule.pattern.captures:
+    used = _captures_of(rule)
+    for name in used:
         value = values[name]
         is_tensor = isinstance(value, torch.Tensor)
         made[name] = graph.placeholder(name) if is_tensor else value
@@ -117,14 +137,8 @@ def pattern_module(rule: Rule, values: Mapping[str, Any]) -> fx.GraphModule:
         if isinstance(value, fx.Node):
             made[name] = graph.call_function(torch.clone, (value,))
     for operation in rule.pattern.operations:
-        overload = _overload_for(operation, made)
-        kwargs = {
-            key: _build(value, made)
-            for key, value in operation.arguments.items()
-            if not _is_default(overload, key, value)
-        }
-        made[operation] = graph.call_function(overload, (), kwargs)
-    operands = [made[name] for name in rule.pattern.captures if isinstance(made[name], fx.Node)]
+        made[operation] = _call(graph, operation, made)
+    operands = [made[name] for name in used if isinstance(made[name], fx.Node)]
     results = [made[output] for output in rule.pattern.outputs]
     results += [graph.call_function(torch.detach, (operand,)) for operand in operands]
     results = [graph.call_function(torch.clone, (result,)) for result in results]
@@ -132,8 +146,40 @@ def pattern_module(rule: Rule, values: Mapping[str, Any]) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _overload_for(operation: Operation, made: Mapping[Any, Any]) -> Any:
-    """Return a callable for a pattern's operation: the ATen packet, which picks the overload."""
+def _captures_of(rule: Rule) -> list[str]:
+    """Return the captures that a plain pattern has, in order: an alternative may lack some."""
+    met: set[str] = set()
+
+    def visit(value: Any) -> None:
+        if isinstance(value, Capture):
+            met.add(value.name)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item)
+
+    for operation in rule.pattern.operations:
+        visit(list(operation.arguments.values()))
+    return [name for name in rule.pattern.captures if name in met]
+
+
+def _call(graph: fx.Graph, operation: Operation, made: Mapping[Any, Any]) -> fx.Node:
+    """Call a pattern's operation: the ATen packet, which picks the overload, or Python's own."""
+    if operation.operator in _PYTHON_OPERATORS:
+        args = tuple(_build(value, made) for value in operation.arguments.values())
+        return graph.call_function(_PYTHON_OPERATORS[operation.operator], args)
+    packet = _packet_of(operation)
+    kwargs = {
+        key: _build(value, made)
+        for key, value in operation.arguments.items()
+        if not _is_default(packet, key, value)
+    }
+    return graph.call_function(packet, (), kwargs)
+
+
+_PYTHON_OPERATORS = {"python.getitem": operator.getitem, "python.getattr": getattr}
+
+
+def _packet_of(operation: Operation) -> Any:
     name = operation.operator
     if name.startswith("aten."):
         return getattr(torch.ops.aten, name.removeprefix("aten."))
@@ -167,7 +213,18 @@ def _build(value: Any, made: Mapping[Any, Any]) -> Any:
     return [_build(item, made) for item in value]
 
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32)
+# Of a pattern that can be read in many ways, how many inputs for each at least.
+_FEWEST_TRIALS = 8
+
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
 _SHAPES = ((3, 4), (2, 3, 5), (7,), (), (0, 4), (1, 1))
 _BROADCAST = ((4,), (3, 1), ())  # beside others of (3, 4)
 _SPECIALS = (float("nan"), float("inf"), float("-inf"), -0.0, 0.0)
@@ -178,9 +235,21 @@ _Case = tuple[Mapping[str, Any], torch.dtype, tuple[float, ...]]
 
 def _cases(rule: Rule) -> list[_Case]:
     """Return what operands to try: sample, dtype and special values; the plainest comes first."""
-    samples = rule.samples or tuple(_default_samples(rule))
+    samples = [full for sample in rule.samples or ({},) for full in _filled_in(rule, sample)]
     specials = _SPECIALS[3:] if rule.finite_only else _SPECIALS
     return list(itertools.product(samples, _DTYPES, ((), specials)))
+
+
+def _filled_in(rule: Rule, sample: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a sample that tells shapes as it is, one of constants alone with all kinds of shapes.
+
+    Constants that it does not tell are guessed.
+    """
+    if any(isinstance(value, tuple) for value in sample.values()):
+        yield {**_constant_captures(rule), **sample}
+        return
+    for default in _default_samples(rule, sample):
+        yield {**default, **sample}
 
 
 def _operands(
@@ -191,13 +260,21 @@ def _operands(
     generator: torch.Generator,
 ) -> dict[str, Any]:
     return {
-        name: _operand(sample.get(name, (3, 4)), dtype, specials, generator)
+        name: _operand(sample.get(name, (3, 4)), _demanded(rule, name, dtype), specials, generator)
         for name in rule.pattern.captures
     }
 
 
-def _default_samples(rule: Rule) -> Iterator[dict[str, Any]]:
-    constants = _constant_captures(rule)
+def _demanded(rule: Rule, name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return a dtype that the rule wants an operand to have, the given one if it may be."""
+    operand = rule.pattern.operands.get(name)
+    if operand is None or not operand.dtypes or dtype in operand.dtypes:
+        return dtype
+    return operand.dtypes[0]
+
+
+def _default_samples(rule: Rule, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    constants = {**_constant_captures(rule), **given}
     tensors = [name for name in rule.pattern.captures if name not in constants]
     for shape in _SHAPES:
         same_shape = _Constant(list(shape))
@@ -214,8 +291,11 @@ def _constant_captures(rule: Rule) -> dict[str, Any]:
     for operation in rule.pattern.operations:
         packet = getattr(torch.ops.aten, operation.operator.removeprefix("aten."), None)
         for key, value in operation.arguments.items():
+            is_axis = isinstance(value, list) and len(value) == 1  # one, where several may be
+            value = value[0] if is_axis else value
             if isinstance(value, Capture) and packet is not None:
                 kind = _schema_kind(packet, key)
+                kind = "int" if is_axis and kind == "List[int]" else kind
                 if kind in _GUESSES:
                     guesses.setdefault(value.name, _GUESSES[kind])
     return guesses
@@ -252,7 +332,7 @@ def _operand(
     if not isinstance(sample, tuple):
         return sample
     if not dtype.is_floating_point:
-        return torch.randint(-5, 6, sample, generator=generator, dtype=dtype)
+        return torch.randint(-5, 6, sample, generator=generator).to(dtype)
     tensor = torch.randn(sample, generator=generator, dtype=torch.float64).to(dtype)
     if specials and tensor.numel():
         flat = tensor.flatten()

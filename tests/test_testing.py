@@ -99,7 +99,7 @@ def test_right_rule_is_proven_on_many_inputs() -> None:
 
 def test_rule_that_accepts_nothing_proves_nothing() -> None:
     never = rule(lambda x: torch.sin(x), lambda x: torch.cos(x), where=lambda match: False)
-    with pytest.raises(RewriteError, match="got none in 60 trials"):
+    with pytest.raises(RewriteError, match="got none in"):
         prove(never)
 
 

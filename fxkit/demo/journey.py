@@ -56,6 +56,7 @@ class Journey:
         result: What the passes did.
         profile: Where eager spends its time in the rewritten graph.
         built: The compiled module.
+        fused_profile: Where that spends its time.
         verdict: Errors and neighbours.
         times: Median seconds of a call, by name.
     """
@@ -65,5 +66,6 @@ class Journey:
     result: PassResult
     profile: Profile
     built: Built
+    fused_profile: Profile
     verdict: Verdict
     times: Mapping[str, float]

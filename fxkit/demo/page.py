@@ -24,7 +24,7 @@ def report(journey: Journey) -> Report:
         .add_graph(gm)
         .add_tree(gm)
         .add_regions(journey.built.module.regions)
-        .add_profile(journey.profile)
+        .add_profile(journey.profile, journey.fused_profile)
         .add_errors(
             {"eager": verdict.eager_error, "fxkit": verdict.error},
             note="The norm of the difference, relative to the norm of the float64 embeddings.",

@@ -20,6 +20,7 @@ from fxkit.demo.page import report
 from fxkit.demo.progress import progress
 from fxkit.demo.timing import in_turn, machine
 from fxkit.errors import UnsupportedError
+from fxkit.lower import CompiledModule
 from fxkit.passes.manager import PassResult
 from fxkit.passes.pipelines import INFERENCE
 from fxkit.tracing.captured import Captured
@@ -59,11 +60,13 @@ def run(
     captured = capture(subject, write)
     before = snapshot(captured.graph_module)
     result = rewrite(captured.graph_module, subject, write)
-    profile = look(result.graph_module, subject, write)
+    profile = measure_nodes(result.graph_module, subject)
+    show_profile(profile, write)
     built = lower(result.graph_module, subject, write)
     verdict = compare(subject, built, write)
     times = measure(subject, built, with_peer, write)
-    save(Journey(subject, before, result, profile, built, verdict, times), out, write)
+    fused = measure_nodes(built.module, subject)
+    save(Journey(subject, before, result, profile, built, fused, verdict, times), out, write)
 
 
 def prepare_folder(out: Path) -> None:
@@ -133,13 +136,16 @@ def snapshot(gm: fx.GraphModule) -> fx.GraphModule:
     return copy.deepcopy(gm, {id(tensor): tensor for tensor in tensors})
 
 
-def look(gm: fx.GraphModule, subject: Subject, write: Write) -> Profile:
-    """Measure where eager spends its time."""
-    _heading("profile", write)
+def measure_nodes(program: fx.GraphModule | CompiledModule, subject: Subject) -> Profile:
+    """Measure where a graph, or what it was compiled to, spends its time."""
     with progress("profiling"):
-        profile = fxkit.profile(gm, subject.inputs, warmup=1, iters=5)
+        return fxkit.profile(program, subject.inputs, warmup=1, iters=5)
+
+
+def show_profile(profile: Profile, write: Write) -> None:
+    """Show the operators that take the most time in eager."""
+    _heading("profile", write)
     write(profile.table(group_by="op", limit=PROFILE_LINES))
-    return profile
 
 
 def lower(gm: fx.GraphModule, subject: Subject, write: Write) -> Built:

@@ -287,7 +287,7 @@ class PatternBuilder:
                 hint="pass tensors that a pattern needs as parameters",
             )
         source = source_of(node)
-        arguments = {key: self._build(value) for key, value in call.arguments.items()}
+        arguments = {key: self._build(_whole(value, node)) for key, value in call.arguments.items()}
         return Operation(call.name, arguments, "" if source is None else str(source))
 
     def _build_mark(self, node: fx.Node) -> PatternNode:
@@ -304,6 +304,15 @@ class PatternBuilder:
 
 
 _MARKS = (language.alternatives, language.binding, language.chain, language.chain_operand)
+
+
+def _whole(value: Any, node: fx.Node) -> Any:
+    """Return a parameter that stands for a list of sizes, which the binding repeated for each."""
+    if not isinstance(value, list) or len(value) < 2 or not isinstance(value[0], fx.Node):
+        return value
+    one = value[0]
+    is_given = any(given is one for given in (*node.args, *node.kwargs.values()))
+    return one if is_given and all(item is one for item in value) else value
 
 
 def operand_nodes(call: Call) -> list[fx.Node]:

@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 from fxkit.analysis.equivalence import assert_equivalent
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import FxkitError, NumericsError, PassError, PostconditionError
+from fxkit.ir.journal import Change
 from fxkit.ir.printer import format_graph, format_type
-from fxkit.ir.session import Change, edit
+from fxkit.ir.session import edit
 from fxkit.ir.types import TensorType
 from fxkit.ir.verifier import verify
 from fxkit.passes.base import FunctionPass, Pass, PassContext

@@ -91,7 +91,20 @@ def _bytes(node: fx.Node, call: Call) -> int | None:
         if isinstance(value, fx.Node) and known is None:
             return None
         total += sum(t.nbytes for t in _types_in(known))
-    return total
+    return min(total, _gathered_bytes(node, call, result, total))
+
+
+# Operators that read only the elements that they return, and the indices that say which.
+_GATHERS = frozenset({"aten.embedding", "aten.index_select", "aten.gather", "aten.index"})
+
+
+def _gathered_bytes(node: fx.Node, call: Call, result: Any, otherwise: int) -> int:
+    """Return the bytes of a lookup: the indices once, and each element twice."""
+    if call.name not in _GATHERS:
+        return otherwise
+    known = (type_of_operand(v, node.graph) for v in _leaves(list(call.arguments.values())))
+    indices = (t for t in _types_in(list(known)) if not t.dtype.is_floating_point)
+    return 2 * sum(t.nbytes for t in _types_in(result)) + sum(t.nbytes for t in indices)
 
 
 def _flops(node: fx.Node, call: Call) -> int | None:

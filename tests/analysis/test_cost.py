@@ -71,3 +71,10 @@ def test_unknown_is_none() -> None:
     assert Cost(3, 4) + Cost(None, 5) == Cost(None, 9)
     assert Cost(3, 4) + Cost(1, None) == Cost(4, None)
     assert cost_of(x) == FREE
+
+
+def test_lookup_reads_the_rows_it_returns_and_no_more():
+    gm = fxkit.symbolic_trace(lambda i, w: torch.nn.functional.embedding(i, w))
+    propagate_types(gm, (torch.zeros(2, 3, dtype=torch.int64), torch.randn(1000, 8)))
+    node = gm.graph.find_nodes(op="call_function", target=torch.nn.functional.embedding)[0]
+    assert cost_of(node).bytes == 2 * (2 * 3 * 8 * 4) + 2 * 3 * 8

@@ -74,7 +74,7 @@ def test_unknown_is_none() -> None:
 
 
 def test_lookup_reads_the_rows_it_returns_and_no_more():
-    gm = fxkit.symbolic_trace(lambda i, w: torch.nn.functional.embedding(i, w))
+    gm = symbolic_trace(lambda i, w: F.embedding(i, w))
     propagate_types(gm, (torch.zeros(2, 3, dtype=torch.int64), torch.randn(1000, 8)))
-    node = gm.graph.find_nodes(op="call_function", target=torch.nn.functional.embedding)[0]
+    (node,) = gm.graph.find_nodes(op="call_function", target=F.embedding)
     assert cost_of(node).bytes == 2 * (2 * 3 * 8 * 4) + 2 * 3 * 8

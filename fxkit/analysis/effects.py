@@ -18,7 +18,7 @@ from torch import fx
 from fxkit.ir.attributes import ABSENT, find_attribute
 from fxkit.ir.op import Attribute, Call, Operator, resolve
 from fxkit.ir.op_table import MODE_FUNCTIONS, UNDECLARED_ALIASES
-from fxkit.ir.types import TensorType, type_of
+from fxkit.ir.types import MEMORY_KEY, TensorType, type_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,9 @@ class AliasSets:
     """Which nodes may share memory, over a whole graph.
 
     A union of every node with the operands that it may alias: conservative, linear. Two parameters
-    that are the same tensor (tied weights) share a set too. Inputs are taken for distinct memory: a
-    program that writes to one input must not be given it twice.
+    that are the same tensor (tied weights) share a set too, and so do inputs that shared memory when
+    they were captured. Other inputs are taken for distinct memory: a traced program that writes to
+    one must not be given it twice.
 
     Args:
         graph: The graph; nodes added later are unknown to it until `add` is told of them.
@@ -197,8 +198,11 @@ class AliasSets:
         self._graph = graph
         self._attributes: dict[int, fx.Node] = {}
         self.effectful: list[fx.Node] = []
+        memories: dict[int, fx.Node] = {}
         for node in graph.nodes:
             self._parent[node] = node
+            if node.op == "placeholder" and MEMORY_KEY in node.meta:
+                self._join(node, memories.setdefault(node.meta[MEMORY_KEY], node))
             if node.op == "get_attr":
                 key = _attribute_key(graph, str(node.target))
                 self._join(node, self._attributes.setdefault(key, node))

@@ -16,6 +16,9 @@ from torch.utils import _pytree as pytree
 
 KEY = "fxkit_type"
 
+# Placeholders with equal values under this key of their `meta` share memory.
+MEMORY_KEY = "fxkit_memory"
+
 _SHORT_DTYPES = {
     torch.float64: "f64",
     torch.float32: "f32",

@@ -19,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 from fxkit.ir.provenance import source_of
 from fxkit.ir.types import KEY as TYPE_KEY
-from fxkit.ir.types import TensorType, type_of_value
+from fxkit.ir.types import MEMORY_KEY, TensorType, type_of_value
 from fxkit.tracing.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.data_dependence import META_KEY, has_data_dependent_shape
 from fxkit.tracing.frames import Frames, Location
-from fxkit.tracing.guards import check_value
+from fxkit.tracing.guards import check_value, storage_key
 from fxkit.tracing.outside import Place, Surroundings, attribute_name
 from fxkit.tracing.plain_values import ATOMS, READABLE, plain_argument, plain_result
 from fxkit.tracing.refusals import Failure, Refusal
@@ -108,6 +108,7 @@ class Recorder(TorchFunctionMode):
         self.outside: list[Outside] = []
         self.reads: list[Read] = []
         self.placeholders: list[fx.Node] = []
+        self._memories: dict[int, int] = {}
         self._surroundings = surroundings
         self._frames = Frames(boundary, surroundings.modules)
         self._values: dict[int, Value] = {}
@@ -318,6 +319,7 @@ class Recorder(TorchFunctionMode):
         node = self.graph.placeholder(name)
         self.placeholders.append(node)
         self._set_type(node, tensor)
+        node.meta[MEMORY_KEY] = self._memories.setdefault(storage_key(tensor), index)
         self._values.setdefault(id(tensor), Value(tensor, node))
         self._writes.watch(tensor, leaf=index)
 

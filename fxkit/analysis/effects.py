@@ -180,9 +180,9 @@ class AliasSets:
     """Which nodes may share memory, over a whole graph.
 
     A union of every node with the operands that it may alias: conservative, linear. Two parameters
-    that are the same tensor (tied weights) share a set too, and so do inputs that shared memory when
-    they were captured. Other inputs are taken for distinct memory: a traced program that writes to
-    one must not be given it twice.
+    that are the same tensor (tied weights) share a set too, and so do inputs that shared memory
+    when they were captured. Other inputs are taken for distinct memory: a traced program that
+    writes to one must not be given it twice.
 
     Args:
         graph: The graph; nodes added later are unknown to it until `add` is told of them.

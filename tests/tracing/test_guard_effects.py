@@ -7,6 +7,7 @@ import torch
 import fxkit
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import effects_of
+from fxkit.ir.printer import format_graph
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
 
@@ -75,5 +76,6 @@ def test_inputs_that_share_memory_stay_in_order():
             wanted = (eager[:32], eager[offset : offset + 32])
             torch.testing.assert_close(fast(*pair), writes_one_reads_other(*wanted))
             assert torch.equal(ours, eager)
-    text = str(fast.captured.graph_module.code)
-    assert text.count("* 2") == 2
+    shared, apart = (format_graph(module.graph_module) for module in fast.modules)
+    assert shared.count("aten.mul") == 2, "the write may change the second product"
+    assert apart.count("aten.mul") == 1

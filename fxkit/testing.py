@@ -138,6 +138,8 @@ def pattern_module(rule: Rule, values: Mapping[str, Any]) -> fx.GraphModule:
             made[name] = graph.call_function(torch.clone, (value,))
     for operation in rule.pattern.operations:
         made[operation] = _call(graph, operation, made)
+        if operation.operator == "python.getattr":
+            _return_fields(made[operation].args[0])
     operands = [made[name] for name in used if isinstance(made[name], fx.Node)]
     results = [made[output] for output in rule.pattern.outputs]
     results += [graph.call_function(torch.detach, (operand,)) for operand in operands]
@@ -174,6 +176,15 @@ def _call(graph: fx.Graph, operation: Operation, made: Mapping[Any, Any]) -> fx.
         if not _is_default(packet, key, value)
     }
     return graph.call_function(packet, (), kwargs)
+
+
+def _return_fields(node: Any) -> None:
+    """Make a call of a packet, which returns a plain tuple, one of a method, which names fields."""
+    if callable(node.target):
+        kwargs = dict(node.kwargs)
+        packet, node.op = node.target, "call_method"
+        node.args, node.kwargs = (kwargs.pop("self"),), kwargs
+        node.target = packet.__name__
 
 
 _PYTHON_OPERATORS = {"python.getitem": operator.getitem, "python.getattr": getattr}
@@ -214,7 +225,7 @@ def _build(value: Any, made: Mapping[Any, Any]) -> Any:
 
 
 # Of a pattern that can be read in many ways, how many inputs for each at least.
-_FEWEST_TRIALS = 8
+_FEWEST_TRIALS = 4
 
 _DTYPES = (
     torch.float32,

@@ -401,6 +401,11 @@ def _named(packet: str, overload: Any, bound: dict[str, Any]) -> Call:
             reduced = _aten(target, (), kept)
             if reduced is not None:
                 return reduced
+    if packet in op_table.EXTENDS_TO:
+        target, added = op_table.EXTENDS_TO[packet]
+        extended = _aten(target, (), {**bound, **added})
+        if extended is not None:
+            return extended
     if packet == "rsub":
         swapped = _aten("sub", (bound["other"], bound["self"]), {"alpha": bound["alpha"]})
         if swapped is not None:
@@ -416,6 +421,8 @@ def _resolve_module(node: fx.Node) -> Call:
     module = find_attribute(root, path)
     cls = type(module)
     name = f"{cls.__module__}.{cls.__qualname__}"
+    if isinstance(module, fx.GraphModule):
+        return _opaque("torch.fx.GraphModule", node.args, node.kwargs)
     if not isinstance(module, nn.Module) or _has_hooks(module):
         return _opaque(name, node.args, node.kwargs)
     if cls is nn.Identity:

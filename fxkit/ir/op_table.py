@@ -75,6 +75,11 @@ UNDECLARED_ALIASES = frozenset(
     """.split()
 )
 
+# Calls that equal a call of another operator with these constant arguments beside their own.
+EXTENDS_TO: dict[str, tuple[str, dict[str, Any]]] = {
+    "mT": ("transpose", {"dim0": -2, "dim1": -1}),
+}
+
 # Calls that change a mode for all that comes after them.
 MODE_FUNCTIONS = frozenset(
     """

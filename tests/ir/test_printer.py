@@ -41,7 +41,7 @@ graph(%x):
   %getitem = python.getitem(%chunk, 0)
   %getitem_1 = python.getitem(%chunk, 1)
   %getitem_2 = python.getitem(%chunk, 2)
-  %getattr_1 = aten.mT(%getitem_1)
+  %getattr_1 = aten.transpose(%getitem_1, -2, -1)
   %matmul = aten.matmul(%getitem, %getattr_1)
   %matmul_1 = aten.matmul(%matmul, %getitem_2)
   %scale = self.scale
@@ -68,7 +68,7 @@ graph(%x: f32[2,3,4]):
   %getitem: f32[2,3,4] = python.getitem(%chunk, 0)
   %getitem_1: f32[2,3,4] = python.getitem(%chunk, 1)
   %getitem_2: f32[2,3,4] = python.getitem(%chunk, 2)
-  %getattr_1: f32[2,4,3] = aten.mT(%getitem_1)
+  %getattr_1: f32[2,4,3] = aten.transpose(%getitem_1, -2, -1)
   %matmul: f32[2,3,3] = aten.matmul(%getitem, %getattr_1)
   %matmul_1: f32[2,3,4] = aten.matmul(%matmul, %getitem_2)
   %scale: f32[4] = self.scale

@@ -73,8 +73,7 @@ class Registry(Generic[T]):
             self._found = {}
         if name in self._found:
             raise FxkitError(
-                f"expected one {self.kind} named {name!r}, got two: "
-                f"{self._files[name]} and {file}",
+                f"expected one {self.kind} named {name!r}, got two: {self._files[name]} and {file}",
                 hint="rename one of them",
             )
         self._found[name] = thing

@@ -1,0 +1,305 @@
+"""Bind the call of a function or method to the operator that it spells.
+
+What no schema tells is in `op_table`; what a schema tells is bound by `schema`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import operator
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.nn import _reduction
+
+from fxkit.ir import op_table, schema
+from fxkit.ir.attributes import Attribute
+from fxkit.ir.call import OPERATOR_NAME, Call, operator_named
+from fxkit.ir.types import TensorType, type_of
+
+
+def bind_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """Bind a `call_function` node's call; what can't be told is opaque."""
+    if isinstance(target, torch._ops.OpOverload):
+        return _bind_overload(target, args, kwargs) or opaque_call(target, args, kwargs)
+    if isinstance(target, torch._ops.OpOverloadPacket) and target._qualified_op_name.startswith(
+        "aten::"
+    ):
+        return _aten(target.__name__, args, kwargs) or opaque_call(target, args, kwargs)
+    return call_of(target, args, kwargs)
+
+
+def call_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """Bind a call of any callable that is no ATen overload; what can't be told is opaque."""
+    resolver = binder_of(target) if is_hashable(target) else None
+    call = None if resolver is None else resolver(args, kwargs)
+    return call or opaque_call(target, args, kwargs)
+
+
+_Binder = Callable[[tuple[Any, ...], Mapping[str, Any]], "Call | None"]
+
+
+@functools.lru_cache(maxsize=4096)
+def binder_of(target: Any) -> _Binder | None:
+    """Choose, once for each callable, how its calls are bound."""
+    name = getattr(target, "__name__", "")
+    home = getattr(target, "__module__", None) or ""
+    declared = getattr(target, OPERATOR_NAME, None)
+    if isinstance(declared, str):
+        return functools.partial(_schemaless, declared)
+    if home == "_operator":
+        return functools.partial(_infix, name)
+    if target is builtins.getattr:
+        return _attribute
+    if target in PYTHON_FUNCTIONS:
+        return functools.partial(python_call, PYTHON_FUNCTIONS[target])
+    if isinstance(target, types.FunctionType):
+        return _python_function_binder(target, name)
+    if isinstance(target, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        if target is getattr(torch.Tensor, name, None):
+            return functools.partial(_method, name)
+        return None
+    if isinstance(target, types.BuiltinFunctionType) and _is_torch_builtin(target):
+        return functools.partial(python_call if name in _PYTHON_METHODS else _aten, name)
+    return None
+
+
+def _python_function_binder(target: Any, name: str) -> _Binder | None:
+    if target is getattr(F, name, None):
+        if name in op_table.NN_FUNCTIONS:
+            return functools.partial(_spelled, name, op_table.NN_FUNCTIONS[name])
+        if name in op_table.PURE_FUNCTIONS:
+            return functools.partial(_schemaless, f"torch.nn.functional.{name}")
+    if target is getattr(torch, name, None):
+        if name in op_table.TORCH_FUNCTIONS:
+            return functools.partial(_spelled, name, op_table.TORCH_FUNCTIONS[name])
+        if name in op_table.PURE_TORCH_FUNCTIONS:
+            return functools.partial(_schemaless, f"torch.{name}")
+    if target is getattr(torch.Tensor, name, None):
+        return functools.partial(_method, name)
+    return None
+
+
+def _is_torch_builtin(target: Any) -> bool:
+    home = getattr(target, "__module__", None) or ""
+    variable_functions = getattr(torch._C, "_VariableFunctions", None)
+    return home.startswith("torch._C") or target is getattr(
+        variable_functions, target.__name__, None
+    )
+
+
+def bind_method(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """Bind a `call_method` node's call; what can't be told is opaque."""
+    return _method(str(target), args, kwargs) or opaque_call(f"Tensor.{target}", args, kwargs)
+
+
+def _method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    if not args or not _may_be_tensor(args[0]):
+        return None
+    if name in op_table.REFLECTED and len(args) == 2:
+        return _aten(op_table.REFLECTED[name], (args[1], args[0]), kwargs)
+    if name in op_table.CASTS and len(args) == 1:
+        return _aten("to", (args[0], op_table.CASTS[name]), kwargs)
+    if name in ("__getitem__", "__setitem__"):
+        return python_call(name.strip("_"), args, kwargs)
+    if name.startswith("__") and name.endswith("__"):
+        return _dunder(name, args, kwargs)
+    if name == "size" and len(args) == 1 and not kwargs:
+        return python_call("getattr", (args[0], "shape"), {})
+    if name in _PYTHON_METHODS:
+        return python_call(name, args, kwargs)
+    if name in op_table.PURE_TORCH_FUNCTIONS:
+        return _schemaless(f"torch.{name}", args, kwargs)
+    if name == "to" and len(args) > 1 and isinstance(args[1], (str, torch.device)):
+        names = ("device", "dtype", "non_blocking", "copy")
+        return _aten("to", args[:1], {**dict(zip(names, args[1:], strict=False)), **kwargs})
+    return _aten(name, args, kwargs, is_method=True)
+
+
+def _dunder(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    bare = name.strip("_")
+    packet = op_table.INFIX.get(bare) or op_table.INFIX.get(bare + "_")
+    return _aten(packet, args, kwargs) if packet else None
+
+
+def _infix(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """Resolve a function of the `operator` module."""
+    packet = op_table.INFIX.get(name)
+    if not packet or not any(_may_be_tensor(arg) for arg in args):
+        return python_call(name, args, kwargs)
+    return _aten(packet, args, kwargs)
+
+
+def _attribute(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """Resolve `getattr(x, "T")`."""
+    if len(args) == 2 and args[1] in op_table.TENSOR_ATTRIBUTES and _may_be_tensor(args[0]):
+        return _aten(op_table.TENSOR_ATTRIBUTES[args[1]], args[:1], {})
+    return python_call("getattr", args, kwargs)
+
+
+def _spelled(
+    name: str, row: op_table.Spelling, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Call | None:
+    """Resolve a Python function through its row of the table."""
+    packet = row.packet or name
+    if row.pack is not None:
+        return _aten(packet, (*args[: row.pack], _operands(args[row.pack :])), kwargs)
+    home = F if name in op_table.NN_FUNCTIONS else torch
+    given = _bind_python(getattr(home, row.signature_of or name), args, kwargs)
+    if given is None or any(given.pop(key, value) != value for key, value in row.require.items()):
+        return None
+    for parameter in row.drop:
+        given.pop(parameter, None)
+    if given.pop("inplace", False):
+        packet += "_"
+    if row.when is not None and given.pop(row.when[0], False):
+        packet = row.when[1]
+    if row.reduction and isinstance(given.get("reduction"), str):
+        if given["reduction"] not in ("none", "mean", "sum"):
+            return None
+        given["reduction"] = _reduction.get_enum(given["reduction"])
+    if packet == "embedding" and given.get("padding_idx") is None:
+        given["padding_idx"] = -1
+    renamed = {row.rename.get(key, key): value for key, value in given.items()}
+    return _aten(packet, (), {**row.preset, **renamed})
+
+
+def _operands(args: tuple[Any, ...]) -> list[Any]:
+    """Return the operands of `einsum("ij", a, b)` and of `einsum("ij", [a, b])` as one list."""
+    if len(args) == 1 and isinstance(args[0], (list, tuple)):
+        return list(args[0])
+    return list(args)
+
+
+def _bind_python(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    try:
+        bound = _python_signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+@functools.cache
+def _python_signature(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _aten(
+    packet: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_method: bool = False
+) -> Call | None:
+    """Bind a call to the first overload that fits; packing integers into a list comes last."""
+    packet = op_table.ALIASES.get(packet, packet)
+    candidates = schema.signatures(packet)
+    for lenient in (False, True):
+        for signature in candidates:
+            bound = signature.bind(args, kwargs, lenient, is_method)
+            if bound:
+                return _named(packet, signature.overload, bound)
+        for signature in candidates:
+            packed = signature.pack(args)
+            if packed is None:
+                continue
+            bound = signature.bind(packed, kwargs, lenient, is_method)
+            if bound:
+                return _named(packet, signature.overload, bound)
+    return None
+
+
+def _bind_overload(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    namespace, _, packet = overload._schema.name.partition("::")
+    if namespace == "aten" and packet in op_table.ALIASES:
+        same = getattr(torch.ops.aten, op_table.ALIASES[packet], None)
+        overload = getattr(same, overload._overloadname, overload)
+    bound = schema.signature_of(overload).bind(args, kwargs, lenient=True)
+    if bound is None:
+        return None
+    if namespace != "aten":
+        return Call(operator_named(f"{namespace}.{packet}", overload), bound)
+    return _named(packet, overload, bound)
+
+
+def _named(packet: str, overload: Any, bound: dict[str, Any]) -> Call:
+    packet = op_table.ALIASES.get(packet, packet)
+    if "kernel_size" in bound and bound.get("stride") == []:
+        bound["stride"] = bound["kernel_size"]
+    if packet in op_table.REDUCES_TO:
+        target, fixed = op_table.REDUCES_TO[packet]
+        if all(bound.get(key) == value for key, value in fixed.items()):
+            kept = {key: value for key, value in bound.items() if key not in fixed}
+            reduced = _aten(target, (), kept)
+            if reduced is not None:
+                return reduced
+    if packet in op_table.EXTENDS_TO:
+        target, added = op_table.EXTENDS_TO[packet]
+        extended = _aten(target, (), {**bound, **added})
+        if extended is not None:
+            return extended
+    if packet == "rsub":
+        swapped = _aten("sub", (bound["other"], bound["self"]), {"alpha": bound["alpha"]})
+        if swapped is not None:
+            return swapped
+    suffix = "_out" if _is_out_variant(overload) else ""
+    return Call(operator_named(f"aten.{packet}{suffix}", overload), bound)
+
+
+def _schemaless(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    arguments = {str(position): value for position, value in enumerate(args)}
+    return Call(operator_named(name), {**arguments, **kwargs})
+
+
+def python_call(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """Return a call of plain Python, on numbers and containers."""
+    return _schemaless(f"python.{name}", args, kwargs)
+
+
+def opaque_call(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """Return a call of which nothing is known but its name and arguments."""
+    if isinstance(target, str):
+        name = target
+    else:
+        name = getattr(target, "__qualname__", None) or type(target).__qualname__
+        home = getattr(target, "__module__", None)
+        name = f"{home}.{name}" if home and home != "builtins" else name
+    return _schemaless(f"opaque.{name}", args, kwargs)
+
+
+def _may_be_tensor(value: Any) -> bool:
+    if isinstance(value, fx.Node):
+        known = type_of(value)
+        return known is None or isinstance(known, TensorType)
+    return isinstance(value, (torch.Tensor, Attribute))
+
+
+def is_hashable(value: Any) -> bool:
+    """Tell whether a callable can be looked up in a dictionary."""
+    return getattr(type(value), "__hash__", None) is not None
+
+
+def _is_out_variant(overload: Any) -> bool:
+    """Tell whether an overload writes its result into arguments named in the call."""
+    return torch.Tag.out in overload.tags
+
+
+# Python functions without effects on numbers and containers.
+PYTHON_FUNCTIONS = {
+    len: "len", int: "int", float: "float", bool: "bool", min: "min", max: "max", sum: "sum",
+    round: "round", tuple: "tuple", list: "list", slice: "slice", isinstance: "isinstance",
+    operator.index: "index",
+}  # fmt: skip
+
+# Methods of tensors whose result is a Python value and which ATen has no callable schema for.
+_PYTHON_METHODS = frozenset(
+    """
+    dim ndimension numel nelement element_size is_floating_point is_complex stride
+    is_contiguous storage_offset data_ptr get_device type is_pinned
+    """.split()
+)

@@ -177,29 +177,36 @@ def logarithm_of_summed_exp(x, dim, keep):
 
 
 def _counts_axis(match: Match) -> bool | str:
-    known, dim, n = match.type("x"), match["dim"], match["n"]
+    known, dim = match.type("x"), match["dim"]
     if not isinstance(known, TensorType):
         return UNKNOWN
-    if not known.shape or known.shape[dim] != n:
-        return f"expected the size of axis {dim} of {known}, got {n}"
-    return True
+    size = known.shape[dim] if known.shape else None
+    n, share = match.bindings.get("n"), match.bindings.get("share")
+    fits = n == size if share is None else bool(size) and share == 1 / size
+    return True if fits else f"expected the size of axis {dim} of {known}, got {match}"
 
 
+# Where the size is a power of two, dividing has become multiplying.
 @rule(
-    where=[every(floating("x"), _counts_axis), {**_AXIS, "n": operand(value=is_number)}],
+    where=[
+        every(floating("x"), _counts_axis),
+        {**_AXIS, "n": operand(value=is_number), "share": operand(value=is_number)},
+    ],
     exact=False,
+    benefit=2,
     samples=(
-        {"x": (3, 4), "dim": -1, "n": 4, "keep": True},
-        {"x": (2, 5, 3), "dim": 1, "n": 5, "keep": False},
+        {"x": (3, 4), "dim": -1, "n": 4, "share": 0.25, "keep": True},
+        {"x": (2, 5, 3), "dim": 1, "n": 5, "share": 0.2, "keep": False},
     ),
 )
-def mean_by_sum(x, dim, n, keep):
+def mean_by_sum(x, dim, n, share, keep):
     """A sum over the size of its axis.
 
     Rewrites:
         x.sum(dim, keepdim=keep) / n  →  x.mean(dim, keepdim=keep)
     """
-    return x.sum(dim, keepdim=keep) / n, x.mean(dim, keepdim=keep)
+    total = x.sum(dim, keepdim=keep)
+    return any_of(lambda v: v / n, lambda v: v * share)(total), x.mean(dim, keepdim=keep)
 
 
 @rule(where=floating("x"), exact=False, samples=({"x": (3, 4), "dim": -1, "keep": True},))

@@ -94,7 +94,7 @@ _MUST_NOT_MATCH: dict[str, NoMatch] = {
     "double_not": NoMatch(lambda x: torch.logical_not(torch.logical_not(x)), (_INTEGERS,)),
     # attention
     "attention_by_hand": NoMatch(
-        lambda q, k, v: torch.softmax(q @ k.transpose(1, 2), 1) @ v, (_QUERY, _KEY, _VALUE)
+        lambda q, k, v: torch.softmax(q @ k.transpose(1, 2), -1) @ v, (_QUERY, _KEY, _VALUE)
     ),
     # bounds
     "relu_of_relu": NoMatch(lambda x: F.relu(torch.relu(x), inplace=True)),

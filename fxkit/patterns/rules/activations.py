@@ -211,9 +211,6 @@ def _three_up(x):
     )(x + 3)  # fmt: skip
 
 
-_SIXTH = operand(value=lambda value: value == 6 or value == 1 / 6)
-
-
 @rule(where=every(floating("x"), no_gradient("x")), exact=False, benefit=2)
 def hard_sigmoid_by_bounds(x):
     """The piecewise linear sigmoid; `clamp` has another gradient at its bounds.

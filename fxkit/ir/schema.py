@@ -88,18 +88,19 @@ class Signature:
         return bound
 
     def pack(self, args: Sequence[Any]) -> Sequence[Any] | None:
-        """Gather trailing integers into one list: `x.view(2, 3)` → `x.view([2, 3])`.
+        """Gather the last arguments into one list: `x.view(2, 3)` → `x.view([2, 3])`.
 
         A single node of unknown type is taken for the whole list: `x.view(shape)`.
         """
-        for position, parameter in enumerate(self.positional):
-            if parameter.kind in ("int[]", "Tensor[]") and len(args) > position:
-                packed = list(args[position:])
-                alone = packed[0] if len(packed) == 1 else None
-                if isinstance(alone, fx.Node) and type_of(alone) is None:
-                    return None
-                return (*args[:position], packed)
-        return None
+        position = len(self.positional) - 1
+        if position < 0 or self.positional[position].kind not in ("int[]", "Tensor[]"):
+            return None
+        packed = list(args[position:])
+        if not packed or (
+            len(packed) == 1 and isinstance(packed[0], fx.Node) and type_of(packed[0]) is None
+        ):
+            return None
+        return (*args[:position], packed)
 
     def _named(self, name: str) -> _Parameter | None:
         names = (name,) if name in self.names else PARAMETER_NAMES.get(name, ())

@@ -54,18 +54,18 @@ class Journey:
         subject: The model and its inputs.
         before: The graph as it was captured.
         result: What the passes did.
-        profile: Where eager spends its time in the rewritten graph.
         built: The compiled module.
-        fused_profile: Where that spends its time.
         verdict: Errors and neighbours.
-        times: Median seconds of a call, by name.
+        times: Median seconds of a call, measured in turn, by name.
+        profile: Where eager spends its time in the rewritten graph.
+        fused_profile: Where the compiled module does, measured right after that.
     """
 
     subject: Subject
     before: fx.GraphModule
     result: PassResult
-    profile: Profile
     built: Built
-    fused_profile: Profile
     verdict: Verdict
     times: Mapping[str, float]
+    profile: Profile
+    fused_profile: Profile

@@ -19,12 +19,16 @@ def report(journey: Journey) -> Report:
             lead=f"{len(journey.subject.texts)} sentences, {machine()}",
         )
         .add_summary(_facts(journey))
+        .add_profile(
+            journey.profile,
+            journey.fused_profile,
+            seconds=(journey.times["eager"], journey.times["fxkit"]),
+        )
         .add_passes(journey.result)
         .add_diff(journey.before, gm)
         .add_graph(gm)
         .add_tree(gm)
         .add_regions(journey.built.module.regions)
-        .add_profile(journey.profile, journey.fused_profile)
         .add_errors(
             {"eager": verdict.eager_error, "fxkit": verdict.error},
             note="The norm of the difference, relative to the norm of the float64 embeddings.",

@@ -60,13 +60,12 @@ def run(
     captured = capture(subject, write)
     before = snapshot(captured.graph_module)
     result = rewrite(captured.graph_module, subject, write)
-    profile = measure_nodes(result.graph_module, subject)
-    show_profile(profile, write)
+    show_profile(measure_nodes(result.graph_module, subject), write)
     built = lower(result.graph_module, subject, write)
     verdict = compare(subject, built, write)
     times = measure(subject, built, with_peer, write)
-    fused = measure_nodes(built.module, subject)
-    save(Journey(subject, before, result, profile, built, fused, verdict, times), out, write)
+    profiles = [measure_nodes(p, subject) for p in (result.graph_module, built.module)]
+    save(Journey(subject, before, result, built, verdict, times, *profiles), out, write)
 
 
 def prepare_folder(out: Path) -> None:

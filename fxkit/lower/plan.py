@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,7 +97,7 @@ class _Planner:
         set_type(node, results[0] if len(results) == 1 else tuple(results))
         for position, output in enumerate(emitted.outputs):
             self._env[output] = node if len(results) == 1 else plan.graph.call_function(
-                _item, (node, position)
+                operator.getitem, (node, position)
             )  # fmt: skip
         plan.regions.append(
             Region(
@@ -131,10 +132,6 @@ class _Planner:
                 self._env[node] = self._env[source]
             else:
                 self._copy(node)
-
-
-def _item(values: tuple[torch.Tensor, ...], position: int) -> torch.Tensor:
-    return values[position]
 
 
 def _tensor_type(node: fx.Node) -> TensorType:
@@ -183,7 +180,9 @@ class _Eager:
         for node in self._inside:
             env[node] = graph.node_copy(node, env.__getitem__)
         results = [
-            graph.call_function(_item, (env[n], 0)) if isinstance(type_of(n), tuple) else env[n]
+            graph.call_function(operator.getitem, (env[n], 0))
+            if isinstance(type_of(n), tuple)
+            else env[n]
             for n in self._emitted.outputs
         ]
         graph.output(results[0] if len(results) == 1 else tuple(results))

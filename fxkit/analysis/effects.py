@@ -256,9 +256,12 @@ class AliasSets:
         self._parent[node] = node
         if node.op == "get_attr":
             self._add_attribute(node)
-        for operand in effects_of(node).aliases:
+        effects = effects_of(node)
+        if effects is PURE:
+            return
+        for operand in effects.aliases:
             self.join(operand, node)
-        if not effects_of(node).is_pure:
+        if not effects.is_pure:
             self.effectful.append(node)
             self._writers = None
 

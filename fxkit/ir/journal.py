@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 from torch.fx.node import map_arg
@@ -21,7 +20,10 @@ class NodeRecord:
         self.op, self.target, self.name = node.op, node.target, node.name
         self.args, self.kwargs = node.args, node.kwargs
         self.graph = node.graph
-        self.meta = {key: node.meta[key] for key in (TYPE_KEY, "val") if key in node.meta}
+        meta = node.meta
+        self.meta = {TYPE_KEY: meta[TYPE_KEY]} if TYPE_KEY in meta else {}
+        if "val" in meta:
+            self.meta["val"] = meta["val"]
 
     @property
     def all_input_nodes(self) -> list[fx.Node]:
@@ -37,8 +39,7 @@ class NodeRecord:
         return format_node(record)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One entry of a journal.
 
     Attributes:

@@ -94,16 +94,22 @@ def derive(new: fx.Node, originals: Iterable[fx.Node], by: str) -> None:
     replaced: dict[str, None] = {}
     history: dict[str, None] = {}
     for node in originals:
-        before = provenance_of(node)
+        before = node.meta.get(KEY)
+        if before is None:
+            replaced[node.name] = None
+            continue
         replaced.update(dict.fromkeys(before.replaced))
         history.update(dict.fromkeys(before.by))
     history[by] = None
     new.meta[KEY] = Provenance(tuple(replaced), tuple(history))
     for key in ("stack_trace", "nn_module_stack"):
-        if not new.meta.get(key):
-            carried = next((n.meta[key] for n in reversed(originals) if n.meta.get(key)), None)
-            if carried is not None:
+        if new.meta.get(key):
+            continue
+        for node in reversed(originals):
+            carried = node.meta.get(key)
+            if carried:
                 new.meta[key] = carried
+                break
 
 
 def _plain_path(path: str) -> str:

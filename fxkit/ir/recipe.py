@@ -64,24 +64,31 @@ class Recipe:
 def form_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
     """Return the form of a call, or None when it holds lists or anything else of many kinds."""
     kinds: list[Any] = [target]
+    nodes: list[fx.Node] = []
     for value in args:
+        if type(value) is fx.Node:
+            known = value.meta.get(TYPE_KEY)
+            if type(known) is TensorType:
+                kinds.append("tensor" if known.shape else "scalar tensor")
+            else:
+                kinds.append(_kind(value))
+            nodes.append(value)
+            continue
         kind = _kind(value)
         if kind is None:
             return None
         kinds.append(kind)
-    for key, value in kwargs.items():
-        kind = _kind(value)
-        if kind is None:
-            return None
-        kinds.append((key, kind))
-    if len(kinds) > 2 and _repeats_a_node(args, kwargs):
+    if kwargs:
+        for key, value in kwargs.items():
+            if type(value) is fx.Node:
+                nodes.append(value)
+            kind = _kind(value)
+            if kind is None:
+                return None
+            kinds.append((key, kind))
+    if len(nodes) > 1 and len(set(nodes)) < len(nodes):
         return None
     return tuple(kinds)
-
-
-def _repeats_a_node(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    nodes = [value for value in (*args, *kwargs.values()) if isinstance(value, fx.Node)]
-    return len(nodes) > 1 and len(set(nodes)) < len(nodes)
 
 
 def learn(

@@ -52,20 +52,16 @@ class EditSession:
         """Whether anything was changed."""
         return bool(self.journal)
 
-    @contextlib.contextmanager
-    def on_behalf_of(self, originals: Sequence[fx.Node], by: str) -> Iterator[None]:
+    def on_behalf_of(
+        self, originals: Sequence[fx.Node], by: str
+    ) -> contextlib.AbstractContextManager[None]:
         """Give what is made inside the source, module and provenance of the nodes it replaces.
 
         Args:
             originals: The nodes that are being replaced, in graph order.
             by: The rule or pass.
         """
-        outer = self._originals, self.by
-        self._originals, self.by = tuple(originals), by
-        try:
-            yield
-        finally:
-            self._originals, self.by = outer
+        return _OnBehalf(self, tuple(originals), by)
 
     # Making nodes.
 
@@ -115,7 +111,7 @@ class EditSession:
     ) -> fx.Node:
         """Insert a node of any kind; `call` is the short form."""
         kwargs = kwargs or {}
-        with self._at(before, after, (args, kwargs)):
+        with self.graph.inserting_before(self._place(before, after, (args, kwargs))):
             node = self.graph.create_node(op, target, args, kwargs, name=name)
         if self._originals:
             provenance.derive(node, self._originals, self.by)
@@ -167,6 +163,10 @@ class EditSession:
             How many users were changed.
         """
         users = [u for u in old.users if u is not new and (where is None or where(u))]
+
+        def swap(operand: fx.Node) -> fx.Node:
+            return new if operand is old else operand
+
         for user in users:
             if user < new:
                 raise RewriteError(
@@ -176,11 +176,8 @@ class EditSession:
                     source=format_source(user),
                     hint="insert the new node right after the old one",
                 )
-            self.set_args(
-                user,
-                map_arg(user.args, lambda n: new if n is old else n),
-                map_arg(user.kwargs, lambda n: new if n is old else n),
-            )
+            kwargs = map_arg(user._kwargs, swap) if user._kwargs else None
+            self.set_args(user, map_arg(user._args, swap), kwargs)
         if TYPE_KEY not in new.meta and TYPE_KEY in old.meta:
             set_type(new, old.meta[TYPE_KEY])
         return len(users)
@@ -200,7 +197,7 @@ class EditSession:
                 hint="replace its uses first",
             )
         was, following = NodeRecord(node), node.next
-        args, kwargs = node.args, node.kwargs
+        args, kwargs = node._args, node._kwargs
         self.graph.erase_node(node)
         self._record("erase", node.name, was, lambda: self._revive(node, following, args, kwargs))
 
@@ -208,13 +205,11 @@ class EditSession:
         self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
         """Give a node other operands; keyword operands stay when `kwargs` is left out."""
-        old_args, old_kwargs = node.args, node.kwargs
-        node.args = args
-        if kwargs is not None:
-            node.kwargs = kwargs
+        old_args, old_kwargs = node._args, node._kwargs
+        node._update_args_kwargs(args, old_kwargs if kwargs is None else kwargs)
 
         def undo() -> None:
-            node.args, node.kwargs = old_args, old_kwargs
+            node._update_args_kwargs(old_args, old_kwargs)
 
         self._record("rewire", node.name, NodeRecord(node), undo)
 
@@ -372,28 +367,45 @@ class EditSession:
         following.prepend(node)
         node._update_args_kwargs(args, kwargs)
 
-    @contextlib.contextmanager
-    def _at(self, before: fx.Node | None, after: fx.Node | None, operands: Any) -> Iterator[None]:
-        """Set the insertion point, and refuse one that comes before an operand."""
+    def _place(self, before: fx.Node | None, after: fx.Node | None, operands: Any) -> fx.Node:
+        """Return the node to insert before, and refuse one that comes before an operand."""
         used: list[fx.Node] = []
         map_arg(operands, used.append)
         if before is None and after is None:
             latest = max(used) if used else None
             before = self._first_body_node() if latest is None else _after(latest)
         place = before if before is not None else _after(after)
-        late = next((node for node in used if not node < place), None)
-        if late is not None:
-            raise RewriteError(
-                f"expected operands defined before %{place.name}, got %{late.name}",
-                node=format_node(late),
-                source=format_source(late),
-                hint="insert after that operand, or leave the place out",
-            )
-        with self.graph.inserting_before(place):
-            yield
+        for node in used:
+            if not node < place:
+                raise RewriteError(
+                    f"expected operands defined before %{place.name}, got %{node.name}",
+                    node=format_node(node),
+                    source=format_source(node),
+                    hint="insert after that operand, or leave the place out",
+                )
+        return place
 
     def _first_body_node(self) -> fx.Node:
         return next(n for n in self.graph.nodes if n.op not in ("placeholder", "get_attr"))
+
+
+class _OnBehalf:
+    """Sets what a session's new nodes stand for; a class, since every rewrite enters it."""
+
+    __slots__ = ("_other", "_session")
+
+    def __init__(self, session: EditSession, originals: tuple[fx.Node, ...], by: str) -> None:
+        self._session = session
+        self._other = originals, by
+
+    def __enter__(self) -> None:
+        session = self._session
+        outer = session._originals, session.by
+        session._originals, session.by = self._other
+        self._other = outer
+
+    def __exit__(self, *_: object) -> None:
+        self._session._originals, self._session.by = self._other
 
 
 @contextlib.contextmanager

@@ -27,10 +27,11 @@ from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.session import EditSession, edit
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.patterns.language import COMPUTES, computation
-from fxkit.patterns.matching import Match, Miss, match_at
+from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern import Pattern, pattern
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.safety import Safety
+from fxkit.patterns.straight import find_match
 
 # A rule whose result it rewrites again and again, this often in a row, is taken to have no end.
 _MAX_GENERATIONS = 64
@@ -140,8 +141,8 @@ def find(
             call = resolve(node)
             if call is None or call.name not in operators:
                 continue
-            found = match_at(searched, node, commute=commute)
-            if isinstance(found, Match) and (where is None or where(found) is True):
+            found = find_match(searched, node, commute=commute)
+            if found is not None and (where is None or where(found) is True):
                 matches.append(found)
     return matches
 
@@ -171,7 +172,7 @@ def rewrite(
             own result. The graph is then as it was before.
     """
     rules = [rules] if isinstance(rules, Rule) else rules
-    with edit(gm) as session:
+    with _collector_paused(), edit(gm) as session:
         return rewrite_in(session, rules, fixpoint=fixpoint, limit=limit)
 
 
@@ -214,40 +215,50 @@ class _Run:
         self.graph = session.graph
         self.fixpoint = fixpoint
         self.limit = limit
-        self.levels: dict[str, list[tuple[int, list[Rule]]]] = _by_root_and_benefit(rules)
+        self.levels: dict[str, list[tuple[int, _Level]]] = _by_root_and_benefit(rules)
         self.tallies: dict[str, _Tally] = {}
         self.sites: list[Site] = []
         self.refusals: dict[tuple[str, str], str] = {}
         self.generation: dict[fx.Node, int] = {}
         self._safety: Safety | None = None
-        self._queue: list[tuple[int, Any, int, fx.Node, list[Rule]]] = []
+        self._queue: list[tuple[int, Any, int, fx.Node, _Level]] = []
         self._queued: set[tuple[fx.Node, int]] = set()
         self._refused: dict[fx.Node, int] = {}
 
     def report(self) -> RewriteReport:
-        for node in self.graph.nodes:
-            self._push(node)
+        self._fill()
         stopped = None
         while self._queue or self._retry():
             if self.limit is not None and len(self.sites) >= self.limit:
                 stopped = f"the limit of {self.limit} rewrites"
                 break
-            negated, _, _, node, rules = heapq.heappop(self._queue)
+            negated, _, _, node, level = heapq.heappop(self._queue)
             self._queued.discard((node, -negated))
             if not node._erased:
-                self._visit(node, rules)
+                self._visit(node, level)
         refusals = tuple((rule, root, why) for (rule, root), why in self.refusals.items())
         return RewriteReport(tuple(self.sites), refusals, self.tallies, stopped)
+
+    def _fill(self) -> None:
+        """Queue every node of the graph; what is in order needs no heap yet."""
+        levels = self.levels
+        for node in self.graph.nodes:
+            call = resolve(node)
+            if call is not None and call.operator.name in levels:
+                for benefit, level in levels[call.operator.name]:
+                    self._queued.add((node, benefit))
+                    self._queue.append((-benefit, node._sort_key, id(node), node, level))
+        heapq.heapify(self._queue)
 
     def _push(self, node: fx.Node) -> None:
         """Queue a node once for each benefit that a rule with its operator has."""
         call = resolve(node)
         if call is None:
             return
-        for benefit, rules in self.levels.get(call.name, ()):
+        for benefit, level in self.levels.get(call.name, ()):
             if (node, benefit) not in self._queued:
                 self._queued.add((node, benefit))
-                heapq.heappush(self._queue, (-benefit, node._sort_key, id(node), node, rules))
+                heapq.heappush(self._queue, (-benefit, node._sort_key, id(node), node, level))
 
     def _retry(self) -> bool:
         """Queue once more what was refused before the latest rewrites: its users may be gone."""
@@ -260,16 +271,18 @@ class _Run:
                     self._push(node)
         return bool(self._queue)
 
-    def _visit(self, node: fx.Node, rules: list[Rule]) -> None:
+    def _visit(self, node: fx.Node, level: _Level) -> None:
         """Apply, of the rules of one benefit, the one that matches most nodes, else the first."""
         found: list[tuple[Rule, Match]] = []
-        for candidate in rules:
+        for candidate in level.candidates(node):
             match = self._try(candidate, node)
             if match is not None:
                 found.append((candidate, match))
         if not found:
             return
-        chosen, match = max(found, key=lambda pair: len(pair[1].nodes))
+        chosen, match = found[0]
+        if len(found) > 1:
+            chosen, match = max(found, key=lambda pair: len(pair[1].nodes))
         for other, _ in found:
             if other is not chosen:
                 self.refusals[(other.name, node.name)] = f"{chosen.name} was taken there"
@@ -280,16 +293,19 @@ class _Run:
 
     def _try(self, candidate: Rule, node: fx.Node) -> Match | None:
         """Return a match that may be rewritten; note why one may not."""
-        tally = self.tallies.setdefault(candidate.name, _Tally())
+        tally = self.tallies.get(candidate.name)
+        if tally is None:
+            tally = self.tallies[candidate.name] = _Tally()
         tally.tries += 1
         start = time.perf_counter()
-        found = match_at(candidate.pattern, node, commute=candidate.commute)
-        reason = None if isinstance(found, Miss) else self._objection(candidate, found)
+        found = find_match(candidate.pattern, node, commute=candidate.commute)
+        reason = None if found is None else self._objection(candidate, found)
         tally.seconds += time.perf_counter() - start
-        if isinstance(found, Miss):
+        if found is None:
             return None
         if reason is None:
-            self.refusals.pop((candidate.name, node.name), None)
+            if self.refusals:
+                self.refusals.pop((candidate.name, node.name), None)
             return found
         tally.refused += 1
         self.refusals[(candidate.name, node.name)] = reason
@@ -305,7 +321,7 @@ class _Run:
         return self._safety.refusal(candidate, match)
 
     def _apply(self, candidate: Rule, match: Match) -> None:
-        originals = sorted(match.nodes.values(), key=lambda n: n._sort_key)
+        originals = list(match.nodes.values())
         source = provenance.source_of(match.root)
         with self.session.on_behalf_of(originals, candidate.name):
             inserted, values = self._insert(candidate, match)
@@ -419,13 +435,41 @@ class _Run:
         return gone[::-1]
 
 
-def _by_root_and_benefit(rules: Iterable[Rule]) -> dict[str, list[tuple[int, list[Rule]]]]:
+class _Level:
+    """The rules of one root operator and one benefit, by what an operand of the root must be."""
+
+    def __init__(self) -> None:
+        self.rules: list[Rule] = []
+        self._anywhere: list[int] = []
+        self._by_operand: dict[str, list[int]] = {}
+
+    def add(self, candidate: Rule) -> None:
+        """Take in a rule; the order in which rules are added is their order of preference."""
+        operators = candidate.pattern.operand_operators
+        for operator in operators:
+            self._by_operand.setdefault(operator, []).append(len(self.rules))
+        if not operators:
+            self._anywhere.append(len(self.rules))
+        self.rules.append(candidate)
+
+    def candidates(self, node: fx.Node) -> list[Rule]:
+        """Return the rules that may match at a node, in order. Cost: linear in its operands."""
+        if not self._by_operand:
+            return self.rules
+        found = set(self._anywhere)
+        for operand in node._input_nodes:
+            call = resolve(operand)
+            if call is not None:
+                found.update(self._by_operand.get(call.operator.name, ()))
+        return [self.rules[position] for position in sorted(found)]
+
+
+def _by_root_and_benefit(rules: Iterable[Rule]) -> dict[str, list[tuple[int, _Level]]]:
     """Return root operator → benefit → rules in order, the largest benefit first."""
-    found: dict[str, dict[int, list[Rule]]] = {}
+    found: dict[str, dict[int, _Level]] = {}
     for candidate in rules:
         for operator in candidate.pattern.root_operators:
-            level = found.setdefault(operator, {}).setdefault(candidate.benefit, [])
-            level.append(candidate)
+            found.setdefault(operator, {}).setdefault(candidate.benefit, _Level()).add(candidate)
     return {
         operator: sorted(levels.items(), key=lambda level: -level[0])
         for operator, levels in found.items()

@@ -7,6 +7,7 @@ by a memo, so that the work stays proportional to the pattern.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,12 +54,17 @@ class Match:
     def __getitem__(self, capture: str) -> Any:
         return self.bindings[capture]
 
-    @property
+    @functools.cached_property
     def outputs(self) -> tuple[fx.Node, ...]:
         """The matched nodes of the pattern's outputs."""
         return tuple(self.values[output] for output in self.pattern.outputs)
 
-    @property
+    @functools.cached_property
+    def matched(self) -> frozenset[fx.Node]:
+        """The matched nodes."""
+        return frozenset(self.nodes.values())
+
+    @functools.cached_property
     def interior(self) -> list[fx.Node]:
         """The matched nodes that are no output of the pattern."""
         outputs = set(self.outputs)
@@ -122,6 +128,10 @@ def match_at(pattern: Pattern, node: fx.Node, *, commute: bool = True) -> Match 
     return _Search(pattern, node, commute).run()
 
 
+def _place_of(item: tuple[Operation, fx.Node]) -> Any:
+    return item[1]._sort_key
+
+
 _Continuation = Callable[[], bool]
 
 
@@ -143,9 +153,9 @@ class _Search:
     def run(self) -> Match | Miss:
         owner = self.pattern.operations[-1]
         if self._value(self.pattern.root, self.root, owner, self.root, self._other_outputs):
-            ordered = dict(sorted(self.nodes.items(), key=lambda item: item[1]._sort_key))
-            bindings = {k: v for k, v in self.bindings.items() if not k.startswith("<")}
-            values = {**self.nodes, **self.values}
+            ordered: dict[Any, fx.Node] = dict(sorted(self.nodes.items(), key=_place_of))
+            bindings = {k: v for k, v in self.bindings.items() if k[0] != "<"}
+            values = {**self.nodes, **self.values} if self.values else ordered
             return Match(self.pattern, self.root, bindings, ordered, values)
         if self.miss is None:
             self._fail(owner, " or ".join(self.pattern.root_operators), "another node", self.root)
@@ -247,6 +257,18 @@ class _Search:
     ) -> bool:
         if isinstance(wanted, Capture):
             return self._capture(wanted, value, node, owner, rest)
+        if isinstance(wanted, Constant):
+            if is_same_constant(wanted.value, value, False) or is_same_constant(
+                wanted.value, value, is_floating(node)
+            ):
+                return rest()
+            return self._fail(owner, format_value(wanted.value), format_value(value), node)
+        if isinstance(wanted, Operation):
+            if not isinstance(value, fx.Node):
+                return self._fail(owner, wanted.operator, format_value(value), node)
+            if not self._could_fit(wanted, value):
+                return self._fail_below(wanted, value)
+            return self._operation(wanted, value, rest)
         if isinstance(wanted, AnyOf):
             return any(
                 self._value(choice, value, owner, node, self._noted(wanted, value, rest))
@@ -264,16 +286,6 @@ class _Search:
             )
         if isinstance(wanted, Chain):
             return self._chain(wanted, value, owner, node, 0, self._noted(wanted, value, rest))
-        if isinstance(wanted, Constant):
-            if is_same_constant(wanted.value, value, _is_floating(node)):
-                return rest()
-            return self._fail(owner, format_value(wanted.value), format_value(value), node)
-        if isinstance(wanted, Operation):
-            if not isinstance(value, fx.Node):
-                return self._fail(owner, wanted.operator, format_value(value), node)
-            if not self._could_fit(wanted, value):
-                return self._fail_below(wanted, value)
-            return self._operation(wanted, value, rest)
         if isinstance(wanted, (list, tuple)):
             if not isinstance(value, (list, tuple)) or len(value) != len(wanted):
                 return self._fail(owner, f"a list of {len(wanted)}", format_value(value), node)
@@ -327,12 +339,7 @@ class _Search:
     ) -> bool:
         if wanted.name in self.bindings:
             bound = self.bindings[wanted.name]
-            same = (
-                bound is value
-                or (not isinstance(bound, fx.Node) and is_same_constant(bound, value, False))
-                or (isinstance(bound, Attribute) and bound == value)
-            )
-            if same:
+            if is_same_binding(bound, value):
                 return rest()
             return self._fail(
                 owner,
@@ -396,7 +403,16 @@ class _Search:
         return False
 
 
-def _is_floating(node: fx.Node) -> bool:
+def is_same_binding(bound: Any, value: Any) -> bool:
+    """Tell whether a capture that stands for one thing may stand for another."""
+    return (
+        bound is value
+        or (not isinstance(bound, fx.Node) and is_same_constant(bound, value, False))
+        or (isinstance(bound, Attribute) and bound == value)
+    )
+
+
+def is_floating(node: fx.Node) -> bool:
     """Tell whether every tensor operand of a node is known to be floating point."""
     types = [type_of(operand) for operand in node.all_input_nodes]
     return bool(types) and all(

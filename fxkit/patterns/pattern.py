@@ -10,6 +10,7 @@ required to have the default: `torch.add(a, b)` does not match `torch.add(a, b, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -176,6 +177,16 @@ class Pattern:
             PatternError: When the root may be any operand at all.
         """
         return tuple(dict.fromkeys(_first_operators(self.root)))
+
+    @functools.cached_property
+    def operand_operators(self) -> tuple[str, ...]:
+        """Operators of which one must have computed an operand of the root; empty: anything may."""
+        if not isinstance(self.root, Operation):
+            return ()
+        for value in self.root.arguments.values():
+            with contextlib.suppress(PatternError):
+                return tuple(dict.fromkeys(_first_operators(value)))
+        return ()
 
     def __len__(self) -> int:
         return len(self.operations)

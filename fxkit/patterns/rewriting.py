@@ -51,6 +51,12 @@ class Template:
     reuses: Mapping[fx.Node, PatternNode] = field(default_factory=dict)
 
     @functools.cached_property
+    def inputs(self) -> frozenset[fx.Node]:
+        """The nodes of the graph that its body or its values take."""
+        used = {value for value in self.values if isinstance(value, fx.Node)}
+        return frozenset(used.union(*(node.all_input_nodes for node in self.body)))
+
+    @functools.cached_property
     def body(self) -> tuple[fx.Node, ...]:
         """The nodes that it makes, operands before users: those that its values need."""
         needed: set[fx.Node] = set()

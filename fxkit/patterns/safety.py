@@ -32,18 +32,19 @@ class Safety:
 
     def refusal(self, rule: Rule, match: Match) -> str | None:
         """Return why the match may not be rewritten, or None when it may."""
-        return (
-            self._escape(rule, match)
-            or self._early_user(rule, match)
-            or self._mode_change(match)
-            or self._written_operand(match)
-            or self._moved_effect(match)
-            or self._new_alias(rule, match)
-        )
+        reason = self._escape(rule, match) or self._early_user(rule, match)
+        if reason is None and self._order.aliases.effectful:
+            reason = (
+                self._mode_change(match)
+                or self._written_operand(match)
+                or self._moved_effect(match)
+            )
+        return reason or self._new_alias(rule, match)
 
     def inserted(self, node: fx.Node) -> None:
         """Take note of a node that a rewrite made."""
-        shared = any(self._is_shared(operand) for operand in effects_of(node).aliases)
+        aliases = effects_of(node).aliases
+        shared = bool(aliases) and any(self._is_shared(operand) for operand in aliases)
         self._order.aliases.add(node)
         self._mark_shared(node, shared)
 
@@ -55,30 +56,28 @@ class Safety:
 
     def _escape(self, rule: Rule, match: Match) -> str | None:
         """A vanishing value must have no user outside of the match."""
+        interior = match.interior
+        if not interior:
+            return None
         reuses = rule.template.reuses
-        kept = {match.values.get(reuses[n]) for n in self._template_inputs(rule) if n in reuses}
-        kept.update(match.bindings.get(name) for name in rule.may_escape)
-        matched = set(match.nodes.values())
+        kept = {match.values.get(reuses[n]) for n in rule.template.inputs if n in reuses}
+        if rule.may_escape:
+            kept.update(match.bindings.get(name) for name in rule.may_escape)
+        matched = match.matched
         captured = [match.bindings.get(name) for name in match.pattern.captures]
-        for node in match.interior:
+        for node in interior:
             if node in kept:
                 continue
             if node in captured:
                 return f"%{node.name} is an operand of the match too"
-            outside = next((user for user in node.users if user not in matched), None)
-            if outside is not None:
-                return f"%{node.name} is used outside of the match too, by %{outside.name}"
+            for user in node.users:
+                if user not in matched:
+                    return f"%{node.name} is used outside of the match too, by %{user.name}"
         return None
-
-    def _template_inputs(self, rule: Rule) -> set[fx.Node]:
-        used = {v for v in rule.template.values if isinstance(v, fx.Node)}
-        for node in rule.template.body:
-            used.update(node.all_input_nodes)
-        return used
 
     def _mode_change(self, match: Match) -> str | None:
         """All of a match must run under the same gradient and autocast mode."""
-        first = min(match.nodes.values(), key=lambda n: n._sort_key)
+        first = next(iter(match.nodes.values()))  # they are in graph order
         change = self._order.mode_between(first, match.root)
         return None if change is None else f"%{change.name} changes a mode in the middle of it"
 
@@ -86,14 +85,16 @@ class Safety:
         """Whoever uses one of several results must come after what takes its place."""
         for output, value in zip(match.outputs, rule.template.values, strict=True):
             place = self._bound(rule, match, value) or match.root
+            if place is output:
+                continue
             for user in output.users:
-                if user < place and user not in match.nodes.values():
+                if user < place and user not in match.matched:
                     return f"%{user.name} uses %{output.name} before %{place.name}"
         return None
 
     def _written_operand(self, match: Match) -> str | None:
         """No operand may change between the place where it was read and the root."""
-        matched = set(match.nodes.values())
+        matched = match.matched
         for node in matched:
             if node is match.root:
                 continue
@@ -106,7 +107,7 @@ class Safety:
 
     def _moved_effect(self, match: Match) -> str | None:
         """A matched node with an effect moves to the root's place: nothing may be in its way."""
-        matched = set(match.nodes.values())
+        matched = match.matched
         for node in matched:
             if node is match.root or effects_of(node).is_pure:
                 continue

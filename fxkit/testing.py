@@ -12,6 +12,7 @@ import copy
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def _prove_variant(rule: Rule, variant: Pattern, trials: int, seed: int) -> int:
         raise RewriteError(
             f"expected inputs that {rule.name} accepts, got none in {len(others) + 1} trials",
             node=reading,
-            source=rule.file,
+            source=PurePath(rule.file).name,
             hint="give samples= with the shapes and constants that its operands need",
         )
     return accepted
@@ -112,7 +113,7 @@ def _prove_on(rule: Rule, variant: Rule, values: dict[str, Any]) -> bool:
         raise NumericsError(
             f"{rule.name} changes the result: {what}",
             node=format_graph(before).replace("\n", "\n         "),
-            source=rule.file,
+            source=PurePath(rule.file).name,
             hint=f"inputs: {shown}",
         ) from error
     return True

@@ -28,10 +28,8 @@ def bind_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     """Bind a `call_function` node's call; what can't be told is opaque."""
     if isinstance(target, torch._ops.OpOverload):
         return _bind_overload(target, args, kwargs) or opaque_call(target, args, kwargs)
-    if isinstance(target, torch._ops.OpOverloadPacket) and target._qualified_op_name.startswith(
-        "aten::"
-    ):
-        return _aten(target.__name__, args, kwargs) or opaque_call(target, args, kwargs)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return _bind_packet(target, args, kwargs) or opaque_call(target, args, kwargs)
     return call_of(target, args, kwargs)
 
 
@@ -212,6 +210,15 @@ def _aten(
             if bound:
                 return _named(packet, signature.overload, bound)
     return None
+
+
+def _bind_packet(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """Bind a call of an operator that leaves the overload to torch."""
+    if packet._qualified_op_name.startswith("aten::"):
+        return _aten(packet.__name__, args, kwargs)
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    bound = (_bind_overload(overload, args, kwargs) for overload in overloads)
+    return next((call for call in bound if call is not None), None)
 
 
 def _bind_overload(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:

@@ -224,6 +224,7 @@ class _Run:
         self._queue: list[tuple[int, Any, int, fx.Node, _Level]] = []
         self._queued: set[tuple[fx.Node, int]] = set()
         self._refused: dict[fx.Node, int] = {}
+        self._reads: dict[str, fx.Node] | None = None
 
     def report(self) -> RewriteReport:
         self._fill()
@@ -404,10 +405,14 @@ class _Run:
 
     def _read(self, attribute: Attribute, place: fx.Node) -> fx.Node:
         """Read a parameter of a module that the replacement takes apart."""
-        for node in self.graph.find_nodes(op="get_attr", target=attribute.path):
-            if node < place:
-                return node
+        if self._reads is None:
+            nodes = reversed(self.graph.find_nodes(op="get_attr"))
+            self._reads = {str(node.target): node for node in nodes}
+        first = self._reads.get(attribute.path)
+        if first is not None and not first._erased and first < place:
+            return first
         read = self.session.insert("get_attr", attribute.path, before=place)
+        self._reads[attribute.path] = read
         if self._safety is not None:
             self._safety.inserted(read)
         return read

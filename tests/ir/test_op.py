@@ -396,3 +396,16 @@ def _module(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     if "Pool" in name:
         return cls(2), (image,)
     return cls(), (image,)
+
+
+def test_custom_operator_is_the_same_by_packet_and_by_overload() -> None:
+    with torch.library._scoped_library("fxkit_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x, int n=2) -> Tensor")
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        packet = torch.ops.fxkit_test.twice
+        calls = [resolve(graph.call_function(target, (x,))) for target in (packet, packet.default)]
+        assert all(call is not None and call.arguments == {"x": x, "n": 2} for call in calls)
+        assert calls[0] is not None and calls[1] is not None
+        assert calls[0].operator is calls[1].operator
+        assert operator_name(packet) == "fxkit_test.twice" == calls[0].name

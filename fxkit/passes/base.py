@@ -24,7 +24,7 @@ from torch import fx
 
 from fxkit.ir.printer import format_graph
 from fxkit.ir.session import EditSession
-from fxkit.patterns.engine import RewriteReport
+from fxkit.patterns.report import RewriteReport
 
 
 @dataclass

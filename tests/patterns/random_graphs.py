@@ -104,6 +104,9 @@ _EFFECTS: dict[str, Callable[..., fx.Node | None]] = {
     "fill row": lambda b, x, y: _none(b.method("fill_", b.function(operator.getitem, x, 1), 3.0)),
     "dropout": lambda b, x, y: b.function(F.dropout, x, 0.5, True),
     "noise": _pure(torch.rand_like),
+    "noise on noise": lambda b, x, y: b.function(
+        torch.add, b.function(torch.rand_like, x), b.function(torch.rand_like, y)
+    ),
 }
 KINDS: dict[str, Callable[..., fx.Node | None]] = {**_PURE, **_VIEWS, **_EFFECTS}
 

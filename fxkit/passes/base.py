@@ -26,6 +26,8 @@ from fxkit.ir.printer import format_graph
 from fxkit.ir.session import EditSession
 from fxkit.patterns.report import RewriteReport
 
+NUMERICS = ("exact", "close", "changed")
+
 
 @dataclass
 class PassContext:
@@ -52,13 +54,22 @@ class PassContext:
 class Pass:
     """Base of all passes; a subclass is a frozen dataclass that implements `apply`.
 
+    What a pass says of itself is its contract; the pass manager checks it.
+
     Attributes:
-        exact: Whether the rewritten graph gives the very same numbers.
+        requires: Names of the properties (`fxkit.passes.properties`) that must hold before.
+        ensures: Names of the properties that hold after.
+        preserves: Names of the properties that hold after if they held before.
         is_idempotent: Whether a second run right after the first changes nothing.
+        numerics: `exact`: the very same numbers; `close`: at most twice the error, against float64,
+            of the module before; `changed`: other numbers on purpose.
     """
 
-    exact: ClassVar[bool] = True
+    requires: ClassVar[tuple[str, ...]] = ()
+    ensures: ClassVar[tuple[str, ...]] = ()
+    preserves: ClassVar[tuple[str, ...]] = ()
     is_idempotent: ClassVar[bool] = True
+    numerics: ClassVar[str] = "exact"
 
     @property
     def name(self) -> str:
@@ -97,7 +108,7 @@ class FunctionPass(Pass):
 
     function: Callable[[fx.GraphModule], Any]
 
-    exact: ClassVar[bool] = False
+    numerics: ClassVar[str] = "close"
     is_idempotent: ClassVar[bool] = False
 
     def __str__(self) -> str:

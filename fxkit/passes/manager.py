@@ -251,9 +251,12 @@ class PassManager:
             )
 
     def _check_numbers(self, gm: fx.GraphModule, before: fx.GraphModule, current: Pass) -> None:
+        if current.numerics == "changed":
+            return
         gm.recompile()
         after = copy.deepcopy(gm)
-        assert_equivalent(before, after, self.args or (), self.kwargs, exact=current.exact)
+        exact = current.numerics == "exact"
+        assert_equivalent(before, after, self.args or (), self.kwargs, exact=exact)
 
 
 def _whole_type(value_type: Any) -> str:

@@ -19,7 +19,7 @@ class Recompose(Pass):
         %s = aten.sigmoid(%x); return aten.mul(%x, %s)  →  return aten.silu(%x)
     """
 
-    exact: ClassVar[bool] = False
+    numerics: ClassVar[str] = "close"
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Run the rules that may round otherwise to their fixpoint."""

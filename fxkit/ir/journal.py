@@ -1,8 +1,9 @@
-"""What an edit session writes down: one entry for each change, as text only when asked for."""
+"""What an edit session writes down: one tuple for each change, made readable when looked at."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, overload
 
 from torch import fx
 from torch.fx.node import map_arg
@@ -10,20 +11,26 @@ from torch.fx.node import map_arg
 from fxkit.ir.printer import format_node
 from fxkit.ir.types import KEY as TYPE_KEY
 
+Snapshot = tuple[str, Any, Any, Any, Any, Any]
+
+
+def snapshot(node: fx.Node) -> Snapshot:
+    """Return what a node is at this moment: kind, target, operands and type, in one tuple."""
+    meta = node.meta
+    return (node.op, node.target, node._args, node._kwargs, meta.get(TYPE_KEY), meta.get("val"))
+
 
 class NodeRecord:
-    """What a node was at one moment, in the form that the printer takes; costs next to nothing."""
+    """What a node was at one moment, in the form that the printer takes."""
 
     __slots__ = ("__dict__", "args", "graph", "kwargs", "meta", "name", "op", "target")
 
-    def __init__(self, node: fx.Node) -> None:
-        self.op, self.target, self.name = node.op, node.target, node.name
-        self.args, self.kwargs = node.args, node.kwargs
-        self.graph = node.graph
-        meta = node.meta
-        self.meta = {TYPE_KEY: meta[TYPE_KEY]} if TYPE_KEY in meta else {}
-        if "val" in meta:
-            self.meta["val"] = meta["val"]
+    def __init__(self, node: fx.Node, name: str, was: Snapshot) -> None:
+        self.name, self.graph = name, node.graph
+        self.op, self.target, self.args, self.kwargs, known, value = was
+        self.meta = {TYPE_KEY: known} if known is not None else {}
+        if value is not None:
+            self.meta["val"] = value
 
     @property
     def all_input_nodes(self) -> list[fx.Node]:
@@ -48,12 +55,14 @@ class Change(NamedTuple):
         name: The node, or the attribute's qualified name.
         what: What happened: text, or a record of the node.
         by: The rule or pass that did it.
+        node: The node, as it is now; None for `attribute` and `adopt`.
     """
 
     kind: str
     name: str
     what: str | NodeRecord
     by: str
+    node: fx.Node | None = None
 
     @property
     def detail(self) -> str:
@@ -62,3 +71,43 @@ class Change(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind:<9} {self.detail}" + (f"    # {self.by}" if self.by else "")
+
+
+# A change as it is written down, as a bare tuple for its cost: kind, node or None, name, by, text or
+# snapshot, and what taking it back needs (see `EditSession`).
+Entry = tuple[str, "fx.Node | None", str, str, "str | Snapshot", Any]
+
+
+class Journal(Sequence[Change]):
+    """The changes of a session, oldest first; reading one makes its `Change`.
+
+    Attributes:
+        entries: The same, as they were written down.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Change]:
+        return map(_change, self.entries)
+
+    @overload
+    def __getitem__(self, index: int) -> Change: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Change]: ...
+
+    def __getitem__(self, index: int | slice) -> Change | list[Change]:
+        if isinstance(index, slice):
+            return [_change(entry) for entry in self.entries[index]]
+        return _change(self.entries[index])
+
+
+def _change(entry: Entry) -> Change:
+    kind, node, name, by, what, _ = entry
+    if node is not None and not isinstance(what, str):
+        what = NodeRecord(node, name, what)
+    return Change(kind, name, what, by, node)

@@ -11,6 +11,7 @@ the module once at the end, and puts everything back when anything raises.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.fx.node import map_arg
 
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
-from fxkit.ir.journal import Change, NodeRecord
+from fxkit.ir.journal import Entry, Journal, snapshot
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type
@@ -35,22 +36,22 @@ class EditSession:
 
     Attributes:
         gm: The module under edit.
-        journal: What was changed so far, oldest first.
+        journal: What was changed so far, oldest first, as `Change`s.
     """
 
     def __init__(self, gm: fx.GraphModule, by: str = "") -> None:
         self.gm = gm
         self.graph = gm.graph
         self.by = by
-        self.journal: list[Change] = []
-        self._undo: list[Callable[[], None]] = []
+        self.journal = Journal()
         self._originals: tuple[fx.Node, ...] = ()
+        self._size = len(gm.graph.nodes)
         self._name_counts = dict(gm.graph._graph_namespace._base_count)
 
     @property
     def is_modified(self) -> bool:
         """Whether anything was changed."""
-        return bool(self.journal)
+        return bool(self.journal.entries)
 
     def on_behalf_of(
         self, originals: Sequence[fx.Node], by: str
@@ -110,9 +111,13 @@ class EditSession:
         name: str | None = None,
     ) -> fx.Node:
         """Insert a node of any kind; `call` is the short form."""
-        kwargs = kwargs or {}
-        with self.graph.inserting_before(self._place(before, after, (args, kwargs))):
+        place = self._place(before, after, args, kwargs)
+        with self.graph.inserting_before(place):
             node = self.graph.create_node(op, target, args, kwargs, name=name)
+        for operand in node._input_nodes:
+            if not operand < place:
+                self._remove(node)
+                raise _too_early(place, operand)
         if self._originals:
             provenance.derive(node, self._originals, self.by)
         elif self.by:
@@ -120,7 +125,7 @@ class EditSession:
             provenance.derive(
                 node, [near] if near is not None and _has_source(near) else [], self.by
             )
-        self._record("insert", node.name, NodeRecord(node), lambda: self._remove(node))
+        self.journal.entries.append(("insert", node, node.name, self.by, snapshot(node), None))
         return node
 
     def get_attr(self, path: str, *, before: fx.Node | None = None) -> fx.Node:
@@ -163,10 +168,6 @@ class EditSession:
             How many users were changed.
         """
         users = [u for u in old.users if u is not new and (where is None or where(u))]
-
-        def swap(operand: fx.Node) -> fx.Node:
-            return new if operand is old else operand
-
         for user in users:
             if user < new:
                 raise RewriteError(
@@ -176,8 +177,9 @@ class EditSession:
                     source=format_source(user),
                     hint="insert the new node right after the old one",
                 )
-            kwargs = map_arg(user._kwargs, swap) if user._kwargs else None
-            self.set_args(user, map_arg(user._args, swap), kwargs)
+            undo = user._args, user._kwargs
+            user.replace_input_with(old, new)
+            self._note("rewire", user, undo)
         if TYPE_KEY not in new.meta and TYPE_KEY in old.meta:
             set_type(new, old.meta[TYPE_KEY])
         return len(users)
@@ -196,22 +198,17 @@ class EditSession:
                 source=format_source(node),
                 hint="replace its uses first",
             )
-        was, following = NodeRecord(node), node.next
-        args, kwargs = node._args, node._kwargs
+        what, following = snapshot(node), node.next
         self.graph.erase_node(node)
-        self._record("erase", node.name, was, lambda: self._revive(node, following, args, kwargs))
+        self.journal.entries.append(("erase", node, node.name, self.by, what, following))
 
     def set_args(
         self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
         """Give a node other operands; keyword operands stay when `kwargs` is left out."""
-        old_args, old_kwargs = node._args, node._kwargs
-        node._update_args_kwargs(args, old_kwargs if kwargs is None else kwargs)
-
-        def undo() -> None:
-            node._update_args_kwargs(old_args, old_kwargs)
-
-        self._record("rewire", node.name, NodeRecord(node), undo)
+        undo = node._args, node._kwargs
+        node._update_args_kwargs(args, undo[1] if kwargs is None else kwargs)
+        self._note("rewire", node, undo)
 
     def set_target(self, node: fx.Node, target: Any, op: str | None = None) -> None:
         """Let a node call something else."""
@@ -222,7 +219,7 @@ class EditSession:
         def undo() -> None:
             node.op, node.target = old_op, old_target
 
-        self._record("rewire", node.name, NodeRecord(node), undo)
+        self._note("rewire", node, undo)
 
     def set_output(self, value: Any) -> None:
         """Let the graph return something else."""
@@ -249,14 +246,14 @@ class EditSession:
                 source=format_source(node),
                 hint="move that node too",
             )
-        self._record("move", node.name, f"%{node.name}", lambda: following.prepend(node))
+        self._record("move", node, f"%{node.name}", lambda: following.prepend(node), node)
 
     def rename(self, node: fx.Node, name: str) -> None:
         """Give a node another name, made unique when taken."""
         old = node.name
         node._rename(name)
-        self._record("rename", node.name, f"%{old} -> %{node.name}",
-                     lambda: self._restore_name(node, old))  # fmt: skip
+        self._record("rename", node, f"%{old} -> %{node.name}",
+                     lambda: self._restore_name(node, old), node)  # fmt: skip
 
     # Changing the module.
 
@@ -327,21 +324,57 @@ class EditSession:
 
     def undo(self, to: int = 0) -> None:
         """Take back every change after the place that `mark` returned; all when left out."""
-        while len(self._undo) > to:
-            self._undo.pop()()
-            self.journal.pop()
-        if not self.journal:
+        entries = self.journal.entries
+        while len(entries) > to:
+            self._take_back(entries.pop())
+        if not entries:
             self.graph._graph_namespace._base_count = dict(self._name_counts)
+
+    def check(self) -> None:
+        """Check the invariants of what was changed.
+
+        When the graph has another number of nodes than the journal tells, or was swapped for
+        another, somebody changed it behind the session's back, and all of it is checked.
+
+        Cost: linear in the changes, or in the graph.
+
+        Raises:
+            InvalidGraphError: When an invariant does not hold.
+        """
+        entries = self.journal.entries
+        kinds = Counter(entry[0] for entry in entries)
+        expected = self._size + kinds["insert"] - kinds["erase"]
+        if expected != len(self.graph.nodes) or kinds["adopt"] or 4 * len(entries) > expected:
+            verify(self.gm)
+            return
+        touched = {entry[1]: None for entry in entries if entry[1] is not None}
+        verify(self.gm, only=[node for node in touched if not node._erased])
 
     def diff(self) -> str:
         """Return the journal as text, one change a line."""
         return "\n".join(str(change) for change in self.journal)
 
-    def _record(
-        self, kind: str, name: str, what: str | NodeRecord, undo: Callable[[], None]
-    ) -> None:
-        self.journal.append(Change(kind, name, what, self.by))
-        self._undo.append(undo)
+    def _note(self, kind: str, node: fx.Node, undo: Any) -> None:
+        """Write a change of a node's operands or target down."""
+        self.journal.entries.append((kind, node, node.name, self.by, snapshot(node), undo))
+
+    def _record(self, kind: str, what: fx.Node | str, text: str, undo: Callable[[], None]) -> None:
+        """Write any other change down: of a node, or of the attribute of that name."""
+        node, name = (None, what) if isinstance(what, str) else (what, what.name)
+        self.journal.entries.append((kind, node, name, self.by, text, undo))
+
+    def _take_back(self, entry: Entry) -> None:
+        kind, node, _, _, what, undo = entry
+        if callable(undo):
+            undo()
+            return
+        assert node is not None
+        if kind == "insert":
+            self._remove(node)
+        elif kind == "erase":
+            self._revive(node, undo, what[2], what[3])
+        else:
+            node._update_args_kwargs(*undo)
 
     def _remove(self, node: fx.Node) -> None:
         self.graph.erase_node(node)
@@ -367,23 +400,17 @@ class EditSession:
         following.prepend(node)
         node._update_args_kwargs(args, kwargs)
 
-    def _place(self, before: fx.Node | None, after: fx.Node | None, operands: Any) -> fx.Node:
-        """Return the node to insert before, and refuse one that comes before an operand."""
+    def _place(
+        self, before: fx.Node | None, after: fx.Node | None, args: Any, kwargs: Any
+    ) -> fx.Node:
+        """Return the node to insert before."""
+        if before is not None:
+            return before
+        if after is not None:
+            return _after(after)
         used: list[fx.Node] = []
-        map_arg(operands, used.append)
-        if before is None and after is None:
-            latest = max(used) if used else None
-            before = self._first_body_node() if latest is None else _after(latest)
-        place = before if before is not None else _after(after)
-        for node in used:
-            if not node < place:
-                raise RewriteError(
-                    f"expected operands defined before %{place.name}, got %{node.name}",
-                    node=format_node(node),
-                    source=format_source(node),
-                    hint="insert after that operand, or leave the place out",
-                )
-        return place
+        map_arg((args, kwargs), used.append)
+        return _after(max(used)) if used else self._first_body_node()
 
     def _first_body_node(self) -> fx.Node:
         return next(n for n in self.graph.nodes if n.op not in ("placeholder", "get_attr"))
@@ -412,8 +439,8 @@ class _OnBehalf:
 def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
     """Open a session that changes a graph, or does not change it at all.
 
-    On leaving, the graph is checked and the module recompiled, once, if anything was changed. When
-    anything raises, inside or in that check, graph, attributes and code are as they were.
+    On leaving, what was changed is checked and the module recompiled, once. When anything raises,
+    inside or in that check, graph, attributes and code are as they were.
 
     Args:
         gm: The module to change, in place.
@@ -437,7 +464,7 @@ def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
     try:
         yield session
         if session.is_modified:
-            verify(gm)
+            session.check()
             gm.recompile()
     except BaseException:
         if session.is_modified:
@@ -450,9 +477,17 @@ def _has_source(node: fx.Node) -> bool:
     return bool(node.meta.get("stack_trace") or node.meta.get("nn_module_stack"))
 
 
-def _after(node: fx.Node | None) -> fx.Node:
+def _too_early(place: fx.Node, operand: fx.Node) -> RewriteError:
+    return RewriteError(
+        f"expected operands defined before %{place.name}, got %{operand.name}",
+        node=format_node(operand),
+        source=format_source(operand),
+        hint="insert after that operand, or leave the place out",
+    )
+
+
+def _after(node: fx.Node) -> fx.Node:
     """Return the node before which to insert what comes after `node`: never among the inputs."""
-    assert node is not None
     place = node.next
     while place.op == "placeholder":
         place = place.next

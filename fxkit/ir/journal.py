@@ -73,7 +73,7 @@ class Change(NamedTuple):
         return f"{self.kind:<9} {self.detail}" + (f"    # {self.by}" if self.by else "")
 
 
-# A change as it is written down, as a bare tuple for its cost: kind, node or None, name, by, text or
+# A change as it is written down, a bare tuple for its cost: kind, node or None, name, by, text or
 # snapshot, and what taking it back needs (see `EditSession`).
 Entry = tuple[str, "fx.Node | None", str, str, "str | Snapshot", Any]
 
@@ -108,6 +108,6 @@ class Journal(Sequence[Change]):
 
 def _change(entry: Entry) -> Change:
     kind, node, name, by, what, _ = entry
-    if node is not None and not isinstance(what, str):
-        what = NodeRecord(node, name, what)
-    return Change(kind, name, what, by, node)
+    if isinstance(what, str) or node is None:
+        return Change(kind, name, str(what), by, node)
+    return Change(kind, name, NodeRecord(node, name, what), by, node)

@@ -16,6 +16,7 @@ from torch import fx
 
 from fxkit.ir.attributes import Attribute
 from fxkit.ir.op_table import PARAMETER_NAMES
+from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, type_of
 
 _REQUIRED = object()
@@ -237,8 +238,8 @@ def _fit_instance(*kinds: type) -> Callable[[Any, int | None, bool], Any]:
     return fit
 
 
-_INTS = (int, torch.SymInt)
-_FLOATS = (int, float, torch.SymInt, torch.SymFloat)
+_INTS = (int, torch.SymInt, Symbol)
+_FLOATS = (int, float, torch.SymInt, torch.SymFloat, Symbol)
 _CHECKS: dict[str, Callable[[Any, int | None, bool], Any]] = {
     "Tensor": _fit_tensor,
     "Tensor[]": _fit_tensors,

@@ -246,14 +246,14 @@ class EditSession:
                 source=format_source(node),
                 hint="move that node too",
             )
-        self._record("move", node, f"%{node.name}", lambda: following.prepend(node), node)
+        self._record("move", node, f"%{node.name}", lambda: following.prepend(node))
 
     def rename(self, node: fx.Node, name: str) -> None:
         """Give a node another name, made unique when taken."""
         old = node.name
         node._rename(name)
         self._record("rename", node, f"%{old} -> %{node.name}",
-                     lambda: self._restore_name(node, old), node)  # fmt: skip
+                     lambda: self._restore_name(node, old))  # fmt: skip
 
     # Changing the module.
 

@@ -14,6 +14,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from fxkit.ir.symbols import SYM_TYPES, Symbol, read_number
+
 KEY = "fxkit_type"
 
 # Placeholders with equal values under this key of their `meta` share memory.
@@ -40,35 +42,45 @@ class TensorType:
     """Everything about a tensor but its numbers.
 
     Attributes:
-        shape: Size of each axis. A size is an int, or a `torch.SymInt` under dynamic shapes.
+        shape: Size of each axis. A size is an int; under dynamic shapes, or where the data decide
+            it, a `Symbol` (`fxkit.ir.symbols`).
         dtype: Element type.
         stride: Distance between neighbours along each axis, in elements; None if not known.
         device: Where the tensor lives.
         requires_grad: Whether autograd follows it.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: torch.dtype
-    stride: tuple[int, ...] | None
+    stride: tuple[Any, ...] | None
     device: torch.device
     requires_grad: bool = False
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorType:
         """Return the type of `tensor` (real, fake or meta)."""
-        stride = tuple(tensor.stride()) if tensor.layout == torch.strided else None
-        return cls(tuple(tensor.shape), tensor.dtype, stride, tensor.device, tensor.requires_grad)
+        shape = tuple(tensor.shape)
+        stride = tensor.stride() if tensor.layout == torch.strided else None
+        if any(type(size) is not int for size in (*shape, *(stride or ()))):
+            shape = tuple(map(read_number, shape))
+            stride = None if stride is None else tuple(map(read_number, stride))
+        return cls(shape, tensor.dtype, stride, tensor.device, tensor.requires_grad)
 
     @property
-    def numel(self) -> int:
-        """Number of elements."""
-        count = 1
+    def is_symbolic(self) -> bool:
+        """Whether a size is known as an expression only."""
+        return any(isinstance(size, Symbol) for size in (*self.shape, *(self.stride or ())))
+
+    @property
+    def numel(self) -> Any:
+        """Number of elements: an int, or a `Symbol`."""
+        count: Any = 1
         for size in self.shape:
             count *= size
         return count
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> Any:
         """Bytes that the elements take when they lie densely."""
         return self.numel * self.dtype.itemsize
 
@@ -77,17 +89,30 @@ class TensorType:
         """Whether the elements lie densely in row-major order."""
         return self.stride is not None and self.stride == contiguous_stride(self.shape)
 
+    @property
+    def memory_format(self) -> torch.memory_format | None:
+        """How the elements lie: contiguous, channels last, or None for anything else."""
+        if self.is_contiguous:
+            return torch.contiguous_format
+        named = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(self.shape))
+        if named is None or self.stride is None:
+            return None
+        batch, channels, *spatial = range(len(self.shape))
+        order = (batch, *spatial, channels)
+        dense = contiguous_stride(tuple(self.shape[axis] for axis in order))
+        return named if dense == tuple(self.stride[axis] for axis in order) else None
+
     def __str__(self) -> str:
         return f"{short_dtype(self.dtype)}[{','.join(str(size) for size in self.shape)}]"
 
 
-def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_stride(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the strides, in elements, that torch gives a fresh row-major tensor of this shape."""
-    strides: list[int] = []
-    step = 1
+    strides: list[Any] = []
+    step: Any = 1
     for size in reversed(shape):
         strides.append(step)
-        step *= max(size, 1)
+        step *= size if isinstance(size, Symbol) else max(size, 1)
     return tuple(reversed(strides))
 
 
@@ -102,7 +127,11 @@ def type_of_value(value: Any) -> Any:
         return TensorType.of(value)
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
-    return pytree.tree_map_only(torch.Tensor, TensorType.of, value)
+    return pytree.tree_map_only((torch.Tensor, *SYM_TYPES), _type_of_leaf, value)
+
+
+def _type_of_leaf(value: Any) -> Any:
+    return TensorType.of(value) if isinstance(value, torch.Tensor) else read_number(value)
 
 
 def type_of(node: fx.Node) -> Any:

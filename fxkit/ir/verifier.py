@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import fx
@@ -16,19 +16,24 @@ _OPS = frozenset(
 )
 
 
-def verify(gm: fx.GraphModule) -> None:
+def verify(gm: fx.GraphModule, only: Collection[fx.Node] | None = None) -> None:
     """Check a graph; return when all is well.
 
     The invariants: every operand is defined before its use and belongs to the graph; user lists and
     operands agree; names are unique; there is one output, at the end, and placeholders come first;
     every attribute and module that a node names exists; every called function can be called.
 
-    Cost: linear in the edges.
+    Cost: linear in the edges; in those of the given nodes when only some are checked.
+
+    Args:
+        gm: The module.
+        only: Check these nodes, their operands and users, and the end of the graph; the rest is
+            taken to be as it was when it was last checked.
 
     Raises:
         InvalidGraphError: On the first invariant that does not hold, with the node and its source.
     """
-    for node, message, hint in _faults(gm):
+    for node, message, hint in _faults(gm) if only is None else _faults_of_some(gm, only):
         raise InvalidGraphError(
             message,
             node=None if node is None else _safe_format(node),
@@ -47,18 +52,10 @@ def _faults(gm: fx.GraphModule) -> Iterator[Fault]:
     defined: set[fx.Node] = set()
     names: set[str] = set()
     for node in nodes:
-        if node.op not in _OPS:
-            yield node, f"expected a node kind of torch.fx, got {node.op!r}", "see torch.fx.Node.op"
         if node.name in names:
             yield node, f"expected unique names, got {node.name!r} twice", "rename one of them"
-        if node.graph is not graph:
-            yield (
-                node,
-                "expected a node of this graph, got one of another",
-                "copy it with node_copy",
-            )
+        yield from _node_faults(gm, node)
         yield from _operand_faults(node, defined)
-        yield from _target_faults(gm, node)
         defined.add(node)
         names.add(node.name)
     for node in nodes:
@@ -67,7 +64,36 @@ def _faults(gm: fx.GraphModule) -> Iterator[Fault]:
                 yield node, f"expected %{user.name} to use it, got no such operand", _USE_EDIT
 
 
+def _faults_of_some(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> Iterator[Fault]:
+    last = next(reversed(gm.graph.nodes), None)
+    if last is None or last.op != "output":
+        yield last, "expected one output, at the end, got another node", "call graph.output(...)"
+    for node in nodes:
+        before = {o for o in node._input_nodes if _is_before(o, node)}
+        yield from _node_faults(gm, node)
+        yield from _operand_faults(node, before)
+        if node.op == "placeholder" and node.prev.op not in ("root", "placeholder", "get_attr"):
+            yield node, "expected placeholders first, got one after other nodes", "move it up"
+        if node.op == "output" and node is not last:
+            yield node, "expected one output, at the end, got 2", "call graph.output(...)"
+        for user in node.users:
+            if user < node or user._erased or node not in user._input_nodes:
+                yield node, f"expected %{user.name} to use it, got no such operand", _USE_EDIT
+
+
+def _is_before(operand: fx.Node, node: fx.Node) -> bool:
+    return operand.graph is node.graph and not operand._erased and operand < node
+
+
 _USE_EDIT = "change graphs through fxkit.edit, which keeps users and operands in step"
+
+
+def _node_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
+    if node.op not in _OPS:
+        yield node, f"expected a node kind of torch.fx, got {node.op!r}", "see torch.fx.Node.op"
+    if node.graph is not gm.graph:
+        yield node, "expected a node of this graph, got one of another", "copy it with node_copy"
+    yield from _target_faults(gm, node)
 
 
 def _shape_faults(nodes: list[fx.Node]) -> Iterator[Fault]:

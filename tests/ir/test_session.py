@@ -204,6 +204,33 @@ def test_an_invalid_result_is_refused() -> None:
     assert _snapshot(gm) == before
 
 
+def _behind_its_back(gm: fx.GraphModule) -> None:
+    with gm.graph.inserting_before(next(reversed(gm.graph.nodes))):
+        gm.graph.create_node("get_attr", "missing")
+
+
+def _adopted(session: EditSession) -> None:
+    other = fx.GraphModule(session.gm, fx.Graph())
+    other.graph.output(None)
+    other.graph.call_function(torch.relu, (None,))
+    session.adopt(other)
+
+
+def test_a_change_behind_the_sessions_back_is_checked_too() -> None:
+    gm, _ = _traced()
+    with pytest.raises(InvalidGraphError, match="'missing'"), edit(gm) as session:
+        session.rename(next(n for n in gm.graph.nodes if n.op == "call_function"), "renamed")
+        _behind_its_back(gm)
+
+
+def test_an_adopted_graph_is_checked_wholly() -> None:
+    gm, _ = _traced()
+    before = _snapshot(gm)
+    with pytest.raises(InvalidGraphError, match="one output, at the end"), edit(gm) as session:
+        _adopted(session)
+    assert _snapshot(gm) == before
+
+
 def test_new_nodes_carry_source_module_type_and_provenance() -> None:
     gm, nodes = _traced()
     known = TensorType((2, 3), torch.float32, (3, 1), torch.device("cpu"))

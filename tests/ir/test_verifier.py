@@ -108,6 +108,26 @@ def test_fault_is_found(name: str) -> None:
     assert caught.value.hint
 
 
+_SEEN_ONLY_FROM_THE_WHOLE = {"name twice", "two outputs", "no output"}
+
+
+@pytest.mark.parametrize("name", sorted(_FAULTS.keys() - _SEEN_ONLY_FROM_THE_WHOLE))
+def test_fault_is_found_among_the_nodes_that_are_asked_for(name: str) -> None:
+    damage, message = _FAULTS[name]
+    gm = symbolic_trace(_Owner())
+    verify(gm, only=list(gm.graph.nodes))
+    damage(gm)
+    with pytest.raises(InvalidGraphError) as caught:
+        verify(gm, only=list(gm.graph.nodes))
+    assert message in str(caught.value)
+
+
+def test_nodes_that_are_not_asked_for_are_not_looked_at() -> None:
+    gm = symbolic_trace(_Owner())
+    _drop_attribute("scale")(gm)
+    verify(gm, only=[_nodes(gm)["exp"]])
+
+
 def test_sound_graphs_pass() -> None:
     for program in (_Owner(), nn.Sequential(), lambda x: x, lambda: 3, nn.Transformer):
         if not isinstance(program, type):

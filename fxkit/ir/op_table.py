@@ -75,6 +75,9 @@ UNDECLARED_ALIASES = frozenset(
     """.split()
 )
 
+# Operators that torch tags as perhaps aliasing or writing, and that only write: in training.
+FRESH_RESULTS = frozenset(["aten.batch_norm", "aten._batch_norm_impl_index"])
+
 # Calls that equal a call of another operator with these constant arguments beside their own.
 EXTENDS_TO: dict[str, tuple[str, dict[str, Any]]] = {
     "mT": ("transpose", {"dim0": -2, "dim1": -1}),
@@ -303,6 +306,8 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "Conv1d": ("torch.conv1d", _CONV),
     "Conv2d": ("torch.conv2d", _CONV),
     "Conv3d": ("torch.conv3d", _CONV),
+    **{f"ConvTranspose{n}d": (f"torch.conv_transpose{n}d", (*_CONV, "output_padding"))
+       for n in (1, 2, 3)},
     "Embedding": ("embedding", ("weight", "padding_idx", "max_norm", "scale_grad_by_freq",
                                 "sparse")),
     "Flatten": ("torch.flatten", ("start_dim", "end_dim")),

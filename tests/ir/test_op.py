@@ -193,6 +193,9 @@ _MODULES: dict[str, tuple[nn.Module, Spelling]] = {
     "Linear": (nn.Linear(2, 3), _s(F.linear, "x", _W, _B)),
     "Linear without bias": (nn.Linear(2, 3, bias=False), _s(F.linear, "x", _W)),
     "Conv2d": (nn.Conv2d(2, 4, 3, 2, 1), _s(F.conv2d, "x", _W, _B, 2, 1)),
+    "ConvTranspose2d": (
+        nn.ConvTranspose2d(2, 4, 3, 2, 1), _s(torch.conv_transpose2d, "x", _W, _B, 2, 1)
+    ),
     "LayerNorm": (nn.LayerNorm(4, eps=1e-3), _s(F.layer_norm, "x", (4,), _W, _B, 1e-3)),
     "Embedding": (nn.Embedding(5, 3), _s(F.embedding, "x", _W)),
     "Flatten": (nn.Flatten(), _s(torch.flatten, "x", 1)),

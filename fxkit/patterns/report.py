@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from fxkit.ir.text_table import aligned
+
 
 @dataclass(frozen=True)
 class Site:
@@ -72,14 +74,7 @@ class RewriteReport:
         for name, tally in sorted(self.tallies.items(), key=lambda item: -item[1].hits):
             rows.append((name, str(tally.tries), str(tally.hits), str(tally.refused),
                          f"{tally.seconds * 1e3:.2f}"))  # fmt: skip
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                [row[0].ljust(widths[0])]
-                + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-            )
-            for row in rows
-        ]
+        lines = aligned(rows, align="<>>>>")
         lines.extend(
             f"not rewritten: {rule} at %{root}: {why}" for rule, root, why in self.refusals
         )

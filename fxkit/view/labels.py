@@ -7,7 +7,6 @@ same everywhere.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from torch import fx
 
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.provenance import Source, provenance_of, source_of
+from fxkit.ir.text_table import columns
 from fxkit.ir.types import TensorType, type_of
 
 FAMILIES = {
@@ -146,20 +146,6 @@ def clip(text: str, width: int) -> str:
             break
         kept += character
     return kept.rstrip() + "…"
-
-
-def columns(text: str) -> int:
-    """Return how many columns of a fixed-width font the text takes; wide characters take two."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0
-        if unicodedata.combining(character)
-        else 2
-        if unicodedata.east_asian_width(character) in "WF"
-        else 1
-        for character in text
-    )
 
 
 def one_line(text: str) -> str:

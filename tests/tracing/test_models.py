@@ -12,7 +12,7 @@ import torch
 
 from fxkit.tracing.guards import ValueGuard
 from fxkit.tracing.live import capture
-from tests.tracing.architectures import CONVOLUTIONAL, HUGGING_FACE, Inputs, convolutional
+from tests.architectures import CONVOLUTIONAL, HUGGING_FACE, Inputs, convolutional
 from tests.tracing.faithful import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and pytorchcv warn at import

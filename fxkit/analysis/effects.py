@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from fxkit.ir.attributes import ABSENT, find_attribute
-from fxkit.ir.op import Attribute, Call, Operator, resolve
-from fxkit.ir.op_table import MODE_FUNCTIONS, UNDECLARED_ALIASES
+from fxkit.ir.op import Attribute, Call, Operator, operator_of, resolve
+from fxkit.ir.op_table import FRESH_RESULTS, MODE_FUNCTIONS, UNDECLARED_ALIASES
 from fxkit.ir.types import MEMORY_KEY, TensorType, type_of
 
 
@@ -74,12 +74,31 @@ def effects_of(node: fx.Node) -> Effects:
     Args:
         node: Any node. Placeholders, `get_attr` and the output have none of their own.
     """
-    call = resolve(node)
-    if call is None or _is_always_pure(call.operator):
+    operator = operator_of(node)
+    if operator is None or _is_always_pure(operator):
         return PURE
+    call = resolve(node)
+    assert call is not None
     if call.operator.overload is None:
         return _without_schema(node, call)
     return _from_schema(node, call)
+
+
+def all_pure(graph: fx.Graph) -> bool:
+    """Tell whether no node of a graph has an effect, or a result that may share memory.
+
+    Cost: linear in the distinct ATen overloads that the graph calls, and in its other calls.
+    """
+    for (kind, target), nodes in graph._find_nodes_lookup_table.table.items():
+        if not nodes or kind in ("placeholder", "get_attr", "output"):
+            continue
+        if type(target) is torch._ops.OpOverload:
+            operator = operator_of(next(iter(nodes)))
+            if operator is not None and _is_always_pure(operator):
+                continue
+        if any(effects_of(node) is not PURE for node in nodes):
+            return False
+    return True
 
 
 @functools.cache
@@ -142,7 +161,8 @@ def _from_schema(node: fx.Node, call: Call) -> Effects:
     written = [w for name in base.written for w in _tensors_in(arguments[name])]
     aliased = [a for name in base.aliased for a in _nodes_in(arguments[name])]
     is_random = base.is_random and not _is_random_off(arguments)
-    if base.may_do_more or call.name in UNDECLARED_ALIASES:
+    may_alias = base.may_do_more and call.name not in FRESH_RESULTS
+    if may_alias or call.name in UNDECLARED_ALIASES:
         aliased.extend(node.all_input_nodes)
     written.extend(_written_statistics(arguments))
     return Effects(tuple(dict.fromkeys(written)), tuple(dict.fromkeys(aliased)), is_random)

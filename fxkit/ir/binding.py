@@ -20,7 +20,7 @@ from torch.nn import _reduction
 
 from fxkit.ir import op_table, schema
 from fxkit.ir.attributes import Attribute
-from fxkit.ir.call import OPERATOR_NAME, Call, operator_named
+from fxkit.ir.call import OPERATOR_NAME, Call, Operator, operator_named
 from fxkit.ir.types import TensorType, type_of
 
 
@@ -234,6 +234,23 @@ def _bind_overload(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
     return _named(packet, overload, bound)
 
 
+def fixed_operator(overload: Any) -> Operator | None:
+    """Return the operator of every call of an overload; None when it depends on the arguments."""
+    namespace, _, packet = overload._schema.name.partition("::")
+    if namespace != "aten":
+        return operator_named(f"{namespace}.{packet}", overload)
+    if packet in op_table.ALIASES or packet == "rsub":
+        return None
+    if packet in op_table.REDUCES_TO or packet in op_table.EXTENDS_TO:
+        return None
+    return _operator(packet, overload)
+
+
+def _operator(packet: str, overload: Any) -> Operator:
+    suffix = "_out" if _is_out_variant(overload) else ""
+    return operator_named(f"aten.{packet}{suffix}", overload)
+
+
 def _named(packet: str, overload: Any, bound: dict[str, Any]) -> Call:
     packet = op_table.ALIASES.get(packet, packet)
     if "kernel_size" in bound and bound.get("stride") == []:
@@ -254,8 +271,7 @@ def _named(packet: str, overload: Any, bound: dict[str, Any]) -> Call:
         swapped = _aten("sub", (bound["other"], bound["self"]), {"alpha": bound["alpha"]})
         if swapped is not None:
             return swapped
-    suffix = "_out" if _is_out_variant(overload) else ""
-    return Call(operator_named(f"aten.{packet}{suffix}", overload), bound)
+    return Call(_operator(packet, overload), bound)
 
 
 def _schemaless(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:

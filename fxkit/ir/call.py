@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 # A function with this attribute is the operator that the attribute names. One in the namespace
 # `guard` only checks: it may raise, and does nothing else.
@@ -40,8 +40,7 @@ class Operator:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """What a node computes: an operator and its arguments.
 
     Attributes:

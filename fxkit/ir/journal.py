@@ -23,20 +23,30 @@ def snapshot(node: fx.Node) -> Snapshot:
 class NodeRecord:
     """What a node was at one moment, in the form that the printer takes."""
 
-    __slots__ = ("__dict__", "args", "graph", "kwargs", "meta", "name", "op", "target")
+    __slots__ = ("__dict__", "_args", "_kwargs", "graph", "meta", "name", "op", "target")
 
     def __init__(self, node: fx.Node, name: str, was: Snapshot) -> None:
         self.name, self.graph = name, node.graph
-        self.op, self.target, self.args, self.kwargs, known, value = was
+        self.op, self.target, self._args, self._kwargs, known, value = was
         self.meta = {TYPE_KEY: known} if known is not None else {}
         if value is not None:
             self.meta["val"] = value
 
     @property
+    def args(self) -> Any:
+        """The positional operands."""
+        return self._args
+
+    @property
+    def kwargs(self) -> Any:
+        """The keyword operands."""
+        return self._kwargs
+
+    @property
     def all_input_nodes(self) -> list[fx.Node]:
         """The operands, as a node of torch.fx lists them."""
         found: dict[fx.Node, None] = {}
-        map_arg((self.args, self.kwargs), lambda n: found.setdefault(n))
+        map_arg((self._args, self._kwargs), lambda n: found.setdefault(n))
         return list(found)
 
     _input_nodes = all_input_nodes

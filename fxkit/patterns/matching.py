@@ -7,7 +7,6 @@ by a memo, so that the work stays proportional to the pattern.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,6 @@ from fxkit.patterns.pattern import (
 _STEP_LIMIT = 20_000
 
 
-@dataclass(frozen=True, repr=False)
 class Match:
     """A place where a pattern occurs.
 
@@ -43,32 +41,31 @@ class Match:
         bindings: Capture → what it stands for: a node, a constant, or an `Attribute`.
         nodes: The matched nodes by pattern operation, in graph order.
         values: Pattern node → what it matched, for operations, alternatives, chains and names.
+        outputs: The matched nodes of the pattern's outputs.
+        matched: The matched nodes.
+        interior: The matched nodes that are no output of the pattern.
     """
 
-    pattern: Pattern
-    root: fx.Node
-    bindings: dict[str, Any]
-    nodes: dict[Operation, fx.Node]
-    values: dict[PatternNode, Any]
+    __slots__ = (
+        "bindings", "interior", "matched", "nodes", "outputs", "pattern", "root", "values",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        root: fx.Node,
+        bindings: dict[str, Any],
+        nodes: dict[Operation, fx.Node],
+        values: dict[PatternNode, Any],
+    ) -> None:
+        self.pattern, self.root, self.bindings = pattern, root, bindings
+        self.nodes, self.values = nodes, values
+        self.outputs: tuple[fx.Node, ...] = tuple(map(values.__getitem__, pattern.outputs))
+        self.matched = frozenset(nodes.values())
+        self.interior = [node for node in nodes.values() if node not in self.outputs]
 
     def __getitem__(self, capture: str) -> Any:
         return self.bindings[capture]
-
-    @functools.cached_property
-    def outputs(self) -> tuple[fx.Node, ...]:
-        """The matched nodes of the pattern's outputs."""
-        return tuple(self.values[output] for output in self.pattern.outputs)
-
-    @functools.cached_property
-    def matched(self) -> frozenset[fx.Node]:
-        """The matched nodes."""
-        return frozenset(self.nodes.values())
-
-    @functools.cached_property
-    def interior(self) -> list[fx.Node]:
-        """The matched nodes that are no output of the pattern."""
-        outputs = set(self.outputs)
-        return [node for node in self.nodes.values() if node not in outputs]
 
     def type(self, capture: str) -> Any:
         """Return what is known of a capture's type: a `TensorType`, a Python value, or None."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import fx
 
 from fxkit.analysis.dependencies import EffectOrder
-from fxkit.analysis.effects import effects_of
+from fxkit.analysis.effects import PURE, all_pure, effects_of
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_value
 from fxkit.ir.types import TensorType, type_of
@@ -26,14 +26,21 @@ class Safety:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._order = EffectOrder(graph)
-        self._output = next(reversed(graph.nodes))
-        self._shared = self._memory_shared_with_caller(graph)
+        self._graph = graph
+        self._all_pure = all_pure(graph)
+        self._known: _Effects | None = None
+
+    @property
+    def _effects(self) -> _Effects:
+        """The effects of the graph as it is now: made when they are first asked for."""
+        if self._known is None:
+            self._known = _Effects(self._graph)
+        return self._known
 
     def refusal(self, rule: Rule, match: Match) -> str | None:
         """Return why the match may not be rewritten, or None when it may."""
         reason = self._escape(rule, match) or self._early_user(rule, match)
-        if reason is None and self._order.aliases.effectful:
+        if reason is None and not self._all_pure and self._effects.order.aliases.effectful:
             reason = (
                 self._mode_change(match)
                 or self._written_operand(match)
@@ -43,16 +50,15 @@ class Safety:
 
     def inserted(self, node: fx.Node) -> None:
         """Take note of a node that a rewrite made."""
-        aliases = effects_of(node).aliases
-        shared = bool(aliases) and any(self._is_shared(operand) for operand in aliases)
-        self._order.aliases.add(node)
-        self._mark_shared(node, shared)
+        if self._all_pure:
+            self._all_pure = effects_of(node) is PURE
+        if self._known is not None:
+            self._known.inserted(node)
 
     def substituted(self, output: fx.Node, value: fx.Node) -> None:
         """Take note that `value` stands for `output` now, to its users and to the caller."""
-        shared = self._is_shared(output) or self._is_shared(value)
-        self._order.aliases.join(output, value)
-        self._mark_shared(value, shared)
+        if self._known is not None:
+            self._known.substituted(output, value)
 
     def _escape(self, rule: Rule, match: Match) -> str | None:
         """A vanishing value must have no user outside of the match."""
@@ -78,7 +84,7 @@ class Safety:
     def _mode_change(self, match: Match) -> str | None:
         """All of a match must run under the same gradient and autocast mode."""
         first = next(iter(match.nodes.values()))  # they are in graph order
-        change = self._order.mode_between(first, match.root)
+        change = self._effects.order.mode_between(first, match.root)
         return None if change is None else f"%{change.name} changes a mode in the middle of it"
 
     def _early_user(self, rule: Rule, match: Match) -> str | None:
@@ -99,7 +105,7 @@ class Safety:
             if node is match.root:
                 continue
             for operand in (*node.all_input_nodes, *_attributes_of(node), node):
-                writer = self._order.written_between(operand, node, match.root)
+                writer = self._effects.order.written_between(operand, node, match.root)
                 if writer is not None and writer not in matched:
                     shown = format_value(operand)
                     return f"%{writer.name} may write to {shown} before %{match.root.name}"
@@ -113,7 +119,7 @@ class Safety:
                 continue
             between = node.next
             while between is not match.root:
-                if between not in matched and not self._order.may_swap(node, between):
+                if between not in matched and not self._effects.order.may_swap(node, between):
                     return f"%{node.name} may not change places with %{between.name}"
                 between = between.next
         return None
@@ -124,7 +130,7 @@ class Safety:
             operand = self._bound(rule, match, value)
             if operand is None or not isinstance(type_of(output), (TensorType, type(None))):
                 continue
-            aliases = self._order.aliases
+            aliases = self._effects.order.aliases
             if aliases.may_alias(operand, output):
                 continue
             for node in (operand, output):
@@ -134,7 +140,7 @@ class Safety:
                         f"%{output.name} would share memory with %{operand.name}, and "
                         f"%{last.name} writes to it"
                     )
-            if self._is_shared(output) and self._is_shared(operand):
+            if self._effects.is_shared(output) and self._effects.is_shared(operand):
                 return f"the caller would get %{output.name} sharing memory with %{operand.name}"
         return None
 
@@ -147,19 +153,36 @@ class Safety:
         reused = rule.template.reuses.get(value)
         return match.values.get(reused) if reused is not None else None
 
-    def _is_shared(self, node: fx.Node) -> bool:
-        return self._order.aliases.root(node) in self._shared
+
+class _Effects:
+    """The order that effects impose on a graph, and the memory that the caller sees too."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.order = EffectOrder(graph)
+        aliases = self.order.aliases
+        outside = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
+        results = next(reversed(graph.nodes)).all_input_nodes
+        self._shared = {aliases.root(n) for n in (*outside, *results)}
+
+    def inserted(self, node: fx.Node) -> None:
+        aliases = effects_of(node).aliases
+        shared = bool(aliases) and any(self.is_shared(operand) for operand in aliases)
+        self.order.aliases.add(node)
+        self._mark_shared(node, shared)
+
+    def substituted(self, output: fx.Node, value: fx.Node) -> None:
+        shared = self.is_shared(output) or self.is_shared(value)
+        self.order.aliases.join(output, value)
+        self._mark_shared(value, shared)
+
+    def is_shared(self, node: fx.Node) -> bool:
+        """Tell whether the caller may see a node's memory."""
+        return self.order.aliases.root(node) in self._shared
 
     def _mark_shared(self, node: fx.Node, shared: bool) -> None:
         """Keep the mark of an alias set when it was joined with another."""
         if shared:
-            self._shared.add(self._order.aliases.root(node))
-
-    def _memory_shared_with_caller(self, graph: fx.Graph) -> set[fx.Node]:
-        """Return the alias sets of inputs, parameters and results."""
-        aliases = self._order.aliases
-        outside = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
-        return {aliases.root(n) for n in (*outside, *self._output.all_input_nodes)}
+            self._shared.add(self.order.aliases.root(node))
 
 
 def _attributes_of(node: fx.Node) -> list[Attribute]:

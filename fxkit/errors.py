@@ -72,7 +72,34 @@ class RewriteError(FxkitError):
 
 
 class PassError(FxkitError):
-    """A pass failed; the graph is as it was before that pass."""
+    """A pass failed; the graph is as it was before that pass.
+
+    Args:
+        message: What was expected and what was there instead.
+        rule: The rule or pass that was rewriting.
+        site: Names of the nodes that it was rewriting, in graph order.
+        **details: What every error takes: `node`, `source`, `in_pass`, `hint`, `repro`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rule: str | None = None,
+        site: tuple[str, ...] = (),
+        **details: str | None,
+    ) -> None:
+        super().__init__(message, **details)
+        self.rule = rule
+        self.site = site
+
+    def __str__(self) -> str:
+        if self.rule is None:
+            return super().__str__()
+        at = ", ".join(f"%{name}" for name in self.site)
+        head, _, rest = super().__str__().partition("\n  hint:")
+        shown = f"{head}\n  rule:  {self.rule}{f' at {at}' if at else ''}"
+        return f"{shown}\n  hint:{rest}" if rest else shown
 
 
 class PreconditionError(PassError):

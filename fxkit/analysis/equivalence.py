@@ -83,21 +83,47 @@ def assert_equivalent(
         NumericsError: On the first difference.
     """
     inputs = (args, dict(kwargs or {}))
-    runs = [_Run(program, inputs, gradients) for program in (before, after)]
-    reference = None if exact else _Run(before, inputs, gradients, in_float64=True)
+    expected, got = (Observation(program, inputs, gradients) for program in (before, after))
+    truth = None if exact else Observation(before, inputs, gradients, in_float64=True)
+    assert_same(expected, got, truth)
+
+
+def assert_same(expected: Observation, got: Observation, truth: Observation | None) -> None:
+    """Check that two observed calls of programs did the same; see `assert_equivalent`.
+
+    Args:
+        expected: What has to come out.
+        got: What came out.
+        truth: The same in float64; None to require equal numbers.
+
+    Raises:
+        NumericsError: On the first difference.
+    """
     for part in ("outputs", "arguments", "gradients"):
-        expected, got = (getattr(run, part) for run in runs)
-        truth = expected if reference is None else getattr(reference, part)
-        _check_trees(part, expected, got, truth, exact)
+        wanted, found = getattr(expected, part), getattr(got, part)
+        exactly = wanted if truth is None else getattr(truth, part)
+        _check_trees(part, wanted, found, exactly, truth is None)
 
 
-class _Run:
-    """One call of a program on copies of inputs, with what it changed and its gradients."""
+class Observation:
+    """One call of a program on copies of inputs.
+
+    Args:
+        program: What is called.
+        inputs: `(args, kwargs)`; the call is given copies.
+        gradients: Whether gradients of the inputs that require them are taken.
+        in_float64: Whether program and inputs are widened first.
+
+    Attributes:
+        outputs: What it returned.
+        arguments: The copies that it was given, as it left them.
+        gradients: Gradients of the inputs that require them.
+    """
 
     def __init__(
         self, program: Callable[..., Any], inputs: Any, gradients: bool, in_float64: bool = False
     ) -> None:
-        program = _in_float64(program) if in_float64 else program
+        program = widened(program) if in_float64 else program
         inputs = clone_inputs(inputs, widen=in_float64)
         leaves = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
         wanted = [t for t in leaves if t.requires_grad] if gradients else []
@@ -210,7 +236,8 @@ def clone_inputs(inputs: Any, *, widen: bool = False) -> Any:
     return pytree.tree_map_only(torch.Tensor, copied, inputs)
 
 
-def _in_float64(program: Callable[..., Any]) -> Callable[..., Any]:
+def widened(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of a module with its numbers in float64; what is no module as it is."""
     if isinstance(program, torch.nn.Module):
         return copy.deepcopy(program).double()
     return program

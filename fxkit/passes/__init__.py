@@ -9,16 +9,33 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from fxkit.passes.base import FunctionPass, Pass, PassContext, pass_name
+from fxkit.passes.base import Pass, PassContext, pass_name
+from fxkit.passes.functions import DecoratedPass, FunctionPass, pass_function
+from fxkit.passes.groups import FixedPoint, Group, When
+from fxkit.passes.instruments import Instrument
+from fxkit.passes.properties import graph_property
 from fxkit.registry import Registry, defined_here
 
-__all__ = ["PASSES", "FunctionPass", "Pass", "PassContext"]
+__all__ = [
+    "PASSES",
+    "FixedPoint",
+    "FunctionPass",
+    "Group",
+    "Instrument",
+    "Pass",
+    "PassContext",
+    "When",
+    "graph_property",
+    "pass_function",
+]
+
+_NOT_LISTED = (Pass, DecoratedPass, FunctionPass)
 
 
 def _passes_of(module: ModuleType) -> Iterator[tuple[str, type[Pass]]]:
     for thing in vars(module).values():
         is_pass = isinstance(thing, type) and issubclass(thing, Pass)
-        if is_pass and thing not in (Pass, FunctionPass) and defined_here(module, thing):
+        if is_pass and thing not in _NOT_LISTED and defined_here(module, thing):
             yield pass_name(thing), thing
 
 

@@ -12,21 +12,23 @@ change behind, and whether it modified the graph is read from the session's jour
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import fx
 
-from fxkit.ir.printer import format_graph
+from fxkit.errors import PassError
 from fxkit.ir.session import EditSession
+from fxkit.passes.analyses import Analyses
 from fxkit.patterns.report import RewriteReport
 
 NUMERICS = ("exact", "close", "changed")
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -38,17 +40,28 @@ class PassContext:
         kwargs: Example keyword inputs.
         reports: Reports of the rules that the pass ran.
         notes: What the pass did not do and why, as text.
+        analyses: What was computed about the graph and still holds.
     """
 
     args: tuple[Any, ...] | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     reports: list[RewriteReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    analyses: Analyses = field(default_factory=Analyses)
 
     @property
     def rewrites(self) -> Counter[str]:
         """Rewrites by rule."""
         return sum((report.hits for report in self.reports), Counter())
+
+    def analysis(self, make: Callable[[fx.Graph], T]) -> T:
+        """Return what an analysis tells of the graph as it is now, computed when it has to be.
+
+        Args:
+            make: The analysis: a class or function of a graph, such as `EffectOrder`. An object
+                with a method `update(changes)` is brought up to date instead of made anew.
+        """
+        return self.analyses.get(make)
 
 
 class Pass:
@@ -81,7 +94,7 @@ class Pass:
 
         Args:
             edit: The session; `edit.gm` and `edit.graph` are the module and its graph.
-            context: Example inputs, and where to leave reports and notes.
+            context: Example inputs, analyses, and where to leave reports and notes.
         """
         raise TypeError(f"{type(self).__name__} has no apply method")
 
@@ -91,43 +104,41 @@ class Pass:
             changed = {
                 f.name: getattr(self, f.name)
                 for f in dataclasses.fields(self)
-                if getattr(self, f.name) != f.default
+                if not _is_default(f, getattr(self, f.name))
             }
             options = ", ".join(f"{key}={value!r}" for key, value in changed.items())
         return f"{self.name}({options})" if options else self.name
 
 
-@dataclass(frozen=True)
-class FunctionPass(Pass):
-    """A plain function as a pass, such as one written for torch.fx.
-
-    Attributes:
-        function: Takes a `GraphModule`, changes it in place or returns another; what else it
-            returns is ignored. Its own claim to have modified the graph is not asked for.
-    """
-
-    function: Callable[[fx.GraphModule], Any]
-
-    numerics: ClassVar[str] = "close"
-    is_idempotent: ClassVar[bool] = False
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return getattr(self.function, "__name__", type(self.function).__name__)
-
-    def apply(self, edit: EditSession, context: PassContext) -> None:
-        """Run the function on a copy of the graph, and adopt it when it is another graph now."""
-        trial = fx.GraphModule(edit.gm, copy.deepcopy(edit.graph))
-        returned = self.function(trial)
-        result = returned if isinstance(returned, fx.GraphModule) else trial
-        if format_graph(result) != format_graph(edit.gm):
-            edit.adopt(result)
+def _is_default(option: dataclasses.Field[Any], value: Any) -> bool:
+    if option.default_factory is not dataclasses.MISSING:
+        return value == option.default_factory()
+    return value is option.default or value == option.default
 
 
 def pass_name(cls: type) -> str:
     """Return a class's name in snake case: `DeadCodeElimination` → `dead_code_elimination`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+
+def as_pass(candidate: Any) -> Pass:
+    """Return a pass, or a function of a `GraphModule` as one.
+
+    Raises:
+        PassError: When it is neither.
+    """
+    from fxkit.passes.functions import FunctionPass
+
+    if isinstance(candidate, Pass):
+        return candidate
+    if isinstance(candidate, type) and issubclass(candidate, Pass):
+        raise PassError(
+            f"expected a pass, got the class {candidate.__name__}",
+            hint=f"write {candidate.__name__}()",
+        )
+    if callable(candidate):
+        return FunctionPass(candidate)
+    raise PassError(
+        f"expected a pass or a function of a GraphModule, got {type(candidate).__name__}",
+        hint="derive from fxkit.passes.Pass",
+    )

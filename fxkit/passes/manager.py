@@ -2,129 +2,55 @@
 
 from __future__ import annotations
 
-import copy
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from fxkit.analysis.equivalence import assert_equivalent
-from fxkit.analysis.tensor_types import propagate_types
-from fxkit.errors import FxkitError, NumericsError, PassError, PostconditionError
-from fxkit.ir.journal import Change
-from fxkit.ir.printer import format_graph, format_type
-from fxkit.ir.session import edit
-from fxkit.ir.types import TensorType
-from fxkit.ir.verifier import verify
-from fxkit.passes.base import FunctionPass, Pass, PassContext
+from fxkit.errors import PassError
+from fxkit.passes.base import Pass
+from fxkit.passes.contracts import check_words
+from fxkit.passes.execution import Execution
+from fxkit.passes.groups import Group, items_of, leaves
+from fxkit.passes.instruments import DumpOnChange, Instrument, PrintAfter
+from fxkit.passes.records import PassRecord, PassResult
+from fxkit.passes.subjects import Subject
+
+__all__ = ["VERIFY_LEVELS", "PassManager", "PassRecord", "PassResult"]
 
 VERIFY_LEVELS = ("off", "structure", "each", "numerics")
-
-
-@dataclass(frozen=True)
-class PassRecord:
-    """What one pass did.
-
-    Attributes:
-        name: Name of the pass, with the options that are not default.
-        seconds: Time it took, its verification left out.
-        verify_seconds: Time its verification took.
-        nodes_before: Number of nodes before it.
-        nodes_after: Number of nodes after it.
-        changes: The journal of its edits.
-        rewrites: Rewrites by rule.
-        notes: What it did not do, and why.
-    """
-
-    name: str
-    seconds: float
-    verify_seconds: float
-    nodes_before: int
-    nodes_after: int
-    changes: tuple[Change, ...] = ()
-    rewrites: Counter[str] = field(default_factory=Counter)
-    notes: tuple[str, ...] = ()
-
-    @property
-    def modified(self) -> bool:
-        """Whether it changed anything."""
-        return bool(self.changes)
-
-
-@dataclass(frozen=True)
-class PassResult:
-    """What a run of a pass manager did.
-
-    Attributes:
-        graph_module: The module, changed in place.
-        records: One record a pass, in order.
-    """
-
-    graph_module: fx.GraphModule
-    records: tuple[PassRecord, ...]
-
-    @property
-    def modified(self) -> bool:
-        """Whether any pass changed anything."""
-        return any(record.modified for record in self.records)
-
-    def table(self) -> str:
-        """Return the passes with time, nodes before and after, and rules hit, as text."""
-        rows = [("pass", "ms", "verify ms", "nodes", "", "rules hit")]
-        for record in self.records:
-            hits = ", ".join(f"{n} {rule}" for rule, n in record.rewrites.most_common())
-            edits = f"{len(record.changes)} edits" if record.modified else "no change"
-            rows.append(
-                (
-                    record.name,
-                    f"{record.seconds * 1e3:.1f}",
-                    f"{record.verify_seconds * 1e3:.1f}",
-                    f"{record.nodes_before} -> {record.nodes_after}",
-                    edits,
-                    hits,
-                )
-            )
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(map(_align, row, widths, _ALIGNMENT)).rstrip() for row in rows)
-
-    def diff(self) -> str:
-        """Return every change, pass by pass, as text."""
-        parts = []
-        for record in self.records:
-            if record.modified:
-                parts.append(f"{record.name}:")
-                parts.extend(f"  {change}" for change in record.changes)
-        return "\n".join(parts)
-
-    def __str__(self) -> str:
-        return self.table()
-
-
-_ALIGNMENT = ("<", ">", ">", ">", "<", "<")
-
-
-def _align(cell: str, width: int, side: str) -> str:
-    return f"{cell:{side}{width}}"
 
 
 class PassManager:
     """Runs passes over a graph: each wholly or not at all, each checked.
 
+    What a pass requires and what does not hold yet is seen to by running the pass that ensures it.
+    What it says of itself is checked, as far as `verify` asks for it.
+
     Args:
-        passes: The passes, in order. A function that takes a `GraphModule` is a pass too.
+        passes: The passes, in order: passes, groups, lists of passes, other managers. A function
+            that takes a `GraphModule`, such as one written for torch.fx, is a pass too.
         verify: `off`; `structure`: the graph's invariants after each pass; `each` (default): also
-            that the types of the outputs stayed, when `args` are given; `numerics`: also that
-            outputs, argument mutation and gradients stayed, within twice the error of the graph
-            before against float64, or exactly where the pass says so.
-        args: Example inputs: their types are propagated before the first pass.
+            that the types of the outputs stayed, when `args` are given, that the properties hold
+            that the pass ensures and preserves, and that it changes nothing when run again, if it
+            says so; `numerics`: also that outputs, argument mutation and gradients stayed, within
+            twice the error of the graph before against float64, or exactly where the pass says so.
+        args: Example inputs: their types are propagated before the first pass. For `numerics` they
+            are made from the types of the placeholders when left out.
         kwargs: Example keyword inputs.
+        instruments: What is told of each pass.
+        print_after: Write the graph to standard output: True for after each pass that changed it,
+            or the names of passes.
+        dump_on_change: A folder: a file for each pass that changed the graph.
+        max_seconds: How long one pass may take.
+        max_nodes: How many nodes the graph may get; ten times as many as it has, and 10,000, when
+            left out.
+        reproduce: A folder: when a pass fails, a script that runs it alone is written there.
 
     Raises:
-        PassError: When it is given something that is no pass, or an unknown level.
+        PassError: When it is given something that is no pass, an unknown level, or a pass that
+            names a property that does not exist.
 
     Example:
         >>> import torch, fxkit
@@ -136,159 +62,75 @@ class PassManager:
 
     def __init__(
         self,
-        passes: Iterable[Pass | Callable[[fx.GraphModule], Any]],
+        passes: Iterable[Pass | Group | Callable[[fx.GraphModule], Any] | Any],
         *,
         verify: str = "each",
         args: tuple[Any, ...] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        instruments: Iterable[Instrument] = (),
+        print_after: bool | Iterable[str] = False,
+        dump_on_change: str | Path | None = None,
+        max_seconds: float | None = 600.0,
+        max_nodes: int | None = None,
+        reproduce: str | Path | None = None,
     ) -> None:
         if verify not in VERIFY_LEVELS:
             raise PassError(
                 f"expected verify to be one of {', '.join(VERIFY_LEVELS)}, got {verify!r}",
                 hint="leave it out to get 'each'",
             )
-        if verify == "numerics" and args is None:
-            raise PassError(
-                "expected example inputs to compare numbers on, got none",
-                hint="pass args=(...) to PassManager",
-            )
-        self.passes = tuple(_as_pass(p) for p in passes)
+        self.items = items_of(tuple(passes))
+        for current in self.passes:
+            check_words(current)
         self.verify = verify
         self.args = args
         self.kwargs = dict(kwargs or {})
+        self.instruments = [*instruments, *_printing(print_after, dump_on_change)]
+        self.max_seconds = max_seconds
+        self.max_nodes = max_nodes
+        self.reproduce = reproduce
 
-    def run(self, gm: fx.GraphModule) -> PassResult:
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes, those of groups where their group stands."""
+        return tuple(leaves(self.items))
+
+    def run(
+        self, program: Any, *, stop_after: int | None = None, max_rewrites: int | None = None
+    ) -> PassResult:
         """Run all passes over a module, in place.
 
         Args:
-            gm: The module to change.
+            program: A `GraphModule`; a captured program, of which the graph that ran last is
+                changed; or an `ExportedProgram`, which stays as it is: `result.graph_module` is a
+                module made of it, `result.exported_program()` a program made of that.
+            stop_after: Run only so many passes of the list.
+            max_rewrites: Make only so many rewrites in all, then stop: for bisecting;
+                `FXKIT_MAX_REWRITES` when left out.
 
         Returns:
             The module, with a record of what each pass did.
 
         Raises:
-            PassError: When a pass raises; the graph is as it was before that pass.
-            PostconditionError: When a pass left a broken graph, other types or other numbers; the
-                graph is as it was before that pass.
+            PreconditionError: When a pass requires what does not hold, and no pass ensures it.
+            PassError: When a pass raises or does not come to an end; the graph is as it was before
+                that pass.
+            PostconditionError: When a pass broke the graph, its types, its numbers, or what it says
+                of itself; the graph is as it was before that pass.
         """
-        if self.verify != "off":
-            verify(gm)
-        output_type = None
-        if self.args is not None:
-            output_type = propagate_types(gm, self.args, self.kwargs)
-        records = []
-        for index, current in enumerate(self.passes):
-            place = f"{current.name} ({index + 1}/{len(self.passes)})"
-            records.append(self._run_one(gm, current, place, output_type))
-        return PassResult(gm, tuple(records))
+        subject = Subject.of(program, self.args, self.kwargs)
+        return Execution(self, subject, stop_after, max_rewrites).run()
 
-    def _run_one(
-        self, gm: fx.GraphModule, current: Pass, place: str, output_type: Any
-    ) -> PassRecord:
-        context = PassContext(self.args, self.kwargs)
-        before = copy.deepcopy(gm) if self.verify == "numerics" else None
-        nodes_before = len(gm.graph.nodes)
-        start = time.perf_counter()
-        verified = 0.0
-        try:
-            with edit(gm, by=current.name) as session:
-                current.apply(session, context)
-                finished = time.perf_counter()
-                if session.is_modified:
-                    self._check(gm, before, current, place, output_type)
-                    verified = time.perf_counter() - finished
-        except PassError:
-            raise
-        except Exception as error:
-            raise _pass_error(error, place) from error
-        return PassRecord(
-            name=str(current),
-            seconds=finished - start,
-            verify_seconds=verified,
-            nodes_before=nodes_before,
-            nodes_after=len(gm.graph.nodes),
-            changes=tuple(session.journal),
-            rewrites=context.rewrites,
-            notes=tuple(context.notes),
-        )
-
-    def _check(
-        self,
-        gm: fx.GraphModule,
-        before: fx.GraphModule | None,
-        current: Pass,
-        place: str,
-        output_type: Any,
-    ) -> None:
-        """Check what a pass left, inside of its session, so that a fault rolls it back."""
-        if self.verify == "off":
-            return
-        try:
-            verify(gm)
-            if self.verify != "structure" and self.args is not None:
-                self._check_types(gm, output_type, place)
-            if before is not None and self.args is not None:
-                self._check_numbers(gm, before, current)
-        except PostconditionError:
-            raise
-        except FxkitError as error:
-            raise PostconditionError(
-                error.message,
-                node=error.node or format_graph(gm).replace("\n", "\n         "),
-                source=error.source,
-                in_pass=place,
-                hint=error.hint or "the pass left a graph that is not equal to the one before it",
-            ) from error
-
-    def _check_types(self, gm: fx.GraphModule, output_type: Any, place: str) -> None:
-        found = propagate_types(gm, self.args or (), self.kwargs)
-        if found != output_type:
-            raise PostconditionError(
-                f"expected the pass to keep the output's type {_whole_type(output_type)}, "
-                f"got {_whole_type(found)}",
-                in_pass=place,
-                hint="a pass that changes types on purpose is run with verify='structure'",
-            )
-
-    def _check_numbers(self, gm: fx.GraphModule, before: fx.GraphModule, current: Pass) -> None:
-        if current.numerics == "changed":
-            return
-        gm.recompile()
-        after = copy.deepcopy(gm)
-        exact = current.numerics == "exact"
-        assert_equivalent(before, after, self.args or (), self.kwargs, exact=exact)
+    def __repr__(self) -> str:
+        return f"PassManager([{', '.join(map(str, self.items))}], verify={self.verify!r})"
 
 
-def _whole_type(value_type: Any) -> str:
-    """Return a type as text, with the strides and requires_grad that its short form leaves out."""
-    leaves = [t for t in pytree.tree_leaves(value_type) if isinstance(t, TensorType)]
-    details = [f"stride {t.stride}" + (" requires_grad" if t.requires_grad else "") for t in leaves]
-    return f"{format_type(value_type)} ({'; '.join(details)})"
-
-
-def _as_pass(candidate: Any) -> Pass:
-    if isinstance(candidate, Pass):
-        return candidate
-    if isinstance(candidate, type) and issubclass(candidate, Pass):
-        raise PassError(
-            f"expected a pass, got the class {candidate.__name__}",
-            hint=f"write {candidate.__name__}()",
-        )
-    if callable(candidate):
-        return FunctionPass(candidate)
-    raise PassError(
-        f"expected a pass or a function of a GraphModule, got {type(candidate).__name__}",
-        hint="derive from fxkit.passes.Pass",
-    )
-
-
-def _pass_error(error: Exception, place: str) -> PassError:
-    message = error.message if isinstance(error, FxkitError) else f"{type(error).__name__}: {error}"
-    kind = PostconditionError if isinstance(error, NumericsError) else PassError
-    return kind(
-        f"expected {place.split(' ')[0]} to run, got {message}",
-        node=getattr(error, "node", None),
-        source=getattr(error, "source", None),
-        in_pass=place,
-        hint=getattr(error, "hint", None) or "the graph is as it was before this pass",
-    )
+def _printing(
+    print_after: bool | Iterable[str], dump_on_change: str | Path | None
+) -> Iterable[Instrument]:
+    if print_after is True:
+        yield PrintAfter()
+    elif print_after:
+        yield PrintAfter(frozenset([print_after] if isinstance(print_after, str) else print_after))
+    if dump_on_change is not None:
+        yield DumpOnChange(Path(dump_on_change))

@@ -47,8 +47,8 @@ class Swap(Pass):
     numerics: ClassVar[str] = "close"
 
     def apply(self, edit, context):
-        relu = node(edit.gm, "relu")
-        edit.replace(relu, edit.call(self.function, relu.args[0], before=relu))
+        for relu in edit.graph.find_nodes(op="call_function", target=torch.relu):
+            edit.replace(relu, edit.call(self.function, relu.args[0], before=relu))
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,11 @@ def test_what_is_no_pass_is_refused(wrong):
 def test_unknown_level_is_refused():
     with pytest.raises(PassError, match="off, structure, each, numerics, got 'all'"):
         PassManager([], verify="all")
-    with pytest.raises(PassError, match="example inputs"):
-        PassManager([], verify="numerics")
+
+
+def test_numerics_without_inputs_or_types_is_refused(gm):
+    with pytest.raises(PassError, match="inputs to compare numbers on.*%x of unknown type"):
+        PassManager([], verify="numerics").run(gm)
 
 
 def test_table_and_diff(gm):

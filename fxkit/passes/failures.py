@@ -1,0 +1,121 @@
+"""The error of a failed pass: where it was, what it was doing, and how to see it again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from fxkit.errors import FxkitError, InvalidGraphError, NumericsError, PassError, PostconditionError
+from fxkit.ir.printer import format_node, format_source
+from fxkit.passes.base import Pass
+from fxkit.passes.subjects import Subject
+from fxkit.passes.tracking import TrackedSession
+
+if TYPE_CHECKING:
+    from fxkit.passes.manager import PassManager
+
+_AROUND = 3
+_INDENT = "\n         "
+_SOUND = (InvalidGraphError, NumericsError, PostconditionError)
+
+
+def failure(error: Exception, session: TrackedSession, place: str) -> PassError:
+    """Return the error that says all about a failed pass; the graph is still as it left it."""
+    rule, nodes = session.current or (None, ())
+    details = {
+        "node": getattr(error, "node", None),
+        "source": getattr(error, "source", None),
+        "hint": getattr(error, "hint", None) or "the graph is as it was before this pass",
+    }
+    if isinstance(error, _SOUND):
+        kind, message = PostconditionError, error.message
+        details["node"] = _around_line(session.graph, details["node"])
+    else:
+        kind = type(error) if isinstance(error, PassError) else PassError
+        told = (
+            error.message if isinstance(error, FxkitError) else f"{type(error).__name__}: {error}"
+        )
+        is_whole = isinstance(error, PassError)
+        message = told if is_whole else f"expected {place.split(' ')[0]} to run, got {told}"
+        if nodes:
+            details["node"] = excerpt(session.graph, {node.name for node in nodes})
+            details["source"] = details["source"] or format_source(nodes[-1])
+    return kind(message, rule=rule, site=tuple(n.name for n in nodes), in_pass=place, **details)
+
+
+def excerpt(graph: fx.Graph, names: Collection[str], around: int = _AROUND) -> str | None:
+    """Return some nodes as text, marked, between those around them; None when they are gone."""
+    return _marked(graph, lambda node, _: node.name in names, around)
+
+
+def _around_line(graph: fx.Graph, line: str | None) -> str | None:
+    """Return the node that has a certain text, marked, between those around it."""
+    if line is None:
+        return excerpt(graph, {"output"}, around=2 * _AROUND)
+    return _marked(graph, lambda _, text: text == line, _AROUND) or line
+
+
+def _marked(graph: fx.Graph, is_meant, around: int) -> str | None:
+    nodes = list(graph.nodes)
+    texts = [_text(node) for node in nodes]
+    meant = {i for i, node in enumerate(nodes) if is_meant(node, texts[i])}
+    if not meant:
+        return None
+    shown = range(max(0, min(meant) - around), min(len(nodes), max(meant) + around + 1))
+    near = [i for i in shown if any(abs(i - m) <= around for m in meant)]
+    lines: list[str] = []
+    for position, i in enumerate(near):
+        if position and near[position - 1] != i - 1:
+            lines.append("  ...")
+        lines.append(f"{'>' if i in meant else ' '} {texts[i]}")
+    return _INDENT.join(lines)
+
+
+def _text(node: fx.Node) -> str:
+    """Return a node as text, also one of a graph that is broken."""
+    try:
+        return format_node(node)
+    except (AttributeError, TypeError, KeyError):
+        return repr(node)
+
+
+def reproduce(
+    manager: PassManager, subject: Subject, current: Pass, error: PassError
+) -> str | None:
+    """Write a folder that runs the failing pass alone on the module as it was before it.
+
+    Returns:
+        The path of its script, or None when the module or its inputs can't be written.
+    """
+    from fxkit.analysis.reproducer import write_reproducer
+
+    folder = Path(manager.reproduce or ".") / current.name
+    try:
+        path = write_reproducer(
+            folder,
+            subject.graph_module,
+            subject.args or (),
+            subject.kwargs,
+            check=_script(manager, current),
+            title=f"{error.in_pass}: {error.message}",
+        )
+    except FxkitError as unwritten:
+        error.hint = f"{error.hint}; no reproducer: {unwritten.message}"
+        return None
+    return str(path)
+
+
+def _script(manager: PassManager, current: Pass) -> str:
+    """Return statements that run one pass over `program`."""
+    cls = type(current)
+    lines = ["import fxkit"]
+    made = f"fxkit.passes.{current!r}"
+    if not cls.__module__.startswith("fxkit."):
+        lines.append(f"from {cls.__module__} import {cls.__qualname__.partition('.')[0]}")
+        made = repr(current)
+    options = f"verify={manager.verify!r}, args=tuple(args)"
+    lines.append(f"print(fxkit.PassManager([{made}], {options}).run(program).table())")
+    return "\n".join(lines)

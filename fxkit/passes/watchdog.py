@@ -1,0 +1,60 @@
+"""Stop Python code that does not come to an end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterator
+
+
+class OutOfTime(BaseException):
+    """Time is up; raised inside the code that took too long."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise `OutOfTime` inside the block once it has run for too long.
+
+    A call into compiled code is left to return first.
+
+    Args:
+        seconds: How long the block may take; None for any time.
+    """
+    if seconds is None:
+        yield
+        return
+    alarm = _Alarm(threading.get_ident())
+    timer = threading.Timer(seconds, alarm.ring)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        alarm.turn_off()
+
+
+class _Alarm:
+    """Raises in another thread, unless it was turned off before."""
+
+    def __init__(self, thread: int) -> None:
+        self._thread = ctypes.c_ulong(thread)
+        self._lock = threading.Lock()
+        self._is_off = self._has_rung = False
+
+    def ring(self) -> None:
+        with self._lock:
+            if not self._is_off:
+                self._has_rung = True
+                _raise_in(self._thread, ctypes.py_object(OutOfTime))
+
+    def turn_off(self) -> None:
+        with self._lock:
+            self._is_off = True
+        if self._has_rung:
+            _raise_in(self._thread, None)  # takes back one that has not been raised yet
+
+
+def _raise_in(thread: ctypes.c_ulong, error: ctypes.py_object[type[OutOfTime]] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)

@@ -29,6 +29,7 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
+from fxkit.passes.core_operators import is_core
 
 Complaint = tuple[fx.Node, str]
 Predicate = Callable[[fx.GraphModule], Iterable[Complaint]]
@@ -155,7 +156,7 @@ def functional(gm: fx.GraphModule) -> Iterator[Complaint]:
     epilogue = _write_back(gm.graph)
     for node in gm.graph.nodes:
         effects = effects_of(node)
-        if effects.is_opaque:
+        if effects.is_opaque and not effects.is_global:
             yield node, "may write to anything: nothing is known of it"
         elif effects.writes and node not in epilogue:
             yield node, _first_write(effects)
@@ -193,20 +194,26 @@ def aten(gm: fx.GraphModule) -> Iterator[Complaint]:
         )
         if node.op == "call_function" and (is_overload or _is_plain_python(call)):
             continue
-        yield node, f"calls {_spelling(node)}, no overload"
+        if not _sets_mode(node):
+            yield node, f"calls {_spelling(node)}, no overload"
 
 
 @graph_property
 def core_aten(gm: fx.GraphModule) -> Iterator[Complaint]:
-    """Every call on tensors is one of the core set of ATen operators."""
+    """Every call on tensors is one of the core set (`fxkit.passes.core_operators`)."""
     for node, call in _calls(gm):
-        if node.op == "call_function" and _is_plain_python(call):
+        if (node.op == "call_function" and _is_plain_python(call)) or _sets_mode(node):
             continue
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             yield node, f"calls {_spelling(node)}, no overload"
-        elif torch.Tag.core not in target.tags:
+        elif not is_core(target):
             yield node, f"calls {target}, which is not in the core set"
+
+
+def _sets_mode(node: fx.Node) -> bool:
+    """Tell whether a call only switches a mode, such as that of gradients, and takes no tensor."""
+    return effects_of(node).is_global and not node.all_input_nodes
 
 
 def _is_plain_python(call: Call) -> bool:

@@ -1,0 +1,288 @@
+"""Record which operators a call makes, on fake tensors, and put them in the place of the call.
+
+What torch does in C++ or Python below a call is seen by running it: no numbers are computed,
+nothing random is drawn. A recording is made of positions, so that one serves every call of a form.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from fxkit.analysis.effects import effects_of
+from fxkit.analysis.tensor_types import fake_mode, fake_value
+from fxkit.ir.session import EditSession
+from fxkit.ir.types import TensorType, set_type, type_of, type_of_value
+
+# Gives the function that computes an operator from others; None for one that is to be recorded.
+Expansion = Callable[[Any], "Callable[..., Any] | None"]
+
+
+class Unrecordable(Exception):
+    """A call whose operators can't be told from types alone; the text says why."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor in a recording: an operand, when `step` is None, or a result of a step.
+
+    Attributes:
+        step: Position of the step, or None.
+        index: Which operand; or which of several results, None when the step has one.
+    """
+
+    step: int | None
+    index: int | None
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor that the call made by itself from numbers."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator that was called.
+
+    Attributes:
+        overload: The operator.
+        args: Its operands, tensors as `Value` or `Constant`.
+        kwargs: Its keyword operands.
+        result_type: Type of its result, as `type_of` gives it.
+    """
+
+    overload: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result_type: Any
+
+
+@dataclass
+class Recording:
+    """The operators that a call made.
+
+    Attributes:
+        steps: The operators, in order.
+        result: What the call returned, tensors as `Value` or `Constant`.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    result: Any = None
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, operands: Sequence[Any], expansion: Expansion) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self._expansion = expansion
+        self._values: dict[int, Value] = {}
+        self._kept: list[Any] = list(operands)
+        for position, tensor in enumerate(operands):
+            self._values.setdefault(id(tensor), Value(None, position))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        expand = self._expansion(func)
+        if expand is not None:
+            with self:
+                result = expand(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+            raise Unrecordable(f"torch has no decomposition of {func} for these operands")
+        result = func(*args, **kwargs)
+        if func.namespace != "prim":  # asks for a device or a layout
+            self._take_down(func, args, kwargs, result)
+        return result
+
+    def _take_down(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        marked_args, marked_kwargs = self.marked((tuple(args), kwargs))
+        position = len(self.recording.steps)
+        func, marked_args, marked_kwargs = self._plain(func, marked_args, marked_kwargs)
+        step = Step(func, marked_args, marked_kwargs, type_of_value(result))
+        self.recording.steps.append(step)
+        several = isinstance(result, (tuple, list))
+        for index, tensor in enumerate(result if several else [result]):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in self._values:
+                self._kept.append(tensor)
+                self._values[id(tensor)] = Value(position, index if several else None)
+
+    def _plain(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """Spell tensors that were made of numbers as operators that make them."""
+        aten = torch.ops.aten
+        if func is aten.lift_fresh.default and isinstance(args[0], Constant):
+            tensor = args[0].tensor
+            if tensor.dim():
+                return aten.clone.default, args, {}
+            options = {"dtype": tensor.dtype, "device": tensor.device}
+            with _disable_current_modes():
+                return aten.scalar_tensor.default, (tensor.item(),), options
+        if func is aten.fill_.Tensor and isinstance(args[1], Value) and args[1].step is not None:
+            made = self.recording.steps[args[1].step]
+            if made.overload is aten.scalar_tensor.default:
+                return aten.fill_.Scalar, (args[0], made.args[0]), {}
+        return func, args, kwargs
+
+    def marked(self, value: Any) -> Any:
+        """Return a nested value with its tensors named."""
+        return pytree.tree_map_only(torch.Tensor, self._mark, value)
+
+    def _mark(self, tensor: torch.Tensor) -> Value | Constant:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        known = self._values.get(id(tensor))
+        if known is not None:
+            return known
+        if isinstance(tensor, FakeTensor):
+            raise Unrecordable("a tensor comes from outside of the call")
+        return Constant(tensor)
+
+
+def _keep(_: Any) -> None:
+    """Expand nothing."""
+
+
+def record(
+    function: Callable[..., Any], types: Sequence[Any], expansion: Expansion = _keep
+) -> Recording:
+    """Run a function of tensors on fake ones, and return the operators that it called.
+
+    Args:
+        function: Takes one tensor for each type.
+        types: A `TensorType` for each operand.
+        expansion: What to do about each operator; all are recorded when left out.
+
+    Raises:
+        Unrecordable: When numbers decide, or an operator can't run without them.
+    """
+    from torch._subclasses.fake_tensor import DataDependentOutputException as ReadsNumber
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException as NewSize
+
+    with fake_mode(), torch.no_grad():
+        operands = [fake_value(known) for known in types]
+        recorder = _Recorder(operands, expansion)
+        try:
+            with recorder:
+                result = function(*operands)
+            recorder.recording.result = recorder.marked(result)
+        except (ReadsNumber, NewSize) as error:
+            raise Unrecordable(f"it depends on numbers, in {error.func}") from error
+        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            text = str(error).splitlines() or [type(error).__name__]
+            raise Unrecordable(f"it can't run on types alone: {text[0]}") from error
+    return recorder.recording
+
+
+def form_of_call(target: Any, node_args: Any) -> Hashable | None:
+    """Return what calls with equal recordings have in common, or None when it can't be told.
+
+    Args:
+        target: What is called.
+        node_args: Its operands, nested, with nodes.
+    """
+    leaves, spec = pytree.tree_flatten(node_args)
+    nodes: dict[fx.Node, int] = {}
+    parts: list[Hashable] = []
+    for leaf in leaves:
+        if isinstance(leaf, fx.Node):
+            position = nodes.setdefault(leaf, len(nodes))
+            parts.append((position, _hashable_type(type_of(leaf))))
+        else:
+            parts.append((type(leaf), leaf.hex() if isinstance(leaf, float) else leaf))
+    key = (target, str(spec), tuple(parts))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _hashable_type(known: Any) -> Hashable:
+    if isinstance(known, TensorType):
+        return replace(known, requires_grad=False)
+    return (type(known), str(known))
+
+
+def replay(
+    edit: EditSession,
+    recording: Recording,
+    operands: Sequence[fx.Node],
+    before: fx.Node,
+) -> Any:
+    """Insert a recording's operators, and return its result as nodes and constants.
+
+    Operators without effect whose result nobody takes are left out.
+
+    Args:
+        edit: The session.
+        recording: What to insert.
+        operands: A node for each operand of the recording.
+        before: Where to insert.
+    """
+    made: list[fx.Node] = []
+    fields: dict[Value, fx.Node] = {}
+    follows = any(_requires_grad(operand) for operand in operands)
+
+    def node_of(value: Any) -> Any:
+        if isinstance(value, Constant):
+            return edit.add_attribute("_constant", value.tensor.detach().clone(), before=before)
+        if value.step is None:
+            return operands[value.index]
+        if value.index is None:
+            return made[value.step]
+        if value not in fields:
+            parent = made[value.step]
+            fields[value] = edit.call(operator.getitem, parent, value.index, before=before)
+            set_type(fields[value], type_of(parent)[value.index])
+        return fields[value]
+
+    def nodes_in(value: Any) -> Any:
+        return pytree.tree_map_only((Value, Constant), node_of, value)
+
+    for step in recording.steps:
+        node = edit.call(
+            step.overload, *nodes_in(step.args), before=before, **nodes_in(step.kwargs)
+        )
+        set_type(node, _followed(step.result_type) if follows else step.result_type)
+        made.append(node)
+    result = nodes_in(recording.result)
+    _drop_unused(edit, [*made, *fields.values()], result)
+    return result
+
+
+def _drop_unused(edit: EditSession, made: list[fx.Node], result: Any) -> None:
+    kept = {leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, fx.Node)}
+    for node in sorted(made, key=lambda n: n._sort_key, reverse=True):
+        if not node.users and node not in kept and effects_of(node).is_pure:
+            edit.erase(node)
+
+
+def _requires_grad(node: fx.Node) -> bool:
+    known = type_of(node)
+    return isinstance(known, TensorType) and known.requires_grad
+
+
+def _followed(known: Any) -> Any:
+    """Return a type as it is where autograd follows what it is made from."""
+
+    def follow(leaf: Any) -> Any:
+        is_tensor = isinstance(leaf, TensorType)
+        differentiable = is_tensor and (leaf.dtype.is_floating_point or leaf.dtype.is_complex)
+        return replace(leaf, requires_grad=True) if differentiable else leaf
+
+    return pytree.tree_map(follow, known, is_leaf=lambda leaf: isinstance(leaf, TensorType))
+
+
+def short_name(overload: Any) -> str:
+    """Return a name for a node that calls an overload: `add` for `aten.add.Tensor`."""
+    return str(overload._schema.name).partition("::")[2]

@@ -2,55 +2,105 @@
 
 from __future__ import annotations
 
-import json
+import functools
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import fx
+
 from fxkit.errors import UnsupportedError
 from fxkit.view import dot, svg
+from fxkit.view.colouring import COLUMNS, Colouring, Columns, check_column, colouring
+from fxkit.view.graph_data import as_json, graph_data
 from fxkit.view.hierarchy import Group, Hierarchy
-from fxkit.view.page import escape, fragment_page, notebook_bundle
+from fxkit.view.neighbourhood import around, between, needed_by, used_from
+from fxkit.view.page import fragment_page, notebook_bundle, write_file
+from fxkit.view.profile_result import Profile
 from fxkit.view.scene import Scene, build_scene
+from fxkit.view.showing import show
 from fxkit.view.subject import graph_module_of
-from fxkit.view.text_table import plural, quantity
-
-VERSION = 1
-"""Version of the dictionaries that `GraphView.to_dict` returns."""
-
-COLOURINGS = ("family", "flops", "bytes", "dtype")
-"""What `draw(color_by=...)` takes besides a mapping from node names to numbers."""
+from fxkit.view.text_table import plural
+from fxkit.view.viewer import viewer_html
 
 
 @dataclass(frozen=True, repr=False)
 class GraphView:
-    """What `draw` returns: save it, or let a notebook show it.
+    """What `draw` returns: save it, look closer, or let a notebook show it.
 
     Attributes:
         title: Name of what is drawn.
-        scene: Boxes, frames and lines with their coordinates.
         nodes: Number of nodes in the graph, those in closed and folded modules included.
-        hierarchy: The groups that the drawing was made from.
-        colouring: Steps of colour and notes of boxes, and the legend, where a number colours.
-        engine: `builtin` or `dot`: what places the boxes in SVG and HTML.
+        hierarchy: The groups that the drawing is made from.
+        opened: The groups whose insides are shown.
+        columns: What is known of nodes beside the graph: times, errors, regions.
+        column: The column of the data that colours.
+        engine: `builtin` or `dot`: what places the boxes in SVG.
     """
 
     title: str
-    scene: Scene
     nodes: int
     hierarchy: Hierarchy
-    colouring: Colouring
+    opened: frozenset[Group]
+    columns: Columns
+    column: str
     engine: str
 
+    @functools.cached_property
+    def scene(self) -> Scene:
+        """Boxes, frames and lines with their coordinates."""
+        return build_scene(self.hierarchy, set(self.opened))
+
+    @functools.cached_property
+    def colouring(self) -> Colouring:
+        """Steps of colour and notes of boxes, and the legend, where not the family colours."""
+        return colouring(self.hierarchy, self.scene, self.column, self.columns)
+
     def __str__(self) -> str:
-        shown = plural(len(self.scene.boxes), "box")
-        return (
-            f"{self.title}: {plural(self.nodes, 'node')}, drawn as {shown.replace('boxs', 'boxes')}"
-        )
+        shown = len(self.hierarchy.nodes)
+        part = "" if shown == self.nodes else f"{shown:,} of "
+        boxes = plural(_boxes(self.opened), "box").replace("boxs", "boxes")
+        return f"{self.title}: {part}{plural(self.nodes, 'node')}, drawn as {boxes}"
 
     __repr__ = __str__
+
+    def around(self, node: fx.Node | str, radius: int = 2) -> GraphView:
+        """Draw what lies within `radius` steps of a node, along and against the flow of values."""
+        return self._part(around(self.hierarchy, node, radius), f"around {_name(node)}")
+
+    def path(self, first: fx.Node | str, last: fx.Node | str) -> GraphView:
+        """Draw all nodes on the ways from one node to another.
+
+        Raises:
+            UnsupportedError: There is no way from the first to the last, or no such node.
+        """
+        found = between(self.hierarchy, first, last)
+        if not found:
+            raise UnsupportedError(
+                f"expected a way from %{_name(first)} to %{_name(last)}, got none",
+                hint="values flow from the first to the last: try them the other way round",
+            )
+        return self._part(found, f"from {_name(first)} to {_name(last)}")
+
+    def slice(self, node: fx.Node | str, *, forward: bool = False) -> GraphView:
+        """Draw all that a node's value depends on; with `forward` all that depends on it."""
+        if forward:
+            return self._part(used_from(self.hierarchy, node), f"all that uses {_name(node)}")
+        return self._part(needed_by(self.hierarchy, node), f"all that {_name(node)} needs")
+
+    def _part(self, nodes: set[fx.Node], words: str) -> GraphView:
+        hierarchy = Hierarchy(self.hierarchy.graph_module, fold=False, only=nodes)
+        return GraphView(
+            title=f"{self.title}, {words}",
+            nodes=self.nodes,
+            hierarchy=hierarchy,
+            opened=frozenset(_opened(hierarchy.root, None, 0)),
+            columns=self.columns,
+            column=self.column,
+            engine=self.engine,
+        )
 
     def svg(self) -> str:
         """Return the drawing as SVG text."""
@@ -67,36 +117,32 @@ class GraphView:
         )
 
     def html(self) -> str:
-        """Return one page with the drawing to move, zoom and search in; it needs no network."""
+        """Return one page with a viewer of the graph; it needs no network."""
         return fragment_page(self.title, self.html_fragment(), kind="fx-full")
 
     def html_fragment(self) -> str:
-        """Return the drawing with its controls as HTML without a page around it."""
-        return (
-            f'<div class="fx-viewer" tabindex="0" aria-label="{escape(str(self))}">'
-            f'<div class="fx-bar"><b>{escape(self.title)}</b>'
-            f'<span class="fx-muted">{plural(self.nodes, "node")}</span>'
-            '<input type="search" placeholder="search: name, operator, shape (regular expression)" '
-            'aria-label="search"><output></output>'
-            '<button data-do="fit" title="fit (0)">fit</button>'
-            '<button data-do="out" title="smaller (-)">−</button>'
-            '<button data-do="in" title="larger (+)">+</button></div>'
-            f'<div class="fx-canvas">{self.svg()}</div>'
-            '<div class="fx-info" aria-live="polite">point at a box to see what it is; '
-            "drag to move, wheel to zoom</div></div>"
-        )
+        """Return the viewer as HTML without a page around it."""
+        return viewer_html(self.to_dict(), str(self))
 
     def dot(self) -> str:
         """Return the drawing in the DOT language."""
         return dot.source(self.scene, self.title)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return boxes, frames and lines as plain values, with a `version` on top."""
-        return {"version": VERSION, "title": self.title, "nodes": self.nodes, **asdict(self.scene)}
+        """Return nodes, edges and modules as plain values: the schema of `graph_data`."""
+        return graph_data(
+            self.hierarchy,
+            self.opened,
+            title=self.title,
+            total=self.nodes,
+            colour=self.column,
+            numbers=self.columns.numbers,
+            texts=self.columns.texts,
+        )
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Return `to_dict()` as JSON."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
+        return as_json(self.to_dict(), indent=indent)
 
     def save(self, path: str | Path) -> Path:
         """Write the drawing to a file; the suffix tells how.
@@ -109,15 +155,16 @@ class GraphView:
             The path that was written.
 
         Raises:
-            UnsupportedError: The suffix is unknown, or needs a program that isn't there.
+            UnsupportedError: The suffix is unknown, needs a program that isn't there, or the path
+                can't be written.
         """
         path = Path(path)
         kind = path.suffix.lower().removeprefix(".")
         writers = {"svg": self.svg, "html": self.html, "dot": self.dot, "json": self.to_json}
         if kind in writers:
-            path.write_text(writers[kind](), encoding="utf-8")
+            write_file(path, writers[kind]().encode())
         elif kind in ("png", "pdf"):
-            path.write_bytes(dot.render_or_raise(self.dot(), kind))
+            write_file(path, dot.render_or_raise(self.dot(), kind))
         else:
             raise UnsupportedError(
                 f"expected a path that ends in .svg, .html, .dot, .json, .png or .pdf, "
@@ -126,23 +173,16 @@ class GraphView:
             )
         return path
 
+    def show(self) -> None:
+        """Show the drawing: below the cell in a notebook, in a browser elsewhere.
+
+        Raises:
+            UnsupportedError: There is neither a notebook nor a browser.
+        """
+        show(self, self.html)
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return notebook_bundle(str(self), self.html(), 640, svg=self.svg())
-
-
-@dataclass(frozen=True)
-class Colouring:
-    """How boxes are coloured where a number colours them.
-
-    Attributes:
-        levels: For each box its step from 0 to 4; None for colours by family.
-        notes: For each box the number as text.
-        legend: Colour class and words of each step; None for the families.
-    """
-
-    levels: Mapping[str, int] | None = None
-    notes: Mapping[str, str] | None = None
-    legend: tuple[tuple[str, str], ...] | None = None
 
 
 def draw(
@@ -152,6 +192,9 @@ def draw(
     color_by: str | Mapping[str, float] | None = None,
     engine: str = "auto",
     max_nodes: int = 160,
+    profile: Profile | None = None,
+    regions: Iterable[Any] | None = None,
+    errors: Mapping[str, float] | None = None,
 ) -> GraphView:
     """Draw a graph in layers, from inputs at the top to outputs at the bottom.
 
@@ -163,15 +206,40 @@ def draw(
             where the nodes carry them.
         depth: How many levels of modules are opened. `"auto"` opens as many as `max_nodes` allows;
             None opens all and folds none.
-        color_by: `"family"` (what kind of operator), `"flops"`, `"bytes"`, `"dtype"`, or a number
-            for each node name, such as seconds.
+        color_by: `"family"` (what kind of operator), `"time"`, `"flops"`, `"bytes"`, `"dtype"`,
+            `"effect"`, `"region"`, `"error"`, or a number for each node name. An HTML page can
+            change between all that is known.
         engine: `"builtin"` places boxes here; `"dot"` asks the `dot` program, and falls back
             when it is missing or takes too long; `"auto"` is `"builtin"`.
         max_nodes: How many boxes `depth="auto"` shows.
+        profile: What `fxkit.profile` measured of this graph, to colour by time.
+        regions: The regions of a compiled module, to colour by them.
+        errors: For node names their error against a reference.
 
     Raises:
         UnsupportedError: An argument has a value that it can't have.
     """
+    _check(engine, depth)
+    gm = graph_module_of(gm)
+    columns = _columns(color_by, profile, regions, errors)
+    if isinstance(color_by, Mapping):
+        column = "value"
+    else:
+        check_column(color_by or "family", columns)
+        column = COLUMNS[color_by or "family"]
+    hierarchy = Hierarchy(gm, fold=depth is not None)
+    return GraphView(
+        title=type(gm).__name__ if type(gm).__name__ != "GraphModule" else "graph",
+        nodes=len(hierarchy.nodes),
+        hierarchy=hierarchy,
+        opened=frozenset(_opened(hierarchy.root, depth, max_nodes)),
+        columns=columns,
+        column=column,
+        engine="dot" if engine == "dot" else "builtin",
+    )
+
+
+def _check(engine: str, depth: int | str | None) -> None:
     if engine not in ("auto", "builtin", "dot"):
         raise UnsupportedError(
             f"expected engine to be 'auto', 'builtin' or 'dot', got {engine!r}",
@@ -182,18 +250,27 @@ def draw(
             f"expected depth to be 'auto', None or a count of levels, got {depth!r}",
             hint="depth=1 opens the outermost modules",
         )
-    gm = graph_module_of(gm)
-    hierarchy = Hierarchy(gm, fold=depth is not None)
-    opened = _opened(hierarchy.root, depth, max_nodes)
-    scene = build_scene(hierarchy, opened)
-    return GraphView(
-        title=type(gm).__name__ if type(gm).__name__ != "GraphModule" else "graph",
-        scene=scene,
-        nodes=len(hierarchy.nodes),
-        hierarchy=hierarchy,
-        colouring=_colouring(hierarchy, scene, color_by),
-        engine="dot" if engine == "dot" else "builtin",
-    )
+
+
+def _columns(
+    color_by: str | Mapping[str, float] | None,
+    profile: Profile | None,
+    regions: Iterable[Any] | None,
+    errors: Mapping[str, float] | None,
+) -> Columns:
+    numbers: dict[str, Mapping[str, float]] = {}
+    texts: dict[str, Mapping[str, str]] = {}
+    if isinstance(color_by, Mapping):
+        numbers["value"] = {name: float(value) for name, value in color_by.items()}
+    if profile is not None:
+        times = {row.name: row.seconds for row in profile.rows if row.seconds is not None}
+        numbers["seconds"] = times
+    if errors is not None:
+        numbers["error"] = dict(errors)
+    if regions is not None:
+        fused = [region for region in regions if region.kernel is not None]
+        texts["region"] = {name: region.name for region in fused for name in region.nodes}
+    return Columns(numbers, texts)
 
 
 def _opened(root: Group, depth: int | str | None, max_nodes: int) -> set[Group]:
@@ -219,48 +296,12 @@ def _inner(group: Group) -> list[Group]:
     return [item for item in group.items if isinstance(item, Group) and item.only is None]
 
 
-def _colouring(
-    hierarchy: Hierarchy, scene: Scene, color_by: str | Mapping[str, float] | None
-) -> Colouring:
-    if color_by is None or color_by == "family":
-        return Colouring()
-    if isinstance(color_by, Mapping):
-        return _by_number(scene, {name: float(value) for name, value in color_by.items()}, "")
-    if color_by == "dtype":
-        return _by_dtype(scene)
-    if color_by not in COLOURINGS:
-        raise UnsupportedError(
-            f"expected color_by to be one of {', '.join(COLOURINGS)} or a mapping from node names "
-            f"to numbers, got {color_by!r}",
-            hint="leave it out to colour by the family of the operator",
-        )
-    from fxkit.analysis.cost import cost_of
-
-    costs = {node.name: getattr(cost_of(node), color_by) for node in hierarchy.nodes}
-    known = {name: float(cost) for name, cost in costs.items() if cost is not None}
-    return _by_number(scene, known, "FLOP" if color_by == "flops" else "B")
+def _boxes(opened: frozenset[Group]) -> int:
+    """Count the boxes of a drawing: what lies in open groups and is no open group."""
+    return sum(
+        not (isinstance(item, Group) and item in opened) for group in opened for item in group.items
+    )
 
 
-def _by_number(scene: Scene, values: Mapping[str, float], unit: str) -> Colouring:
-    most = max(values.values(), default=0.0) or 1.0
-    levels = {name: min(4, int(5 * max(value, 0.0) / most)) for name, value in values.items()}
-    notes = {name: quantity(value, unit) for name, value in values.items()}
-    words = [f"≤ {quantity(most * (i + 1) / 5, unit)}" for i in range(5)]
-    legend = [(f"fx-r-{i}", text) for i, text in enumerate(words)]
-    if any(box.name not in levels for box in scene.boxes):
-        legend.append(("fx-c-layout", "not known, or several nodes"))
-    return Colouring(levels, notes, tuple(legend))
-
-
-def _by_dtype(scene: Scene) -> Colouring:
-    kinds = sorted({_dtype(box.detail) for box in scene.boxes} - {""})
-    levels = {
-        box.name: kinds.index(_dtype(box.detail)) % 5 for box in scene.boxes if _dtype(box.detail)
-    }
-    legend = [(f"fx-r-{i % 5}", kind) for i, kind in enumerate(kinds)]
-    return Colouring(levels, None, tuple(legend))
-
-
-def _dtype(detail: str) -> str:
-    head = detail.partition("[")[0]
-    return head if head and head.isalnum() and "[" in detail else ""
+def _name(node: fx.Node | str) -> str:
+    return node if isinstance(node, str) else node.name

@@ -6,14 +6,15 @@ Linear in nodes and edges, but for the heap that breaks ties between groups that
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 from torch import fx
 
 Keys = Mapping[fx.Node, Hashable]
+Users = Mapping[fx.Node, Sequence[fx.Node]]
 
 
-def acyclic_groups(nodes: list[fx.Node], keys: Keys) -> list[list[fx.Node]]:
+def acyclic_groups(nodes: list[fx.Node], keys: Keys, users: Users) -> list[list[fx.Node]]:
     """Group nodes by key and order the groups; groups that lie on a cycle are split into runs."""
     runs = _runs(nodes, keys)
     if len(runs) == len(set(keys.values())):
@@ -21,7 +22,7 @@ def acyclic_groups(nodes: list[fx.Node], keys: Keys) -> list[list[fx.Node]]:
     members: dict[Hashable, list[fx.Node]] = {}
     for node in nodes:
         members.setdefault(keys[node], []).append(node)
-    component = _components(members, keys)
+    component = _components(members, keys, users)
     tangled = {key for key in members if component[key][1] > 1}
     position = {node: i for i, node in enumerate(nodes)}
     groups = [m for key, m in members.items() if key not in tangled]
@@ -31,7 +32,7 @@ def acyclic_groups(nodes: list[fx.Node], keys: Keys) -> list[list[fx.Node]]:
             by_component.setdefault(component[keys[node]][0], []).append(node)
     for part in by_component.values():
         groups.extend(_runs(part, keys))
-    return _topological(groups, position)
+    return _topological(groups, position, users)
 
 
 def _runs(nodes: list[fx.Node], keys: Keys) -> list[list[fx.Node]]:
@@ -47,14 +48,14 @@ def _runs(nodes: list[fx.Node], keys: Keys) -> list[list[fx.Node]]:
 
 
 def _components(
-    members: dict[Hashable, list[fx.Node]], keys: Keys
+    members: dict[Hashable, list[fx.Node]], keys: Keys, users: Users
 ) -> dict[Hashable, tuple[int, int]]:
     """Map each key to its strongly connected component and that component's size."""
     successors: dict[Hashable, list[Hashable]] = {}
     for key, nodes in members.items():
         targets: dict[Hashable, None] = {}
         for node in nodes:
-            for user in node.users:
+            for user in users[node]:
                 if user in keys and keys[user] != key:
                     targets[keys[user]] = None
         successors[key] = list(targets)
@@ -96,14 +97,16 @@ def _tarjan(successors: dict[Hashable, list[Hashable]]) -> dict[Hashable, tuple[
     return result
 
 
-def _topological(groups: list[list[fx.Node]], position: dict[fx.Node, int]) -> list[list[fx.Node]]:
+def _topological(
+    groups: list[list[fx.Node]], position: dict[fx.Node, int], users: Users
+) -> list[list[fx.Node]]:
     """Order groups so that each comes after what it reads; ties go to the earlier first node."""
     owner = {node: i for i, group in enumerate(groups) for node in group}
     followers: list[set[int]] = [set() for _ in groups]
     waiting = [0] * len(groups)
     for i, group in enumerate(groups):
         for node in group:
-            followers[i].update(owner[u] for u in node.users if owner.get(u, i) != i)
+            followers[i].update(owner[u] for u in users[node] if owner.get(u, i) != i)
     for targets in followers:
         for target in targets:
             waiting[target] += 1

@@ -8,7 +8,7 @@ groups: it is split into as many groups as it takes. Constants (`get_attr`) belo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -106,13 +106,26 @@ class Hierarchy:
     Args:
         gm: The graph module.
         fold: Whether like siblings that follow each other are folded into one.
+        only: The nodes to show; all when left out.
+
+    Attributes:
+        graph_module: The graph module.
+        nodes: The nodes that are shown, in the order they run.
+        operands: The nodes that each of them reads.
+        users: The nodes that read each of them.
+        labels: The words of each of them.
+        root: The outermost group.
     """
 
-    def __init__(self, gm: fx.GraphModule, *, fold: bool = True) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, *, fold: bool = True, only: Collection[fx.Node] | None = None
+    ) -> None:
         self.graph_module = gm
         self.fold = fold
-        self.nodes = [node for node in gm.graph.nodes if is_shown(node)]
-        self._position = {node: index for index, node in enumerate(self.nodes)}
+        self.nodes = [
+            node for node in gm.graph.nodes if is_shown(node) and (only is None or node in only)
+        ]
+        self.operands, self.users = _edges(self.nodes)
         self._stacks = {node: _stack_of(node) for node in self.nodes}
         self._sizes = _constant_sizes(gm)
         self._signatures: dict[Group, int] = {}
@@ -150,7 +163,7 @@ class Hierarchy:
         for node in nodes:
             stack = self._stacks[node]
             keys[node] = stack[depth] if depth < len(stack) else node
-        runs = acyclic_groups(nodes, keys)
+        runs = acyclic_groups(nodes, keys, self.users)
         drafts = []
         for run in runs:
             key = keys[run[0]]
@@ -198,11 +211,7 @@ class Hierarchy:
         described: list[object] = []
         for node in nodes:
             label = self.labels[node]
-            inner = tuple(
-                index.get(operand, -1)
-                for operand in node.all_input_nodes
-                if operand.op != "get_attr"
-            )
+            inner = tuple(index.get(operand, -1) for operand in self.operands[node])
             names = tuple(name for name, _ in self._relative_stack(node, depth))
             described.append((*_work(label, node.target), label.type, inner, names))
         return (len(items), tuple(described))
@@ -224,6 +233,20 @@ def _work(label: Label, target: object) -> tuple[object, object]:
     if label.family == "kernel" and kernel is not None:
         return kernel, None
     return label.operator, label.constants
+
+
+_Edges = dict[fx.Node, list[fx.Node]]
+
+
+def _edges(nodes: list[fx.Node]) -> tuple[_Edges, _Edges]:
+    """Return operands and users of nodes, among these nodes."""
+    users: _Edges = {node: [] for node in nodes}
+    operands: _Edges = {}
+    for node in nodes:
+        operands[node] = [operand for operand in node.all_input_nodes if operand in users]
+        for operand in operands[node]:
+            users[operand].append(node)
+    return operands, users
 
 
 def is_shown(node: fx.Node) -> bool:

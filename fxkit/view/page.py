@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import functools
 from importlib import resources
+from pathlib import Path
 
+from fxkit.errors import UnsupportedError
 from fxkit.view.svg import escape
 from fxkit.view.theme import variables
 
-__all__ = ["escape", "fragment_page", "notebook_bundle", "script", "styles"]
+__all__ = [
+    "escape",
+    "fragment_page",
+    "notebook_bundle",
+    "script",
+    "styles",
+    "viewer_script",
+    "write_file",
+]
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -21,8 +31,14 @@ def styles() -> str:
 
 @functools.cache
 def script() -> str:
-    """Return the script that makes drawings move and tables sort."""
+    """Return the script that makes tables sort and pages change between light and dark."""
     return _asset("page.js")
+
+
+@functools.cache
+def viewer_script() -> str:
+    """Return the script of the viewer of graphs."""
+    return "".join(_asset(name) for name in ("layout.js", "scene.js", "viewer.js"))
 
 
 def fragment_page(title: str, body: str, *, kind: str = "fx-page") -> str:
@@ -33,12 +49,14 @@ def fragment_page(title: str, body: str, *, kind: str = "fx-page") -> str:
         body: HTML that is already escaped.
         kind: Class of the body, which tells a report from a full-window drawing.
     """
+    scripts = f"<script>{viewer_script()}</script>" if 'class="fx-data"' in body else ""
+    scripts += f"<script>{script()}</script>"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>{styles()}</style></head>"
-        f'<body class="{kind}">{body}<script>{script()}</script></body></html>\n'
+        f'<body class="{kind}">{body}{scripts}</body></html>\n'
     )
 
 
@@ -58,6 +76,28 @@ def notebook_bundle(text: str, page: str, height: int = 480, **others: str) -> d
     if "svg" in others:
         bundle["image/svg+xml"] = others["svg"]
     return bundle
+
+
+def write_file(path: str | Path, content: str | bytes) -> Path:
+    """Write a file.
+
+    Returns:
+        The path.
+
+    Raises:
+        UnsupportedError: The path can't be written; the message says why.
+    """
+    path = Path(path)
+    encoded = content.encode("utf-8", "replace") if isinstance(content, str) else content
+    try:
+        path.write_bytes(encoded)
+    except OSError as error:
+        raise UnsupportedError(
+            f"expected a path that can be written, got {str(path)!r}: "
+            f"{(error.strerror or str(error)).lower()}",
+            hint="choose a path in a folder that exists and is yours",
+        ) from error
+    return path
 
 
 def _asset(name: str) -> str:

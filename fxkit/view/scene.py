@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from torch import fx
 
-from fxkit.view.hierarchy import Group, Hierarchy, Leaf, is_shown
+from fxkit.view.hierarchy import Group, Hierarchy, Leaf
 from fxkit.view.labels import clip, columns, one_line
 from fxkit.view.layout import Link, Placement, Point, place
 from fxkit.view.text_table import quantity
@@ -164,7 +164,7 @@ def build_scene(hierarchy: Hierarchy, opened: set[Group]) -> Scene:
         opened: The groups whose insides are shown; a group in a closed one is not looked at.
     """
     scene = Scene()
-    level = _Level(hierarchy.root, opened)
+    level = _Level(hierarchy, hierarchy.root, opened)
     level.emit(scene, _MARGIN, _MARGIN, 0, -1)
     scene.width = level.width + 2 * _MARGIN
     scene.height = level.height + 2 * _MARGIN
@@ -181,9 +181,10 @@ class _Level:
         outputs: For each value that is read outside where it leaves, from the left.
     """
 
-    def __init__(self, group: Group, opened: set[Group]) -> None:
+    def __init__(self, hierarchy: Hierarchy, group: Group, opened: set[Group]) -> None:
         self.group = group
-        self._items = [_item(item, opened) for item in group.items]
+        self._hierarchy = hierarchy
+        self._items = [_item(hierarchy, item, opened) for item in group.items]
         self._values: list[fx.Node] = []
         links, top, bottom = self._connect()
         sizes = [(4.0, 0.0)] * len(top)
@@ -213,17 +214,17 @@ class _Level:
                     owner[node] = index
                     stand_in[node] = shown
         wanted: dict[tuple[fx.Node, int, fx.Node], None] = {}
+        operands, users = self._hierarchy.operands, self._hierarchy.users
         top: dict[fx.Node, int] = {}
         bottom: dict[fx.Node, int] = {}
         for node, index in owner.items():
-            for value, port in zip(_operands(node), _operands(stand_in[node]), strict=False):
+            for value, port in zip(operands[node], operands[stand_in[node]], strict=False):
                 if owner.get(value) == index:
                     continue
                 if value not in owner:
                     top.setdefault(value, len(top))
                 wanted[value, index, port] = None
-            outside = (user not in owner and user.op != "get_attr" for user in node.users)
-            if self.group.path and any(outside):
+            if self.group.path and any(user not in owner for user in users[node]):
                 bottom.setdefault(node, len(bottom))
         links: dict[Link, fx.Node] = {}
         for value, index, port in wanted:
@@ -289,7 +290,7 @@ class _Level:
 class _LeafItem:
     """A node, or a module that is drawn as one box."""
 
-    def __init__(self, item: Leaf | Group) -> None:
+    def __init__(self, hierarchy: Hierarchy, item: Leaf | Group) -> None:
         self.leaf = item.only if isinstance(item, Group) else item
         self.group = item if isinstance(item, Group) else None
         self.members = _members(item)
@@ -300,7 +301,9 @@ class _LeafItem:
         longest = max(first * CHARACTER, columns(self.detail) * SMALL_CHARACTER)
         self.width = max(longest + 2 * _BOX_PAD, 56.0)
         self.height = 40.0 if self.detail else 28.0
-        outside = [node for node in self.nodes if any(u not in set(self.nodes) for u in node.users)]
+        inside = set(self.nodes)
+        users = hierarchy.users
+        outside = [node for node in self.nodes if any(u not in inside for u in users[node])]
         step = min(26.0, (self.width - 24) / max(len(outside), 1))
         self._exits = {node: (i - (len(outside) - 1) / 2) * step for i, node in enumerate(outside)}
 
@@ -353,9 +356,9 @@ class _LeafItem:
 class _FrameItem:
     """A module that is opened."""
 
-    def __init__(self, group: Group, opened: set[Group]) -> None:
+    def __init__(self, hierarchy: Hierarchy, group: Group, opened: set[Group]) -> None:
         self.group = group
-        self.level = _Level(group, opened)
+        self.level = _Level(hierarchy, group, opened)
         self.members = _members(group)
         self.nodes = self.members[0]
         title = columns(clip(group.title, _NAME_LENGTH)) + columns(group.kind) + 3
@@ -420,10 +423,10 @@ class _FrameItem:
 _Item = _LeafItem | _FrameItem
 
 
-def _item(item: Leaf | Group, opened: set[Group]) -> _Item:
+def _item(hierarchy: Hierarchy, item: Leaf | Group, opened: set[Group]) -> _Item:
     if isinstance(item, Group) and item in opened and item.only is None:
-        return _FrameItem(item, opened)
-    return _LeafItem(item)
+        return _FrameItem(hierarchy, item, opened)
+    return _LeafItem(hierarchy, item)
 
 
 def _members(item: Leaf | Group) -> list[list[fx.Node]]:
@@ -441,10 +444,6 @@ def _nodes(group: Group) -> Iterator[fx.Node]:
             continue
         for member in (item, *(item.fold.members if item.fold else ())):
             yield from _nodes(member)
-
-
-def _operands(node: fx.Node) -> list[fx.Node]:
-    return [operand for operand in node.all_input_nodes if is_shown(operand)]
 
 
 def _words(item: Leaf | Group) -> tuple[str, str, str]:

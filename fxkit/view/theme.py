@@ -83,7 +83,10 @@ def _declarations(colours: Mapping[str, str], offset: int) -> str:
         f"--{name}-fill:{values[offset]};--{name}-ink:{values[offset + 1]};"
         for name, values in FAMILY_COLOURS.items()
     )
-    return plain + families
+    ramp = "".join(
+        f"--ramp-{i}:{colour};" for i, colour in enumerate(RAMP_DARK if offset else RAMP_LIGHT)
+    )
+    return plain + families + ramp
 
 
 _SHAPES = (

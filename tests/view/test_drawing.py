@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import webbrowser
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable
@@ -154,7 +155,7 @@ def test_labels_are_escaped_everywhere() -> None:
     view = draw(models.hostile())
     assert "<b>" not in view.svg()
     page = view.html()
-    assert page.count("</script>") == 1
+    assert page.count("</script>") == 3
     assert "<b>&quot;" not in page
     source = view.dot()
     assert "</script>" in source
@@ -168,8 +169,8 @@ def test_formats_are_written(name: str, tmp_path: Path) -> None:
         path = view.save(tmp_path / f"graph.{kind}")
         assert path.read_text(encoding="utf-8").strip()
     values = json.loads((tmp_path / "graph.json").read_text())
-    assert values["version"] == 1
-    assert len(values["boxes"]) == len(view.scene.boxes)
+    assert (values["schema"], values["version"]) == ("fxkit.graph", 2)
+    assert len(values["columns"]["name"]) == len(view.hierarchy.nodes)
 
 
 def test_pictures_need_the_dot_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +233,84 @@ def test_colour_by_numbers_and_cost() -> None:
     legend = draw(gm, color_by="dtype").colouring.legend
     assert legend is not None
     assert [words for _, words in legend] == ["f32", "i64"]
+
+
+def test_what_colours_has_to_be_given() -> None:
+    for column, wanted in (("time", "profile"), ("region", "regions"), ("error", "errors")):
+        with pytest.raises(UnsupportedError, match=f"pass {wanted}="):
+            draw(models.stack(1), color_by=column)
+    gm = models.stack(1)
+    levels = draw(gm, color_by="error", errors={"gelu": 1.0, "add": 0.1}).colouring.levels
+    assert levels == {"gelu": 4, "add": 0}
+    effects = draw(gm, color_by="effect").colouring.legend
+    assert effects is not None
+    assert [words for _, words in effects] == ["alias", "pure"]
+
+
+def names(view: GraphView) -> set[str]:
+    return {node.name for node in view.hierarchy.nodes}
+
+
+def test_a_look_around_a_node() -> None:
+    view = draw(models.stack(2))
+    near = view.around("softmax", 1)
+    assert names(near) == {"add", "softmax", "matmul_1"}
+    assert "3 of 31 nodes" in str(near)
+    assert names(view.around("softmax", 0)) == {"softmax"}
+    assert names(view.around("softmax", 99)) == names(view)
+    ET.fromstring(near.svg())
+
+
+def test_the_paths_between_two_nodes() -> None:
+    view = draw(models.stack(1))
+    assert names(view.path("mask", "softmax")) == {"mask", "add", "softmax"}
+    assert {"layers_0_query", "layers_0_key", "transpose"} <= names(
+        view.path("layers_0_norm", "softmax")
+    )
+    with pytest.raises(UnsupportedError, match="expected a way from %softmax to %mask, got none"):
+        view.path("softmax", "mask")
+    with pytest.raises(UnsupportedError, match="did you mean softmax"):
+        view.path("mask", "softmaxx")
+
+
+def test_what_a_node_needs_and_who_needs_it() -> None:
+    view = draw(models.stack(2))
+    before, after = view.slice("softmax_1"), view.slice("softmax_1", forward=True)
+    assert names(before) & names(after) == {"softmax_1"}
+    assert {"ids", "mask", "gelu"} <= names(before)
+    assert {"output", "gelu_1"} <= names(after)
+
+
+def test_a_path_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="no such file or directory"):
+        draw(models.stack(1)).save(tmp_path / "missing" / "graph.svg")
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(UnsupportedError, match="expected a path that can be written"):
+        draw(models.stack(1)).save(tmp_path / "folder.svg")
+
+
+def test_no_browser_and_no_notebook_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise webbrowser.Error("could not locate runnable browser")
+
+    monkeypatch.setattr(webbrowser, "get", none)
+    with pytest.raises(UnsupportedError, match=r"save\('graph.html'\)"):
+        draw(models.stack(1)).show()
+
+
+def test_a_browser_is_shown_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Browser:
+        opened: str = ""
+
+        def open(self, address: str) -> None:
+            self.opened = address
+
+    browser = Browser()
+    monkeypatch.setattr(webbrowser, "get", lambda: browser)
+    draw(models.stack(1)).show()
+    path = Path(browser.opened.removeprefix("file://"))
+    assert "fx-viewer" in path.read_text()
+    path.unlink()
 
 
 def test_drawing_is_deterministic() -> None:

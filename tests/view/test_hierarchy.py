@@ -29,7 +29,7 @@ def test_groups_of_random_keys_form_no_cycle(seed: int) -> None:
     nodes = list(models.random_graph(60, seed=seed).graph.nodes)
     generator = random.Random(seed)
     keys = {node: generator.randrange(6) for node in nodes}
-    groups = acyclic_groups(nodes, keys)
+    groups = acyclic_groups(nodes, keys, {n: list(n.users) for n in nodes})
     assert sorted(n.name for g in groups for n in g) == sorted(n.name for n in nodes)
     assert all(len({keys[n] for n in group}) == 1 for group in groups)
     assert is_acyclic(groups)
@@ -40,7 +40,8 @@ def test_nodes_of_one_module_that_others_come_between_stay_one_group() -> None:
     x = graph.placeholder("x")
     nodes = [graph.call_function(torch.sin, (x,)) for _ in range(4)]
     keys = {node: i % 2 for i, node in enumerate(nodes)}
-    assert acyclic_groups(nodes, keys) == [[nodes[0], nodes[2]], [nodes[1], nodes[3]]]
+    users = {node: list(node.users) for node in nodes}
+    assert acyclic_groups(nodes, keys, users) == [[nodes[0], nodes[2]], [nodes[1], nodes[3]]]
 
 
 def test_shared_parameters_are_counted_once() -> None:

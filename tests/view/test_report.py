@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,6 +15,7 @@ import torch
 from fxkit.view import Report, diff, draw, profile, tree
 from fxkit.view.highlighting import highlight
 from tests.view import models
+from tests.view.browser import drive, needs_chromium
 
 VOID = {"meta", "input", "br", "link", "img"}
 
@@ -161,53 +160,33 @@ def test_highlighting_marks_and_escapes() -> None:
 
 
 DRIVER = """
-<script>
-window.addEventListener("load", () => {
-  const viewer = document.querySelector(".fx-viewer"), svg = viewer.querySelector("svg");
-  const before = svg.getAttribute("viewBox");
+  const viewer = document.querySelector(".fx-viewer");
+  const before = JSON.stringify(viewer.fxViewer.state().camera);
   viewer.querySelector("[data-do=in]").click();
+  const moved = JSON.stringify(viewer.fxViewer.state().camera) !== before;
   const input = viewer.querySelector("input");
   input.value = "GEL[UV]"; input.dispatchEvent(new Event("input"));
   document.querySelector("[data-theme-switch]").click();
   const head = document.querySelector(".fx-sortable th"); head.click();
-  document.title = JSON.stringify({
-    moved: before !== svg.getAttribute("viewBox"),
-    found: viewer.querySelector("output").textContent,
-    hits: viewer.querySelectorAll(".fx-hit").length,
-    lit: viewer.querySelectorAll(".fx-on").length > 0,
+  return {
+    moved, hits: viewer.fxViewer.state().hits,
     theme: document.documentElement.dataset.theme,
     sorted: head.getAttribute("aria-sort"),
     wide: document.documentElement.scrollWidth <= innerWidth,
-  });
-});
-</script></body>"""
+  };
+"""
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@needs_chromium
 def test_page_works_in_a_browser(tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    page.write_text(whole().html().replace("</body>", DRIVER))
-    done = subprocess.run(
-        [
-            "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
-            "--no-first-run", "--disable-background-networking", "--disable-component-update",
-            "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,900",
-            "--dump-dom", page.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )  # fmt: skip
-    title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
-    assert title is not None
-    assert '"moved":true' in title[1]
-    assert '"hits":1' in title[1]
-    assert '"found":"1 of 1"' in title[1]
-    assert '"lit":true' in title[1]
-    assert '"theme":"dark"' in title[1]
-    assert '"sorted":"descending"' in title[1]
-    assert '"wide":true' in title[1]
+    found = drive(whole().html(), DRIVER, tmp_path)
+    assert found == {
+        "moved": True,
+        "hits": ["gelu", "gelu_1"],
+        "theme": "dark",
+        "sorted": "descending",
+        "wide": True,
+    }
 
 
 def test_unsteady_profiles_claim_no_ratio() -> None:

@@ -4,6 +4,7 @@ fxkit.testing.prove(rule)                                    # a rule, on inputs
 fxkit.testing.lint_rules(rules)                              # rules that stand in one another's way
 fxkit.testing.assert_rewrites(rule, before, after)           # a rule, by example
 fxkit.testing.assert_equivalent(before, after, args)         # two programs
+fxkit.testing.minify(gm, args, bad)                          # a small program that is still bad
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch
 from torch import fx
 
 from fxkit.analysis.equivalence import Comparison, assert_equivalent, clone_inputs, compare
+from fxkit.analysis.reduction import Minified, minify
+from fxkit.analysis.reproducer import write_reproducer
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import NumericsError, RewriteError
 from fxkit.ir.printer import format_graph, format_value
@@ -34,12 +37,15 @@ from fxkit.tracing.symbolic import symbolic_trace
 __all__ = [
     "Comparison",
     "Finding",
+    "Minified",
     "assert_equivalent",
     "assert_rewrites",
     "compare",
     "lint_rules",
+    "minify",
     "pattern_module",
     "prove",
+    "write_reproducer",
 ]
 
 # Of a pattern that can be read in many ways, how many inputs for each at least.

@@ -14,7 +14,7 @@ from torch import fx
 
 from fxkit.analysis.flat_program import flat_program
 from fxkit.analysis.module_code import BARE_FUNCTION, PUT_FUNCTION, ModuleWriter
-from fxkit.analysis.tensor_data import TENSOR_FUNCTION
+from fxkit.analysis.tensor_data import PLAIN_TENSOR_FUNCTION, TENSOR_FUNCTION
 from fxkit.ir.printer import format_graph
 
 SCRIPT = "run.py"
@@ -152,14 +152,14 @@ class Script:
     def text(self, data_file: str | None) -> str:
         """Return the script; without a file name the tensors are written into it."""
         programs = [*self.writer.inner_builders(), *self._programs.values()]
-        uses_bare = any(", bare(" in program for program in programs)
+        is_plain = self.writer.data.layout() == "{}"
         parts = [
             "\n".join(self._head()),
             "\n".join(self._imports(data_file)),
             self._data(data_file),
-            TENSOR_FUNCTION,
-            PUT_FUNCTION,
-            BARE_FUNCTION if uses_bare else "",
+            PLAIN_TENSOR_FUNCTION if is_plain else TENSOR_FUNCTION,
+            PUT_FUNCTION if any(" put(" in program for program in programs) else "",
+            BARE_FUNCTION if any(", bare(" in program for program in programs) else "",
             *self.writer.functions.lines,
             *programs,
             "\n".join(self._main()),
@@ -173,7 +173,9 @@ class Script:
         return [f"# {line}".rstrip() for text in lines for line in text.splitlines() or [""]]
 
     def _imports(self, data_file: str | None) -> Iterable[str]:
-        modules = sorted({"functools", "sys", "torch", *self.writer.modules})
+        modules = sorted({"sys", "torch", *self.writer.modules})
+        if self.writer.data.layout() != "{}":
+            modules = sorted({"functools", *modules})
         yield "from __future__ import annotations"
         yield ""
         if data_file is None and "b64decode" in self.writer.data.literals():
@@ -201,8 +203,9 @@ class Script:
             f"DATA[{name!r}] = DATA[{name!r}].to({device!r})"
             for name, device in data.devices().items()
         )
-        lines.append("# name: (memory, dtype, size, stride, offset), where not as in DATA")
-        lines.append(f"LAYOUT = {data.layout()}")
+        if data.layout() != "{}":
+            lines.append("# name: (memory, dtype, size, stride, offset), where not as in DATA")
+            lines.append(f"LAYOUT = {data.layout()}")
         return "\n".join(lines)
 
     def _main(self) -> list[str]:

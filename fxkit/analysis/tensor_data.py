@@ -46,6 +46,13 @@ def tensor(name):
     return made.set_(DATA[memory].untyped_storage(), offset, size, stride)
 '''.strip()
 
+# The same where every tensor is all of its memory.
+PLAIN_TENSOR_FUNCTION = '''
+def tensor(name):
+    """Return the tensor of this name, always the same object."""
+    return DATA[name]
+'''.strip()
+
 
 @dataclass
 class _Memory:

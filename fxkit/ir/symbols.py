@@ -6,6 +6,7 @@ records must be compared, hashed and printed freely, so it holds a `Symbol`: the
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class Symbol:
     @property
     def is_data_dependent(self) -> bool:
         """Whether the numbers in a tensor decide it, such as how many `nonzero` finds."""
-        return any(str(s).startswith(("u", "zuf")) for s in self.expression.free_symbols)
+        return any(is_data_symbol(str(symbol)) for symbol in self.expression.free_symbols)
 
     def __str__(self) -> str:
         return str(self.expression).replace(" ", "")
@@ -80,6 +81,11 @@ class Symbol:
 
     __lt__ = __le__ = __gt__ = __ge__ = __index__ = __int__ = __float__ = __bool__ = _unknown
     __truediv__ = __floordiv__ = __mod__ = _unknown
+
+
+def is_data_symbol(name: str) -> bool:
+    """Tell whether a symbol of this name stands for what the data decide."""
+    return re.fullmatch(r"(u|zuf)\d+", name) is not None
 
 
 def read_number(value: Any) -> Any:

@@ -76,6 +76,7 @@ class Execution:
             verify(self.gm)
         if self.subject.args is not None:
             self._output_type = self.propagate()
+        self._recorder.begin()
         if self.manager.verify == "numerics":
             args, kwargs = self.subject.args, self.subject.kwargs
             if args is None:
@@ -262,8 +263,7 @@ class Execution:
 
     def _fail(self, error: Exception, current: Pass, place: str, mark: int) -> PassError:
         """Take a pass back, and return the error that says all about its failure."""
-        told = failure(error, self.session, place)
-        self._undo(mark)
+        told = failure(error, self.session, place, lambda: self._undo(mark))
         if self.manager.reproduce is not None:
             told.repro = reproduce(self.manager, self.subject, current, told)
         for instrument in self.manager.instruments:
@@ -272,8 +272,10 @@ class Execution:
         return told
 
     def _undo(self, mark: int) -> None:
+        """Take changes back, and the types that were recorded for them."""
         self.session.undo(mark)
-        self.checks.types_changed()
+        if self._is_checked and self.subject.args is not None:
+            self.propagate()
 
     def _tell(self, current: Pass, record: PassRecord) -> None:
         for instrument in self.manager.instruments:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,31 +19,44 @@ if TYPE_CHECKING:
 
 _AROUND = 3
 _INDENT = "\n         "
-_SOUND = (InvalidGraphError, NumericsError, PostconditionError)
 
 
-def failure(error: Exception, session: TrackedSession, place: str) -> PassError:
-    """Return the error that says all about a failed pass; the graph is still as it left it."""
+def failure(
+    error: Exception, session: TrackedSession, place: str, take_back: Callable[[], None]
+) -> PassError:
+    """Take a failed pass back, and return the error that says all about it.
+
+    Args:
+        error: What was raised, by the pass or by a check of what it left.
+        session: The session, still as the pass left it.
+        place: Where the pass stands in its list.
+        take_back: Takes its changes back.
+    """
     rule, nodes = session.current or (None, ())
-    details = {
-        "node": getattr(error, "node", None),
-        "source": getattr(error, "source", None),
-        "hint": getattr(error, "hint", None) or "the graph is as it was before this pass",
-    }
-    if isinstance(error, _SOUND):
-        kind, message = PostconditionError, error.message
-        details["node"] = _around_line(session.graph, details["node"])
-    else:
-        kind = type(error) if isinstance(error, PassError) else PassError
-        told = (
-            error.message if isinstance(error, FxkitError) else f"{type(error).__name__}: {error}"
-        )
-        is_whole = isinstance(error, PassError)
-        message = told if is_whole else f"expected {place.split(' ')[0]} to run, got {told}"
-        if nodes:
-            details["node"] = excerpt(session.graph, {node.name for node in nodes})
-            details["source"] = details["source"] or format_source(nodes[-1])
-    return kind(message, rule=rule, site=tuple(n.name for n in nodes), in_pass=place, **details)
+    node, source = getattr(error, "node", None), getattr(error, "source", None)
+    is_verdict = isinstance(error, (InvalidGraphError, NumericsError, PostconditionError))
+    if is_verdict:
+        node = _around_line(session.graph, node)
+    take_back()
+    if nodes and not is_verdict:
+        node = excerpt(session.graph, {n.name for n in nodes})
+        source = source or format_source(nodes[-1])
+    kind = PostconditionError if is_verdict else PassError
+    return (type(error) if isinstance(error, PassError) else kind)(
+        _message(error, place.partition(" ")[0], is_verdict),
+        rule=rule,
+        site=tuple(n.name for n in nodes),
+        node=node,
+        source=source,
+        in_pass=place,
+        hint=getattr(error, "hint", None) or "the graph is as it was before this pass",
+    )
+
+
+def _message(error: Exception, name: str, is_verdict: bool) -> str:
+    told = error.message if isinstance(error, FxkitError) else f"{type(error).__name__}: {error}"
+    is_whole = is_verdict or isinstance(error, PassError)
+    return told if is_whole else f"expected {name} to run, got {told}"
 
 
 def excerpt(graph: fx.Graph, names: Collection[str], around: int = _AROUND) -> str | None:
@@ -58,7 +71,8 @@ def _around_line(graph: fx.Graph, line: str | None) -> str | None:
     return _marked(graph, lambda _, text: text == line, _AROUND) or line
 
 
-def _marked(graph: fx.Graph, is_meant, around: int) -> str | None:
+def _marked(graph: fx.Graph, is_meant: Callable[[fx.Node, str], bool], around: int) -> str | None:
+    """Return the nodes that are meant, marked, between those around them, as text."""
     nodes = list(graph.nodes)
     texts = [_text(node) for node in nodes]
     meant = {i for i, node in enumerate(nodes) if is_meant(node, texts[i])}

@@ -36,9 +36,13 @@ class TimelineRecorder:
     def __init__(self, gm: fx.GraphModule) -> None:
         self.gm = gm
         self.session: TrackedSession | None = None
-        self._deltas = [_Delta({node: _state(node) for node in gm.graph.nodes}, True, 0)]
+        self._deltas: list[_Delta] = []
         self._boundaries: list[int] = []
         self._ends: list[tuple[str, int, int]] = [("", 1, 0)]
+
+    def begin(self) -> None:
+        """Note the whole graph as it is before the first pass. Cost: linear in the nodes."""
+        self._deltas = [_Delta({node: _state(node) for node in self.gm.graph.nodes}, True, 0)]
 
     def boundary(self) -> None:
         """Note the graph as it is before the next rewrite."""

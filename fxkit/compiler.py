@@ -1,4 +1,4 @@
-"""`fxkit.compile`: capture, the inference pipeline, fused C++ kernels, behind one call."""
+"""`fxkit.compile`: capture, the simplifying passes, fused C++ kernels, behind one call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.lower import CompiledModule, to_cpp
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
-from fxkit.passes.pipelines import INFERENCE
+from fxkit.passes.pipelines import SIMPLIFY
 from fxkit.tracing.captured import Captured
 
 
@@ -54,11 +54,11 @@ class Compiled:
         return module
 
 
-def compile(fn: Callable[..., Any] | None = None, *, passes: tuple[Pass, ...] = INFERENCE) -> Any:
+def compile(fn: Callable[..., Any] | None = None, *, passes: tuple[Pass, ...] = SIMPLIFY) -> Any:
     """Make a program run as fused C++ kernels; works as a decorator and as a call.
 
     The first call with inputs of a kind runs the program once, records it, rewrites the graph by
-    the inference pipeline and builds its kernels. Later calls run those as long as every guard
+    the simplifying passes and builds its kernels. Later calls run those as long as every guard
     holds; what can't be captured runs in Python. With gradients on and asked for, the captured
     graph runs in eager, since kernels have no gradient.
 

@@ -22,7 +22,7 @@ from fxkit.demo.timing import in_turn, machine
 from fxkit.errors import UnsupportedError
 from fxkit.lower import CompiledModule
 from fxkit.passes.manager import PassResult
-from fxkit.passes.pipelines import INFERENCE
+from fxkit.passes.pipelines import SIMPLIFY
 from fxkit.tracing.captured import Captured
 from fxkit.view.labels import clip
 from fxkit.view.profile_result import Profile
@@ -119,9 +119,9 @@ def capture(subject: Subject, write: Write) -> Captured:
 
 
 def rewrite(gm: fx.GraphModule, subject: Subject, write: Write) -> PassResult:
-    """Run the inference pipeline; after each pass compare outputs, against float64 too."""
+    """Run the simplifying passes; after each pass compare outputs, against float64 too."""
     _heading("passes", write)
-    manager = fxkit.PassManager(INFERENCE, verify="numerics", args=subject.inputs)
+    manager = fxkit.PassManager(SIMPLIFY, verify="numerics", args=subject.inputs)
     with progress("running the passes") as watch:
         result = manager.run(gm)
     write(result.table())

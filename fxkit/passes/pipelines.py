@@ -7,13 +7,28 @@ from fxkit.passes.canonicalise import Canonicalise
 from fxkit.passes.common_subexpression_elimination import CommonSubexpressionElimination
 from fxkit.passes.constant_folding import ConstantFolding
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
+from fxkit.passes.fold_batch_norm import FoldBatchNorm
+from fxkit.passes.merge_layers import MergeLayers
 from fxkit.passes.recompose import Recompose
 
-INFERENCE: tuple[Pass, ...] = (
+SIMPLIFY: tuple[Pass, ...] = (
     Canonicalise(),
     Recompose(),
     ConstantFolding(),
     CommonSubexpressionElimination(),
     DeadCodeElimination(),
 )
-"""Everything that makes a graph smaller for inference; buffers are taken as constants."""
+"""What makes a graph smaller while it goes on reading the parameters at each call; buffers are
+taken as constants."""
+
+INFERENCE: tuple[Pass, ...] = (
+    Canonicalise(),
+    Recompose(),
+    FoldBatchNorm(),
+    MergeLayers(),
+    ConstantFolding(),
+    CommonSubexpressionElimination(),
+    DeadCodeElimination(),
+)
+"""Everything that makes a graph smaller for inference; parameters and buffers are taken as
+constants."""

@@ -21,31 +21,48 @@ from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 
 
-def retype(changed: Iterable[fx.Node]) -> str | None:
-    """Work out anew the types of some nodes and of all that follows as far as it changes.
+class Retyping:
+    """Types that are worked out anew after a change, and what they were before it."""
 
-    Cost: linear in the nodes whose operands changed their types.
+    def __init__(self) -> None:
+        self._before: dict[fx.Node, Any] = {}
 
-    Args:
-        changed: Nodes that are new or whose operands are others now. Of the nodes after them only
-            those are visited whose operands got another type.
+    def spread(self, changed: Iterable[fx.Node]) -> str | None:
+        """Work out the types of some nodes, and of all that follows as far as it changes.
 
-    Returns:
-        None when all went well; else why the new types can't be, and then all types are as they
-        were before.
-    """
-    before: dict[fx.Node, Any] = {}
-    reason = _propagate(changed, before)
-    if reason is not None:
+        Cost: linear in the nodes whose operands got other types.
+
+        Args:
+            changed: Nodes that are new, or whose operands are.
+
+        Returns:
+            None when all went well; else why the new types can't be, and then the types are as
+            they were before this call.
+        """
+        before: dict[fx.Node, Any] = {}
+        reason = _spread(changed, before)
+        if reason is not None:
+            _restore(before)
+            return reason
         for node, known in before.items():
-            if known is None:
-                node.meta.pop(TYPE_KEY, None)
-            else:
-                node.meta[TYPE_KEY] = known
-    return reason
+            self._before.setdefault(node, known)
+        return None
+
+    def restore(self) -> None:
+        """Bring back all types as they were at the beginning."""
+        _restore(self._before)
+        self._before.clear()
 
 
-def _propagate(changed: Iterable[fx.Node], before: dict[fx.Node, Any]) -> str | None:
+def _restore(before: dict[fx.Node, Any]) -> None:
+    for node, known in before.items():
+        if known is None:
+            node.meta.pop(TYPE_KEY, None)
+        else:
+            node.meta[TYPE_KEY] = known
+
+
+def _spread(changed: Iterable[fx.Node], before: dict[fx.Node, Any]) -> str | None:
     queue = [(node._sort_key, id(node), node) for node in dict.fromkeys(changed)]
     heapq.heapify(queue)
     queued = {node for _, _, node in queue}
@@ -53,12 +70,14 @@ def _propagate(changed: Iterable[fx.Node], before: dict[fx.Node, Any]) -> str | 
         _, _, node = heapq.heappop(queue)
         if node.op == "output":
             return "the caller would get a tensor of another memory layout"
-        old = node.meta.get(TYPE_KEY)
-        before.setdefault(node, old)
-        new = _inferred(node, old)
+        old = type_of(node)
+        before.setdefault(node, node.meta.get(TYPE_KEY))
+        new = None if effects_of(node).is_opaque else infer_type(node)
         if new is None:
             return f"%{node.name} can't take operands of another memory layout"
-        if old is not None and _same(old, new):
+        new = _with_gradient(node, new, old)
+        node.meta[TYPE_KEY] = new
+        if old is not None and pytree.tree_leaves(old) == pytree.tree_leaves(new):
             continue
         if old is not None and effects_of(node).writes:
             return f"%{node.name} writes to a tensor that would have another memory layout"
@@ -69,40 +88,22 @@ def _propagate(changed: Iterable[fx.Node], before: dict[fx.Node, Any]) -> str | 
     return None
 
 
-def _inferred(node: fx.Node, old: Any) -> Any:
-    if effects_of(node).is_opaque:
-        return None
-    new = infer_type(node)
-    if new is None:
-        return None
-    if old is not None:
-        new = _with_gradient(new, old)
-    else:
-        follows = any(
-            isinstance(known, TensorType) and known.requires_grad
-            for operand in node.all_input_nodes
-            for known in pytree.tree_leaves(type_of(operand))
-        )
-        new = pytree.tree_map_only(TensorType, lambda t: replace(t, requires_grad=follows), new)
-    node.meta[TYPE_KEY] = new
-    return new
-
-
-def _with_gradient(new: Any, old: Any) -> Any:
-    """Keep from the old type whether autograd follows: types are worked out without gradients."""
-    news, spec = pytree.tree_flatten(new)
-    olds = pytree.tree_leaves(old)
-    if len(news) != len(olds):
-        return new
+def _with_gradient(node: fx.Node, new: Any, old: Any) -> Any:
+    """Say whether autograd follows: types are worked out without gradients."""
+    before = pytree.tree_leaves(old)
+    follows = any(_needs_gradient(type_of(operand)) for operand in node.all_input_nodes)
+    leaves, spec = pytree.tree_flatten(new)
+    told = [
+        one.requires_grad if isinstance(one, TensorType) else follows
+        for one in (before if len(before) == len(leaves) else [None] * len(leaves))
+    ]
     kept = [
-        replace(n, requires_grad=o.requires_grad)
-        if isinstance(n, TensorType) and isinstance(o, TensorType)
-        else n
-        for n, o in zip(news, olds, strict=True)
+        replace(leaf, requires_grad=flag) if isinstance(leaf, TensorType) else leaf
+        for leaf, flag in zip(leaves, told, strict=True)
     ]
     return pytree.tree_unflatten(kept, spec)
 
 
-def _same(old: Any, new: Any) -> bool:
-    """Compare nested types; strides of axes of size one, and of empty tensors, count too."""
-    return pytree.tree_leaves(old) == pytree.tree_leaves(new)
+def _needs_gradient(known: Any) -> bool:
+    leaves = pytree.tree_leaves(known)
+    return any(isinstance(leaf, TensorType) and leaf.requires_grad for leaf in leaves)

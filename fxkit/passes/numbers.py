@@ -107,14 +107,22 @@ class Difference:
 
 @contextlib.contextmanager
 def _buffers_kept(gm: fx.GraphModule) -> Iterator[None]:
-    """Put the buffers back that a run changes, such as running statistics."""
-    kept = [(buffer, buffer.detach().clone()) for buffer in gm.buffers()]
+    """Put the buffers back that a run changes, such as running statistics.
+
+    One in which elements share memory, as an expanded one, can't be written to, by a run neither.
+    """
+    kept = [(b, b.detach().clone()) for b in gm.buffers() if not _overlaps(b)]
     try:
         yield
     finally:
         with torch.no_grad():
             for buffer, value in kept:
                 buffer.copy_(value)
+
+
+def _overlaps(buffer: torch.Tensor) -> bool:
+    axes = zip(buffer.shape, buffer.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in axes)
 
 
 def _first_difference(

@@ -7,8 +7,9 @@ once the graph has changed.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,11 +24,20 @@ T = TypeVar("T")
 
 @dataclass
 class AnalysisTally:
-    """How often one analysis was made, brought up to date and found to hold, and the seconds."""
+    """What one analysis cost.
+
+    Attributes:
+        made: How often it was computed from scratch.
+        updated: How often it was brought up to date.
+        reused: How often it still held.
+        visited: How many nodes were looked at for it, where it tells.
+        seconds: How long that took.
+    """
 
     made: int = 0
     updated: int = 0
     reused: int = 0
+    visited: int = 0
     seconds: float = 0.0
 
 
@@ -83,14 +93,14 @@ class Analyses:
         self._kept[key] = _Kept(value, graph, len(entries), entries[-1] if entries else None)
         return value
 
-    def timed(self, name: str, compute: Callable[[], T]) -> T:
-        """Compute something that is not kept, and count it under a name."""
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[AnalysisTally]:
+        """Add the time that the block takes to the tally of a name."""
         tally = self.tallies.setdefault(name, AnalysisTally())
         start = time.perf_counter()
         try:
-            return compute()
+            yield tally
         finally:
-            tally.made += 1
             tally.seconds += time.perf_counter() - start
 
     def _entries(self) -> Sequence[Any]:

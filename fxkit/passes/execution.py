@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fxkit import config
-from fxkit.analysis.tensor_types import propagate_types
+from fxkit.analysis.tensor_types import TypeAnalysis
 from fxkit.errors import NumericsError, PassError, PostconditionError
 from fxkit.ir.verifier import verify
 from fxkit.passes import contracts
@@ -67,6 +67,8 @@ class Execution:
         self._code_of: Any = None
         self._places = _places(manager.items)
         self._max_nodes = manager.max_nodes or 10 * len(self.gm.graph.nodes) + 10_000
+        self._types: TypeAnalysis | None = None
+        self._typed_upto = 0
         self._output_type: Any = None
         self._numbers: NumbersCheck | None = None
 
@@ -75,7 +77,7 @@ class Execution:
         if self.manager.verify != "off":
             verify(self.gm)
         if self.subject.args is not None:
-            self._output_type = self.propagate()
+            self._output_type = self._bring_types_up_to_date()
         self._recorder.begin()
         if self.manager.verify == "numerics":
             args, kwargs = self.subject.args, self.subject.kwargs
@@ -97,13 +99,22 @@ class Execution:
             self._stopped,
         )
 
-    def propagate(self) -> Any:
-        """Record the types of all nodes for the example inputs; return the output's."""
+    def _bring_types_up_to_date(self) -> Any:
+        """Record the types of what changed, for the example inputs; return the output's."""
         self.checks.types_changed()
-        return self._analyses.timed(
-            "propagate_types",
-            lambda: propagate_types(self.gm, self.subject.args or (), self.subject.kwargs),
-        )
+        length = self.session.mark()
+        with self._analyses.timed("TypeAnalysis") as tally:
+            if self._types is None:
+                self._types = TypeAnalysis(self.gm, self.subject.args or (), self.subject.kwargs)
+                tally.made += 1
+            else:
+                is_longer = length >= self._typed_upto
+                changes = self.session.journal[self._typed_upto :] if is_longer else None
+                self._types.update(changes)
+                tally.updated += 1
+            tally.visited += self._types.visited
+        self._typed_upto = length
+        return self._types.output_type
 
     # Lists and groups.
 
@@ -223,10 +234,14 @@ class Execution:
         modified = self.session.mark() > mark
         if modified and self.manager.verify != "off":
             verify(self.gm)
+        output_type = self._output_type
+        if modified and self._types is not None:
+            output_type = self._bring_types_up_to_date()
+        elif "shapes_known" in current.ensures:
+            self.checks.types_changed()
         if not self._is_checked:
             return
-        if modified and self.subject.args is not None:
-            contracts.check_types(self._output_type, self.propagate())
+        contracts.check_types(self._output_type, output_type)
         if is_whole:
             self.checks.check_ensured(current)
         if not modified:
@@ -273,9 +288,11 @@ class Execution:
 
     def _undo(self, mark: int) -> None:
         """Take changes back, and the types that were recorded for them."""
+        is_typed = self._typed_upto > mark
         self.session.undo(mark)
-        if self._is_checked and self.subject.args is not None:
-            self.propagate()
+        self.checks.types_changed()
+        if is_typed and self._types is not None:
+            self._bring_types_up_to_date()
 
     def _tell(self, current: Pass, record: PassRecord) -> None:
         for instrument in self.manager.instruments:

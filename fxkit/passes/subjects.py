@@ -143,7 +143,7 @@ def sample_inputs(gm: fx.GraphModule, *, seed: int = 0) -> tuple[Any, ...]:
     for node in placeholders:
         if not isinstance(type_of(node), TensorType):
             raise PassError(
-                f"expected inputs to compare numbers on, or placeholders of known types, "
+                f"expected example inputs, or placeholders of known types, "
                 f"got %{node.name} of unknown type",
                 hint="pass args=(...) to PassManager",
             )

@@ -186,7 +186,7 @@ def test_unknown_level_is_refused():
 
 
 def test_numerics_without_inputs_or_types_is_refused(gm):
-    with pytest.raises(PassError, match=r"inputs to compare numbers on.*%x of unknown type"):
+    with pytest.raises(PassError, match=r"expected example inputs.*%x of unknown type"):
         PassManager([], verify="numerics").run(gm)
 
 

@@ -382,3 +382,49 @@ def test_levels_check_what_they_say(gm, no_relu):
     for level in ("off", "structure"):
         PassManager([liar], verify=level, args=(X,)).run(gm)
     fails(gm, liar)
+
+
+def test_types_are_found_for_a_pass_that_requires_them(gm):
+    @pass_function(requires=("shapes_known",))
+    def sized(edit, context):
+        assert all(found.type is not None for found in fxkit.graph(edit.gm).find(torch.relu))
+
+    error = fails(gm, sized, error=PassError, args=None)
+    assert "expected example inputs" in error.message
+    fxkit.propagate_types(gm, (X,))
+    for node in gm.graph.nodes:
+        if node.op != "placeholder":
+            node.meta.pop("fxkit_type", None)
+    result = PassManager([sized]).run(gm)
+    assert [r.name for r in result.records] == ["type_propagation", "sized"]
+    assert [r.name for r in PassManager([sized]).run(gm).records] == ["sized"]
+
+
+def test_types_follow_each_pass_and_visit_only_what_changed():
+    def deep(x):
+        for _ in range(50):
+            x = torch.relu(x) + 1
+        return x
+
+    @pass_function(numerics="changed")
+    def last(edit, context):
+        found = fxkit.graph(edit.gm).find(torch.relu)
+        if len(found) == 50:
+            node = found[-1].fx_node
+            edit.replace(node, edit.call(torch.tanh, *node.args, before=node))
+
+    gm = fxkit.symbolic_trace(deep)
+    tally = PassManager([last], args=(X,)).run(gm).analyses["TypeAnalysis"]
+    assert (tally.made, tally.updated) == (1, 1)
+    assert 102 <= tally.visited <= 105, "all 102 nodes at first, then what was changed"
+
+
+def test_types_after_a_failure_are_those_before(gm):
+    @pass_function(numerics="changed")
+    def to_integers(edit, context):
+        for relu in relus(edit):
+            edit.replace(relu, edit.call(torch.isnan, *relu.args, before=relu))
+
+    with pytest.raises(PostconditionError, match="keep the output's type"):
+        PassManager([to_integers], args=(X,)).run(gm)
+    assert "%mul: f32[3,4]" in format_graph(gm) and "%relu: f32[3,4]" in format_graph(gm)

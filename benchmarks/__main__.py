@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks import capture_cost, import_time, partitioning, rewriting, speed
+from benchmarks import capture_cost, import_time, partitioning, passes, rewriting, speed
 from fxkit.demo.timing import machine
 
 SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
@@ -18,6 +18,7 @@ SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
         options.rounds, with_peer=options.peer, nodes=options.nodes
     ),
     "partitioning": lambda options: partitioning.run(options.rounds, with_peer=options.peer),
+    "passes": lambda options: passes.run(options.rounds, with_peer=options.peer),
     "import": lambda options: import_time.run(options.rounds),
 }
 

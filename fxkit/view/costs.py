@@ -26,6 +26,11 @@ def costs_of(nodes: Iterable[fx.Node]) -> list[Cost]:
     return [_cost(node, known) for node in nodes]
 
 
+def is_call(node: fx.Node) -> bool:
+    """Tell whether a node computes something: no input, constant or output."""
+    return node.op not in _QUIET
+
+
 def _cost(node: fx.Node, known: dict[Any, Cost]) -> Cost:
     if node.op in _QUIET:
         return FREE

@@ -1,28 +1,29 @@
-"""What is different between two graphs, node by node.
-
-Nodes are the same when they have name and operator in common; else when a rewrite recorded that one
-stands for the other; else when they do the same to the same operands.
-"""
+"""What is different between two graphs, node by node; `matching` says which nodes are the same."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import fx
-from torch.fx.node import map_arg
 
+from fxkit.analysis.cost import Cost
+from fxkit.errors import UnsupportedError
+from fxkit.ir.journal import Change as Edit
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import provenance_of
 from fxkit.ir.types import TensorType, type_of
-from fxkit.view.labels import operator_name
-from fxkit.view.page import escape, fragment_page, notebook_bundle
+from fxkit.view.costs import costs_of, is_call
+from fxkit.view.matching import Matcher, constants, identity, operands
+from fxkit.view.page import escape, fragment_page, notebook_bundle, write_file
+from fxkit.view.patch import Patch, attributes_of
 from fxkit.view.subject import graph_module_of
-from fxkit.view.text_table import plural
+from fxkit.view.text_table import plural, quantity
 
-VERSION = 1
+VERSION = 2
 """Version of the dictionaries that `GraphDiff.to_dict` returns."""
 
 KINDS: tuple[str, ...] = ("added", "removed", "replaced", "rewired", "changed")
@@ -42,7 +43,7 @@ class Change:
         old: The first graph's nodes as text.
         new: The second graph's nodes as text.
         by: Rules and passes that made the change, where they recorded it.
-        why: What is different, in words: `operands`, `constants`, `type`, `name`.
+        why: What is different, in words: `operands`, `operator`, `constants`, `type`, `name`.
     """
 
     kind: str
@@ -63,12 +64,20 @@ class GraphDiff:
         matched: Name before → name after, for the nodes that are in both.
         nodes_before: Number of nodes of the first graph.
         nodes_after: Number of nodes of the second graph.
+        cost_before: Operations and bytes of the first graph, as far as they are known.
+        cost_after: The same of the second graph.
+        patch: The differences in a form that can be applied.
+        modules: The two graphs.
     """
 
     changes: tuple[Change, ...]
     matched: Mapping[str, str]
     nodes_before: int
     nodes_after: int
+    cost_before: Cost
+    cost_after: Cost
+    patch: Patch
+    modules: tuple[fx.GraphModule, fx.GraphModule]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -85,11 +94,34 @@ class GraphDiff:
         """Return the changes of one of the `KINDS`."""
         return tuple(change for change in self.changes if change.kind == kind)
 
+    @property
+    def rerouted(self) -> tuple[str, ...]:
+        """Names of the nodes that are as they were, but read what stands for their operands."""
+        return tuple(self.patch.rerouted)
+
+    def apply(self, gm: fx.GraphModule) -> fx.GraphModule:
+        """Return what the second graph is, made of the first one and the differences.
+
+        Args:
+            gm: The first graph, or a copy of it; it is left as it is.
+
+        Raises:
+            RewriteError: It is another graph.
+        """
+        return self.patch.apply(gm)
+
     def summary(self) -> str:
-        """Return one line with the counts."""
+        """Return one line with the counts, and what became of the cost."""
         head = f"{plural(self.nodes_before, 'node')} before, {self.nodes_after:,} after"
         parts = [f"{count:,} {kind}" for kind, count in self.counts.items() if count]
-        return f"{head}: {', '.join(parts) if parts else 'no difference'}"
+        return f"{head}: {', '.join([*parts, *self._costs()]) or 'no difference'}"
+
+    def _costs(self) -> Iterator[str]:
+        for name, unit in (("flops", "FLOP"), ("bytes", "B")):
+            before, after = getattr(self.cost_before, name), getattr(self.cost_after, name)
+            if before and after and before != after:
+                change = f"{100 * (after - before) / before:+.1f} %"
+                yield f"{quantity(before, unit)} → {quantity(after, unit)} ({change})"
 
     def __str__(self) -> str:
         return "\n".join([self.summary(), *(line for c in self.changes for line in _lines(c))])
@@ -97,8 +129,31 @@ class GraphDiff:
     __repr__ = __str__
 
     def html(self) -> str:
-        """Return one self-contained page, the graphs side by side."""
-        return fragment_page("difference of two graphs", self.html_fragment())
+        """Return one self-contained page: the graphs side by side, everything at its place in both,
+        and below them every difference.
+        """
+        body = f'<div class="fx-page">{self._drawing()}<h2>Every difference</h2>'
+        page = f"{body}{self.html_fragment()}</div>"
+        return fragment_page("difference of two graphs", page, kind="fx-plain")
+
+    def _drawing(self) -> str:
+        from fxkit.view.timeline import comparison
+
+        return comparison(self).html_fragment() if self.changes else ""
+
+    def save(self, path: str | Path) -> Path:
+        """Write the differences to a file that ends in `.html`, `.json` or `.txt`.
+
+        Raises:
+            UnsupportedError: The path ends otherwise, or can't be written.
+        """
+        writers = {".html": self.html, ".json": self.to_json, ".txt": self.__str__}
+        suffix = Path(path).suffix.lower()
+        if suffix not in writers:
+            raise UnsupportedError(
+                f"expected a path that ends in .html, .json or .txt, got {str(path)!r}"
+            )
+        return write_file(path, writers[suffix]())
 
     def html_fragment(self) -> str:
         """Return the differences as an HTML table without a page around it."""
@@ -118,6 +173,9 @@ class GraphDiff:
             "nodes_before": self.nodes_before,
             "nodes_after": self.nodes_after,
             "counts": self.counts,
+            "cost_before": asdict(self.cost_before),
+            "cost_after": asdict(self.cost_after),
+            "rerouted": list(self.rerouted),
             "changes": [asdict(change) for change in self.changes],
         }
 
@@ -129,131 +187,91 @@ class GraphDiff:
         return notebook_bundle(str(self), self.html())
 
 
-def diff(before: Any, after: Any) -> GraphDiff:
+def diff(before: Any, after: Any, *, journal: Sequence[Edit] | None = None) -> GraphDiff:
     """Compare two graphs.
 
     Args:
         before: A graph module, or a program that holds one; copy it (`copy.deepcopy`) before a
-            pass that works in place.
+            pass that works in place, or take it from `PassResult.timeline`.
         after: What became of it, or another graph.
+        journal: What an edit session or a pass recorded between the two, such as
+            `PassRecord.changes`: then nodes are the same that were never erased.
 
     Returns:
         The differences; false when there are none.
     """
-    old, new = (list(graph_module_of(gm).graph.nodes) for gm in (before, after))
-    matcher = _Matcher(old, new)
-    changes = sorted(matcher.changes(), key=lambda found: found[0])
+    modules = graph_module_of(before), graph_module_of(after)
+    old, new = (list(gm.graph.nodes) for gm in modules)
+    finder = _Finder(Matcher(old, new, journal), old, new)
+    changes = [change for _, change in sorted(finder.changes(), key=lambda found: found[0])]
+    made = {name for change in changes for name in change.after}
+    nodes = {node.name: node for node in new if node.name in made}
+    matched = {a.name: b.name for a, b in finder.matcher.pairs.items()}
     return GraphDiff(
-        changes=tuple(change for _, change in changes),
-        matched={a.name: b.name for a, b in matcher.pairs.items()},
+        changes=tuple(changes),
+        matched=matched,
         nodes_before=len(old),
         nodes_after=len(new),
+        cost_before=_cost(old),
+        cost_after=_cost(new),
+        patch=Patch(
+            order=tuple(node.name for node in new),
+            matched={after: before for before, after in matched.items()},
+            made=nodes,
+            rerouted=finder.rerouted,
+            attributes=attributes_of(modules[1], nodes),
+        ),
+        modules=modules,
     )
 
 
-class _Matcher:
-    """Finds which nodes of two graphs are the same."""
+def _cost(nodes: list[fx.Node]) -> Cost:
+    """Add up what is known of the costs; None where nothing is."""
+    found = [cost for node, cost in zip(nodes, costs_of(nodes), strict=True) if is_call(node)]
+    flops = [cost.flops for cost in found if cost.flops is not None]
+    moved = [cost.bytes for cost in found if cost.bytes is not None]
+    return Cost(sum(flops) if flops else None, sum(moved) if moved else None)
 
-    def __init__(self, old: list[fx.Node], new: list[fx.Node]) -> None:
+
+class _Finder:
+    """Finds what is different about nodes that are the same, and tells of those that are not."""
+
+    def __init__(self, matcher: Matcher, old: list[fx.Node], new: list[fx.Node]) -> None:
+        self.matcher = matcher
         self._old = old
         self._new = new
-        self._position = {node: i for i, node in enumerate(old)}
-        self._position.update({node: i for i, node in enumerate(new)})
-        self.pairs: dict[fx.Node, fx.Node] = {}
-        self._back: dict[fx.Node, fx.Node] = {}
-        self.replaced: list[tuple[list[fx.Node], list[fx.Node]]] = []
-        self._match_by_name()
-        self._match_by_provenance()
-        self._match_by_structure()
-        self._stands_for = self._replacements()
-
-    def _pair(self, a: fx.Node, b: fx.Node) -> None:
-        self.pairs[a] = b
-        self._back[b] = a
-
-    def _match_by_name(self) -> None:
-        by_name = {node.name: node for node in self._new}
-        for node in self._old:
-            other = by_name.get(node.name)
-            if other is not None and _identity(node) == _identity(other):
-                self._pair(node, other)
-
-    def _match_by_provenance(self) -> None:
-        """Join what is left by the original nodes that they say to stand for."""
-        origin: dict[str, list[fx.Node]] = {}
-        for node in self._old:
-            if node not in self.pairs:
-                for name in provenance_of(node).replaced:
-                    origin.setdefault(name, []).append(node)
-        group_of: dict[fx.Node, int] = {}
-        groups: dict[int, tuple[dict[fx.Node, None], dict[fx.Node, None]]] = {}
-        for number, node in enumerate(self._new):
-            if node in self._back:
-                continue
-            claimed = [o for name in provenance_of(node).replaced for o in origin.get(name, ())]
-            if not claimed or provenance_of(node).replaced == (node.name,):
-                continue
-            groups[number] = (dict.fromkeys(claimed), {node: None})
-            for other in {group_of[o] for o in claimed if o in group_of}:
-                olds, news = groups.pop(other)
-                groups[number][0].update(olds)
-                groups[number][1].update(news)
-            group_of.update(dict.fromkeys(groups[number][0], number))
-        for olds, news in groups.values():
-            self.replaced.append((sorted(olds, key=self._at), sorted(news, key=self._at)))
-
-    def _match_by_structure(self) -> None:
-        """Join what does the same to the same operands, in the order of the graphs."""
-        taken = {node for olds, news in self.replaced for node in (*olds, *news)}
-        waiting: dict[object, list[fx.Node]] = {}
-        for node in reversed(self._old):
-            if node not in self.pairs and node not in taken:
-                operands = tuple(self.pairs.get(o) for o in node.all_input_nodes)
-                key = (_identity(node), _constants(node), operands)
-                waiting.setdefault(key, []).append(node)
-        for node in self._new:
-            if node in self._back or node in taken:
-                continue
-            key = (_identity(node), _constants(node), tuple(node.all_input_nodes))
-            if waiting.get(key):
-                self._pair(waiting[key].pop(), node)
-
-    def _replacements(self) -> dict[fx.Node, set[fx.Node]]:
-        return {old: set(news) for olds, news in self.replaced for old in olds}
-
-    def _at(self, node: fx.Node) -> int:
-        return self._position[node]
+        self.rerouted: dict[str, dict[str, str]] = {}
 
     def changes(self) -> Iterator[tuple[tuple[int, int], Change]]:
         """Yield the differences, each with its place."""
-        gone = set(self.pairs)
-        come = set(self._back)
-        for olds, news in self.replaced:
+        matcher = self.matcher
+        gone = set(matcher.pairs)
+        come = set(matcher.back)
+        for olds, news in matcher.replaced:
             gone.update(olds)
             come.update(news)
             by = dict.fromkeys(name for node in news for name in provenance_of(node).by)
-            yield (self._at(olds[0]), 0), _change("replaced", olds, news, by=tuple(by))
+            yield (matcher.at(olds[0]), 0), _change("replaced", olds, news, by=tuple(by))
         for node in self._old:
             if node not in gone:
-                yield (self._at(node), 0), _change("removed", [node], [])
+                yield (matcher.at(node), 0), _change("removed", [node], [])
         for node in self._new:
             if node not in come:
                 by = provenance_of(node).by
-                yield (self._at(node), 1), _change("added", [], [node], by=by)
-        for a, b in self.pairs.items():
+                yield (matcher.at(node), 1), _change("added", [], [node], by=by)
+        for a, b in matcher.pairs.items():
             why = self._differences(a, b)
             if why:
                 kind = "rewired" if why[0] == "operands" else "changed"
-                yield (self._at(a), 2), _change(kind, [a], [b], why=tuple(why))
+                yield (matcher.at(a), 2), _change(kind, [a], [b], why=tuple(why))
 
     def _differences(self, a: fx.Node, b: fx.Node) -> list[str]:
         why: list[str] = []
-        operands = list(zip(a.all_input_nodes, b.all_input_nodes, strict=False))
-        if len(a.all_input_nodes) != len(b.all_input_nodes) or not all(
-            self.pairs.get(o) is n or n in self._stands_for.get(o, ()) for o, n in operands
-        ):
+        if not self._has_same_operands(a, b):
             why.append("operands")
-        elif _constants(a) != _constants(b):
+        elif a.op != "placeholder" and identity(a) != identity(b):
+            why.append("operator")
+        elif constants(a) != constants(b):
             why.append("constants")
         known = type_of(a), type_of(b)
         if all(isinstance(t, TensorType) for t in known) and str(known[0]) != str(known[1]):
@@ -262,15 +280,22 @@ class _Matcher:
             why.append("name")
         return why
 
-
-def _identity(node: fx.Node) -> tuple[str, str]:
-    target = str(node.target) if node.op in ("get_attr", "placeholder", "call_module") else ""
-    return operator_name(node), target
-
-
-def _constants(node: fx.Node) -> str:
-    """Write the arguments with a mark in place of each operand."""
-    return repr(map_arg((node.args, node.kwargs), lambda _: "%"))
+    def _has_same_operands(self, a: fx.Node, b: fx.Node) -> bool:
+        """Compare operands; what stands for a replaced operand is the same, and is noted."""
+        olds, news = operands(a), operands(b)
+        if len(olds) != len(news):
+            return False
+        routes: dict[str, str] = {}
+        for old, new in zip(olds, news, strict=True):
+            if self.matcher.pairs.get(old) is new:
+                continue
+            if new not in self.matcher.stands_for.get(old, ()):
+                return False
+            if routes.setdefault(old.name, new.name) != new.name:
+                return False
+        if routes:
+            self.rerouted[b.name] = routes
+        return True
 
 
 def _change(

@@ -96,7 +96,7 @@ class GraphView:
             title=f"{self.title}, {words}",
             nodes=self.nodes,
             hierarchy=hierarchy,
-            opened=frozenset(_opened(hierarchy.root, None, 0)),
+            opened=frozenset(opened_groups(hierarchy.root, None, 0)),
             columns=self.columns,
             column=self.column,
             engine=self.engine,
@@ -232,7 +232,7 @@ def draw(
         title=type(gm).__name__ if type(gm).__name__ != "GraphModule" else "graph",
         nodes=len(hierarchy.nodes),
         hierarchy=hierarchy,
-        opened=frozenset(_opened(hierarchy.root, depth, max_nodes)),
+        opened=frozenset(opened_groups(hierarchy.root, depth, max_nodes)),
         columns=columns,
         column=column,
         engine="dot" if engine == "dot" else "builtin",
@@ -273,7 +273,7 @@ def _columns(
     return Columns(numbers, texts)
 
 
-def _opened(root: Group, depth: int | str | None, max_nodes: int) -> set[Group]:
+def opened_groups(root: Group, depth: int | str | None, max_nodes: int) -> set[Group]:
     """Choose the groups to open, level by level; the smallest of a level first."""
     opened = {root}
     shown = len(root.items)

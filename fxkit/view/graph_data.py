@@ -85,18 +85,19 @@ def _columns(
 ) -> dict[str, Any]:
     nodes = hierarchy.nodes
     labels = [hierarchy.labels[node] for node in nodes]
+    subjects = [hierarchy.subject(node) for node in nodes]
     columns: dict[str, Any] = {
         "name": [label.name for label in labels],
         "operator": _indexed(label.operator for label in labels),
         "constants": _indexed(label.constants for label in labels),
         "type": _indexed(label.type for label in labels),
         "family": _indexed(label.family for label in labels),
-        "stride": _indexed(_stride(node) for node in nodes),
+        "stride": _indexed(_stride(node) for node in subjects),
         "source": _indexed(str(label.source or "") for label in labels),
-        "reads": _indexed(_attributes(node) for node in nodes),
-        "effect": _indexed(effect_word(node) for node in nodes),
+        "reads": _indexed(_attributes(node) for node in subjects),
+        "effect": _indexed(effect_word(node) for node in subjects),
     }
-    costs = costs_of(nodes)
+    costs = costs_of(subjects)
     found: dict[str, list[float | None]] = {
         "flops": [cost.flops for cost in costs],
         "bytes": [cost.bytes for cost in costs],

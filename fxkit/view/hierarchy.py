@@ -97,7 +97,7 @@ class _Draft:
     nodes: list[fx.Node] = field(default_factory=list)
 
 
-_Stack = tuple[tuple[str, str], ...]
+Stack = tuple[tuple[str, str], ...]
 
 
 class Hierarchy:
@@ -125,13 +125,25 @@ class Hierarchy:
         self.nodes = [
             node for node in gm.graph.nodes if is_shown(node) and (only is None or node in only)
         ]
-        self.operands, self.users = _edges(self.nodes)
-        self._stacks = {node: _stack_of(node) for node in self.nodes}
-        self._sizes = _constant_sizes(gm)
+        self.operands, self.users = edges(self.nodes)
+        self.labels = {node: label_of(node) for node in self.nodes}
+        self._build({node: stack_of(node) for node in self.nodes}, constant_sizes(gm))
+
+    def _build(self, stacks: dict[fx.Node, Stack], sizes: dict[fx.Node, dict[int, int]]) -> None:
+        """Make the groups; nodes, edges and labels are there."""
+        self._stacks = stacks
+        self._sizes = sizes
         self._signatures: dict[Group, int] = {}
         self._interned: dict[object, int] = {}
-        self.labels = {node: label_of(node) for node in self.nodes}
-        self.root = self._group("", type(gm).__name__, self.nodes, 0, 0)
+        self.root = self._group("", type(self.graph_module).__name__, self.nodes, 0, 0)
+
+    def subject(self, node: fx.Node) -> fx.Node:
+        """Return the node of a graph that a node of this tree stands for: itself."""
+        return node
+
+    def _more(self, node: fx.Node) -> object:
+        """Return what else has to be equal for two layers to be alike."""
+        return None
 
     def _group(
         self, path: str, kind: str, nodes: list[fx.Node], depth: int, call: int, parent: str = ""
@@ -213,7 +225,8 @@ class Hierarchy:
             label = self.labels[node]
             inner = tuple(index.get(operand, -1) for operand in self.operands[node])
             names = tuple(name for name, _ in self._relative_stack(node, depth))
-            described.append((*_work(label, node.target), label.type, inner, names))
+            work = _work(label, self.subject(node).target)
+            described.append((*work, label.type, inner, names, self._more(node)))
         return (len(items), tuple(described))
 
     def _relative_stack(self, node: fx.Node, depth: int) -> list[tuple[str, str]]:
@@ -238,7 +251,7 @@ def _work(label: Label, target: object) -> tuple[object, object]:
 _Edges = dict[fx.Node, list[fx.Node]]
 
 
-def _edges(nodes: list[fx.Node]) -> tuple[_Edges, _Edges]:
+def edges(nodes: list[fx.Node]) -> tuple[_Edges, _Edges]:
     """Return operands and users of nodes, among these nodes."""
     users: _Edges = {node: [] for node in nodes}
     operands: _Edges = {}
@@ -263,7 +276,7 @@ def _fold(first: Group, others: list[Leaf | Group]) -> Group:
     return Group(first.path, first.name, first.kind, first.items, parameters, fold, first.call)
 
 
-def _stack_of(node: fx.Node) -> _Stack:
+def stack_of(node: fx.Node) -> Stack:
     if node.op in ("placeholder", "output", "get_attr"):
         return ()
     stack = [
@@ -293,7 +306,7 @@ def _relative(path: str, parent: str) -> str:
     return path
 
 
-def _constant_sizes(gm: fx.GraphModule) -> dict[fx.Node, dict[int, int]]:
+def constant_sizes(gm: fx.GraphModule) -> dict[fx.Node, dict[int, int]]:
     """Map each node to the sizes of the constants it reads, keyed by the tensor's identity."""
     sizes: dict[fx.Node, dict[int, int]] = {}
     for node in gm.graph.nodes:

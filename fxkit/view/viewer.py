@@ -64,8 +64,7 @@ def _steps(data: Mapping[str, Any]) -> str:
     if last < 1:
         return ""
     slider = (
-        f'<label>pass <input type="range" min="0" max="{last}" value="{last}" '
-        'aria-label="pass"></label>'
+        f'<label>pass <input type="range" min="0" max="{last}" value="1" aria-label="pass"></label>'
         if last > 1
         else '<input type="range" min="0" max="1" value="1" hidden aria-label="pass">'
     )

@@ -154,7 +154,7 @@ def test_the_picture_has_the_boxes_and_their_colours(tmp_path: Path) -> None:
     shown = light.colours()
     assert {FAMILY_COLOURS[f][0] for f in ("contraction", "reduction", "pointwise")} <= shown
     assert FAMILY_COLOURS["contraction"][1] in shown
-    assert light.colour(600, 60) == LIGHT["page"]
+    assert LIGHT["page"] in shown
     dark = picture(page, "theme=dark", tmp_path, size=(640, 480)).colours()
     assert FAMILY_COLOURS["contraction"][2] in dark
     assert FAMILY_COLOURS["contraction"][0] not in dark

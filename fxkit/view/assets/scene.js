@@ -164,7 +164,7 @@ const fxScene = (() => {
 
   function makeLevel(graph, state, measure, g) {
     const level = { g, items: shownItems(graph, state, g).map((shown) => makeItem(graph, state, measure, shown)) };
-    const { links, top, bottom } = connect(graph, level);
+    const { links, top, bottom, entering } = connect(graph, level);
     const pin = [4, 0];
     const sizes = [...top.map(() => pin), ...level.items.map((item) => [item.width, item.height]), ...bottom.map(() => pin)];
     const stubSize = (link, uses) => [measure.detail(stubText(graph, link.value, uses)) + 32, 18];
@@ -172,7 +172,7 @@ const fxScene = (() => {
     const first = top.length + level.items.length;
     level.inputs = new Map(top.map((value, i) => [value, placed.x[i]]));
     level.outputs = new Map(bottom.map((value, i) => [value, placed.x[first + i]]));
-    return Object.assign(level, { links, placed, tops: top.length, width: placed.width, height: placed.height });
+    return Object.assign(level, { links, entering, placed, tops: top.length, width: placed.width, height: placed.height });
   }
 
   const stubText = (graph, value, uses) => {
@@ -188,13 +188,16 @@ const fxScene = (() => {
       if (list !== item.lists[0]) standIn.set(n, item.lists[0][k]);
     })));
     const shown = (n) => { const other = standIn.get(n); return other === undefined ? n : other; };
-    const top = new Map(), bottom = new Map(), wanted = [];
+    const top = new Map(), bottom = new Map(), wanted = [], entering = new Map();
     for (const [n, index] of owner) {
       const operands = graph.data.operands[n], ports = graph.data.operands[shown(n)];
       for (let k = 0; k < operands.length; k++) {
         const value = operands[k], from = owner.get(value);
         if (from === index) continue;
-        if (from === undefined && !top.has(value)) top.set(value, top.size);
+        if (from === undefined) {
+          if (!top.has(value)) { top.set(value, top.size); entering.set(value, []); }
+          entering.get(value).push(n, k);
+        }
         wanted.push(value, index, ports[k], n, k);
       }
       if (level.g > 0 && graph.users[n].some((u) => !owner.has(u)) && !bottom.has(n)) bottom.set(n, bottom.size);
@@ -219,7 +222,7 @@ const fxScene = (() => {
     }
     const below = shift + level.items.length;
     for (const [value, position] of bottom) put(shift + owner.get(value), below + position, leaves(value), 0, value, -1, 0);
-    return { links: found, top: [...top.keys()], bottom: [...bottom.keys()] };
+    return { links: found, top: [...top.keys()], bottom: [...bottom.keys()], entering };
   }
 
   function emitLevel(graph, scene, level, measure, x, y, frame) {
@@ -275,9 +278,10 @@ const fxScene = (() => {
       repeats: item.folded ? item.lists.length : 1,
     });
     scene.frameOfGroup.set(item.g, index);
-    const port = (value, at, from, to) => addLine(scene, [at, from, at, to], { value, edges: [] }, -1, x, y);
-    for (const [value, dx] of item.level.inputs) port(value, item.left + dx, 0, FRAME_HEAD);
-    for (const [value, dx] of item.level.outputs) port(value, item.left + dx, item.height - FRAME_PAD, item.height);
+    const port = (value, edges, at, from, to) => addLine(scene, [at, from, at, to], { value, edges }, -1, x, y);
+    const { inputs, outputs, entering } = item.level;
+    for (const [value, dx] of inputs) port(value, entering.get(value), item.left + dx, 0, FRAME_HEAD);
+    for (const [value, dx] of outputs) port(value, [], item.left + dx, item.height - FRAME_PAD, item.height);
     emitLevel(graph, scene, item.level, measure, x + item.left, y + FRAME_HEAD, index);
     for (const list of item.lists.slice(1)) list.forEach((n, k) => { scene.shownAs[n] = scene.shownAs[item.lists[0][k]]; });
   }

@@ -74,7 +74,7 @@ const fxViewer = (() => {
     const steps = data.steps || [];
     const state = {
       open: new Set(data.opened), unfolded: new Set(), colour: data.colour, picked: -1, pickedGroup: -1, second: -1, path: null,
-      hits: [], at: -1, pattern: null, step: Math.max(0, steps.length - 1), split: steps.length > 1, ghosts: true,
+      hits: [], at: -1, pattern: null, step: Math.min(1, steps.length - 1), split: steps.length > 1, ghosts: true,
     };
     let scene = null, palette = {}, hovered = null, camera = { x: 0, y: 0, s: 1 }, frameAsked = false, levels = null;
 
@@ -157,6 +157,10 @@ const fxViewer = (() => {
         if (words.includes("several")) entries.push([palette.input, "several"]);
         if (words.includes("")) entries.push([palette.input, column === "region" ? "in no region" : "none"]);
       }
+      if (steps.length) {
+        const marks = [[palette.good, "added"], [palette.bad, "removed"], [palette.lookup[1], "changed"]];
+        marks.forEach(([ink, words]) => entries.push([[palette.page, ink], words]));
+      }
       legend.replaceChildren(...entries.map(([[fill, ink], words]) => {
         const key = element("i");
         key.style.background = fill;
@@ -221,7 +225,7 @@ const fxViewer = (() => {
     }
 
     function drawPaneTitle(step, side, w) {
-      const words = side ? `after ${steps[step].title}` : `before ${steps[step + 1].title}`;
+      const words = steps.length === 2 ? (side ? "after" : "before") : side ? `after ${steps[step].title}` : `before ${steps[step + 1].title}`;
       context.font = FONTS.frame;
       const width = context.measureText(words).width + 20;
       context.fillStyle = palette.panel;
@@ -648,6 +652,8 @@ const fxViewer = (() => {
           ...row("effect", EFFECT_WORDS[column("effect")]), ...row("region", column("region")), ...costs),
       ];
       if (around.length) parts.push(element("p", {}, ...around.slice().reverse().map((g) => moduleButton(g))));
+      const edited = steps.length ? (steps[state.step].changed || {})[n] : "";
+      if (edited) parts.push(element("p", {}, `changed in this step: ${edited}`));
       if (state.path) parts.push(element("p", { className: "fx-muted" }, `${state.path.size} nodes on paths to ${graph.get("name", state.second)}`));
       parts.push(element("p", {}, element("button", { onclick: copy, title: "copy (c)" }, "copy code"), element("code", { className: "fx-find" }, code())));
       for (const [words, list] of [["operands", data.operands[n]], ["users", graph.users[n]]]) {
@@ -790,7 +796,7 @@ const fxViewer = (() => {
       const now = steps[state.step];
       const rules = Object.entries(now.rules || {}).map(([rule, count]) => `${rule} × ${count}`).join(", ");
       const counts = [[now.added, "added"], [now.removed, "removed"], [now.modified, "changed"]].filter(([c]) => c).map(([c, w]) => `${c} ${w}`).join(", ");
-      told.replaceChildren(element("b", {}, `${state.step} of ${steps.length - 1}: ${now.title}`), ` ${now.nodes} nodes${counts ? `; ${counts}` : state.step ? "; nothing changed" : ""}${rules ? `; rules: ${rules}` : ""}`);
+      told.replaceChildren(element("b", {}, steps.length === 2 ? now.title : `${state.step} of ${steps.length - 1}: ${now.title}`), ` ${now.nodes} nodes${counts ? `; ${counts}` : state.step ? "; nothing changed" : ""}${rules ? `; rules: ${rules}` : ""}`);
       if (panes !== halves().length) start();
       describe();
       ask();

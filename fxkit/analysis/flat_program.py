@@ -11,6 +11,9 @@ from torch.utils import _pytree as pytree
 
 from fxkit.errors import InvalidGraphError
 
+# Where a module that takes nested arguments keeps their structure.
+_SPECS = ("_in_spec", "_out_spec")
+
 
 def flat_program(
     gm: fx.GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
@@ -32,6 +35,8 @@ def flat_program(
     kwargs = dict(kwargs or {})
     if isinstance(gm.graph._codegen, _PyTreeCodeGen):
         copied.graph.set_codegen(CodeGen())
+        for key in _SPECS:
+            vars(copied).pop(key, None)
         _drop_input_checks(copied)
         copied.recompile()
         return copied, _leaves(gm, args, kwargs)
@@ -47,7 +52,7 @@ def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
     graph.set_codegen(gm.graph._codegen)
     copied = fx.GraphModule(gm, graph, gm.__class__.__name__)
     copied.training = gm.training
-    for key in ("_in_spec", "_out_spec"):
+    for key in _SPECS:
         if hasattr(gm, key):
             setattr(copied, key, getattr(gm, key))
     return copied

@@ -138,9 +138,13 @@ def minify(
         3
     """
     flat, values = flat_program(gm, args, kwargs)
-    asked = _Asked(bad)
+    asked = CountedOracle(bad)
     program = (flat, values)
-    asked.first(program)
+    if not asked.answer(program, "the whole program"):
+        raise NumericsError(
+            "expected the oracle to say bad of the whole program, got good",
+            hint="it takes (gm, args) and returns True when the fault is there",
+        )
     form = _form_of(program, asked)
     for _ in range(_ROUNDS):
         before = len(program[0].graph.nodes)
@@ -164,13 +168,21 @@ def _record_types(program: Program) -> None:
 
 def shrink_inputs(gm: fx.GraphModule, args: tuple[Any, ...], bad: Oracle) -> Program:
     """Make only sizes and numbers of a bad program's inputs and weights smaller; see `minify`."""
-    asked = _Asked(bad)
+    asked = CountedOracle(bad)
     program = _smaller((gm, args), asked)
     return _plainer(program, asked)
 
 
-class _Asked:
-    """The oracle, with a count of its calls."""
+class CountedOracle:
+    """An oracle that is asked of copies, with the random numbers of the start, and counted.
+
+    Args:
+        bad: `bad(gm, args)`.
+
+    Attributes:
+        calls: How often it was asked.
+        raised: How often it raised where that counts as good.
+    """
 
     def __init__(self, bad: Oracle) -> None:
         self.bad = bad
@@ -178,25 +190,19 @@ class _Asked:
         self.raised = 0
         self._generator = torch.random.get_rng_state()
 
-    def first(self, program: Program) -> None:
-        """Ask of the whole program.
+    def answer(self, program: Program, of: str) -> bool:
+        """Tell whether a program is bad.
 
         Raises:
-            NumericsError: Unless the oracle says bad.
+            NumericsError: When the oracle raises.
         """
         try:
-            verdict = self._ask(program)
+            return self._ask(program)
         except Exception as error:
             raise NumericsError(
-                f"expected the oracle to answer for the whole program, got "
-                f"{type(error).__name__}: {error}",
+                f"expected the oracle to answer for {of}, got {type(error).__name__}: {error}",
                 hint="let it catch what the fault raises, and return True",
             ) from error
-        if not verdict:
-            raise NumericsError(
-                "expected the oracle to say bad of the whole program, got good",
-                hint="it takes (gm, args) and returns True when the fault is there",
-            )
 
     def __call__(self, program: Program | None) -> bool:
         """Tell whether a program is bad; None, and one at which the oracle raises, is not."""
@@ -249,7 +255,7 @@ def smallest_set(items: Sequence[T], is_bad: Callable[[list[T]], bool]) -> list[
     return ordered(needed)
 
 
-def _form_of(program: Program, asked: _Asked) -> str:
+def _form_of(program: Program, asked: CountedOracle) -> str:
     """Find out which results the oracle can take: any leaves, one tensor, or only the program's."""
     gm, _ = program
     recording = Recording(gm)
@@ -265,7 +271,7 @@ def _form_of(program: Program, asked: _Asked) -> str:
     return LAST if isinstance(output, fx.Node) else WHOLE
 
 
-def _fewer_nodes(program: Program, form: str, asked: _Asked) -> Program:
+def _fewer_nodes(program: Program, form: str, asked: CountedOracle) -> Program:
     """Leave out nodes; what others take from them becomes input."""
     recording = Recording.of(*program)
     nodes = recording.computed
@@ -283,7 +289,7 @@ def _fewer_nodes(program: Program, form: str, asked: _Asked) -> Program:
     return recording.part(needed, form) or program
 
 
-def _fewer_results(program: Program, form: str, asked: _Asked) -> Program:
+def _fewer_results(program: Program, form: str, asked: CountedOracle) -> Program:
     """Leave out results that the oracle does not need."""
     gm, args = program
     results = next(reversed(gm.graph.nodes)).args[0]
@@ -297,7 +303,7 @@ def _fewer_results(program: Program, form: str, asked: _Asked) -> Program:
     return made(kept) if kept else program
 
 
-def _fewer_steps(program: Program, asked: _Asked) -> Program:
+def _fewer_steps(program: Program, asked: CountedOracle) -> Program:
     """Let users of a node take an operand of the same type instead."""
     gm, args = program
     instead = _same_typed_operands(Recording.of(gm, args))
@@ -312,7 +318,7 @@ def _fewer_steps(program: Program, asked: _Asked) -> Program:
     return made(kept) if len(kept) < len(instead) else program
 
 
-def _fewer_inputs(program: Program, asked: _Asked) -> Program:
+def _fewer_inputs(program: Program, asked: CountedOracle) -> Program:
     """Let inputs of the same type be one."""
     gm, args = program
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -348,7 +354,7 @@ def _same_typed_operands(recording: Recording) -> dict[fx.Node, fx.Node]:
     return found
 
 
-def _smaller(program: Program, asked: _Asked) -> Program:
+def _smaller(program: Program, asked: CountedOracle) -> Program:
     """Make sizes of axes smaller, the largest first, each as often as it goes."""
     sizes = sizes_of(program)
     while sizes:
@@ -362,7 +368,7 @@ def _smaller(program: Program, asked: _Asked) -> Program:
     return program
 
 
-def _plainer(program: Program, asked: _Asked) -> Program:
+def _plainer(program: Program, asked: CountedOracle) -> Program:
     """Take each step towards plainer numbers after which the program is still bad."""
     for step in list(plainer_values(program)):
         made = _tried(lambda p=program, step=step: step(p))

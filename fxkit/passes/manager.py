@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
@@ -16,6 +16,9 @@ from fxkit.passes.groups import Group, items_of, leaves
 from fxkit.passes.instruments import DumpOnChange, Instrument, PrintAfter
 from fxkit.passes.records import PassRecord, PassResult
 from fxkit.passes.subjects import Subject
+
+if TYPE_CHECKING:
+    from fxkit.passes.bisection import Bisection
 
 __all__ = ["VERIFY_LEVELS", "PassManager", "PassRecord", "PassResult"]
 
@@ -120,6 +123,38 @@ class PassManager:
         """
         subject = Subject.of(program, self.args, self.kwargs)
         return Execution(self, subject, stop_after, max_rewrites).run()
+
+    def bisect(
+        self,
+        program: Any,
+        bad: Callable[[fx.GraphModule, tuple[Any, ...]], Any],
+        *,
+        folder: str | Path | None = None,
+    ) -> Bisection:
+        """Find the rewrite that broke a program, minify the program, and write a script.
+
+        The passes run once; then the oracle is asked of the graph after some of the passes, and
+        after some of the rewrites, or single changes, of one of them: about log2 of their numbers.
+        After the first of these at which it says bad, before and after are compared in values,
+        strides, writes and gradients, else by the oracle, to minify what the pass breaks.
+
+        Args:
+            program: As `run` takes it; it is not changed.
+            bad: `bad(gm, args)` is True when the fault is there. It gets copies of a module that
+                takes one argument for each placeholder, and of the manager's inputs as such.
+            folder: Where to write the reproducer; a new temporary folder when left out.
+
+        Returns:
+            The pass, rule and site, the graphs around it, the small program and its script.
+
+        Raises:
+            NumericsError: When the oracle says bad of the program as it was given, or good of it
+                after all passes, or raises.
+            PassError: When a pass fails.
+        """
+        from fxkit.passes.bisection import find_fault
+
+        return find_fault(self, program, bad, folder)
 
     def __repr__(self) -> str:
         return f"PassManager([{', '.join(map(str, self.items))}], verify={self.verify!r})"

@@ -1,0 +1,161 @@
+"""A script that shows what a rewrite broke: by running the rule or pass again where it can be had.
+
+A rule or pass at the top level of a module is imported and run, so that the script tells when it
+was mended. Of any other, the script has the graph that it left.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from fxkit.analysis.module_code import ModuleWriter
+from fxkit.analysis.reproducer import Script
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.errors import FxkitError, UnsupportedError
+from fxkit.passes.base import Pass
+from fxkit.passes.differences import Difference
+from fxkit.passes.functions import FunctionPass
+from fxkit.patterns.engine import rewrite
+from fxkit.patterns.rewriting import Rule
+
+_APPLY_RULE = """
+import copy
+import fxkit
+rewritten = copy.deepcopy(program)
+fxkit.propagate_types(rewritten, args)
+print(fxkit.rewrite(rewritten, {rule}))
+""".strip()
+
+_RUN_PASS = """
+import copy
+import fxkit
+rewritten = copy.deepcopy(program)
+print(fxkit.PassManager([{made}], args=args, verify="off").run(rewritten))
+""".strip()
+
+RunPass = Callable[[fx.GraphModule], fx.GraphModule]
+
+
+def write_rewrite(
+    folder: Path,
+    small: fx.GraphModule,
+    pair: tuple[fx.GraphModule, fx.GraphModule],
+    args: tuple[Any, ...],
+    *,
+    rule: str | None,
+    current: Pass,
+    run_pass: RunPass,
+    difference: Difference,
+    title: str,
+) -> Path:
+    """Write a folder that runs alone and shows that a program and its rewritten form differ.
+
+    Args:
+        folder: Where to write.
+        small: The program.
+        pair: The same right before and after the rewrite.
+        args: Its inputs.
+        rule: Name of the rule, or None.
+        current: The pass.
+        run_pass: Runs it on a copy of a module.
+        difference: In what they differ.
+        title: What is shown at the head of the script.
+
+    Returns:
+        The path of the script, which ends with status 1 while they differ.
+
+    Raises:
+        UnsupportedError: When the program or an input can't be written.
+    """
+    for lines, rewritten in _live(small, args, rule, current, run_pass):
+        script = Script(title)
+        try:
+            script.add_program(small, args)
+            statements = lines(script.writer)
+            is_bad = difference.differ(small, rewritten(), args)
+            _add_oracle(script, difference)
+        except FxkitError:
+            continue
+        if is_bad:
+            script.statements = f"{statements}\n{difference.statements}"
+            return script.save(folder)
+    script = Script(title)
+    script.add_program(pair[0], args)
+    script.add_module(pair[1], "rewritten")
+    _add_oracle(script, difference)
+    script.statements = difference.statements
+    return script.save(folder)
+
+
+def _add_oracle(script: Script, difference: Difference) -> None:
+    if difference.oracle is not None:
+        script.writer.functions.add(difference.oracle, "bad")
+
+
+Lines = Callable[[ModuleWriter], str]
+
+
+def _live(
+    small: fx.GraphModule,
+    args: tuple[Any, ...],
+    rule: str | None,
+    current: Pass,
+    run_pass: RunPass,
+) -> Iterator[tuple[Lines, Callable[[], fx.GraphModule]]]:
+    """Yield ways to rewrite the program in the script, with the program that comes out."""
+    for module, name, found in _rules_named(rule):
+        yield (
+            lambda writer, m=module, n=name: _APPLY_RULE.format(
+                rule=f"{writer.value(sys.modules[m])}.{n}"
+            ),
+            lambda found=found: _rewritten(small, args, found),
+        )
+    yield (
+        lambda writer: _RUN_PASS.format(made=_pass_code(writer, current)),
+        lambda: run_pass(small),
+    )
+
+
+def _rules_named(name: str | None) -> Iterator[tuple[str, str, Rule]]:
+    """Yield module, attribute and rule for the rules of a name at the top level of modules."""
+    if name is None:
+        return
+    seen: set[int] = set()
+    for module in list(sys.modules.values()):
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            is_meant = type(value) is Rule and value.name == name and id(value) not in seen
+            if is_meant and getattr(module, "__file__", None) == value.file:
+                seen.add(id(value))
+                yield module.__name__, attribute, value
+
+
+def _rewritten(gm: fx.GraphModule, args: tuple[Any, ...], rule: Rule) -> fx.GraphModule:
+    rewritten = copy.deepcopy(gm)
+    propagate_types(rewritten, args)
+    rewrite(rewritten, rule)
+    return rewritten
+
+
+def _pass_code(writer: ModuleWriter, current: Pass) -> str:
+    """Return an expression that makes a pass.
+
+    Raises:
+        UnsupportedError: When its class can't be imported, or an option can't be written.
+    """
+    if isinstance(current, FunctionPass):
+        return writer.importable(current.function)
+    if not dataclasses.is_dataclass(current):
+        raise UnsupportedError(f"expected a dataclass, got {type(current).__name__}")
+    options = [
+        f"{field.name}={writer.value(getattr(current, field.name))}"
+        for field in dataclasses.fields(current)
+        if getattr(current, field.name) != field.default
+    ]
+    return f"{writer.importable(type(current))}({', '.join(options)})"

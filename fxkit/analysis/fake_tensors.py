@@ -11,9 +11,9 @@ import torch
 
 
 @contextmanager
-def fake_mode() -> Iterator[Any]:
+def fake_mode(shape_env: Any = None) -> Iterator[Any]:
     """Enter a mode in which operators compute types only, on inputs that may still be real."""
-    with new_fake_mode() as mode, without_log():
+    with new_fake_mode(shape_env) as mode, without_log():
         yield mode
 
 

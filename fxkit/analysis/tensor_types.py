@@ -19,16 +19,20 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from fxkit.analysis.dependencies import ancestors
 from fxkit.analysis.effects import AliasSets
 from fxkit.analysis.fake_tensors import fake_mode, without_log
 from fxkit.analysis.symbolic_shapes import SymbolicShapes
 from fxkit.analysis.type_errors import finder
-from fxkit.analysis.type_evaluation import Evaluation, NeedsLive, tensors_of
-from fxkit.analysis.type_facts import fake_value
+from fxkit.analysis.type_evaluation import Evaluation, tensors_of
+from fxkit.analysis.type_facts import fake_value, symbols_in, types_of
 from fxkit.analysis.type_modes import read_modes
-from fxkit.analysis.type_observations import is_foreign, observations
+from fxkit.analysis.type_observations import Observations, is_foreign
+from fxkit.analysis.type_records import NeedsLive, Record
+from fxkit.errors import FxkitError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.journal import Change
+from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import KEY, TensorType, set_type, type_of, type_of_value
 
 __all__ = ["TypeAnalysis", "fake_mode", "fake_value", "infer_type", "propagate_types"]
@@ -110,8 +114,7 @@ class TypeAnalysis:
         self._args, self._kwargs = tuple(args), dict(kwargs or {})
         self._dynamic_shapes = dynamic_shapes
         self._modes = read_modes()
-        self._observed = observations(gm.graph)
-        self._now: Evaluation
+        self._now: Evaluation = self._evaluation(set(), False, Observations(gm.graph))
         self.run()
 
     @property
@@ -140,22 +143,34 @@ class TypeAnalysis:
         Raises:
             InvalidGraphError: When a node can't take its operands.
         """
+        before, now = Observations(self._gm.graph), self._now
+        try:
+            with self._modes.active(), without_log():
+                self._run(before)
+        except BaseException:
+            before.restore()
+            self._now = now
+            raise
+
+    def _run(self, before: Observations) -> None:
+        """Sweep, and sweep again as long as that shows more nodes that have to run live."""
         nodes = self._gm.graph.nodes
         live = {node for node in nodes if is_foreign(node)}
         is_symbolic = self._dynamic_shapes is not None
-        with self._modes.active(), without_log():
-            for attempt in range(_TRIES + 1):
-                self._modes.enter()
-                sharers = self._sharers(live) if attempt < _TRIES else set(nodes)
-                self._now = self._evaluation(sharers, is_symbolic)
-                try:
-                    missed = self._now.sweep()
-                except NeedsLive as error:
-                    missed = [error.node]
-                    is_symbolic |= error.about_data
-                if not missed:
-                    return
-                live.update(missed)
+        for attempt in range(_TRIES + 1):
+            self._modes.enter()
+            sharers = self._sharers(live) if attempt < _TRIES else set(nodes)
+            self._now = self._evaluation(sharers, is_symbolic, before)
+            try:
+                missed = self._now.sweep()
+            except NeedsLive as error:
+                missed = [error.node]
+                is_symbolic |= error.about_data
+                if error.about_data:
+                    missed += constants_behind(error.node, self._now.constants)
+            if not missed:
+                return
+            live.update(missed)
 
     def update(self, changes: Iterable[Change] | None = None) -> int:
         """Bring the types up to date after edits.
@@ -175,19 +190,26 @@ class TypeAnalysis:
             self.run()
             return self.visited
         self._now.visited = 0
+        before: list[tuple[fx.Node, Record | None, Any]] = []
         try:
             with without_log():
-                self._follow(changed)
+                self._follow(changed, before)
         except NeedsLive:
+            self._take_back(before)
             self.run()
+        except BaseException:
+            self._take_back(before)
+            raise
         return self.visited
 
-    def _evaluation(self, live_nodes: set[fx.Node], is_symbolic: bool) -> Evaluation:
+    def _evaluation(
+        self, live_nodes: set[fx.Node], is_symbolic: bool, before: Observations
+    ) -> Evaluation:
         symbolic = SymbolicShapes() if is_symbolic else None
         inputs = self._inputs()
         if symbolic is not None and self._dynamic_shapes is not None:
             inputs = symbolic.inputs(inputs, self._dynamic_shapes)
-        return Evaluation(self._gm, inputs, self._modes, live_nodes, self._observed, symbolic)
+        return Evaluation(self._gm, inputs, self._modes, live_nodes, before, symbolic)
 
     def _inputs(self) -> dict[str, Any]:
         """Return the value of each placeholder that is given one."""
@@ -261,33 +283,56 @@ class TypeAnalysis:
     def _is_bound(self, node: fx.Node) -> bool:
         """Tell whether a changed node is one on whose place and memory other types depend."""
         now = self._now
-        return node in now.live_nodes or node in now.switches or is_foreign(node)
+        if node in now.live_nodes or node in now.switches:
+            return True
+        return not node._erased and is_foreign(node)
 
-    def _follow(self, changed: Iterable[fx.Node]) -> None:
+    def _follow(
+        self, changed: Iterable[fx.Node], before: list[tuple[fx.Node, Record | None, Any]]
+    ) -> None:
         """Visit changed nodes and, in graph order, those whose operands got another type."""
         now, graph = self._now, self._gm.graph
         waiting: list[fx.Node] = []
         for node in changed:
-            if node._erased or node.graph is not graph:
-                now.records.pop(node, None)
-                now.values.pop(node, None)
-            else:
+            if not node._erased and node.graph is graph:
                 waiting.append(node)
+            elif node in now.records:
+                before.append((node, now.records[node], node.meta.get(KEY)))
+                now.restore(node, None)
         queued = set(waiting)
         heapq.heapify(waiting)
         while waiting:
             node = heapq.heappop(waiting)
             if not now.live_nodes.isdisjoint(node._input_nodes):
                 raise NeedsLive(node)
-            before = now.records.get(node)
+            record = now.records.get(node)
+            before.append((node, record, node.meta.get(KEY)))
             now.modes = now.modes_at(node)
             now.visit(node)
-            if before is not None and is_same(before.value, now.values[node]):
+            if record is not None and is_same(record.value, now.values[node]):
                 continue
             fresh = [user for user in node.users if user not in queued]
             queued.update(fresh)
             for user in fresh:
                 heapq.heappush(waiting, user)
+
+    def _take_back(self, before: list[tuple[fx.Node, Record | None, Any]]) -> None:
+        """Let everything be as it was before nodes were visited."""
+        for node, record, known in reversed(before):
+            self._now.restore(node, record)
+            if known is None:
+                node.meta.pop(KEY, None)
+            else:
+                node.meta[KEY] = known
+
+
+def constants_behind(node: fx.Node, constants: set[fx.Node]) -> list[fx.Node]:
+    """Return the constants, and what is computed from them alone, that a node is computed from."""
+    found: dict[fx.Node, bool] = {}
+    for each in sorted(ancestors([node])):
+        operands = each._input_nodes
+        found[each] = each in constants or (bool(operands) and all(found[o] for o in operands))
+    return [each for each, is_constant in found.items() if is_constant]
 
 
 def is_same(before: Any, after: Any) -> bool:
@@ -306,19 +351,38 @@ def infer_type(node: fx.Node) -> Any:
     if node.op == "get_attr":
         found = find_attribute(node.graph.owning_module, str(node.target))
         known = type_of_value(found) if isinstance(found, torch.Tensor) else None
-    elif node.op == "placeholder" or any(type_of(o) is None for o in operands):
+    elif node.op in ("placeholder", "output") or any(type_of(o) is None for o in operands):
         return type_of(node)
     else:
-        known = _run_on_fakes(node)
+        known = _type_of_call(node)
     if known is not None:
         set_type(node, known)
     return known
 
 
-def _run_on_fakes(node: fx.Node) -> Any:
+def _type_of_call(node: fx.Node) -> Any:
+    """Return the type of a call on fresh tensors of its operands' types, outside of autograd."""
+    symbols = [symbol for o in node._input_nodes for symbol in symbols_in(type_of(o))]
+    root = node.graph.owning_module
+    if symbols or root is None or is_foreign(node):
+        return _run_on_fakes(node, symbols)
+    with torch.no_grad(), without_log():
+        nothing = Observations(fx.Graph())
+        evaluation = Evaluation(root, {}, read_modes(), set(), nothing, None)
+        table = evaluation.memory.table
+        for operand in node._input_nodes:
+            evaluation.values[operand] = table.of_types(type_of(operand))
+        try:
+            return types_of(evaluation.call(node))
+        except (NeedsLive, FxkitError):
+            return _run_on_fakes(node, symbols)
+
+
+def _run_on_fakes(node: fx.Node, symbols: list[Symbol]) -> Any:
     """Run one call on fake tensors of its operands' types."""
     root, target = node.graph.owning_module, node.target
-    with fake_mode(), torch.no_grad():
+    shape_env = next((s.node.shape_env for s in symbols if s.node is not None), None)
+    with fake_mode(shape_env), torch.no_grad():
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: fake_value(type_of(n)))
         try:
             if callable(target):

@@ -36,41 +36,14 @@ from fxkit.analysis.type_keys import (
 )
 from fxkit.analysis.type_memory import MORE, new_memory
 from fxkit.analysis.type_modes import Modes, read_modes
-from fxkit.analysis.type_observations import Observation
+from fxkit.analysis.type_observations import Observations, is_foreign
+from fxkit.analysis.type_records import NeedsLive, Record
 from fxkit.errors import FxkitError
 from fxkit.ir.attributes import find_attribute
-from fxkit.ir.types import KEY, TensorType, type_of
+from fxkit.ir.symbols import Symbol
+from fxkit.ir.types import KEY, TensorType
 
 _ABSENT: Any = object()
-
-
-class NeedsLive(Exception):
-    """Some nodes have to be run on live tensors, so the sweep has to begin again.
-
-    Args:
-        node: One that has to.
-        about_data: Whether it is because the data decide a size or a number.
-    """
-
-    def __init__(self, node: fx.Node, about_data: bool = False) -> None:
-        super().__init__(node.name)
-        self.node = node
-        self.about_data = about_data
-
-
-class Record:
-    """What a node was when it was visited, what came out, and the modes it ran in."""
-
-    __slots__ = ("args", "kwargs", "modes", "target", "value")
-
-    def __init__(self, node: fx.Node, value: Any, modes: Modes) -> None:
-        self.args, self.kwargs, self.target = node.args, node.kwargs, node.target
-        self.value = value
-        self.modes = modes
-
-    def fits(self, node: fx.Node) -> bool:
-        """Tell whether the node is still what it was."""
-        return self.args is node.args and self.kwargs is node.kwargs and self.target is node.target
 
 
 class Evaluation:
@@ -81,7 +54,7 @@ class Evaluation:
         inputs: A value for each placeholder, by name; absent where the default is meant.
         modes: The modes at the beginning.
         live_nodes: The nodes to run on live tensors.
-        observed: What was known before of calls that may not be runnable.
+        observed: What was known before, for calls that can't run on fake tensors.
         symbolic: Free sizes, if there are any, or if data decide some.
 
     Attributes:
@@ -89,6 +62,7 @@ class Evaluation:
         records: For each node visited what it was.
         switches: Nodes that changed the modes, and to what.
         origins: Name of a symbol → the node that found it in the data.
+        constants: Nodes whose fake tensor knew its numbers, and lost them by not being live.
         visited: How many nodes were visited.
     """
 
@@ -98,7 +72,7 @@ class Evaluation:
         inputs: Mapping[str, Any],
         modes: Modes,
         live_nodes: set[fx.Node],
-        observed: Mapping[fx.Node, Observation],
+        observed: Observations,
         symbolic: SymbolicShapes | None,
     ) -> None:
         self.memory = new_memory()
@@ -109,13 +83,20 @@ class Evaluation:
         self.records: dict[fx.Node, Record] = {}
         self.switches: dict[fx.Node, Modes] = {}
         self.origins: dict[str, fx.Node] = {}
+        self.constants: set[fx.Node] = set()
         self.visited = 0
         self._gm = gm
         self._inputs = inputs
         self._observed = observed
-        self._mode = new_fake_mode() if symbolic is None else symbolic.mode
+        self._mode_made: Any = None if symbolic is None else symbolic.mode
         self._live: dict[fx.Node, Any] = {}
         self._fakes: dict[int, torch.Tensor] = {}
+
+    @property
+    def _mode(self) -> Any:
+        if self._mode_made is None:
+            self._mode_made = new_fake_mode()
+        return self._mode_made
 
     def sweep(self) -> list[fx.Node]:
         """Visit every node in order.
@@ -155,7 +136,7 @@ class Evaluation:
         elif node.op == "output":
             value = self._returned(node)
         else:
-            value = self._call(node)
+            value = self.call(node)
         self._record(node, value, modes)
 
     def modes_at(self, node: fx.Node) -> Modes:
@@ -166,6 +147,15 @@ class Evaluation:
                 return self.switches.get(node, record.modes)
             node = node.prev
         return self.first_modes
+
+    def restore(self, node: fx.Node, record: Record | None) -> None:
+        """Let a node be as it was before it was visited."""
+        if record is None:
+            self.records.pop(node, None)
+            self.values.pop(node, None)
+        else:
+            self.records[node] = record
+            self.values[node] = record.value
 
     def _record(self, node: fx.Node, value: Any, modes: Modes) -> None:
         self.values[node] = value
@@ -202,7 +192,8 @@ class Evaluation:
 
     # Calls by key.
 
-    def _call(self, node: fx.Node) -> Any:
+    def call(self, node: fx.Node) -> Any:
+        """Return what is known of the value of a call, from its operands' values."""
         if self._live:
             self._refresh(node)
         memory = self.memory
@@ -213,10 +204,15 @@ class Evaluation:
                 key = self._key(node, itself)
                 found = memory.get(key)
             if found is not None:
-                return found[0]
+                return self._recalled(node, *found)
         except (NoKey, TypeError):
             key = None
         return self._find(node, key)
+
+    def _recalled(self, node: fx.Node, value: Any, is_constant: bool) -> Any:
+        if is_constant:
+            self.constants.add(node)
+        return self._of_data(node) if value is _ABSENT else value
 
     def _key(self, node: fx.Node, pick: Any) -> tuple[Any, ...]:
         values, table = self.values, self.memory.table
@@ -259,28 +255,41 @@ class Evaluation:
             raise NeedsLive(node)
         if self.modes is not read_modes():
             with self.modes.active():
-                value = self._run_on_copies(node, operands)
+                value, is_constant = self._run_on_copies(node, operands)
         else:
-            value = self._run_on_copies(node, operands)
-        if key is None or manner is Manner.ALONE or value is _ABSENT:
-            return self._after_alone(node, value)
-        self._remember(node, key, manner, operands, value)
-        return value
-
-    def _after_alone(self, node: fx.Node, value: Any) -> Any:
-        if value is _ABSENT:
-            return type_of(node)
-        if symbols_in(value) and self._note_origins(node, value):
+            value, is_constant = self._run_on_copies(node, operands)
+        if self._is_recorded(node, value):
+            value = _ABSENT
+        if key is not None and manner is not Manner.ALONE:
+            self._remember(node, key, manner, operands, (value, is_constant))
+        elif self.symbolic is not None and self._note_origins(node, value):
             raise NeedsLive(node, about_data=True)
         self._note_modes(node)
-        return value
+        return self._recalled(node, value, is_constant)
+
+    def _is_recorded(self, node: fx.Node, value: Any) -> bool:
+        """Tell whether a number that the data decide is known from a capture."""
+        is_read = type(value) is Symbol and value.is_data_dependent
+        return is_read and self._observed.number_of(node) is not None
+
+    def _of_data(self, node: fx.Node) -> Any:
+        """Return the number that was read out of a tensor at capture."""
+        number = self._observed.number_of(node)
+        if number is None:
+            raise NeedsLive(node, about_data=True)
+        return number
 
     def _remember(
-        self, node: fx.Node, key: Any, manner: Manner, operands: list[Facts], value: Any
+        self,
+        node: fx.Node,
+        key: Any,
+        manner: Manner,
+        operands: list[Facts],
+        found: tuple[Any, bool],
     ) -> None:
         memory = self.memory
         is_own = self.symbolic is not None or any(f.core.is_symbolic for f in operands)
-        if is_own and self._note_origins(node, value):
+        if is_own and self._note_origins(node, found[0]):
             raise NeedsLive(node, about_data=True)
         is_own = is_own or not is_shared_target(node.target)
         results = memory.own if is_own else memory.shared
@@ -289,10 +298,14 @@ class Evaluation:
             key = self._key(node, itself)
             if by_cores != key:
                 results[by_cores] = MORE
-        results[key] = (value,)
+        results[key] = found
 
-    def _run_on_copies(self, node: fx.Node, operands: list[Facts]) -> Any:
-        """Run a call on fresh fake tensors; what their facts do not decide is left to live ones."""
+    def _run_on_copies(self, node: fx.Node, operands: list[Facts]) -> tuple[Any, bool]:
+        """Run a call on fresh fake tensors; what their facts do not decide is left to live ones.
+
+        Returns:
+            What is known of the result, and whether a fake tensor in it knows its numbers.
+        """
         made: list[tuple[torch.Tensor, Facts]] = []
 
         def make(facts: Facts) -> torch.Tensor:
@@ -306,14 +319,12 @@ class Evaluation:
                 args, kwargs = self._arguments(node, lambda n: concrete(self.values[n], make))
                 result = self._apply(node, args, kwargs)
                 results = pytree.tree_leaves(result)
-                is_faithful = not any(map(holds_constant, results)) and all(
-                    abstract(tensor).core is facts.core for tensor, facts in made
-                )
+                is_faithful = all(abstract(tensor).core is facts.core for tensor, facts in made)
             except FxkitError:
                 raise
             except Exception as error:
-                if _recorded_number(node, error) is not None:
-                    return _ABSENT
+                if is_about_data(error):
+                    return _ABSENT, False
                 if self._is_without_tensors(node):
                     raise self._misfit(node, error) from error
                 raise NeedsLive(node, is_about_data(error)) from error
@@ -326,7 +337,7 @@ class Evaluation:
         value = abstract(result)
         if any(not facts.core.is_plain for facts in facts_in(value)):
             raise NeedsLive(node)
-        return value
+        return value, any(map(holds_constant, results))
 
     def _is_without_tensors(self, node: fx.Node) -> bool:
         return not self._operands(node) and node.op != "call_module"
@@ -397,22 +408,28 @@ class Evaluation:
             except Exception as error:
                 return self._instead(node, error)
         self._check_free_sizes(node)
+        if self._is_recorded(node, self.memory.table.abstract(result)):
+            return self._observed.number_of(node)
         return result
 
     def _instead(self, node: fx.Node, error: Exception) -> Any:
         """Return what stands for the result of a call that can't run on fake tensors."""
-        number = _recorded_number(node, error)
+        about_data = is_about_data(error)
+        number = self._observed.number_of(node) if about_data else None
         if number is not None:
             return number
-        if is_about_data(error) and self.symbolic is None:
+        if about_data and self.symbolic is None:
             raise NeedsLive(node, about_data=True) from error
-        observation = self._observed.get(node)
-        if observation is None or not observation.has_result:
+        result = self._observed.result_of(node)
+        if result is None:
             raise self._misfit(node, error) from error
+        then = self._observed.operands_of(node)
         now = tuple(types_of(self._current_value(operand)) for operand in node._input_nodes)
-        if not observation.fits(now):
-            raise type_errors.observed_otherwise(node, error, observation.operands, now)
-        return self._made(observation.result)
+        if then == now:
+            return self._made(result)
+        if is_foreign(node):
+            raise type_errors.observed_otherwise(node, error, then, now)
+        raise self._misfit(node, error) from error
 
     def _types(self, value: Any) -> Any:
         return types_of(self.memory.table.abstract(value))
@@ -475,13 +492,6 @@ class Evaluation:
     def _shown_operands(self, node: fx.Node) -> str:
         known = ((o, types_of(self._current_value(o))) for o in node._input_nodes)
         return type_errors.show_operands(known)
-
-
-def _recorded_number(node: fx.Node, error: Exception) -> Any:
-    """Return the number that a node read out of a tensor when it was captured, else None."""
-    known = type_of(node)
-    is_number = isinstance(known, (bool, int, float, complex))
-    return known if is_number and is_about_data(error) else None
 
 
 def tensors_of(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:

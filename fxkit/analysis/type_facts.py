@@ -106,6 +106,12 @@ class FactTable:
         core = self._core(known, False, False, known.stride is not None)
         return self._facts(core, 0, WHOLE, False, not known.requires_grad)
 
+    def of_types(self, value_type: Any) -> Any:
+        """Replace each type in what `type_of` gives by the facts of a fresh tensor."""
+        if type(value_type) is TensorType:
+            return self.of_type(value_type)
+        return pytree.tree_map_only(TensorType, self.of_type, value_type)
+
     def _core(self, known: TensorType, is_conj: bool, is_neg: bool, is_plain: bool) -> Core:
         key = (known, is_conj, is_neg, is_plain)
         core = self._shared.get(key) or self._own.get(key)

@@ -19,7 +19,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from fxkit.analysis.effects import Effects, effects_of
 from fxkit.analysis.type_facts import Facts, FactTable
 from fxkit.ir.attributes import find_attribute
-from fxkit.ir.op import resolve
+from fxkit.ir.op import OPERATOR_NAME, resolve
 from fxkit.ir.symbols import Symbol
 
 
@@ -143,11 +143,13 @@ _OWN_HOMES = ("torch", "_operator", "math", "builtins")
 
 @functools.lru_cache(maxsize=16_384)
 def is_function_of_torch(target: Any) -> bool:
-    """Tell whether a function is torch's own or Python's, and no operator of higher order."""
+    """Tell whether a function is torch's own, Python's or a guard, and not of higher order."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return True
     if isinstance(target, torch._ops.HigherOrderOperator):
         return False
+    if str(getattr(target, OPERATOR_NAME, "")).startswith("guard."):
+        return True
     home = getattr(target, "__module__", None)
     if home is None or home == "torch._C" or isinstance(target, types.MethodDescriptorType):
         return isinstance(target, (types.BuiltinFunctionType, types.MethodDescriptorType))

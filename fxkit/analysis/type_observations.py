@@ -1,4 +1,4 @@
-"""What is known of calls that may not be runnable: unknown functions, seen at a capture."""
+"""What was known of the nodes of a graph before a run, such as from a capture that ran them."""
 
 from __future__ import annotations
 
@@ -8,35 +8,45 @@ from torch import fx
 
 from fxkit.analysis.type_keys import is_function_of_torch, is_module_of_torch
 from fxkit.ir.attributes import find_attribute
-from fxkit.ir.types import type_of
+from fxkit.ir.provenance import provenance_of
+from fxkit.ir.types import KEY, type_by_others
 
 
-class Observation:
-    """What was known of a call before the sweep: from a capture that ran it.
+class Observations:
+    """The types of all nodes as they were at one moment.
 
     Args:
-        node: The call.
+        graph: The graph. Cost: linear in its nodes, about 0.1 µs each.
     """
 
-    __slots__ = ("operands", "result")
+    def __init__(self, graph: fx.Graph) -> None:
+        self._types = {node: node.meta.get(KEY) for node in graph.nodes}
 
-    def __init__(self, node: fx.Node) -> None:
-        self.operands = tuple(type_of(operand) for operand in node._input_nodes)
-        self.result = type_of(node)
+    def type_of(self, node: fx.Node) -> Any:
+        """Return what was known of a node's value, or None."""
+        known = self._types[node] if node in self._types else node.meta.get(KEY)
+        return type_by_others(node) if known is None else known
 
-    @property
-    def has_result(self) -> bool:
-        """Whether a result is known."""
-        return self.result is not None
+    def number_of(self, node: fx.Node) -> Any:
+        """Return the number that a node read out of a tensor when it was captured, or None."""
+        known = self.type_of(node)
+        return known if isinstance(known, (bool, int, float, complex)) else None
 
-    def fits(self, operands: tuple[Any, ...]) -> bool:
-        """Tell whether operands of these types were given then."""
-        return self.operands == operands
+    def result_of(self, node: fx.Node) -> Any:
+        """Return the type that a call was seen to return; None for one that a rewrite made."""
+        return None if provenance_of(node).by else self.type_of(node)
 
+    def operands_of(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return the types that a call was seen to take."""
+        return tuple(map(self.type_of, node._input_nodes))
 
-def observations(graph: fx.Graph) -> dict[fx.Node, Observation]:
-    """Return what is known of the calls in a graph that may not be runnable on fake tensors."""
-    return {node: Observation(node) for node in graph.nodes if is_foreign(node)}
+    def restore(self) -> None:
+        """Bring the types back to what they were."""
+        for node, known in self._types.items():
+            if known is not None:
+                node.meta[KEY] = known
+            else:
+                node.meta.pop(KEY, None)
 
 
 def is_foreign(node: fx.Node) -> bool:

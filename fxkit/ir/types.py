@@ -37,6 +37,9 @@ _SHORT_DTYPES = {
 }
 
 
+_INT = frozenset({int})
+
+
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """Everything about a tensor but its numbers.
@@ -61,7 +64,7 @@ class TensorType:
         """Return the type of `tensor` (real, fake or meta)."""
         shape = tuple(tensor.shape)
         stride = tensor.stride() if tensor.layout == torch.strided else None
-        if any(type(size) is not int for size in (*shape, *(stride or ()))):
+        if not {*map(type, shape), *map(type, stride or ())} <= _INT:
             shape = tuple(map(read_number, shape))
             stride = None if stride is None else tuple(map(read_number, stride))
         return cls(shape, tensor.dtype, stride, tensor.device, tensor.requires_grad)
@@ -142,8 +145,12 @@ def type_of(node: fx.Node) -> Any:
         is known, that value; None when nothing is known.
     """
     meta = node.meta
-    if KEY in meta:
-        return meta[KEY]
+    return meta[KEY] if KEY in meta else type_by_others(node)
+
+
+def type_by_others(node: fx.Node) -> Any:
+    """Return what other tools than fxkit recorded of a node's value, in the form of `type_of`."""
+    meta = node.meta
     if "val" in meta:
         return type_of_value(meta["val"])
     recorded = meta.get("tensor_meta")

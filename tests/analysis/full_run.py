@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fxkit.ir.types import type_of_value
+from fxkit.ir.types import type_of, type_of_value
 
 
 class _FullRun(fx.Interpreter):
@@ -30,7 +30,12 @@ class _FullRun(fx.Interpreter):
         return torch.func.functional_call(module, fakes, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
+        try:
+            result = super().run_node(n)
+        except DataDependentOutputException:
+            result = type_of(n)
+            if not isinstance(result, (bool, int, float)):
+                raise
         self.types[n.name] = type_of_value(result)
         return result
 

@@ -14,7 +14,7 @@ from fxkit.ir.types import TensorType, contiguous_stride, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.layers import Layer, layer_of
 from fxkit.passes.norms import NORMS, Affine, Norm, Refused, before, behind, read_norm
-from fxkit.passes.weights import Weights
+from fxkit.passes.weights import Weights, memory_of
 
 Share = tuple[Layer, Affine]
 
@@ -260,7 +260,7 @@ class _Folder:
         bias = None if bias is None else bias.to(old.dtype)
         if _is_out_of_range(shaped, old) or _is_out_of_range(bias, layer.bias):
             raise Refused(f"the folded weight of %{node.name} is out of range")
-        key = (_memory(old), _memory(layer.bias), how)
+        key = (memory_of(old), memory_of(layer.bias), how)
         made_of = (layer.weight_operand, layer.bias_operand)
         weight_read = self._keep(f"{node.name}_weight", shaped, node, norm, key, made_of)
         bias_read = None
@@ -268,7 +268,7 @@ class _Folder:
             bias_read = self._keep(f"{node.name}_bias", bias, node, norm, key, made_of)
         with self.edit.on_behalf_of([node, norm.node], "fold_batch_norm"):
             new = layer.rebuild(self.edit, weight_read, bias_read, before=node)
-            self.weights.inserted(new)
+            self.weights.replaced(node, self.weights.inserted(new))
             self.edit.replace(node, new)
         return new
 
@@ -288,7 +288,7 @@ class _Folder:
             # Torch's fake tensors (2.13) say that a norm keeps the layout; its kernels do not.
             raise Refused(f"it makes %{value.name} contiguous, which is not")
         self.edit.replace_uses(norm.result, value)
-        self.weights.order.aliases.join(norm.result, value)
+        self.weights.replaced(norm.result, value)
         self.edit.erase(norm.result)
         if norm.node is not norm.result:
             self.edit.erase(norm.node)
@@ -307,11 +307,3 @@ def _is_out_of_range(new: torch.Tensor | None, old: torch.Tensor | None) -> bool
     if new is None or bool(new.isfinite().all()):
         return False
     return old is None or bool(old.isfinite().all())
-
-
-def _memory(tensor: torch.Tensor | None) -> Any:
-    """Identify a tensor by the memory that it shows."""
-    if tensor is None:
-        return None
-    storage = tensor.untyped_storage()._cdata
-    return storage, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())

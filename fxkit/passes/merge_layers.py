@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.session import EditSession
+from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.layers import Layer, layer_of
@@ -132,7 +133,7 @@ class _Merger:
         part = self._part(layer, merged, start)
         users = list(layer.node.users)
         self.edit.replace_uses(layer.node, part)
-        part.meta.pop("fxkit_type", None)
+        part.meta.pop(TYPE_KEY, None)
         reason = types.spread([part, *users])
         if reason is not None:
             self.edit.undo(mark)

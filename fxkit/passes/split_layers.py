@@ -9,6 +9,7 @@ from torch import fx
 
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
+from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.layers import Layer, layer_of
@@ -81,7 +82,7 @@ class _Splitter:
                 alone = self._alone(layer, part)
             users = list(part.node.users)
             self.edit.replace_uses(part.node, alone)
-            alone.meta.pop("fxkit_type", None)
+            alone.meta.pop(TYPE_KEY, None)
             reason = types.spread([alone, *users])
             if reason is not None:
                 return reason

@@ -98,6 +98,10 @@ class Weights:
         self.order.aliases.add(node)
         return node
 
+    def replaced(self, old: fx.Node, new: fx.Node) -> None:
+        """Take note that a node stands for another one to all that used it."""
+        self.order.aliases.join(old, new)
+
     def forget(self) -> None:
         """Drop what was registered under keys, after its registration was undone."""
         self._kept = {
@@ -133,6 +137,14 @@ class Weights:
             else:
                 found = getattr(args[0], node.target)(*args[1:], **kwargs)
         return found if isinstance(found, torch.Tensor) else None
+
+
+def memory_of(tensor: torch.Tensor | None) -> Any:
+    """Return what tensors have in common that show the same memory in the same way."""
+    if tensor is None:
+        return None
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
 
 
 def _tensor_at(root: torch.nn.Module, path: str) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""The command line: `python -m fxkit doctor | demo | tree | draw | profile`."""
+"""The command line: `python -m fxkit doctor | demo | tree | draw | profile | passes`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,32 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--iters", type=int, default=20, metavar="N", help="timed runs (20)")
     profile.add_argument("--json", action="store_true", help="print JSON")
     profile.set_defaults(run=_profile)
+    _add_passes(commands)
     return parser
+
+
+def _add_passes(commands: Any) -> None:
+    passes = commands.add_parser("passes", help="list passes, or run some on an exported program")
+    passes.set_defaults(run=_list_passes)
+    actions = passes.add_subparsers(metavar="run")
+    run = actions.add_parser("run", help="run passes on an exported program")
+    run.add_argument(
+        "passes", metavar="PASSES", help="a pipeline, or passes with commas between them"
+    )
+    run.add_argument("file", type=Path, metavar="FILE.pt2", help="from torch.export.save")
+    run.add_argument("-o", "--output", type=Path, metavar="FILE.pt2", help="where the result goes")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PASS.OPTION=VALUE",
+        help="give a pass an option; may be repeated",
+    )
+    run.add_argument("--verify", default="each", help="off, structure, each (default) or numerics")
+    run.add_argument("--max-rewrites", type=int, metavar="N", help="stop after N rewrites")
+    run.add_argument("--reproduce", type=Path, metavar="DIR", help="write what fails there")
+    run.add_argument("--timings", action="store_true", help="print where the time went, too")
+    run.set_defaults(run=_run_passes)
 
 
 def _on_file(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
@@ -129,4 +154,42 @@ def _profile(options: argparse.Namespace) -> int:
     with torch.no_grad():
         measured = fxkit.profile(gm, args, kwargs, iters=options.iters)
     print(measured.to_json(indent=2) if options.json else measured.table(group_by=options.by))
+    return EXIT_OK
+
+
+def _list_passes(options: argparse.Namespace) -> int:
+    from fxkit.passes import PASSES
+    from fxkit.passes.listing import describe_passes, describe_pipelines, describe_properties
+    from fxkit.passes.pipelines import PIPELINES
+
+    print(f"passes\n{describe_passes(PASSES.items())}")
+    print(f"\nproperties\n{describe_properties()}")
+    print(f"\npipelines\n{describe_pipelines(PIPELINES.items())}")
+    return EXIT_OK
+
+
+def _run_passes(options: argparse.Namespace) -> int:
+    import torch
+
+    import fxkit
+    from fxkit.passes import PASSES
+    from fxkit.passes.listing import passes_of
+    from fxkit.passes.pipelines import PIPELINES
+    from fxkit.programs import load_program
+
+    manager = fxkit.PassManager(
+        passes_of(options.passes, PASSES, PIPELINES, options.set),
+        verify=options.verify,
+        reproduce=options.reproduce,
+    )
+    with torch.no_grad():
+        result = manager.run(load_program(options.file), max_rewrites=options.max_rewrites)
+    print(result.table())
+    if options.timings:
+        print(f"\n{result.timings()}")
+    print(f"\n{result.diff() or 'nothing changed'}")
+    if options.output is not None:
+        with torch.no_grad():
+            torch.export.save(result.exported_program(), options.output)
+        print(f"\n{options.output}")
     return EXIT_OK

@@ -135,3 +135,77 @@ def test_the_module_runs() -> None:
     assert done.returncode == 0
     assert "doctor" in done.stdout
     assert "demo" in done.stdout
+
+
+def test_passes_are_listed_with_options_and_contracts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["passes"]) == 0
+    shown = capsys.readouterr().out
+    folding = shown[shown.index("constant_folding: Replace") :].splitlines()
+    assert folding[1:3] == [
+        "  numerics  exact, idempotent",
+        "  options   max_bytes=16777216, fold_parameters=False",
+    ]
+    assert "  ensures   shapes_known" in shown
+    assert "\nfunctional       Nothing is written to" in shown
+    assert "\nquantization-ready  canonicalise, " in shown
+
+
+@pytest.fixture(scope="module")
+def convolution(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "convolution.pt2"
+    layers = [torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.1)]
+    sizes = ({0: torch.export.Dim.AUTO},)
+    x = torch.randn(2, 3, 8, 8)
+    program = torch.export.export(torch.nn.Sequential(*layers).eval(), (x,), dynamic_shapes=sizes)
+    torch.export.save(program, path)
+    return path
+
+
+def test_a_pipeline_runs_on_a_file_and_writes_one(
+    convolution: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "smaller.pt2"
+    arguments = ["passes", "run", "inference", str(convolution), "-o", str(output), "--timings"]
+    assert cli.main([*arguments, "--verify", "numerics"]) == 0
+    table, timings, diff, path = capsys.readouterr().out.split("\n\n")
+    assert table.splitlines()[1].startswith("canonicalise") and "1 dropout_in_eval" in table
+    assert "rule dropout_in_eval" in timings and "analysis TypeAnalysis" in timings
+    assert "  erase     %dropout: f32[2,4,6,6]" in diff
+    assert path == f"{output}\n"
+    before, after = torch.export.load(convolution), torch.export.load(output)
+    assert "batch_norm" in str(before.graph) and "batch_norm" not in str(after.graph)
+    x = torch.randn(5, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(after.module()(x), before.module()(x))
+
+
+def test_passes_run_by_name_with_options_and_limits(
+    convolution: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["passes", "run", "canonicalise,constant_folding", str(convolution)]
+    setting = [
+        "--set",
+        "constant_folding.max_bytes=7",
+        "--set=constant_folding.fold_parameters=true",
+    ]
+    assert cli.main([*arguments, *setting, "--max-rewrites", "0"]) == 0
+    assert capsys.readouterr().out.endswith("stopped: the limit of 0 rewrites\n\nnothing changed\n")
+    assert cli.main([*arguments, *setting]) == 0
+    assert "constant_folding(max_bytes=7, fold_parameters=True)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["shrink"], "expected the name of a pass, got 'shrink'"),
+        (["training", "--set", "canonicalise"], "expected pass.option=value, got 'canonicalise'"),
+        (["training", "--set", "autocast.dtype=half"], "expected an option of a pass that runs"),
+        (["training", "--set", "canonicalise.x=1"], "expected an option of canonicalise, got 'x'"),
+        (["training", "--verify", "much"], "expected verify to be one of off, structure"),
+    ],
+)
+def test_what_can_not_be_run_is_refused(
+    convolution: Path, wrong: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["passes", "run", wrong[0], str(convolution), *wrong[1:]]) == 1
+    assert message in capsys.readouterr().err

@@ -7,6 +7,7 @@ float64 value. Ours may be twice eager's.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -239,7 +240,10 @@ def clone_inputs(inputs: Any, *, widen: bool = False) -> Any:
 def widened(program: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a module with its numbers in float64; what is no module as it is."""
     if isinstance(program, torch.nn.Module):
-        return copy.deepcopy(program).double()
+        with warnings.catch_warnings():
+            # torch 2.13 warns of its own class when it copies what torch.export returned.
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+            return copy.deepcopy(program).double()
     return program
 
 

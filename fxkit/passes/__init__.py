@@ -43,8 +43,8 @@ PASSES: Registry[type[Pass]] = Registry("pass", __name__, _passes_of)
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
-        raise AttributeError(name)
+    if not name[:1].isupper():  # no pass; a module of this package may be half imported just now
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for cls in (cls for _, cls in PASSES.items()):
         if cls.__name__ == name:
             return cls

@@ -9,7 +9,6 @@ def use_relu6(edit, context):
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -19,6 +18,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from fxkit.analysis.flat_program import copy_graph_module
 from fxkit.errors import PassError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.session import EditSession
@@ -157,7 +157,7 @@ class FunctionPass(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Run the function on a copy of the graph, and adopt it when it is another graph now."""
-        trial = fx.GraphModule(edit.gm, copy.deepcopy(edit.graph))
+        trial = copy_graph_module(edit.gm)
         returned = self.function(trial)
         returned = getattr(returned, "graph_module", returned)
         result = returned if isinstance(returned, fx.GraphModule) else trial

@@ -1,4 +1,7 @@
-"""Named orders of passes, each one list."""
+"""Named orders of passes, each one list.
+
+`PIPELINES` has them by name; `python -m fxkit passes run NAME model.pt2` runs one on a file.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from fxkit.passes.canonicalise import Canonicalise
 from fxkit.passes.common_subexpression_elimination import CommonSubexpressionElimination
 from fxkit.passes.constant_folding import ConstantFolding
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
+from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.fold_batch_norm import FoldBatchNorm
 from fxkit.passes.merge_layers import MergeLayers
 from fxkit.passes.recompose import Recompose
+from fxkit.passes.type_propagation import TypePropagation
 
 SIMPLIFY: tuple[Pass, ...] = (
     Canonicalise(),
@@ -32,3 +37,38 @@ INFERENCE: tuple[Pass, ...] = (
 )
 """Everything that makes a graph smaller for inference; parameters and buffers are taken as
 constants."""
+
+TRAINING: tuple[Pass, ...] = (
+    Canonicalise(),
+    Recompose(),
+    CommonSubexpressionElimination(),
+    DeadCodeElimination(),
+)
+"""What keeps gradients, random numbers and running statistics; no parameter or buffer is taken as a
+constant."""
+
+QUANTIZATION_READY: tuple[Pass, ...] = (
+    Canonicalise(),
+    FoldBatchNorm(),
+    DecomposeToAten(),
+    CommonSubexpressionElimination(),
+    DeadCodeElimination(),
+)
+"""What a quantiser wants to find: no batch norms beside convolutions, every call an overload of
+ATen, each value computed once."""
+
+DEBUG: tuple[Pass, ...] = (
+    TypePropagation(),
+    Canonicalise(),
+    DeadCodeElimination(),
+)
+"""What makes a graph easier to read and keeps every number and every kept node's name."""
+
+PIPELINES: dict[str, tuple[Pass, ...]] = {
+    "simplify": SIMPLIFY,
+    "inference": INFERENCE,
+    "training": TRAINING,
+    "quantization-ready": QUANTIZATION_READY,
+    "debug": DEBUG,
+}
+"""The named orders."""

@@ -187,33 +187,28 @@ _OVERLOADS = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
 
 @graph_property
 def aten(gm: fx.GraphModule) -> Iterator[Complaint]:
-    """Every call on tensors is one of an operator's overload, such as `aten.add.Tensor`."""
+    """Every call of a known operator is one of its overload, such as `aten.add.Tensor`.
+
+    Of what nothing is known, `known_operators` tells.
+    """
     for node, call in _calls(gm):
-        is_overload = isinstance(
-            node.target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
-        )
-        if node.op == "call_function" and (is_overload or _is_plain_python(call)):
+        if isinstance(node.target, _OVERLOADS) or call.operator.is_opaque:
             continue
-        if not _sets_mode(node):
+        if not (node.op == "call_function" and _is_plain_python(call)):
             yield node, f"calls {_spelling(node)}, no overload"
 
 
 @graph_property
 def core_aten(gm: fx.GraphModule) -> Iterator[Complaint]:
-    """Every call on tensors is one of the core set (`fxkit.passes.core_operators`)."""
+    """Every call of a known operator is one of the core set (`fxkit.passes.core_operators`)."""
     for node, call in _calls(gm):
-        if (node.op == "call_function" and _is_plain_python(call)) or _sets_mode(node):
+        if call.operator.is_opaque or (node.op == "call_function" and _is_plain_python(call)):
             continue
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             yield node, f"calls {_spelling(node)}, no overload"
         elif not is_core(target):
             yield node, f"calls {target}, which is not in the core set"
-
-
-def _sets_mode(node: fx.Node) -> bool:
-    """Tell whether a call only switches a mode, such as that of gradients, and takes no tensor."""
-    return effects_of(node).is_global and not node.all_input_nodes
 
 
 def _is_plain_python(call: Call) -> bool:
@@ -225,7 +220,7 @@ def _spelling(node: fx.Node) -> str:
         return f"the module {node.target}"
     if node.op == "call_method":
         return f"the method .{node.target}"
-    return getattr(node.target, "__qualname__", None) or str(node.target)
+    return getattr(node.target, "__name__", None) or str(node.target)
 
 
 @graph_property

@@ -6,7 +6,6 @@ that the journal names. A snapshot becomes a module when somebody looks at it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -172,7 +171,7 @@ def _rebuild(gm: fx.GraphModule, deltas: Iterable[_Delta]) -> fx.GraphModule:
     for delta in deltas:
         order.apply(delta)
     graph = fx.Graph()
-    graph._codegen = copy.deepcopy(gm.graph._codegen)
+    graph.set_codegen(gm.graph._codegen)
     made: dict[fx.Node, fx.Node] = {}
     for node, (op, target, args, kwargs, name, meta, _) in order:
         new = graph.create_node(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -104,3 +106,9 @@ def test_inference_pipeline_on_the_block():
 def test_unknown_pass_names_the_known_ones():
     with pytest.raises(AttributeError, match="Canonicalise"):
         fxkit.passes.Canonicalize  # noqa: B018
+
+
+def test_passes_are_all_found_whichever_module_is_imported_first():
+    code = "import fxkit.passes.pipelines; from fxkit.passes import PASSES; print(*PASSES)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == list(PASSES)

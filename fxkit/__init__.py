@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fxkit.patterns.engine import find, rewrite
     from fxkit.patterns.reasons import explain
     from fxkit.patterns.rewriting import rule
-    from fxkit.tracing import capture, symbolic_trace
+    from fxkit.tracing import capture, opaque, symbolic_trace
     from fxkit.view import diff, draw, profile, tree
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "symbolic_trace": "fxkit.tracing",
     "capture": "fxkit.tracing",
+    "opaque": "fxkit.tracing",
     "graph": "fxkit.analysis.objects",
     "propagate_types": "fxkit.analysis.tensor_types",
     "TypeAnalysis": "fxkit.analysis.tensor_types",
@@ -62,6 +63,7 @@ __all__ = [
     "find",
     "graph",
     "lower",
+    "opaque",
     "passes",
     "profile",
     "propagate_types",

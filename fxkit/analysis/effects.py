@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.attributes import ABSENT, find_attribute
-from fxkit.ir.op import Attribute, Call, Operator, operator_of, resolve
+from fxkit.ir.op import Attribute, Call, Operator, operator_of, operator_of_overload, resolve
 from fxkit.ir.op_table import FRESH_RESULTS, MODE_FUNCTIONS, UNDECLARED_ALIASES
 from fxkit.ir.types import MEMORY_KEY, TensorType, type_of
 
@@ -92,10 +92,9 @@ def all_pure(graph: fx.Graph) -> bool:
     for (kind, target), nodes in graph._find_nodes_lookup_table.table.items():
         if not nodes or kind in ("placeholder", "get_attr", "output"):
             continue
-        if type(target) is torch._ops.OpOverload:
-            operator = operator_of(next(iter(nodes)))
-            if operator is not None and _is_always_pure(operator):
-                continue
+        operator = operator_of_overload(target)
+        if operator is not None and _is_always_pure(operator):
+            continue
         if any(effects_of(node) is not PURE for node in nodes):
             return False
     return True

@@ -45,6 +45,7 @@ __all__ = [
     "operator_name",
     "operator_named",
     "operator_of",
+    "operator_of_overload",
     "resolve",
 ]
 
@@ -92,13 +93,16 @@ def operator_of(node: fx.Node) -> Operator | None:
 
     Cost: below 1 µs for a call of an ATen overload, whether seen before or not; else `resolve`'s.
     """
-    target: Any = node.target
-    if type(target) is OpOverload and node.op == "call_function":
-        operator = _forms_of(target).operator
-        if operator is not None:
-            return operator
+    operator = operator_of_overload(node.target)
+    if operator is not None:
+        return operator
     call = resolve(node)
     return None if call is None else call.operator
+
+
+def operator_of_overload(target: Any) -> Operator | None:
+    """Return the operator of every call of an ATen overload; None when its arguments decide."""
+    return _forms_of(target).operator if type(target) is OpOverload else None
 
 
 def operator_name(spelling: Any) -> str:

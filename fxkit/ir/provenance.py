@@ -8,9 +8,10 @@ What rewrites did lies in `node.meta["fxkit_provenance"]`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import NamedTuple
 
 from torch import fx
 
@@ -37,8 +38,7 @@ class Source:
         return f"{PurePath(self.file).name}:{self.line} in {self.function}"
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(NamedTuple):
     """What a rewrite made a node from.
 
     Attributes:
@@ -82,7 +82,7 @@ def provenance_of(node: fx.Node) -> Provenance:
     return node.meta.get(KEY) or Provenance(replaced=(node.name,))
 
 
-def derive(new: fx.Node, originals: Iterable[fx.Node], by: str) -> None:
+def derive(new: fx.Node, originals: Sequence[fx.Node], by: str) -> None:
     """Record that `new` stands for `originals`; give it their source and module if it has none.
 
     Args:
@@ -90,25 +90,25 @@ def derive(new: fx.Node, originals: Iterable[fx.Node], by: str) -> None:
         originals: Nodes that it replaces, in graph order; the last one's source line is taken.
         by: Name of the rule or pass.
     """
-    originals = list(originals)
+    meta = new.meta
     replaced: dict[str, None] = {}
     history: dict[str, None] = {}
     for node in originals:
         before = node.meta.get(KEY)
         if before is None:
             replaced[node.name] = None
-            continue
-        replaced.update(dict.fromkeys(before.replaced))
-        history.update(dict.fromkeys(before.by))
+        else:
+            replaced.update(dict.fromkeys(before.replaced))
+            history.update(dict.fromkeys(before.by))
     history[by] = None
-    new.meta[KEY] = Provenance(tuple(replaced), tuple(history))
+    meta[KEY] = Provenance(tuple(replaced), tuple(history))
     for key in ("stack_trace", "nn_module_stack"):
-        if new.meta.get(key):
+        if meta.get(key):
             continue
         for node in reversed(originals):
             carried = node.meta.get(key)
             if carried:
-                new.meta[key] = carried
+                meta[key] = carried
                 break
 
 

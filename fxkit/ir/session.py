@@ -23,6 +23,7 @@ from fxkit.errors import RewriteError
 from fxkit.ir import provenance
 from fxkit.ir.journal import Entry, Journal, snapshot
 from fxkit.ir.printer import format_node, format_source
+from fxkit.ir.surgery import erase_node, insert_node, revive_node
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type
 from fxkit.ir.verifier import verify
@@ -112,8 +113,9 @@ class EditSession:
     ) -> fx.Node:
         """Insert a node of any kind; `call` is the short form."""
         place = self._place(before, after, args, kwargs)
-        with self.graph.inserting_before(place):
-            node = self.graph.create_node(op, target, args, kwargs, name=name)
+        if name is None:
+            name = self.graph._target_to_str(target)
+        node = insert_node(place, op, target, args, kwargs or {}, name)
         for operand in node._input_nodes:
             if not operand < place:
                 self._remove(node)
@@ -168,6 +170,7 @@ class EditSession:
             How many users were changed.
         """
         users = [u for u in old.users if u is not new and (where is None or where(u))]
+        entries = self.journal.entries
         for user in users:
             if user < new:
                 raise RewriteError(
@@ -179,7 +182,7 @@ class EditSession:
                 )
             undo = user._args, user._kwargs
             user.replace_input_with(old, new)
-            self._note("rewire", user, undo)
+            entries.append(("rewire", user, user.name, self.by, snapshot(user), undo))
         if TYPE_KEY not in new.meta and TYPE_KEY in old.meta:
             set_type(new, old.meta[TYPE_KEY])
         return len(users)
@@ -199,7 +202,7 @@ class EditSession:
                 hint="replace its uses first",
             )
         what, following = snapshot(node), node.next
-        self.graph.erase_node(node)
+        erase_node(node)
         self.journal.entries.append(("erase", node, node.name, self.by, what, following))
 
     def set_args(
@@ -372,12 +375,12 @@ class EditSession:
         if kind == "insert":
             self._remove(node)
         elif kind == "erase":
-            self._revive(node, undo, what[2], what[3])
+            revive_node(node, undo, what[2], what[3])
         else:
             node._update_args_kwargs(*undo)
 
     def _remove(self, node: fx.Node) -> None:
-        self.graph.erase_node(node)
+        erase_node(node)
         self._forget_name(node)
 
     def _forget_name(self, node: fx.Node) -> None:
@@ -391,14 +394,6 @@ class EditSession:
         node.name = name
         names._used_names.add(name)
         names._obj_to_name[node] = name
-
-    def _revive(self, node: fx.Node, following: fx.Node, args: Any, kwargs: Any) -> None:
-        """Put an erased node back where it was, as the same object."""
-        node._erased = False
-        self.graph._len += 1
-        self.graph._find_nodes_lookup_table.insert(node)
-        following.prepend(node)
-        node._update_args_kwargs(args, kwargs)
 
     def _place(
         self, before: fx.Node | None, after: fx.Node | None, args: Any, kwargs: Any

@@ -52,10 +52,13 @@ def _faults(gm: fx.GraphModule) -> Iterator[Fault]:
     defined: set[fx.Node] = set()
     names: set[str] = set()
     for node in nodes:
+        if not _is_plain(node, graph):
+            yield from _node_faults(gm, node)
+        for operand in node._input_nodes:
+            if operand not in defined or node not in operand.users:
+                yield from _operand_faults(node, defined)
         if node.name in names:
             yield node, f"expected unique names, got {node.name!r} twice", "rename one of them"
-        yield from _node_faults(gm, node)
-        yield from _operand_faults(node, defined)
         defined.add(node)
         names.add(node.name)
     for node in nodes:
@@ -86,6 +89,11 @@ def _is_before(operand: fx.Node, node: fx.Node) -> bool:
 
 
 _USE_EDIT = "change graphs through fxkit.edit, which keeps users and operands in step"
+
+
+def _is_plain(node: fx.Node, graph: fx.Graph) -> bool:
+    """Tell quickly that a node, its operands aside, has no fault: true of most nodes."""
+    return node.op == "call_function" and node.graph is graph and callable(node.target)
 
 
 def _node_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:

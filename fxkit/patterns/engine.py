@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from fxkit import config
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
-from fxkit.ir.op import Attribute, resolve
+from fxkit.ir.op import Attribute, operator_of, operator_of_overload
 from fxkit.ir.session import EditSession, edit
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.patterns.language import COMPUTES, computation
@@ -31,6 +30,7 @@ from fxkit.patterns.report import RewriteReport, Site, Tally
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.safety import Safety
 from fxkit.patterns.straight import find_match
+from fxkit.patterns.worklist import Worklist
 
 # A rule whose result it rewrites again and again, this often in a row, is taken to have no end.
 _MAX_GENERATIONS = 64
@@ -56,8 +56,8 @@ def find(
     matches = []
     with _collector_paused():
         for node in gm.graph.nodes:
-            call = resolve(node)
-            if call is None or call.name not in operators:
+            operator = operator_of(node)
+            if operator is None or operator.name not in operators:
                 continue
             found = find_match(searched, node, commute=commute)
             if found is not None and (where is None or where(found) is True):
@@ -139,45 +139,43 @@ class _Run:
         self.refusals: dict[tuple[str, str], str] = {}
         self.generation: dict[fx.Node, int] = {}
         self._safety: Safety | None = None
-        self._queue: list[tuple[int, Any, int, fx.Node, _Level]] = []
-        self._queued: set[tuple[fx.Node, int]] = set()
+        self._queue = Worklist(self._visits())
         self._refused: dict[fx.Node, int] = {}
         self._reads: dict[str, fx.Node] | None = None
 
     def report(self) -> RewriteReport:
-        self._fill()
         stopped = None
         while self._queue or self._retry():
             if self.limit is not None and len(self.sites) >= self.limit:
                 stopped = f"the limit of {self.limit} rewrites"
                 break
-            negated, _, _, node, level = heapq.heappop(self._queue)
-            self._queued.discard((node, -negated))
+            node, level = self._queue.pop()
             if not node._erased:
                 self._visit(node, level)
         refusals = tuple((rule, root, why) for (rule, root), why in self.refusals.items())
         return RewriteReport(tuple(self.sites), refusals, self.tallies, stopped)
 
-    def _fill(self) -> None:
-        """Queue every node of the graph; what is in order needs no heap yet."""
+    def _visits(self) -> Iterator[tuple[fx.Node, int, _Level]]:
+        """Yield where a rule may match; overloads that are no rule's root are passed over whole."""
         levels = self.levels
-        for node in self.graph.nodes:
-            call = resolve(node)
-            if call is not None and call.operator.name in levels:
-                for benefit, level in levels[call.operator.name]:
-                    self._queued.add((node, benefit))
-                    self._queue.append((-benefit, node._sort_key, id(node), node, level))
-        heapq.heapify(self._queue)
+        for (kind, target), nodes in self.graph._find_nodes_lookup_table.table.items():
+            if kind in ("placeholder", "get_attr", "output") or not nodes:
+                continue
+            operator = operator_of_overload(target)
+            if operator is not None and operator.name not in levels:
+                continue
+            for node in nodes:
+                operator = operator_of(node)
+                if operator is not None and operator.name in levels:
+                    for benefit, level in levels[operator.name]:
+                        yield node, benefit, level
 
     def _push(self, node: fx.Node) -> None:
         """Queue a node once for each benefit that a rule with its operator has."""
-        call = resolve(node)
-        if call is None:
-            return
-        for benefit, level in self.levels.get(call.name, ()):
-            if (node, benefit) not in self._queued:
-                self._queued.add((node, benefit))
-                heapq.heappush(self._queue, (-benefit, node._sort_key, id(node), node, level))
+        operator = operator_of(node)
+        if operator is not None and operator.name in self.levels:
+            for benefit, level in self.levels[operator.name]:
+                self._queue.push(node, benefit, level)
 
     def _retry(self) -> bool:
         """Queue once more what was refused before the latest rewrites: its users may be gone."""
@@ -241,17 +239,19 @@ class _Run:
 
     def _apply(self, candidate: Rule, match: Match) -> None:
         originals = list(match.nodes.values())
-        source = provenance.source_of(match.root)
+        root = match.root
+        source = provenance.source_of(root)
         with self.session.on_behalf_of(originals, candidate.name):
             inserted, values = self._insert(candidate, match)
-            users = [u for output in match.outputs for u in output.users]
+            users: list[fx.Node] = []
             for output, value in zip(match.outputs, values, strict=True):
-                self._substitute(output, value, originals)
-        gone = self._erase(originals, keep={v for v in values if isinstance(v, fx.Node)})
+                users.extend(output.users)
+                self._substitute(output, value, match.matched)
+        gone = self._erase(originals, values)
         self._grow_old(candidate, match, gone, inserted)
         self.sites.append(
-            Site(candidate.name, match.root.name, tuple(n.name for n in gone),
-                 tuple(n.name for n in inserted), None if source is None else str(source))
+            Site(candidate.name, root.name, tuple([n.name for n in gone]),
+                 tuple([n.name for n in inserted]), None if source is None else str(source))
         )  # fmt: skip
         if self.fixpoint:
             for node in (*inserted, *users):
@@ -292,19 +292,16 @@ class _Run:
             return match.values[template.reuses[node]]
 
         inserted: list[fx.Node] = []
+        insert, root = self.session.insert, match.root
         for node in template.body:
+            args = map_arg(node._args, substitute)
             if node.target is computation:
-                made[node] = node.meta[COMPUTES](*map_arg(node.args, substitute))
+                made[node] = node.meta[COMPUTES](*args)
                 continue
-            made[node] = self.session.insert(
-                node.op,
-                node.target,
-                map_arg(node.args, substitute),
-                map_arg(node.kwargs, substitute),
-                before=match.root,
-                name=node.name,
-            )
-            inserted.append(made[node])
+            kwargs = map_arg(node._kwargs, substitute) if node._kwargs else {}
+            new = insert(node.op, node.target, args, kwargs, before=root, name=node.name)
+            made[node] = new
+            inserted.append(new)
         values = [substitute(v) if isinstance(v, fx.Node) else v for v in template.values]
         self._type(inserted, match, values)
         if self._safety is not None:
@@ -335,10 +332,11 @@ class _Run:
             self._safety.inserted(read)
         return read
 
-    def _substitute(self, output: fx.Node, value: Any, matched: list[fx.Node]) -> None:
+    def _substitute(self, output: fx.Node, value: Any, matched: frozenset[fx.Node]) -> None:
         """Give the users of a result its new value; those that were matched too go anyway."""
         if isinstance(value, fx.Node):
-            self.session.replace_uses(output, value, where=lambda user: user not in matched)
+            is_outside = None if len(matched) == 1 else lambda user: user not in matched
+            self.session.replace_uses(output, value, where=is_outside)
             if self._safety is not None:
                 self._safety.substituted(output, value)
             return
@@ -349,7 +347,7 @@ class _Run:
                 map_arg(user.kwargs, lambda n: value if n is output else n),
             )
 
-    def _erase(self, originals: list[fx.Node], keep: set[fx.Node]) -> list[fx.Node]:
+    def _erase(self, originals: list[fx.Node], keep: list[Any]) -> list[fx.Node]:
         gone = []
         for node in reversed(originals):
             if not node.users and node not in keep:
@@ -381,9 +379,9 @@ class _Level:
             return self.rules
         found = set(self._anywhere)
         for operand in node._input_nodes:
-            call = resolve(operand)
-            if call is not None:
-                found.update(self._by_operand.get(call.operator.name, ()))
+            operator = operator_of(operand)
+            if operator is not None:
+                found.update(self._by_operand.get(operator.name, ()))
         return [self.rules[position] for position in sorted(found)]
 
 

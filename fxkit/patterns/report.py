@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fxkit.ir.text_table import aligned
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """One application of a rule.
 
     Attributes:

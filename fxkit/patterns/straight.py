@@ -26,7 +26,8 @@ class _Step(NamedTuple):
     Attributes:
         kind: `call`: it calls an operator (key) with arguments of these names (value); `load`: an
             argument is the node of another slot (value); `bind`: an argument is what a capture
-            (value) stands for; `equal`: an argument is a constant (value).
+            (value) stands for; `free`: the same, of a capture without demands that stands nowhere
+            else; `equal`: an argument is a constant (value).
         slot: The slot; there is one for each operation.
         key: The argument's name; for `call` the operator's.
         value: See `kind`.
@@ -71,7 +72,9 @@ def _run(pattern: Pattern, program: _Program, root: fx.Node) -> Match | None:
             given[slot] = call.arguments
             continue
         value = given[slot].get(key)
-        if kind == "bind":
+        if kind == "free":
+            bindings[wanted] = value
+        elif kind == "bind":
             if not _may_bind(pattern, root, bindings, wanted, value):
                 return None
             bindings[wanted] = value
@@ -81,10 +84,12 @@ def _run(pattern: Pattern, program: _Program, root: fx.Node) -> Match | None:
             slots[wanted] = value
         elif not _is_equal(wanted, value, slots[slot]):
             return None
-    if len(slots) > 1 and len(set(slots)) < len(slots):
+    if len(slots) == 1:
+        nodes: dict[Any, Any] = {operations[0]: root}
+        return Match(pattern, root, bindings, nodes, nodes)
+    if len(set(slots)) < len(slots):
         return None
-    pairs = sorted(zip(operations, slots, strict=True), key=_place_of)
-    nodes: dict[Any, Any] = dict(pairs)
+    nodes = dict(sorted(zip(operations, slots, strict=True), key=_place_of))
     return Match(pattern, root, bindings, nodes, nodes)
 
 
@@ -142,7 +147,8 @@ def _emit(
     yield _Step("call", slot, operation.operator, operation.arguments.keys())
     for key, value in operation.arguments.items():
         if isinstance(value, Capture):
-            yield _Step("bind", slot, key, value.name)
+            is_free = uses[value.name] == 1 and value.name not in pattern.operands
+            yield _Step("free" if is_free else "bind", slot, key, value.name)
         elif isinstance(value, Operation):
             is_new = value not in slots
             yield _Step("load", slot, key, slots.setdefault(value, len(slots)))

@@ -354,7 +354,7 @@ def test_work_is_proportional_to_the_graph(monkeypatch: pytest.MonkeyPatch) -> N
 
         return call
 
-    monkeypatch.setattr(engine, "resolve", counted("resolve", engine.resolve))
+    monkeypatch.setattr(engine, "operator_of", counted("resolve", engine.operator_of))
     monkeypatch.setattr(engine, "find_match", counted("match", engine.find_match))
     sets = engine.Safety.__init__.__globals__["EffectOrder"].__init__.__globals__["AliasSets"]
     monkeypatch.setattr(sets, "root", counted("root", sets.root))

@@ -224,7 +224,7 @@ def _tensors(value):
 
 
 PARTS = 40
-UNSTEADY = ("linalg.lstsq", "torch._scaled_mm")  # twice the same call, two results
+UNSTEADY = ("linalg.lstsq", "torch._scaled_mm", "empty")  # twice the same call, two results
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def _compared(sample: Sample) -> bool:
 
 def _is_repeatable(sample: Sample) -> bool:
     """Tell whether a call runs under autocast, without it, and draws nothing at random."""
-    if sample.name in UNSTEADY:
+    if any(name in sample.name for name in UNSTEADY):
         return False
     try:
         sample.run()

@@ -7,7 +7,7 @@ formula is None, never zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,9 +51,39 @@ def cost_of(node: fx.Node) -> Cost:
         node: Any node. Placeholders, `get_attr`, the output, views and Python values are free.
     """
     call = resolve(node)
-    if call is None or _is_free(node, call):
+    if call is None or (call.name not in _FORMULAS and _is_free(node, call)):
         return FREE
     return Cost(_flops(node, call), _bytes(node, call))
+
+
+FlopFormula = Callable[[fx.Node, Mapping[str, Any]], int]
+"""Takes a call's node and the types of its arguments by name; returns operations."""
+
+_FORMULAS: dict[str, FlopFormula] = {}
+
+
+def flop_formula(operator: str) -> Callable[[FlopFormula], FlopFormula]:
+    """Say how many operations an operator takes; a decorator.
+
+    Args:
+        operator: The operator's identity, such as `"mylib.fused_mlp"`.
+
+    Example:
+        >>> @flop_formula("mylib.fused_mlp")
+        ... def count(node, types):
+        ...     return 2 * types["x"].numel * types["weight"].shape[0]
+    """
+
+    def register(formula: FlopFormula) -> FlopFormula:
+        _FORMULAS[operator] = formula
+        return formula
+
+    return register
+
+
+def _by_formula(node: fx.Node, call: Call) -> int:
+    types = {name: type_of_operand(v, node.graph) for name, v in call.arguments.items()}
+    return _FORMULAS[call.name](node, types)
 
 
 def _is_free(node: fx.Node, call: Call) -> bool:
@@ -108,6 +138,8 @@ def _gathered_bytes(node: fx.Node, call: Call, result: Any, otherwise: int) -> i
 
 
 def _flops(node: fx.Node, call: Call) -> int | None:
+    if call.name in _FORMULAS:
+        return _by_formula(node, call)
     overload = call.operator.overload
     if overload is None:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import linecache
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,26 +31,40 @@ class Instrumented:
 
     Attributes:
         nodes: The nodes in the order they run.
-        timed: Takes the graph's inputs; returns its output and the clock in nanoseconds before
-            the first node and after each one.
+        timed: Takes the graph's inputs; returns its output and what the clock said, first before
+            the first node and last after the last one.
+        spans: For each node that is timed the positions of its two readings of the clock.
         observed: Takes an observer and the graph's inputs; calls it after each node with the
             node's position and value, and with None for values that are dropped there.
         source: The text of `timed`.
     """
 
     nodes: tuple[fx.Node, ...]
-    timed: Callable[..., tuple[Any, tuple[int, ...]]]
+    timed: Callable[..., tuple[Any, tuple[Any, ...]]]
+    spans: Mapping[int, tuple[int, int]]
     observed: Callable[..., Any]
     source: str
 
 
-def instrument(gm: fx.GraphModule) -> Instrumented:
-    """Write a graph as timed code; the graph module is not changed."""
+def instrument(
+    gm: fx.GraphModule,
+    *,
+    clock: Callable[[], Any] = time.perf_counter_ns,
+    only: Collection[int] | None = None,
+) -> Instrumented:
+    """Write a graph as timed code; the graph module is not changed.
+
+    Args:
+        gm: The graph.
+        clock: What is called between the statements.
+        only: Positions of the nodes to time; all when left out.
+    """
     nodes = tuple(gm.graph.nodes)
-    writer = _Writer(gm, nodes)
+    wanted = range(len(nodes)) if only is None else only
+    writer = _Writer(gm, nodes, clock, wanted)
     timed, source = writer.compile("timed")
     observed, _ = writer.compile("observed")
-    return Instrumented(nodes, timed, observed, source)
+    return Instrumented(nodes, timed, writer.spans, observed, source)
 
 
 def graph_inputs(
@@ -93,12 +107,20 @@ def _bound(placeholders: list[fx.Node], args: tuple[Any, ...], kwargs: dict[str,
 class _Writer:
     """Writes the statements of a graph, and the names that they refer to."""
 
-    def __init__(self, gm: fx.GraphModule, nodes: tuple[fx.Node, ...]) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        nodes: tuple[fx.Node, ...],
+        clock: Callable[[], Any],
+        wanted: Collection[int],
+    ) -> None:
         self._gm = gm
+        self._stamped = _stamped(len(nodes), wanted)
+        self.spans = {i: (self._stamped[i], self._stamped[i + 1]) for i in wanted}
         self._nodes = nodes
         self._names = {node: f"v{i}" for i, node in enumerate(nodes)}
         self._liveness = Liveness(gm.graph)
-        self._globals: dict[str, Any] = {"clock": time.perf_counter_ns, "root": gm}
+        self._globals: dict[str, Any] = {"clock": clock, "root": gm}
         self._known: dict[int, str] = {}
 
     def compile(self, kind: str) -> tuple[Callable[..., Any], str]:
@@ -115,7 +137,7 @@ class _Writer:
         first = ["see"] if kind == "observed" else []
         yield f"def {kind}({', '.join([*first, *inputs])}):"
         if kind == "timed":
-            yield "    t = clock()"
+            yield "    t0 = clock()"
         for i, node in enumerate(self._nodes):
             if node.op != "placeholder":
                 yield f"    v{i} = {self._expression(node)}"
@@ -124,11 +146,11 @@ class _Writer:
             dead = [n for n in self._liveness.dying_at(node) if node.op != "output"]
             if dead:
                 yield f"    {' = '.join(self._names[n] for n in dead)} = None"
-            if kind == "timed":
-                yield f"    t{i} = clock()"
+            if kind == "timed" and i + 1 in self._stamped:
+                yield f"    t{self._stamped[i + 1]} = clock()"
         result = next((self._names[n] for n in self._nodes if n.op == "output"), "None")
-        stamps = "".join(f", t{i}" for i in range(len(self._nodes)))
-        yield f"    return {result}, (t{stamps},)" if kind == "timed" else f"    return {result}"
+        stamps = "".join(f"t{i}, " for i in range(len(self._stamped)))
+        yield f"    return {result}, ({stamps})" if kind == "timed" else f"    return {result}"
 
     def _expression(self, node: fx.Node) -> str:
         if node.op == "get_attr":
@@ -181,6 +203,12 @@ class _Writer:
             self._known[id(value)] = name
             self._globals[name] = value
         return self._known[id(value)]
+
+
+def _stamped(count: int, wanted: Collection[int]) -> dict[int, int]:
+    """Number the places where the clock is read: 0 lies before all nodes, i + 1 behind node i."""
+    places = {0, count}.union(*((i, i + 1) for i in wanted))
+    return {place: number for number, place in enumerate(sorted(places))}
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -3,94 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fxkit.errors import UnsupportedError
+from fxkit.view.charts import Chart, memory_timeline, roofline
+from fxkit.view.chrome_trace import trace_events
 from fxkit.view.labels import clip, short_operator
-from fxkit.view.page import escape, fragment_page, notebook_bundle
+from fxkit.view.page import escape, fragment_page, notebook_bundle, write_file
+from fxkit.view.peaks import Peaks, measure_peaks
+from fxkit.view.profile_comparison import Comparison, compare
+from fxkit.view.profile_rows import SORTS, Entry, Row, grouped
 from fxkit.view.text_table import duration, percent, plural, quantity, table
 
 VERSION = 1
 """Version of the dictionaries that `Profile.to_dict` returns."""
 
 METRICS = ("time", "flops", "bytes", "memory")
-GROUPINGS = ("node", "module", "op")
-
-_SORTS: dict[str, Callable[[Entry], float]] = {
-    "time": lambda entry: -(entry.seconds or 0.0),
-    "flops": lambda entry: -(entry.flops or 0),
-    "bytes": lambda entry: -(entry.bytes or 0),
-    "memory": lambda entry: -(entry.live_bytes or 0),
-    "order": lambda entry: 0.0,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One node.
-
-    Attributes:
-        name: The node's name.
-        operator: Identity of its operator.
-        module: Path of the module it ran in.
-        type: Shape and dtype of its value.
-        family: One of `fxkit.view.labels.FAMILIES`.
-        source: The user's line.
-        seconds: Median time.
-        low: First quartile of the time.
-        high: Third quartile of the time.
-        flops: Floating point operations; None when there is no formula for them.
-        bytes: Bytes that have to be read and written at least; None when not known.
-        live_bytes: Bytes of values, made by nodes, that are alive while it runs.
-        computes: For a kernel the names of the nodes that it computes.
-    """
-
-    name: str
-    operator: str
-    module: str
-    type: str
-    family: str
-    source: str
-    seconds: float | None
-    low: float | None
-    high: float | None
-    flops: int | None
-    bytes: int | None
-    live_bytes: int | None
-    computes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of a table: a node, or all nodes of a module or an operator.
-
-    Attributes:
-        key: Name of the node, module or operator.
-        operator: Identity of the operator, where there is one.
-        type: Shape and dtype, for a node.
-        nodes: How many nodes it stands for.
-        seconds: Sum of their medians; None when time was not measured.
-        flops: Sum of what is known; None when nothing is.
-        uncounted: How many of its nodes have no FLOP formula.
-        bytes: Sum of what is known; None when nothing is.
-        live_bytes: Largest of theirs.
-        computes: For a kernel the names of the nodes that it computes.
-    """
-
-    key: str
-    operator: str
-    type: str
-    nodes: int
-    seconds: float | None
-    flops: int | None
-    uncounted: int
-    bytes: int | None
-    live_bytes: int | None
-    computes: tuple[str, ...] = ()
+GROUPINGS = ("node", "module", "op", "region")
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,14 +32,19 @@ class Profile:
     Attributes:
         title: What was measured.
         rows: One for each node, in the order they run; inputs, constants and the output left out.
-        end_to_end: Median seconds of a call of the module itself, without timers.
+        end_to_end: Typical seconds of a call of the module itself, without timers: the mean over
+            the middle half of the runs.
         quartiles: First and third quartile of the seconds of such a call.
-        instrumented: Median seconds of a run with timers.
+        instrumented: Typical seconds of a run with timers.
         peak_bytes: The most bytes of values that were alive at once, made by nodes: inputs and
             parameters are not counted, memory inside an operator is not seen.
         warmup: Runs that were not counted.
-        iters: Runs that medians were taken of.
+        iters: Runs, of whose middle half means were taken.
         threads: Threads that torch used.
+        peak_holders: The nodes that hold `peak_bytes`, with the bytes of each, most first.
+        allocator_peak: The most bytes that torch's allocator handed out at once during a call,
+            memory inside of operators included; None where it can't be told.
+        device: Where the work was done.
     """
 
     title: str
@@ -119,11 +56,24 @@ class Profile:
     warmup: int
     iters: int
     threads: int
+    peak_holders: tuple[tuple[str, int], ...] = ()
+    allocator_peak: int | None = None
+    device: str = "cpu"
 
     @property
     def node_seconds(self) -> float:
-        """Sum of the nodes' median times."""
+        """Sum of the nodes' times."""
         return sum(row.seconds or 0.0 for row in self.rows)
+
+    @property
+    def peak_with_workspace(self) -> int | None:
+        """The most bytes of live values and of memory inside operators at once."""
+        known = [
+            (row.live_bytes or 0) + row.workspace_bytes
+            for row in self.rows
+            if row.workspace_bytes is not None
+        ]
+        return max(known, default=None)
 
     @property
     def overhead(self) -> float | None:
@@ -144,20 +94,18 @@ class Profile:
         Args:
             sort_by: `"time"`, `"flops"`, `"bytes"`, `"memory"`, or `"order"` as they run.
             group_by: `"node"`; `"op"`, by operator; `"module"`, by module, numbers in paths
-                taken as one, so that the layers of a stack are added up.
+                taken as one, so that the layers of a stack are added up; `"region"`, by the
+                compiled kernel's region.
 
         Raises:
             UnsupportedError: One of them is none of these.
         """
-        if sort_by not in _SORTS or group_by not in GROUPINGS:
+        if sort_by not in SORTS or group_by not in GROUPINGS:
             raise UnsupportedError(
-                f"expected sort_by out of {', '.join(_SORTS)} and group_by out of "
+                f"expected sort_by out of {', '.join(SORTS)} and group_by out of "
                 f"{', '.join(GROUPINGS)}, got {sort_by!r} and {group_by!r}"
             )
-        groups: dict[str, list[Row]] = {}
-        for row in self.rows:
-            groups.setdefault(_key(row, group_by), []).append(row)
-        return sorted((_entry(key, rows) for key, rows in groups.items()), key=_SORTS[sort_by])
+        return sorted(grouped(self.rows, group_by), key=SORTS[sort_by])
 
     def table(
         self, *, sort_by: str = "time", group_by: str = "node", limit: int | None = 30
@@ -165,10 +113,10 @@ class Profile:
         """Return a text table under a summary; `limit` lines, what is left out is counted."""
         entries = self.entries(sort_by=sort_by, group_by=group_by)
         shown = entries if limit is None else entries[:limit]
-        title = {"node": "node", "module": "module", "op": "operator"}[group_by]
+        title = "operator" if group_by == "op" else group_by
         headers = [title, "operator", "output", "nodes", "time", "share", "FLOP", "FLOP/s", "bytes"]
         rows = [self._cells(entry) for entry in shown]
-        dropped = {"node": [3], "module": [1, 2], "op": [1, 2]}[group_by]
+        dropped = {"node": [3], "region": [2]}.get(group_by, [1, 2])
         keep = [i for i in range(len(headers)) if i not in dropped]
         body = table(
             [headers[i] for i in keep],
@@ -188,7 +136,7 @@ class Profile:
         ]
         if self.end_to_end is not None:
             share = percent(self.node_seconds, self.end_to_end)
-            lines[0] += f", median of {self.iters} runs after {self.warmup} to warm up"
+            lines[0] += f", {plural(self.iters, 'run')} after {self.warmup} to warm up"
             lines.append(
                 f"end-to-end {duration(self.end_to_end)}; sum of nodes "
                 f"{duration(self.node_seconds)} ({share}); timers add {self._overhead_text()}"
@@ -201,6 +149,30 @@ class Profile:
             where = max(self.rows, key=lambda row: row.live_bytes or 0, default=None)
             at = f", while %{where.name} runs" if where else ""
             lines.append(f"peak of live values {quantity(self.peak_bytes, 'B')}{at}")
+            lines.extend(self._memory_lines())
+        return [*lines, *self._marks()]
+
+    def _memory_lines(self) -> list[str]:
+        held = [f"%{name} {quantity(size, 'B')}" for name, size in self.peak_holders[:4]]
+        more = len(self.peak_holders) - len(held)
+        lines = [f"held by {', '.join(held)}{f' and {more} more' if more else ''}"] if held else []
+        if self.allocator_peak is not None:
+            inside = self.peak_with_workspace
+            words = f", with memory inside operators {quantity(inside, 'B')}" if inside else ""
+            lines.append(f"allocator's peak {quantity(self.allocator_peak, 'B')}{words}")
+        return ["; ".join(lines)] if lines else []
+
+    def _marks(self) -> list[str]:
+        reused = sum(row.is_reused for row in self.rows)
+        bound = sum(row.is_launch_bound for row in self.rows)
+        lines = []
+        if reused:
+            measured = len(self.rows) - reused
+            lines.append(
+                f"{plural(measured, 'node')} measured; times marked * are the baseline's: {reused}"
+            )
+        if bound:
+            lines.append(f"times marked ! are bound by their launch: {plural(bound, 'node')}")
         return lines
 
     @property
@@ -243,7 +215,7 @@ class Profile:
             clip(" + ".join(entry.computes) or entry.operator, 34),
             clip(entry.type, 28),
             str(entry.nodes),
-            duration(entry.seconds),
+            f"{duration(entry.seconds)}{_signs(entry)}",
             percent(entry.seconds or 0.0, self.node_seconds),
             quantity(entry.flops) + mark,
             quantity(rate) if rate else "",
@@ -269,6 +241,10 @@ class Profile:
             "warmup": self.warmup,
             "iters": self.iters,
             "threads": self.threads,
+            "device": self.device,
+            "peak_holders": [list(holder) for holder in self.peak_holders],
+            "allocator_peak": self.allocator_peak,
+            "peak_with_workspace": self.peak_with_workspace,
             "nodes": [asdict(row) for row in self.rows],
         }
 
@@ -327,72 +303,60 @@ class Profile:
     def export_chrome_trace(self, path: str | Path) -> Path:
         """Write a trace that Perfetto and `chrome://tracing` open: nodes, modules, live memory.
 
-        Each node has its median time; they are put one after another.
+        Each node has its typical time; they are put one after another.
         """
-        path = Path(path)
-        events = list(_trace_events(self.rows))
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-        return path
+        events = list(trace_events(self.rows))
+        return write_file(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
+    def compare(self, other: Profile, *, group_by: str = "op") -> Comparison:
+        """Set this profile, the one before, beside another one, the one after."""
+        if group_by not in GROUPINGS:
+            raise UnsupportedError(
+                f"expected group_by out of {', '.join(GROUPINGS)}, got {group_by!r}"
+            )
+        return compare(self, other, group_by)
 
-def _key(row: Row, group_by: str) -> str:
-    if group_by == "node":
-        return row.name
-    if group_by == "op":
-        return "compiled kernels" if row.family == "kernel" else row.operator
-    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", row.module) or "(top level)"
+    def roofline(self, peaks: Peaks | None = None) -> Chart:
+        """Return a chart of how near each node comes to what the device can do.
 
+        Args:
+            peaks: What the device can do; measured here, in a fraction of a second, when left out.
+        """
+        roofs = peaks or measure_peaks(self.device)
+        return roofline(self.rows, roofs, self.title)
 
-def _entry(key: str, rows: Sequence[Row]) -> Entry:
-    operators = {row.operator for row in rows}
-    return Entry(
-        key=key,
-        operator=rows[0].operator if len(operators) == 1 else "",
-        type=rows[0].type if len(rows) == 1 else "",
-        nodes=len(rows),
-        computes=rows[0].computes if len(rows) == 1 else (),
-        seconds=_sum([row.seconds for row in rows]),
-        flops=_sum([row.flops for row in rows]),
-        uncounted=sum(row.flops is None for row in rows),
-        bytes=_sum([row.bytes for row in rows]),
-        live_bytes=max(
-            (row.live_bytes for row in rows if row.live_bytes is not None), default=None
-        ),
-    )
+    def memory_timeline(self) -> Chart:
+        """Return a chart of the bytes that are live while each node runs."""
+        return memory_timeline(self.rows, self.peak_bytes or 0, self.peak_holders, self.title)
 
-
-def _sum(values: Sequence[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _trace_events(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    for number, name in enumerate(("nodes", "modules")):
-        yield {"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": name}}
-    now = 0.0
-    opened: list[tuple[str, float]] = []
-    for row in rows:
-        parts = row.module.split(".") if row.module else []
-        paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
-        while opened and (len(opened) > len(paths) or opened[-1][0] != paths[len(opened) - 1]):
-            yield _span(*opened.pop(), now, 1)
-        opened.extend((path, now) for path in paths[len(opened) :])
-        spent = (row.seconds or 0.0) * 1e6
-        details = {"operator": row.operator, "output": row.type, "source": row.source}
-        details |= {"flops": row.flops, "bytes": row.bytes}
-        yield {**_span(row.name, now, now + spent, 0), "args": details}
-        if row.live_bytes is not None:
-            yield {
-                "ph": "C",
-                "pid": 1,
-                "ts": now,
-                "name": "live",
-                "args": {"bytes": row.live_bytes},
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one flat dictionary a node, with arithmetic intensity and share of the time."""
+        whole = self.node_seconds
+        return [
+            {
+                **asdict(row),
+                "computes": " ".join(row.computes),
+                "intensity": row.intensity,
+                "share": (row.seconds or 0.0) / whole if whole else None,
             }
-        now += spent
-    while opened:
-        yield _span(*opened.pop(), now, 1)
+            for row in self.rows
+        ]
+
+    def to_pandas(self) -> Any:
+        """Return `to_rows()` as a pandas DataFrame.
+
+        Raises:
+            UnsupportedError: pandas isn't installed.
+        """
+        try:
+            import pandas  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise UnsupportedError(
+                "expected pandas to be installed, got no such module",
+                hint="pip install pandas, or take to_rows(), which needs nothing",
+            ) from error
+        return pandas.DataFrame(self.to_rows())
 
 
-def _span(name: str, start: float, end: float, thread: int) -> dict[str, Any]:
-    return {"ph": "X", "pid": 1, "tid": thread, "name": name, "ts": start, "dur": end - start}
+def _signs(entry: Entry) -> str:
+    return ("*" if entry.reused else "") + ("!" if entry.launch_bound else "")

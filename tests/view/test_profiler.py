@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import sys
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fxkit.analysis import cost
 from fxkit.errors import UnsupportedError
-from fxkit.view import Profile, profile
+from fxkit.view import Profile, profile, profiler
+from fxkit.view.clocks import EventClock
 from fxkit.view.instrument import graph_inputs, instrument
+from fxkit.view.peaks import Peaks, measure_peaks
 from tests.view import models
 
 
@@ -264,3 +271,189 @@ def test_chrome_trace_nests_modules_over_nodes(tmp_path: Path) -> None:
         for e in inside
     )
     assert any(e["ph"] == "C" for e in events)
+
+
+def test_the_nodes_add_up_to_the_run_that_was_timed() -> None:
+    with torch.no_grad():
+        found = profile(models.stack(3), models.stack_args(), warmup=1, iters=8)
+    assert found.instrumented is not None
+    quiet = [row for row in found.rows if row.seconds is None]
+    assert not quiet
+    assert 0.5 * found.instrumented < found.node_seconds <= found.instrumented * 1.001
+
+
+def test_only_what_changed_is_measured_again() -> None:
+    gm = models.stack(2)
+    first = quick(gm, models.stack_args())
+    again = quick(gm, models.stack_args(), baseline=first)
+    assert all(row.is_reused for row in again.rows)
+    assert again.end_to_end is not None
+    assert [row.seconds for row in again.rows] == [row.seconds for row in first.rows]
+    changed = copy.deepcopy(gm)
+    node = next(n for n in changed.graph.nodes if n.name == "gelu_1")
+    node.target = F.silu
+    node.kwargs = {}
+    changed.recompile()
+    third = quick(changed, models.stack_args(), baseline=first)
+    assert [row.name for row in third.rows if not row.is_reused] == ["gelu_1"]
+    assert "1 node measured" in third.table()
+    wider = quick(gm, (torch.arange(8).view(2, 4), torch.zeros(4, 4)), baseline=first)
+    assert not [row.name for row in wider.rows if row.is_reused]
+
+
+def test_timed_code_reads_the_clock_around_the_wanted_nodes_only() -> None:
+    gm = fx.symbolic_trace(nn.Sequential(nn.ReLU(), nn.Tanh(), nn.Sigmoid()))
+    readings = iter(range(100))
+    code = instrument(gm, clock=lambda: next(readings), only=[2])
+    _, stamps = code.timed(torch.ones(2))
+    assert stamps == (0, 1, 2, 3)
+    assert code.spans == {2: (1, 2)}
+
+
+def test_peak_memory_is_that_of_the_allocator() -> None:
+    class Wide(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            a = torch.sin(x)
+            b = torch.softmax(a @ a.transpose(0, 1), -1)
+            return (b @ a).sum()
+
+    found = quick(fx.symbolic_trace(Wide()), (torch.randn(128, 64),))
+    assert found.allocator_peak is not None
+    assert found.peak_bytes is not None
+    inside = found.peak_with_workspace
+    assert inside is not None
+    assert abs(inside - found.allocator_peak) <= 0.05 * found.allocator_peak
+    assert abs(found.peak_bytes - found.allocator_peak) <= 0.05 * found.allocator_peak
+    assert dict(found.peak_holders) == {"sin": 128 * 64 * 4, "matmul": 65536, "softmax": 65536}
+    assert sum(size for _, size in found.peak_holders) == found.peak_bytes
+
+
+def test_memory_inside_an_operator_is_told() -> None:
+    class Sorts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.inv(x)
+
+    (row,) = quick(fx.symbolic_trace(Sorts()), (torch.eye(64),)).rows
+    assert row.workspace_bytes is not None
+    assert row.workspace_bytes > 0
+
+
+class Event:
+    """Stands for an event of a device on which each piece of work takes a microsecond."""
+
+    reached = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.reached += 1
+        self.at = Event.reached
+
+    def elapsed_time(self, other: Event) -> float:
+        return (other.at - self.at) * 1e-3
+
+
+def test_work_on_a_device_is_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[Any] = []
+    events = SimpleNamespace(Event=Event, synchronize=waits.append)
+    device = torch.device("cpu")
+    monkeypatch.setattr(profiler, "clock_for", lambda where: EventClock(where, events))
+    found = quick(models.stack(1), models.stack_args(), device=device)
+    assert {round((row.seconds or 0) * 1e9) for row in found.rows} == {1000}
+    assert waits
+    assert all(row.is_launch_bound for row in found.rows)
+    assert "bound by their launch" in found.table()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_device_is_measured() -> None:
+    gm = models.stack(2).cuda()
+    found = quick(gm, tuple(arg.cuda() for arg in models.stack_args()))
+    assert found.device.startswith("cuda")
+    assert all(row.seconds is not None for row in found.rows)
+    assert found.allocator_peak
+
+
+def test_intensity_and_flat_rows() -> None:
+    found = quick(fx.symbolic_trace(nn.Linear(16, 32)), (torch.ones(8, 16),))
+    (row,) = found.to_rows()
+    assert row["intensity"] == pytest.approx(8192 / (4 * (128 + 512 + 32 + 256)))
+    assert row["share"] == 1.0
+
+
+def test_pandas_is_given_the_rows_or_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = quick(models.stack(1), models.stack_args())
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    assert found.to_pandas() == found.to_rows()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UnsupportedError, match="pip install pandas"):
+        found.to_pandas()
+
+
+def test_charts_show_each_node(tmp_path: Path) -> None:
+    found = quick(models.stack(1), models.stack_args())
+    roofs = Peaks(1e11, 1e10, "given")
+    chart = found.roofline(roofs)
+    root = ET.fromstring(chart)
+    titles = {"".join(e.itertext()) for e in root.iter("{http://www.w3.org/2000/svg}title")}
+    assert any(title.startswith("gelu\n") for title in titles)
+    assert "100 GFLOP/s" in chart
+    live = found.memory_timeline()
+    shown = list(ET.fromstring(live).iter("{http://www.w3.org/2000/svg}title"))
+    assert len(shown) == len(found.rows)
+    assert live.save(tmp_path / "live.svg").read_text() == live
+    assert set(chart._repr_mimebundle_()) == {"image/svg+xml", "text/plain"}
+
+
+def test_a_device_is_measured() -> None:
+    peaks = measure_peaks(size=64)
+    assert peaks.flops_per_second > 1e6
+    assert peaks.bytes_per_second > 1e6
+    assert "measured" in peaks.how
+
+
+def test_two_profiles_are_compared() -> None:
+    before, after = (quick(models.stack(n), models.stack_args()) for n in (2, 1))
+    found = before.compare(after)
+    linear = next(line for line in found.lines if line.key == "aten.linear")
+    assert (linear.nodes_before, linear.nodes_after) == (9, 5)
+    assert found.whole["nodes"] == (28, 15)
+    assert "nodes: 28 → 15 (-46.4 %)" in str(found)
+    assert json.dumps(found.to_dict())
+    with pytest.raises(UnsupportedError, match="expected group_by out of"):
+        before.compare(after, group_by="colour")
+
+
+def test_kernels_are_grouped_by_region() -> None:
+    found = quick(models.stack(1), models.stack_args())
+    kernel = replace(found.rows[0], name="region_0", computes=("add", "gelu"))
+    some = replace(found, rows=(kernel, *found.rows[1:]))
+    keys = {entry.key: entry.nodes for entry in some.entries(group_by="region")}
+    assert keys == {"region_0": 1, "in no region": len(found.rows) - 1}
+
+
+def test_an_operator_may_bring_its_own_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "_FORMULAS", {})
+    gm = fx.symbolic_trace(nn.MaxPool2d(2))
+    (row,) = quick(gm, (torch.ones(1, 1, 4, 4),)).rows
+    assert row.flops is None
+
+    @cost.flop_formula(row.operator)
+    def count(node: fx.Node, types: Any) -> int:
+        return types["self"].numel
+
+    (row,) = quick(gm, (torch.ones(1, 1, 4, 4),)).rows
+    assert row.flops == 16
+
+
+def test_flops_of_an_attention_block_are_those_of_the_formulas() -> None:
+    rows = quick(models.stack(1), models.stack_args()).rows
+    batch, length, width = 2, 3, 8
+    tokens = batch * length
+    by_name = {row.name: row.flops for row in rows}
+    assert by_name["layers_0_query"] == 2 * tokens * width * width
+    assert by_name["matmul"] == 2 * batch * length * length * width
+    assert by_name["layers_0_down"] == 2 * tokens * 2 * width * width
+    assert by_name["head"] == 2 * tokens * width * 32

@@ -1,0 +1,73 @@
+"""Clocks for timed code: the processor's, and events in the stream of an accelerator.
+
+Work on an accelerator is only queued when a call returns. An event in the stream says when the
+device got there; the processor's clock, read beside it, says how long the queueing took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one run of timed code said.
+
+    Attributes:
+        device: Nanoseconds on the device that does the work, at each reading.
+        host: Nanoseconds on the processor, at each reading.
+    """
+
+    device: Sequence[int]
+    host: Sequence[int]
+
+
+class HostClock:
+    """The processor's clock: work is done when a call returns."""
+
+    tick: Callable[[], Any] = staticmethod(time.perf_counter_ns)
+
+    def read(self, ticks: Sequence[Any]) -> Reading:
+        """Return the readings of a run."""
+        return Reading(ticks, ticks)
+
+    def wait(self) -> None:
+        """Wait until all work is done: it is."""
+
+
+class EventClock:
+    """Events in the current stream of a CUDA device."""
+
+    def __init__(self, device: torch.device, events: Any = None) -> None:
+        self._device = device
+        self._events = events if events is not None else torch.cuda
+
+    def tick(self) -> tuple[Any, int]:
+        """Put an event into the stream, and read the processor's clock."""
+        event = self._events.Event(enable_timing=True)
+        event.record()
+        return event, time.perf_counter_ns()
+
+    def read(self, ticks: Sequence[tuple[Any, int]]) -> Reading:
+        """Wait for the events of a run, and return when they were reached."""
+        self.wait()
+        first = ticks[0][0]
+        reached = [round(first.elapsed_time(event) * 1e6) for event, _ in ticks]
+        return Reading(reached, [host for _, host in ticks])
+
+    def wait(self) -> None:
+        """Wait until the device has done all work."""
+        self._events.synchronize(self._device)
+
+
+Clock = HostClock | EventClock
+
+
+def clock_for(device: torch.device) -> Clock:
+    """Return the clock that tells the time of work on a device."""
+    return EventClock(device) if device.type == "cuda" else HostClock()

@@ -146,3 +146,31 @@ class BuildError(FxkitError):
 
 class NumericsError(FxkitError):
     """Two programs that have to agree differ in value, shape, dtype, stride or gradient."""
+
+
+class CounterexampleError(NumericsError):
+    """A rule changes what a program does; the smallest program found that shows it.
+
+    Args:
+        message: How the results differ.
+        code: A script that makes the program and its inputs, rewrites it and compares.
+        node: The program, as text.
+        source: The rule's file.
+        hint: The inputs.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        node: str | None = None,
+        source: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, node=node, source=source, hint=hint)
+        self.code = code
+
+    def __str__(self) -> str:
+        indented = "\n".join(f"    {line}".rstrip() for line in self.code.splitlines())
+        return f"{super().__str__()}\n  code:\n{indented}"

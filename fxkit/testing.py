@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.analysis.equivalence import Comparison, assert_equivalent, clone_inputs, compare
+from fxkit.analysis.equivalence import Comparison, assert_equivalent, compare
 from fxkit.analysis.reduction import Minified, minify
 from fxkit.analysis.reproducer import write_reproducer
 from fxkit.analysis.tensor_types import propagate_types
-from fxkit.errors import NumericsError, RewriteError
-from fxkit.ir.printer import format_graph, format_value
-from fxkit.ir.types import TensorType
+from fxkit.errors import RewriteError
+from fxkit.ir.printer import format_graph
+from fxkit.patterns.counterexamples import counterexample, tried
 from fxkit.patterns.engine import rewrite
 from fxkit.patterns.inputs import captures_of, make_operands, operand_cases, pattern_module
 from fxkit.patterns.lint import Finding, lint_rules
@@ -68,7 +68,8 @@ def prove(rule: Rule, *, trials: int = 60, seed: int = 0) -> int:
         How many inputs the rule accepted and were compared.
 
     Raises:
-        NumericsError: With the inputs, when the two sides differ.
+        CounterexampleError: When the two sides differ, with the smallest program and inputs found
+            that show it, as text and as a script.
         RewriteError: When the rule accepted no input at all, so that nothing is proven.
     """
     variants = plain_variants(rule.pattern)
@@ -103,26 +104,11 @@ def _prove_on(rule: Rule, variant: Rule, values: dict[str, Any]) -> bool:
     tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and n in used}
     before = pattern_module(variant, values)
     args = tuple(tensors.values())
-    try:
-        before(*clone_inputs(args))
-    except (RuntimeError, TypeError, IndexError):
-        return False
-    after = copy.deepcopy(before)
-    propagate_types(after, args)
-    if rewrite(after, rule, limit=1).count == 0:
-        return False
-    try:
-        assert_equivalent(before, after, args, exact=rule.exact)
-    except (NumericsError, RuntimeError, TypeError, IndexError) as error:
-        what = error.message if isinstance(error, NumericsError) else f"it raises {error}"
-        shown = ", ".join(f"{name}={_describe(value)}" for name, value in values.items())
-        raise NumericsError(
-            f"{rule.name} changes the result: {what}",
-            node=format_graph(before).replace("\n", "\n         "),
-            source=PurePath(rule.file).name,
-            hint=f"inputs: {shown}",
-        ) from error
-    return True
+    accepted, difference = tried(rule, before, args)
+    if difference is not None:
+        constants = {n: v for n, v in values.items() if n not in tensors and n in used}
+        raise counterexample(rule, before, args, difference, constants)
+    return accepted
 
 
 def assert_rewrites(
@@ -164,10 +150,3 @@ def _shape_of(gm: fx.GraphModule) -> str:
     for index, node in enumerate(n for n in copied.graph.nodes if n.op != "output"):
         node.name = f"v{index}"
     return format_graph(copied)
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        text = str(TensorType.of(value))
-        return f"{text} stride {tuple(value.stride())}" if value.dim() else text
-    return format_value(value)

@@ -71,7 +71,7 @@ _WRONG: dict[str, tuple[Rule, str]] = {
         "it raises amax(): Expected reduction dim",
     ),
     "writes to an operand": (
-        rule(lambda x: x.sign(), lambda x: x.sign_(), where=_integers_only), "outputs[1]"
+        rule(lambda x: x.sign(), lambda x: x.sign_(), where=_integers_only), "outputs"
     ),
 }  # fmt: skip
 
@@ -82,15 +82,6 @@ def test_wrong_rule_is_caught(kind: str) -> None:
     with pytest.raises(NumericsError) as caught:
         prove(wrong)
     assert message in str(caught.value)
-
-
-def test_counterexample_names_the_operands() -> None:
-    wrong = rule(lambda x: torch.sin(x), lambda x: torch.cos(x), name="sin_to_cos")
-    with pytest.raises(NumericsError) as caught:
-        prove(wrong)
-    assert "sin_to_cos changes the result" in str(caught.value)
-    assert "inputs: x=f32[3,4] stride (4, 1)" in str(caught.value)
-    assert "aten.sin" in str(caught.value)
 
 
 def test_right_rule_is_proven_on_many_inputs() -> None:
@@ -164,6 +155,45 @@ def test_gradients_are_compared_when_an_input_requires_them() -> None:
     with pytest.raises(NumericsError, match="gradients"):
         assert_equivalent(before, after, (torch.randn(3, requires_grad=True),))
     assert_equivalent(before, after, (torch.randn(3, requires_grad=True),), gradients=False)
+
+
+def test_no_gradient_is_a_gradient_of_zero() -> None:
+    def before(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y * 0
+
+    def after(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + 0
+
+    x, y = (torch.randn(3, requires_grad=True) for _ in range(2))
+    for exact in (False, True):
+        assert_equivalent(before, after, (x, y), exact=exact)
+        assert_equivalent(after, before, (x, y), exact=exact)
+    with pytest.raises(NumericsError, match=r"gradients\[1\]"):
+        assert_equivalent(lambda x, y: x + y * 0.5, lambda x, y: x + y.detach() * 0.5, (x, y))
+
+
+def test_complex_numbers_are_compared() -> None:
+    x = torch.randn(3, dtype=torch.complex64, requires_grad=True)
+    for exact in (False, True):
+        assert_equivalent(lambda x: x * 2, lambda x: x + x, (x,), exact=exact)
+        with pytest.raises(NumericsError, match="outputs"):
+            assert_equivalent(lambda x: x * 2, lambda x: x + x.conj(), (x,), exact=exact)
+        with pytest.raises(NumericsError, match="gradients"):
+            assert_equivalent(lambda x: x * 2, lambda x: x + x.detach(), (x,), exact=exact)
+
+
+def test_the_largest_number_is_not_infinity() -> None:
+    large = torch.finfo(torch.float32).max
+    with pytest.raises(NumericsError, match="to equal"):
+        assert_equivalent(
+            lambda x: x * large, lambda x: x * torch.inf, (torch.ones(1),), exact=True
+        )
+
+
+@pytest.mark.parametrize("lazy", [torch.Tensor.conj, lambda x: x.conj().imag])
+def test_copies_of_lazy_inputs_have_their_values(lazy: Callable[..., Any]) -> None:
+    x = lazy(torch.randn(3, dtype=torch.complex64))
+    assert_equivalent(lambda x: x + 0, lambda y: x + 0, (x,), exact=True)
 
 
 def test_random_programs_see_the_same_generator() -> None:

@@ -7,12 +7,14 @@ float64 value. Ours may be twice eager's.
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxkit.errors import NumericsError
@@ -131,11 +133,18 @@ class Observation:
         args, kwargs = pytree.tree_map_only(torch.Tensor, _non_leaf, inputs) if wanted else inputs
         generator = torch.random.get_rng_state()
         try:
-            self.outputs = program(*args, **kwargs)
+            self.outputs = quiet(program)(*args, **kwargs)
         finally:
             torch.random.set_rng_state(generator)
         self.arguments = (args, kwargs)
         self.gradients = _gradients(self.outputs, wanted)
+
+
+def quiet(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what calls a program; of a graph module, without writing to stderr what it raises."""
+    if isinstance(program, fx.GraphModule):
+        return functools.partial(torch.nn.Module.__call__, program)
+    return program
 
 
 def _non_leaf(tensor: torch.Tensor) -> torch.Tensor:
@@ -147,16 +156,19 @@ def _non_leaf(tensor: torch.Tensor) -> torch.Tensor:
 _NO_DERIVATIVE = "no derivative"
 
 
-def _gradients(outputs: Any, wanted: list[torch.Tensor]) -> list[torch.Tensor | str | None]:
+def _gradients(outputs: Any, wanted: list[torch.Tensor]) -> list[torch.Tensor | str]:
+    """Return the gradients; that of an input that no result depends on is zero."""
     results = [
-        t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad
+        _real(t)
+        for t in pytree.tree_leaves(outputs)
+        if isinstance(t, torch.Tensor) and t.requires_grad
     ]
     if not wanted or not results:
         return []
     total = torch.stack([(r * torch.linspace(0.5, 1.5, r.numel()).reshape(r.shape)).sum().double()
                          for r in results]).sum()  # fmt: skip
     try:
-        return list(torch.autograd.grad(total, wanted, allow_unused=True))
+        return list(torch.autograd.grad(total, wanted, materialize_grads=True))
     except RuntimeError as error:
         if "is not implemented" not in str(error):
             raise
@@ -189,8 +201,9 @@ def _check_leaf(name: str, expected: Any, got: Any, truth: Any, exact: bool) -> 
             f"{want.requires_grad}, got {have} stride {have.stride} requires_grad "
             f"{have.requires_grad}"
         )
+    expected, got, truth = (_real(t.detach()) for t in (expected, got, truth))
     if exact or not expected.dtype.is_floating_point:
-        if not torch.equal(expected.nan_to_num(nan=1.25), got.nan_to_num(nan=1.25)) or not (
+        if not torch.equal(_without_nan(expected), _without_nan(got)) or not (
             torch.equal(expected.isnan(), got.isnan())
         ):
             raise NumericsError(f"expected {name} to equal {_short(expected)}, got {_short(got)}")
@@ -199,13 +212,21 @@ def _check_leaf(name: str, expected: Any, got: Any, truth: Any, exact: bool) -> 
                 f"expected {name} to equal in the signs of its zeros too, got others"
             )
         return
-    with torch.no_grad():
-        compared = compare(got, expected, truth.double())
+    compared = compare(got, expected, truth.double())
     if not compared.is_within(expected.dtype):
         raise NumericsError(
             f"expected {name} with an error of at most twice {compared.eager_error:.3g}, "
             f"got {compared.error:.3g}, against float64"
         )
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return complex numbers as pairs of real ones; all others as they are."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _without_nan(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.nan_to_num(nan=1.25, posinf=torch.inf, neginf=-torch.inf)
 
 
 def _zeros_differ(expected: torch.Tensor, got: torch.Tensor) -> bool:
@@ -230,8 +251,10 @@ def clone_inputs(inputs: Any, *, widen: bool = False) -> Any:
             storages[key] = tensor.untyped_storage().clone()
         fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         fresh.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
-        if widen and fresh.dtype.is_floating_point:
-            fresh = fresh.double()
+        if widen and (fresh.dtype.is_floating_point or fresh.dtype.is_complex):
+            fresh = fresh.to(torch.complex128 if fresh.dtype.is_complex else torch.float64)
+        fresh = fresh.conj() if tensor.is_conj() else fresh
+        fresh = torch.ops.aten._neg_view(fresh) if tensor.is_neg() else fresh
         return fresh.requires_grad_(tensor.requires_grad)
 
     return pytree.tree_map_only(torch.Tensor, copied, inputs)

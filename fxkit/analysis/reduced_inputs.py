@@ -43,11 +43,13 @@ def smaller_sizes(program: Program, size: int) -> Iterator[tuple[int, Callable[[
 
 
 def plainer_values(program: Program) -> Iterator[Callable[[Program], Program]]:
-    """Yield ways to make one tensor plainer: ones, zeros, whole or short numbers, contiguous."""
+    """Yield ways to make tensors plainer: in type, in numbers, in strides."""
     gm, args = program
     count = len(_tensors(gm, args))
     if any(tensor.requires_grad for tensor in _tensors(gm, args)):
         yield lambda p: _mapped(p, _without_gradient)
+    if any(_is_unusual(tensor) for tensor in _tensors(gm, args)):
+        yield lambda p: _mapped(p, _in_float32)
     for index in range(count):
         for plain in (torch.ones_like, torch.zeros_like, torch.round, _short):
             yield lambda p, i=index, f=plain: _mapped(p, lambda t: _filled(t, f), i)
@@ -173,6 +175,16 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return dense.requires_grad_(tensor.requires_grad)
 
 
+def _is_unusual(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float32
+
+
+def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
+    if not _is_unusual(tensor):
+        return tensor
+    return tensor.detach().float().requires_grad_(tensor.requires_grad)
+
+
 def _without_gradient(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(tensor.detach(), requires_grad=False)
@@ -189,5 +201,5 @@ def _is_same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one is other:
         return True
     same = one.shape == other.shape and one.stride() == other.stride()
-    same = same and one.requires_grad == other.requires_grad
+    same = same and one.requires_grad == other.requires_grad and one.dtype == other.dtype
     return same and torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())

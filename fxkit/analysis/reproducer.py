@@ -170,7 +170,8 @@ class Script:
         lines = [self.title] if self.title else []
         for name, gm in self._graphs.items():
             lines.extend(["", f"{name}:", format_graph(gm)])
-        return [f"# {line}".rstrip() for text in lines for line in text.splitlines() or [""]]
+        shown = [line for text in lines for line in text.splitlines() or [""]]
+        return [f"# {line}".rstrip() for line in shown[not self.title :]]
 
     def _imports(self, data_file: str | None) -> Iterable[str]:
         modules = sorted({"sys", "torch", *self.writer.modules})

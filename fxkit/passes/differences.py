@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from fxkit.analysis.equivalence import assert_equivalent, clone_inputs
+from fxkit.analysis.equivalence import assert_equivalent, clone_inputs, quiet
 from fxkit.analysis.reduction import CountedOracle, Oracle
 from fxkit.errors import NumericsError
 
@@ -95,7 +95,7 @@ def _values_differ(options: dict[str, Any]) -> Callable[..., bool]:
 def _leaves(gm: fx.GraphModule, args: Args) -> list[Any]:
     state = torch.random.get_rng_state()
     try:
-        return pytree.tree_leaves(copy.deepcopy(gm)(*clone_inputs(args)))
+        return pytree.tree_leaves(quiet(copy.deepcopy(gm))(*clone_inputs(args)))
     finally:
         torch.random.set_rng_state(state)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,7 @@ from fxkit.passes.differences import Difference
 from fxkit.passes.functions import FunctionPass
 from fxkit.patterns.engine import rewrite
 from fxkit.patterns.rewriting import Rule
-
-_APPLY_RULE = """
-import copy
-import fxkit
-rewritten = copy.deepcopy(program)
-fxkit.propagate_types(rewritten, args)
-print(fxkit.rewrite(rewritten, {rule}))
-""".strip()
+from fxkit.patterns.rule_code import APPLY_RULE, rule_code, rules_named
 
 _RUN_PASS = """
 import copy
@@ -110,30 +102,15 @@ def _live(
     run_pass: RunPass,
 ) -> Iterator[tuple[Lines, Callable[[], fx.GraphModule]]]:
     """Yield ways to rewrite the program in the script, with the program that comes out."""
-    for module, name, found in _rules_named(rule):
+    for found in rules_named(rule) if rule is not None else ():
         yield (
-            lambda writer, m=module, n=name: _APPLY_RULE.format(
-                rule=f"{writer.value(sys.modules[m])}.{n}"
-            ),
+            lambda writer, found=found: APPLY_RULE.format(rule=rule_code(writer, found)),
             lambda found=found: _rewritten(small, args, found),
         )
     yield (
-        lambda writer: _RUN_PASS.format(made=_pass_code(writer, current)),
+        lambda writer: _RUN_PASS.format(made=pass_code(writer, current)),
         lambda: run_pass(small),
     )
-
-
-def _rules_named(name: str | None) -> Iterator[tuple[str, str, Rule]]:
-    """Yield module, attribute and rule for the rules of a name at the top level of modules."""
-    if name is None:
-        return
-    seen: set[int] = set()
-    for module in list(sys.modules.values()):
-        for attribute, value in list(getattr(module, "__dict__", {}).items()):
-            is_meant = type(value) is Rule and value.name == name and id(value) not in seen
-            if is_meant and getattr(module, "__file__", None) == value.file:
-                seen.add(id(value))
-                yield module.__name__, attribute, value
 
 
 def _rewritten(gm: fx.GraphModule, args: tuple[Any, ...], rule: Rule) -> fx.GraphModule:
@@ -143,7 +120,7 @@ def _rewritten(gm: fx.GraphModule, args: tuple[Any, ...], rule: Rule) -> fx.Grap
     return rewritten
 
 
-def _pass_code(writer: ModuleWriter, current: Pass) -> str:
+def pass_code(writer: ModuleWriter, current: Pass) -> str:
     """Return an expression that makes a pass.
 
     Raises:

@@ -11,9 +11,12 @@ from torch import fx
 
 from fxkit.errors import CaptureError
 from fxkit.tracing.guards import Call, Guard, GuardFailed, Mismatch
+from fxkit.tracing.opaque_calls import called_once
 from fxkit.tracing.recorder import active_recorder
+from fxkit.tracing.recording import Attempt, parameter_names, record
 from fxkit.tracing.refusals import Failure
-from fxkit.tracing.variants import Attempt, Backend, Repeat, Variant, parameter_names, record
+from fxkit.tracing.state import Learned, replaced_tensors
+from fxkit.tracing.variants import Backend, Repeat, Variant
 
 MAX_VARIANTS = 8
 MAX_EVICTIONS = 8
@@ -51,8 +54,13 @@ class Captured:
             in its place; the graph module itself runs when left out.
     """
 
-    def __init__(self, fn: Callable[..., Any], *, backend: Backend | None = None) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], *, backend: Backend | None = None, mode: str = "whole"
+    ) -> None:
         self.fn = fn
+        self.mode = mode
+        self._learned = Learned() if mode == "whole" else None
+        self._last_ran_in_python = False
         self.recaptures = 0
         self._backend = backend
         self._variants: list[Variant] = []
@@ -67,6 +75,18 @@ class Captured:
         if active_recorder() is not None:
             return self.fn(*args, **kwargs)  # a capture around this one records the program itself
         call, kwargs = self._call(args, kwargs)
+        if any(variant.has_opaque_calls for variant in self._variants):
+            with called_once() as start_over:
+                return self._run(call, args, kwargs, start_over)
+        return self._run(call, args, kwargs, None)
+
+    def _run(
+        self,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        start_over: Callable[[], None] | None,
+    ) -> Any:
         changed: Mismatch | None = None
         for variant in tuple(self._variants):
             changed = variant.mismatch(call)
@@ -76,12 +96,18 @@ class Captured:
                 result = variant(call)
             except GuardFailed as failed:
                 changed = failed.mismatch
+                if start_over is not None:
+                    start_over()
                 continue
             except Repeat:
+                if start_over is not None:
+                    start_over()
                 return self.fn(*args, **kwargs)
+            self._last_ran_in_python = False
             self._touch(variant)
             return result
         if self._evictions >= MAX_EVICTIONS:
+            self._last_ran_in_python = True
             return self.fn(*args, **kwargs)
         return self._attempt(args, kwargs, call, changed).result
 
@@ -99,6 +125,11 @@ class Captured:
         """What `graph_module` takes for granted, in the order in which it is checked."""
         latest = self._latest()
         return (*latest.guards, *latest.value_guards)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last call ran as one graph, or was captured into one."""
+        return bool(self._variants) and not self._last_ran_in_python
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -169,7 +200,12 @@ class Captured:
         call: Call,
         changed: Mismatch | None,
     ) -> Attempt:
-        attempt = record(self.fn, args, kwargs, call, self._backend)
+        learned = self._learned
+        if learned is not None:
+            for variant in tuple(self._variants):
+                learned.replaced.update(replaced_tensors(variant.guards))
+        attempt = record(self.fn, args, kwargs, call, self._backend, learned)
+        self._last_ran_in_python = attempt.variant is None
         with self._lock:
             self._failure = attempt.failure
             if self._variants:

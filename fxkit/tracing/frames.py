@@ -78,6 +78,11 @@ class Frames:
         self._traces: dict[tuple[CodeType, int], str] = {}
         self._root = _Known(boundary, None, {}, None, None, None)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the program is still running."""
+        return self._boundary is not None
+
     def locate(self, frame: FrameType | None) -> Location:
         """Return where the call was made that reached `frame`."""
         pending: list[FrameType] = []

@@ -128,13 +128,27 @@ class Call:
 
     Attributes:
         parts: The arguments, taken apart.
-        ambient: The gradient, inference and autocast modes.
-        defaults: What torch falls back on when a call does not say: default dtype and device.
+        has_modes: Whether function or dispatch modes are active.
     """
 
     parts: Parts
-    ambient: Ambient
-    defaults: tuple[Any, ...]
+    has_modes: bool
+    _ambient: Ambient | None = None
+    _defaults: tuple[Any, ...] | None = None
+
+    @property
+    def ambient(self) -> Ambient:
+        """The gradient, inference and autocast modes, when first asked for."""
+        if self._ambient is None:
+            self._ambient = read_ambient()
+        return self._ambient
+
+    @property
+    def defaults(self) -> tuple[Any, ...]:
+        """What torch falls back on when a call does not say: default dtype and device."""
+        if self._defaults is None:
+            self._defaults = read_defaults()
+        return self._defaults
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -146,7 +160,10 @@ class Call:
             parts.tokens.append(name)
             parts.paths.append(name)
             parts.add(value, name)
-        return cls(parts, read_ambient(), read_defaults())
+        has_modes = (
+            torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
+        )
+        return cls(parts, has_modes)
 
 
 def read_defaults() -> tuple[Any, ...]:

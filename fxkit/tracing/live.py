@@ -11,7 +11,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.tracing.captured import Captured, capture_error
 from fxkit.tracing.symbolic import capture_symbolically
 
-MODES = ("live", "symbolic")
+MODES = ("whole", "live", "symbolic")
 
 
 def capture(
@@ -19,7 +19,7 @@ def capture(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
     *,
-    mode: str = "live",
+    mode: str = "whole",
 ) -> Captured:
     """Get a whole graph out of a Python program, with guards that say when it holds.
 
@@ -44,7 +44,7 @@ def capture(
     _check(fn, args, kwargs, mode)
     if mode == "symbolic":
         return capture_symbolically(fn, args, kwargs or {})
-    captured = Captured(fn)
+    captured = Captured(fn, mode=mode)
     attempt = captured.capture_now(args, dict(kwargs or {}))
     if attempt.failure is not None:
         raise capture_error(attempt.failure)
@@ -55,7 +55,7 @@ def _check(fn: Any, args: Any, kwargs: Any, mode: str) -> None:
     if mode not in MODES:
         raise UnsupportedError(
             f"expected mode to be one of {', '.join(MODES)}, got {mode!r}",
-            hint="leave it out to get 'live'",
+            hint="leave it out to get 'whole'",
         )
     if not callable(fn):
         raise UnsupportedError(

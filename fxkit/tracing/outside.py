@@ -13,7 +13,7 @@ import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -54,14 +54,25 @@ class Place:
             return _MISSING
 
 
-@dataclass(slots=True)
-class Surroundings:
-    """What a callable refers to.
+class Origins(Protocol):
+    """Where tensors and modules from outside of the arguments lie.
 
     Attributes:
         places: The places of each tensor, by `id` of the tensor; the first one names it.
         modules: The path of each module, by `id` of the module.
         found: `(path, module)` of all modules, in the order in which they were found.
+    """
+
+    places: dict[int, tuple[torch.Tensor, list[Place]]]
+    modules: dict[int, str]
+    found: list[tuple[str, torch.nn.Module]]
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What a callable refers to, tensors and modules above all; see `Origins`.
+
+    Attributes:
         holders: `(path, dict or list)` of containers and of attributes of objects.
         bindings: Globals and closures that functions of the program read, and what they hold.
     """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -22,66 +20,29 @@ from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import MEMORY_KEY, TensorType, type_of_value
 from fxkit.tracing.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.data_dependence import META_KEY, has_data_dependent_shape
+from fxkit.tracing.effects import write_text
 from fxkit.tracing.frames import Frames, Location
 from fxkit.tracing.guards import check_value, storage_key
-from fxkit.tracing.outside import Place, Surroundings, attribute_name
+from fxkit.tracing.outside import Origins, attribute_name
 from fxkit.tracing.plain_values import ATOMS, READABLE, plain_argument, plain_result
+from fxkit.tracing.recorded import (
+    Exported,
+    Outside,
+    Progress,
+    Read,
+    Value,
+    application_of,
+    holds_tensor,
+    python_random_states,
+    same_bytes,
+)
 from fxkit.tracing.refusals import Failure, Refusal
 from fxkit.tracing.regions import Regions, read_ambient
 from fxkit.tracing.rollback import Undo, random_states, same_random_states
+from fxkit.tracing.watching import SEED, Watcher
 from fxkit.tracing.writes import Writes, version_of
 
 TENSOR_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-
-
-@dataclass(slots=True)
-class Value:
-    """A tensor of the running program, and where the graph has it."""
-
-    tensor: torch.Tensor
-    node: fx.Node
-    path: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """A tensor that the program did not get as an argument and that the graph refers to."""
-
-    target: str
-    tensor: torch.Tensor
-    places: tuple[Place, ...]
-    type: TensorType
-    node: fx.Node
-
-
-@dataclass(slots=True)
-class Read:
-    """A Python value that the program read out of a tensor."""
-
-    check: fx.Node
-    what: str
-    expected: Any
-
-
-@dataclass(slots=True)
-class _Exported:
-    """An array that shares its memory with a tensor, and what was in it when it was made."""
-
-    array: np.ndarray
-    copy: np.ndarray
-    tensor: torch.Tensor
-    version: int | None
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What has happened so far that matters to the calls that follow."""
-
-    random: list[torch.Tensor]
-    python: tuple[Any, Any]
-    drew: bool = False
-    raised: BaseException | None = None
-    before_guard: Undo = field(default_factory=Undo)
 
 
 class Recorder(TorchFunctionMode):
@@ -99,7 +60,7 @@ class Recorder(TorchFunctionMode):
     def __init__(
         self,
         leaves: Iterable[tuple[str, torch.Tensor]],
-        surroundings: Surroundings,
+        surroundings: Origins,
         boundary: FrameType,
     ) -> None:
         super().__init__()
@@ -115,13 +76,17 @@ class Recorder(TorchFunctionMode):
         self._tainted: set[fx.Node] = set()
         self._taken: set[str] = set()
         self._writes = Writes()
-        self._exported: list[_Exported] = []
+        self._exported: list[Exported] = []
         self._dtype = torch.get_default_dtype()
         self._dispatch_modes = torch._C._len_torch_dispatch_stack()
         self._location = Location(None, {}, None)
         self.regions = Regions(self._emit, read_ambient())
+        self.watcher: Watcher | None = None
+        self.has_opaque_calls = False
+        self._is_suspended = False
+        self.texts: list[tuple[Location, str, str]] = []
         self._grad = self.regions.state.grad
-        self._progress = _Progress(random_states(), _python_random_states())
+        self._progress = Progress(random_states(), python_random_states())
         for index, (name, tensor) in enumerate(leaves):
             self._place_leaf(index, name, tensor)
 
@@ -130,9 +95,18 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if self.watcher is None:
+            return self._handle(func, types, args, kwargs or {})
+        self.watcher.pause()
+        try:
+            return self._handle(func, types, args, kwargs or {})
+        finally:
+            self.watcher.resume()
+
+    def _handle(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         # torch.cond and torch.compile in the program let Dynamo trace this function.
-        if torch.compiler.is_dynamo_compiling() or self.failure is not None:
+        is_off = self.failure is not None or self._is_suspended
+        if is_off or torch.compiler.is_dynamo_compiling():
             return func(*args, **kwargs)
         spelling = spelling_of(func)
         reading = spelling.reading
@@ -147,11 +121,54 @@ class Recorder(TorchFunctionMode):
     def refuse(self, reason: str, hint: str | None = None) -> None:
         """Stop recording; the first reason counts."""
         if self.failure is None:
-            self.failure = Failure(reason, hint, self._location.trace)
+            trace = self._location.trace
+            if self.watcher is not None and self._frames.is_active:
+                trace = self._frames.locate(sys._getframe(1)).trace or trace
+            self.failure = Failure(reason, hint, trace)
         self.release()
+
+    def note_text(self, stream: str, text: str) -> None:
+        """Note what the program writes to a standard stream."""
+        if self.failure is not None:
+            return
+        location = self._frames.locate(sys._getframe(2))
+        if self.texts and self.texts[-1][:2] == (location, stream):
+            text = self.texts.pop()[2] + text
+        self.texts.append((location, stream, text))
+
+    def write_texts(self) -> None:
+        """Append the nodes that write the texts again, behind all guards of the graph."""
+        for location, stream, text in self.texts:
+            self._location = location
+            self._emit(write_text, (stream, text)).meta[TYPE_KEY] = None
+
+    def make_input(self, outside: Outside) -> fx.Node:
+        """Turn a tensor of the graph module into a placeholder, and return it."""
+        node, graph = outside.node, self.graph
+        first = next(other for other in graph.nodes if other.op != "placeholder")
+        with graph.inserting_before(first):
+            placeholder = graph.placeholder(outside.target.replace(".", "_"))
+        placeholder.meta.update(node.meta)
+        key = storage_key(outside.tensor)
+        memory = self._memories.setdefault(key, len(self.placeholders))
+        placeholder.meta[MEMORY_KEY] = memory
+        self.placeholders.append(placeholder)
+        node.replace_all_uses_with(placeholder)
+        graph.erase_node(node)
+        return placeholder
+
+    def watch(self) -> None:
+        """Begin to watch what the program calls beside torch, where that is wanted."""
+        try:
+            if self.watcher is not None:
+                self.watcher.start()
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.hint)
 
     def release(self) -> None:
         """Drop the frames of the program; what they hold can be freed."""
+        if self.watcher is not None:
+            self.watcher.stop()
         self._frames.forget()
 
     def close(self) -> None:
@@ -199,13 +216,81 @@ class Recorder(TorchFunctionMode):
         """What has changed before the last value guard."""
         return self._progress.before_guard
 
+    # Calls that stay as they are ----------------------------------------------------------------
+
+    def record_opaque(
+        self, target: Any, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a function unrecorded, and append one node for it."""
+        watcher = self.watcher
+        if watcher is not None:
+            watcher.pause()
+        self._location = self._frames.locate(sys._getframe(1))
+        self._is_suspended = True
+        if watcher is not None:
+            watcher.enter_opaque()
+        try:
+            result = run()
+        finally:
+            self._is_suspended = False
+            if watcher is not None:
+                watcher.leave_opaque()
+        self.has_opaque_calls = True
+        self._append_opaque(target, args, kwargs, result)
+        if watcher is not None:
+            watcher.resume()
+        return result
+
+    def begin_special(self, frame: FrameType) -> tuple[FrameType, Callable[[Any], None]] | None:
+        """See `Listener`: a custom autograd function, or the seeding of torch."""
+        if self.failure is not None or self._is_suspended:
+            return None
+        values = frame.f_locals
+        target, args = torch.manual_seed, (values.get("seed"),)
+        if frame.f_code is not SEED:
+            target, args = application_of(values["cls"]), tuple(values["args"])
+            if values.get("kwargs") or not self._needs_gradient(args):
+                return None
+        self._location = self._frames.locate(frame.f_back)
+        self._is_suspended = True
+
+        def end(result: Any) -> None:
+            self._is_suspended = False
+            if result is None:
+                self.refuse(f"{getattr(target, '__qualname__', target)} fails, or gives nothing")
+                return
+            self._append_opaque(target, args, {}, None if target is torch.manual_seed else result)
+
+        return frame, end
+
+    def _needs_gradient(self, args: tuple[Any, ...]) -> bool:
+        if not self._grad or torch.is_inference_mode_enabled():
+            return False
+        return any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+
+    def _append_opaque(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        self._is_suspended = True
+        try:
+            self._follow_modes()
+            node_args = tuple([self._argument(arg, target) for arg in args])
+            node_kwargs = {name: self._argument(arg, target) for name, arg in kwargs.items()}
+            node = self._create("call_function", target, node_args, node_kwargs, None)
+            self._note_random()
+            self._register(node, result, isinstance(result, (torch.Tensor, tuple, list, dict)))
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.hint)
+        finally:
+            self._is_suspended = False
+
     # One call -------------------------------------------------------------------------------
 
     def _record(
         self, func: Any, spelling: Spelling, types: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         try:
-            self._location = self._frames.locate(sys._getframe(2))
+            self._location = self._frames.locate(sys._getframe(3))
             self._check_call(func, spelling, types)
             self._follow_modes()
             self._check_random()
@@ -254,7 +339,7 @@ class Recorder(TorchFunctionMode):
         if isinstance(result, torch.Tensor):
             self._register_tensor(result, node, ())
             is_tainted = is_tainted or result.layout is not torch.strided
-        elif isinstance(result, (tuple, list, dict)) and _holds_tensor(result):
+        elif isinstance(result, (tuple, list, dict)) and holds_tensor(result):
             self._register_nested(node, result, ())
             if is_tainted:
                 self._guard_length(node, result)
@@ -374,7 +459,7 @@ class Recorder(TorchFunctionMode):
     def _read_array(self, node: fx.Node, array: np.ndarray) -> None:
         source = node.args[0]
         tensor = next(v.tensor for v in self._values.values() if v.node is source and not v.path)
-        self._exported.append(_Exported(array, array.copy(), tensor, version_of(tensor)))
+        self._exported.append(Exported(array, array.copy(), tensor, version_of(tensor)))
         node.op, node.target, node.args, node.kwargs = "call_method", "tolist", (source,), {}
         self._read(node, tensor.tolist())
 
@@ -457,14 +542,14 @@ class Recorder(TorchFunctionMode):
         if self._progress.raised is not None:
             error = self._progress.raised
             raise Refusal(f"the program caught a {type(error).__name__} that a torch call raised")
-        if _python_random_states() != self._progress.python:
+        if python_random_states() != self._progress.python:
             raise Refusal(
                 "the program draws random numbers from Python or NumPy",
                 "draw them with torch, or pass them as arguments",
             )
         for exported in self._exported:
             same = np.array_equal(exported.array, exported.copy, equal_nan=False)
-            is_nan_only = not same and _same_bytes(exported.array, exported.copy)
+            is_nan_only = not same and same_bytes(exported.array, exported.copy)
             if not (same or is_nan_only) or version_of(exported.tensor) != exported.version:
                 raise Refusal("an array that shares memory with a tensor is written to")
 
@@ -475,20 +560,3 @@ def active_recorder() -> Recorder | None:
         return None
     modes = torch.overrides._get_current_function_mode_stack()
     return next((mode for mode in reversed(modes) if isinstance(mode, Recorder)), None)
-
-
-def _python_random_states() -> tuple[Any, Any]:
-    name, keys, *rest = np.random.get_state()
-    return random.getstate(), (name, np.asarray(keys).tobytes(), *rest)
-
-
-def _same_bytes(some: np.ndarray, other: np.ndarray) -> bool:
-    return some.tobytes() == other.tobytes()
-
-
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, dict):
-        return any(map(_holds_tensor, value.values()))
-    return isinstance(value, (tuple, list)) and any(map(_holds_tensor, value))

@@ -35,6 +35,8 @@ _BY_IDENTITY = (
     *(torch.nn.Module, torch.Generator),
 )
 
+_MADE_BY_CALLS = (types.FunctionType, types.MethodType, torch.nn.Module, torch.Generator)
+
 Path = tuple[str, ...]
 
 
@@ -222,9 +224,9 @@ def _object_content(value: Any, kind: type) -> Content | None:
     """Look into an ordinary object; None for one that C code or a `__new__` of its own made."""
     if kind.__new__ is not object.__new__ or kind.__reduce__ is not object.__reduce__:
         return None
-    names = [name for name in _slots(kind) if hasattr(value, name)]
+    names = [name for name in slot_names(kind) if hasattr(value, name)]
     names += vars(value) if hasattr(value, "__dict__") else ()
-    if not names and not hasattr(value, "__dict__") and not _slots(kind):
+    if not names and not hasattr(value, "__dict__") and not slot_names(kind):
         return None
 
     def fill(target: Any, values: list[Any]) -> None:
@@ -240,7 +242,7 @@ def _object_content(value: Any, kind: type) -> Content | None:
 
 
 @functools.cache
-def _slots(kind: type) -> tuple[str, ...]:
+def slot_names(kind: type) -> tuple[str, ...]:
     """Return the names of the `__slots__` of a class and of those before it."""
     names: list[str] = []
     for base in kind.__mro__:
@@ -262,6 +264,8 @@ class Blueprint:
         place: Says which of the new tensors stands for a tensor (or proxy) of `value`.
         existing: `{id: number}` of containers that are handed in at each call and not built anew.
         path: How messages call the value.
+        kept: `{id: object}` of objects that outlive calls and are referred to as they are. When
+            given, functions and modules that are not among them can't be built again.
     """
 
     def __init__(
@@ -270,8 +274,10 @@ class Blueprint:
         place: Callable[[Any, str], int],
         existing: dict[int, int],
         path: str = "",
+        kept: dict[int, Any] | None = None,
     ) -> None:
         self._place = place
+        self._kept = kept
         self._existing = existing
         self._builders: dict[int, Build] = {}
         self._path = path
@@ -306,10 +312,11 @@ class Blueprint:
         place: Callable[[Any, str], int],
         existing: dict[int, int],
         path: str,
+        kept: dict[int, Any] | None = None,
     ) -> Blueprint:
         """Describe what is inside a container that itself stays the same."""
         plan = cls(None, place, existing, path)
-        plan._place, plan._existing = place, existing
+        plan._place, plan._existing, plan._kept = place, existing, kept
         content = content_of(value)
         if content is None or content.fill is None:
             raise _opaque(value, path)
@@ -320,7 +327,7 @@ class Blueprint:
 
     def _forget(self) -> None:
         """Drop what was needed for planning only, and would keep the first call's tensors alive."""
-        self._place, self._existing, self._builders = _no_place, {}, {}
+        self._place, self._existing, self._builders, self._kept = _no_place, {}, {}, None
 
     def _plan(self, value: Any, path: str) -> Build:
         if isinstance(value, (torch.Tensor, fx.Proxy)):
@@ -329,7 +336,11 @@ class Blueprint:
         if id(value) in self._existing:
             which = self._existing[id(value)]
             return lambda _, memo: memo[-1][which]
+        if self._kept is not None and id(value) in self._kept:
+            return lambda tensors, memo: value
         if type(value) in _PLAIN or isinstance(value, (float, enum.Enum, *_BY_IDENTITY)):
+            if self._kept is not None and isinstance(value, _MADE_BY_CALLS):
+                raise _opaque(value, path)
             return lambda tensors, memo: value
         if isinstance(value, np.generic):
             return lambda tensors, memo: value

@@ -17,10 +17,11 @@ from fxkit.errors import CaptureError
 from fxkit.tracing import guards as g
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.frames import Frames, is_user_file, source_text
+from fxkit.tracing.recording import module_guards, placeholder_names, structure_guard
 from fxkit.tracing.regions import Modes, Regions, read_ambient
 from fxkit.tracing.rollback import Undo, random_states, same_random_states, set_random_states
 from fxkit.tracing.structure import Blueprint
-from fxkit.tracing.variants import Variant, module_guards, placeholder_names, structure_guard
+from fxkit.tracing.variants import Variant
 
 _REMEDIES = (
     (

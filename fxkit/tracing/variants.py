@@ -1,39 +1,67 @@
-"""Run a program once under a recorder and turn what was recorded into one variant of its graph."""
+"""One graph of a program with the facts under which it may stand in for it, and how it is run."""
 
 from __future__ import annotations
 
-import inspect
-import re
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 
-from fxkit.errors import CaptureError
-from fxkit.ir.types import TensorType
 from fxkit.tracing import guards as g
-from fxkit.tracing.frames import source_text
-from fxkit.tracing.outside import Contents, Surroundings
-from fxkit.tracing.recorder import (
-    TENSOR_CLASSES,
-    Failure,
-    Outside,
-    Recorder,
-    Refusal,
-    active_recorder,
-)
+from fxkit.tracing.effects import quietly
+from fxkit.tracing.holders import ABSENT, Holder
+from fxkit.tracing.outside import Place
 from fxkit.tracing.regions import Modes
 from fxkit.tracing.rollback import Snapshot, Undo
-from fxkit.tracing.structure import Blueprint, Parts, content_of
+from fxkit.tracing.state_guards import StateWatch
+from fxkit.tracing.structure import Blueprint
 
 Backend = Callable[[fx.GraphModule, tuple[torch.Tensor, ...]], Callable[..., Any]]
 
 
 class Repeat(Exception):
     """A torch call of a graph failed, and nothing is left changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A tensor of the program's state that is read anew at each call and given to the graph.
+
+    Attributes:
+        name: The name of its placeholder.
+        places: Where it lies; the same tensor in all of them.
+    """
+
+    name: str
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the program writes to one place of its state.
+
+    Attributes:
+        holder: The dict, list, cell or object.
+        changes: The new values by key; None where a key is removed.
+        keys: All keys afterwards, in order.
+    """
+
+    holder: Holder
+    changes: dict[Any, Blueprint | None]
+    keys: tuple[Any, ...]
+
+    def write(self, tensors: list[Any], containers: list[Any], memo: dict[int, Any]) -> None:
+        """Write the values of this call."""
+        built = {
+            key: ABSENT if value is None else value.build(tensors, containers, memo)
+            for key, value in self.changes.items()
+        }
+        before = self.holder.read()
+        now = {key: built[key] if key in built else before[key] for key in self.keys}
+        self.holder.write(built, now)
 
 
 @dataclass(slots=True)
@@ -49,6 +77,10 @@ class Variant:
         changes: What the graph changes in all.
         has_regions: Whether it changes gradient, inference or autocast modes on its way.
         run: What a backend made of it, which is called in its place; None without a backend.
+        extras: Tensors of the program's state that are inputs of the graph.
+        replays: What the program writes to its state.
+        watch: Tells quickly that the state which is guarded is as it was; None without such.
+        has_opaque_calls: Whether probing it would have effects.
     """
 
     graph_module: fx.GraphModule
@@ -62,13 +94,22 @@ class Variant:
     is_single: bool
     outside: dict[str, torch.Tensor]
     run: Callable[..., Any] | None = None
+    extras: tuple[Extra, ...] = ()
+    replays: tuple[Replay, ...] = ()
+    watch: StateWatch | None = None
+    has_opaque_calls: bool = False
+    _quick: _Quick | None = field(default=None, repr=False)
 
     def mismatch(self, call: g.Call) -> g.Mismatch | None:
         """Return the first difference between `call` and what the graph expects on entry."""
+        if self._quick is not None and self._quick.holds(call):
+            return None
         for guard in self.guards:
             found = guard.check(call)
             if found is not None:
                 return found
+        if self._quick is None and self.watch is not None:
+            self._quick = _Quick.of(self, call)
         return None
 
     def __call__(self, call: g.Call) -> Any:
@@ -83,9 +124,11 @@ class Variant:
 
     def probe(self, call: g.Call) -> g.Mismatch | None:
         """Return the first value guard that fails for `call`, and leave everything as it was."""
+        if self.has_opaque_calls:
+            return None
         snapshot = self._snapshot(call, self.changes)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), quietly():
                 self._execute(call, Undo(), self._forward())
         except g.GuardFailed as failed:
             return failed.mismatch
@@ -104,6 +147,8 @@ class Variant:
         snapshot = self._snapshot(call, undo) if undo else None
         modes = Modes.now() if self.has_regions else None
         try:
+            if self.extras:
+                return run(*call.parts.tensors, *self._extra_tensors())
             return run(*call.parts.tensors)
         except BaseException as error:
             if modes is not None:
@@ -117,9 +162,13 @@ class Variant:
                 raise
             raise Repeat from error
 
+    def _extra_tensors(self) -> list[torch.Tensor]:
+        return [extra.places[0].read() for extra in self.extras]
+
     def _snapshot(self, call: g.Call, undo: Undo) -> Snapshot:
         tensors = [call.parts.tensors[index] for index in undo.leaves]
-        tensors += [self.outside[name] for name in undo.outside]
+        tensors += [self.outside[name] for name in undo.outside if name in self.outside]
+        tensors += [x.places[0].read() for x in self.extras if x.name in undo.outside]
         return Snapshot(tensors, undo.is_random)
 
     def _finish(self, call: g.Call, values: Any) -> Any:
@@ -129,309 +178,60 @@ class Variant:
         result = self.result.build(tensors, containers, memo)
         for number, content in self.mutations:
             content.refill(containers[number], tensors, containers, memo)
+        for replay in self.replays:
+            replay.write(tensors, containers, memo)
         return result
 
 
-@dataclass(slots=True)
-class Attempt:
-    """The outcome of one recorded run.
+class _Quick:
+    """Checks all guards of a variant at once, in C where torch can; never says yes in error.
 
-    Attributes:
-        result: What the program returned.
-        variant: The graph, or None when the run could not be held in one.
-        failure: Why not.
+    It is made from a call for which the guards hold. A no means nothing: the guards decide then.
     """
 
-    result: Any
-    variant: Variant | None
-    failure: Failure | None
-
-
-def record(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    call: g.Call,
-    backend: Backend | None,
-) -> Attempt:
-    """Run `fn(*args, **kwargs)` once, and record it."""
-    around = active_recorder()
-    if around is not None:
-        around.refuse("the program captures another program")
-    try:
-        session = _Session(fn, call)
-    except Refusal as refusal:
-        return Attempt(fn(*args, **kwargs), None, Failure(refusal.reason, refusal.hint))
-    try:
-        result = session.run(fn, args, kwargs)
-        variant = session.variant(result, backend)
-    finally:
-        session.recorder.close()
-    return Attempt(result, variant, session.recorder.failure)
-
-
-class _Session:
-    """One run of a program, with what has to be compared before and after."""
-
-    def __init__(self, fn: Callable[..., Any], call: g.Call) -> None:
-        parts = call.parts
-        for tensor, path in zip(parts.tensors, parts.tensor_paths, strict=True):
-            if type(tensor) not in TENSOR_CLASSES:
-                raise Refusal(f"{path} is a {type(tensor).__qualname__}, a tensor subclass")
-        if _has_foreign_modes():
-            raise Refusal("a TorchFunctionMode is active around the call")
-        self.call = call
-        self.types = [TensorType.of(tensor) for tensor in parts.tensors]
-        self.surroundings = Surroundings.of(fn, parts.modules)
-        self.containers = [_children(container) for container in parts.containers]
-        self.arrays = [array.tobytes() for array in parts.arrays]
-        self.contents = Contents(self.surroundings)
-        self.training = [
-            (path, module, module.training) for path, module in self.surroundings.found
+    def __init__(self, variant: Variant, call: g.Call) -> None:
+        modes = variant.guards[0]
+        assert isinstance(modes, g.ModesGuard)
+        self._tokens = call.parts.tokens.copy()
+        self._keep = call.parts.alive
+        self._modes = modes
+        self._global = GlobalStateGuard()
+        self._inference = modes.ambient.inference
+        self._outside = list(variant.outside.values())
+        arguments = call.parts.tensors
+        self._tensors = TensorGuards(
+            *arguments, *self._outside, dynamic_dims_sizes=None, dynamic_dims_strides=None
+        )
+        self._watch = variant.watch
+        self._groups = g.alias_groups(arguments)
+        self._rest = [
+            guard
+            for guard in variant.guards
+            if isinstance(guard, (g.OverlapGuard, g.SameTensorGuard))
         ]
-        names = placeholder_names(fn, parts.tensor_paths)
-        leaves = zip(names, parts.tensors, strict=True)
-        self.recorder = Recorder(leaves, self.surroundings, sys._getframe())
-        self.changes = Undo()
 
-    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the program under the recorder."""
-        recorder = self.recorder
-        recorder._frames._boundary = sys._getframe()
-        try:
-            with recorder:
-                return fn(*args, **kwargs)
-        finally:
-            recorder.release()
-
-    def variant(self, result: Any, backend: Backend | None) -> Variant | None:
-        """Return the graph of the run, or None with the reason in `recorder.failure`."""
-        recorder = self.recorder
-        self.changes = recorder.finish()
-        if recorder.failure is not None:
+    @classmethod
+    def of(cls, variant: Variant, call: g.Call) -> _Quick | None:
+        """Return the quick check of a variant; None where it has to be checked guard by guard."""
+        strided = (*call.parts.tensors, *variant.outside.values())
+        if variant.watch is None or variant.extras or not strided:
             return None
-        try:
-            self._check_surroundings()
-            return self._build(result, backend)
-        except Refusal as refusal:
-            recorder.refuse(refusal.reason, refusal.hint)
-        except CaptureError as error:
-            recorder.refuse(error.message, error.hint)
-        return None
+        if any(tensor.layout is not torch.strided for tensor in strided):
+            return None
+        return None if call.has_modes else cls(variant, call)
 
-    def _build(self, result: Any, backend: Backend | None) -> Variant:
-        recorder, parts = self.recorder, self.call.parts
-        outputs: list[fx.Node] = []
-
-        def place(tensor: torch.Tensor, path: str) -> int:
-            outputs.append(recorder.node_of(tensor))
-            return len(outputs) - 1
-
-        existing = {id(container): number for number, container in enumerate(parts.containers)}
-        blueprint = Blueprint(result, place, existing, "the result")
-        mutations = tuple(
-            (number, Blueprint.of_content(container, place, existing, path))
-            for number, container, path in self._changed_containers()
+    def holds(self, call: g.Call) -> bool:
+        """Tell whether all guards hold for sure."""
+        parts = call.parts
+        arguments = parts.tensors
+        return (
+            parts.tokens == self._tokens
+            and not call.has_modes
+            and self._global.check()
+            and torch.is_inference_mode_enabled() is self._inference
+            and self._tensors.check(*arguments, *self._outside)
+            and (len(arguments) < 2 or g.alias_groups(arguments) == self._groups)
+            and self._watch is not None
+            and self._watch.holds()
+            and all(guard.check(call) is None for guard in self._rest)
         )
-        is_single = isinstance(result, torch.Tensor) and not mutations
-        recorder.graph.output(outputs[0] if is_single else tuple(outputs))
-        undo = self._undo()
-        self._check_undo(undo)
-        module = _graph_module(recorder.graph, recorder.outside)
-        return Variant(
-            module,
-            self._guards(),
-            self._value_guards(),
-            undo,
-            self.changes,
-            recorder.regions.has_changed,
-            blueprint,
-            mutations,
-            is_single,
-            {outside.target: outside.tensor for outside in recorder.outside},
-            None if backend is None else backend(module, tuple(parts.tensors)),
-        )
-
-    def _undo(self) -> Undo:
-        if self.recorder.may_catch or not (self.changes.leaves or self.changes.outside):
-            return self.changes
-        return self.recorder.before_guards if self.recorder.reads else Undo()
-
-    def _changed_containers(self) -> list[tuple[int, Any, str]]:
-        changed = []
-        for number, container in enumerate(self.call.parts.containers):
-            label, before = self.containers[number]
-            new_label, after = _children(container)
-            if (
-                label != new_label
-                or len(before) != len(after)
-                or any(old is not new for old, new in zip(before, after, strict=True))
-            ):
-                changed.append((number, container, f"an argument's {type(container).__name__}"))
-        return changed
-
-    def _check_surroundings(self) -> None:
-        for path, module, training in self.training:
-            if module.training is not training:
-                raise Refusal(f"the program switches {path or 'the module'} to another mode")
-        arrays = [array.tobytes() for array in self.call.parts.arrays]
-        if arrays != self.arrays:
-            raise Refusal("the program writes to a NumPy array that it was given")
-        changed = self.contents.change()
-        if changed is not None:
-            raise Refusal(
-                f"the program changes {changed}, which a graph can't repeat",
-                "if only the first call sets it, call the program once before capturing it",
-            )
-
-    def _check_undo(self, undo: Undo) -> None:
-        written = [self.call.parts.tensors[index] for index in undo.leaves]
-        written += [item.tensor for item in self.recorder.outside if item.target in undo.outside]
-        if any(tensor.grad_fn is not None for tensor in written):
-            raise Refusal(
-                "an argument or a buffer is written to, followed by autograd, before the program "
-                "reads a value of a tensor or handles an exception",
-                "write under torch.no_grad(), or after the last such place",
-            )
-
-    # Guards -----------------------------------------------------------------------------------
-
-    def _guards(self) -> tuple[g.Guard, ...]:
-        recorder, parts, call = self.recorder, self.call.parts, self.call
-        uses = [_first_use(node) for node in recorder.placeholders]
-        tensors = zip(parts.tensors, self.types, parts.tensor_paths, uses, strict=True)
-        found: list[g.Guard] = [
-            g.ModesGuard("torch's modes", ambient=call.ambient, defaults=call.defaults),
-            structure_guard(parts),
-        ]
-        for index, (tensor, kind, path, use) in enumerate(tensors):
-            found.append(self._tensor_guard(index, tensor, kind, path, use))
-            if id(tensor) in self.surroundings.places:
-                place = self.surroundings.places[id(tensor)][1][0]
-                found.append(
-                    g.SameTensorGuard(
-                        path, source=use, index=index, tensor=tensor, place=place.name
-                    )
-                )
-        if len(parts.tensors) > 1:
-            found += self._alias_guards()
-        return (*found, *module_guards(self.training), *self._outside_guards())
-
-    def _tensor_guard(
-        self, index: int, tensor: torch.Tensor, kind: TensorType, path: str, use: str | None
-    ) -> g.TensorGuard:
-        return g.TensorGuard(
-            path,
-            source=use,
-            index=index,
-            kind=type(tensor),
-            type=kind,
-            layout=tensor.layout,
-        )
-
-    def _alias_guards(self) -> list[g.Guard]:
-        tensors = self.call.parts.tensors
-        found: list[g.Guard] = [
-            g.AliasGuard("identity of the tensor arguments", groups=g.alias_groups(tensors))
-        ]
-        if self.changes.leaves or self.changes.outside:
-            groups = g.storage_groups(tensors)
-            found.append(g.OverlapGuard("memory of the tensor arguments", groups=groups))
-        return found
-
-    def _outside_guards(self) -> list[g.Guard]:
-        return [
-            g.OutsideGuard(
-                outside.places[0].name,
-                source=_line(outside.node),
-                places=outside.places,
-                tensor=outside.tensor,
-                type=outside.type,
-            )
-            for outside in self.recorder.outside
-        ]
-
-    def _value_guards(self) -> tuple[g.ValueGuard, ...]:
-        return tuple(
-            g.ValueGuard(
-                read.what, source=_line(read.check), value=read.expected, node=read.check.name
-            )
-            for read in self.recorder.reads
-        )
-
-
-def structure_guard(parts: Parts) -> g.StructureGuard:
-    """Return the guard on the nesting and on the plain values of arguments."""
-    return g.StructureGuard(
-        "the arguments that are not tensors",
-        tokens=tuple(parts.tokens),
-        paths=tuple(parts.paths),
-        keep=tuple(parts.alive),
-    )
-
-
-def module_guards(modules: list[tuple[str, torch.nn.Module, bool]]) -> list[g.Guard]:
-    """Return a guard for each `(path, module, training flag)`."""
-    return [
-        g.ModuleGuard(
-            path or "the module",
-            module=module,
-            training=training,
-            children=tuple(module._modules.values()),
-            hooks=g.hook_counts(module.__dict__),
-        )
-        for path, module, training in modules
-    ]
-
-
-def _graph_module(graph: fx.Graph, outside: list[Outside]) -> fx.GraphModule:
-    root = {item.target: item.tensor for item in outside}
-    return fx.GraphModule(root, graph)
-
-
-def _children(container: Any) -> tuple[Any, list[Any]]:
-    content = content_of(container)
-    return (None, []) if content is None else (content.label, content.values)
-
-
-def _line(node: fx.Node) -> str | None:
-    return source_text(node.meta.get("stack_trace"))
-
-
-def _first_use(node: fx.Node) -> str | None:
-    return next((line for line in map(_line, node.users) if line), None)
-
-
-def _has_foreign_modes() -> bool:
-    from torch.utils._device import DeviceContext
-
-    stack = torch.overrides._get_current_function_mode_stack()
-    return any(not isinstance(mode, (DeviceContext, Recorder)) for mode in stack)
-
-
-def placeholder_names(fn: Callable[..., Any], paths: list[str]) -> list[str]:
-    """Name placeholders after the parameters of `fn`: `args[0]['mask']` becomes `batch_mask`."""
-    parameters = parameter_names(fn)
-
-    def name(path: str) -> str:
-        def parameter(match: re.Match[str]) -> str:
-            index = int(match[1])
-            return parameters[index] if index < len(parameters) else f"arg_{index}"
-
-        path = re.sub(r"^args\[(\d+)\]", parameter, path)
-        return re.sub(r"\W+", "_", path).strip("_") or "arg"
-
-    return [name(path) for path in paths]
-
-
-def parameter_names(fn: Callable[..., Any], *, keywords: bool = False) -> list[str]:
-    """Return the names of the positional parameters of `fn`, and with `keywords` of the others."""
-    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    kinds = [inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    if keywords:
-        kinds.append(inspect.Parameter.KEYWORD_ONLY)
-    return [parameter.name for parameter in parameters if parameter.kind in kinds]

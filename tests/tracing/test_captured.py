@@ -77,9 +77,28 @@ def test_the_program_runs_once_when_it_is_captured(capsys: pytest.CaptureFixture
         print("once")
         return a + 1
 
-    captured = capture(fn, (torch.ones(2),))
+    captured = capture(fn, (torch.ones(2),), mode="live")
     assert capsys.readouterr().out == "once\n"
     captured(torch.ones(2))
+    assert capsys.readouterr().out == ""
+
+
+def test_whole_capture_prints_again_what_the_program_printed(capsys: pytest.CaptureFixture[str]):
+    runs = []
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        print("rows", a.shape[0], end="!\n")
+        b = a + 1
+        print(f"{b.sum().item():.1f}")
+        return b
+
+    captured = Captured(fn, backend=lambda module, _: runs.append(1) or module.forward)
+    for value in (1.0, 1.0, 2.0, 1.0):
+        captured(torch.full((2,), value))
+    expected = "".join(f"rows 2!\n{2 * value + 2:.1f}\n" for value in (1, 1, 2, 1))
+    assert capsys.readouterr().out == expected
+    assert len(runs) == 2
+    assert captured.explain(torch.ones(2)).startswith("graph")
     assert capsys.readouterr().out == ""
 
 

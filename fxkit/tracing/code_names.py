@@ -1,0 +1,116 @@
+"""Which names the bytecode of a function reads and writes: globals, attributes, modules."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+
+# By which shift the argument of an instruction is the index of a name.
+_SHIFTS = {
+    "LOAD_ATTR": 1 if sys.version_info >= (3, 12) else 0,
+    "LOAD_GLOBAL": 1,
+    "LOAD_SUPER_ATTR": 2,
+}
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM", "LOAD_NAME")
+_STORES = ("STORE_ATTR", "DELETE_ATTR")
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
+_REFLECTIVE = frozenset({"vars", "dir", "__dict__", "attrgetter", "asdict", "__getattribute__"})
+_BY_NAME = frozenset({"getattr", "hasattr"})
+_PATHS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR"})
+
+
+@dataclass(frozen=True, slots=True)
+class CodeNames:
+    """The names in a function's code and in that of the functions defined in it.
+
+    Attributes:
+        globals: Globals that it reads or writes.
+        attributes: Attributes that it reads.
+        stored: Attributes that it writes.
+        imports: Modules that it imports.
+        codes: The code itself and those nested in it.
+        is_reflective: Whether it may read attributes by names that are not written in it.
+        strings: Its constants that are texts, which may be such names.
+    """
+
+    globals: frozenset[str]
+    attributes: frozenset[str]
+    stored: frozenset[str]
+    imports: frozenset[str]
+    codes: frozenset[CodeType]
+    is_reflective: bool
+    strings: frozenset[str]
+
+
+@functools.lru_cache(maxsize=8192)
+def names_in(code: CodeType) -> CodeNames:
+    """Return the names in a function's code."""
+    found: dict[str, set[str]] = {
+        kind: set() for kind in ("globals", "attributes", "stored", "imports")
+    }
+    codes, strings = [code], set()
+    for part in codes:
+        for kind, name in _named(part):
+            found[kind].add(name)
+        for constant in part.co_consts:
+            if isinstance(constant, CodeType):
+                codes.append(constant)
+            elif isinstance(constant, str):
+                strings.add(constant)
+    used = found["globals"] | found["attributes"]
+    return CodeNames(
+        frozenset(found["globals"]),
+        frozenset(found["attributes"]),
+        frozenset(found["stored"]),
+        frozenset(found["imports"]),
+        frozenset(codes),
+        not _REFLECTIVE.isdisjoint(used)
+        or (not _BY_NAME.isdisjoint(used) and any(map(_computes_names, codes))),
+        frozenset(strings),
+    )
+
+
+def _computes_names(code: CodeType) -> bool:
+    """Tell whether code asks for an attribute by a name that is not written there as a constant."""
+    instructions = iter(dis.get_instructions(code))
+    for instruction in instructions:
+        if instruction.argval not in _BY_NAME or not instruction.opname.startswith("LOAD_"):
+            continue
+        if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
+            return True
+        after = next((i for i in instructions if i.opname not in _PATHS), None)
+        if after is None or after.opname != "LOAD_CONST" or not isinstance(after.argval, str):
+            return True
+    return False
+
+
+def _kinds() -> dict[int, list[tuple[str, int]]]:
+    kinds: dict[int, list[tuple[str, int]]] = {}
+    for group, names in (
+        ("globals", _GLOBALS),
+        ("attributes", _ATTRIBUTES),
+        ("stored", _STORES),
+        ("imports", ("IMPORT_NAME",)),
+    ):
+        for name in names:
+            if name in dis.opmap:
+                kinds.setdefault(dis.opmap[name], []).append((group, _SHIFTS.get(name, 0)))
+    return kinds
+
+
+_KINDS = _kinds()
+_EXTENDED = dis.opmap["EXTENDED_ARG"]
+
+
+def _named(code: CodeType) -> Iterator[tuple[str, str]]:
+    """Iterate over `(kind, name)` for each instruction that names something."""
+    instructions, names, extended = code.co_code, code.co_names, 0
+    for place in range(0, len(instructions), 2):
+        operation, argument = instructions[place], instructions[place + 1] | extended
+        extended = argument << 8 if operation == _EXTENDED else 0
+        for kind, shift in _KINDS.get(operation, ()):
+            yield kind, names[argument >> shift]

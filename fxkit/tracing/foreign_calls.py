@@ -1,0 +1,104 @@
+"""Which functions written in C a program may call while its graph is recorded.
+
+What such a function does can't be looked into. Those of the tables only compute from what they are
+given, or change containers whose content is compared; any other may see or change what no guard
+knows about: clocks, files, the network, other threads.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import re
+import sys
+import types
+from typing import Any
+
+import numpy as np
+
+from fxkit.tracing.trust import is_trusted
+
+_MODULES = frozenset(
+    """
+    math cmath _operator operator _functools itertools _collections _abc _bisect _heapq _struct
+    _string _json _typing unicodedata binascii zlib _stat errno _signature _sre _md5 _sha1 _sha256
+    _sha512 _hashlib _random _weakref _codecs _locale _imp _frozen_importlib marshal _statistics
+    """.split()
+)
+_IN_MODULES = frozenset(
+    """
+    sys._getframe sys.getrecursionlimit sys.intern sys.exc_info sys.getsizeof sys.is_finalizing
+    sys.getrefcount posix.fspath sys.setprofile sys.getprofile _thread.get_ident sys.audit
+    posix.getpid nt.fspath _thread.allocate_lock _thread.RLock
+    """.split()
+)
+_DENIED_BUILTINS = frozenset(
+    "input open exec eval compile __import__ globals locals breakpoint id".split()
+)
+_CONTAINERS: tuple[type, ...] = (
+    *(object, type, list, dict, set, frozenset, tuple, str, bytes, bytearray, int, float, complex),
+    *(bool, type(None), slice, range, property, re.Pattern, re.Match, types.MappingProxyType),
+    *(collections.deque, collections.OrderedDict, collections.defaultdict, functools.partial),
+    *(
+        types.GeneratorType,
+        types.CoroutineType,
+        types.CodeType,
+        types.FunctionType,
+        types.MethodType,
+    ),
+    *(type({}.keys()), type({}.values()), type({}.items()), BaseException, super),
+    *(types.FrameType, types.TracebackType, types.GetSetDescriptorType, types.MemberDescriptorType),
+    *(types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType),
+    *(np.ndarray, np.generic, np.dtype, np.ufunc, staticmethod, classmethod, types.SimpleNamespace),
+    *(type(functools.lru_cache(lambda: None)), types.CellType, types.ModuleType),
+)
+_LOCKS = ("lock", "RLock")
+
+
+@functools.lru_cache(maxsize=8192)
+def _is_known_method(kind: type, name: str) -> bool:
+    for base in kind.__mro__:
+        if name in base.__dict__ and not isinstance(base.__dict__[name], types.FunctionType):
+            if base in _CONTAINERS or base.__name__ in _LOCKS:
+                return True
+            return is_trusted(base.__module__) and base.__module__ != "numpy.random.mtrand"
+    return hasattr(kind, "__next__") or kind.__module__ == "builtins"
+
+
+@functools.lru_cache(maxsize=8192)
+def _is_known_function(module: str, name: str) -> bool:
+    if module == "builtins":
+        return name not in _DENIED_BUILTINS
+    if module in _MODULES or f"{module}.{name}" in _IN_MODULES:
+        return True
+    return is_trusted(module) and not module.startswith("builtins")
+
+
+def is_known(function: Any) -> bool:
+    """Tell whether a C function that is called has no effects but those that are looked for."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, types.ModuleType) or owner is None:
+        module = getattr(function, "__module__", None)
+        if module is None:
+            module = getattr(owner, "__name__", "builtins")
+        return _is_known_function(module, function.__name__)
+    if isinstance(owner, type) and function.__name__ not in type(owner).__dict__:
+        return owner in _CONTAINERS or is_trusted(owner.__module__) or _is_type_method(owner)
+    return _is_known_method(type(owner), function.__name__)
+
+
+def _is_type_method(owner: type) -> bool:
+    return owner.__module__ not in sys.stdlib_module_names
+
+
+def name_of(function: Any) -> str:
+    """Return how messages call a C function: `time.perf_counter`, `StringIO.write`."""
+    owner = getattr(function, "__self__", None)
+    name = getattr(function, "__name__", repr(function))
+    if isinstance(owner, types.ModuleType):
+        return name if owner.__name__ == "builtins" else f"{owner.__name__}.{name}"
+    module = getattr(function, "__module__", None)
+    if owner is None:
+        return f"{module}.{name}" if module else name
+    kind = owner if isinstance(owner, type) else type(owner)
+    return f"{kind.__qualname__}.{name}"

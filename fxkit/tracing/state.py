@@ -1,0 +1,160 @@
+"""The Python state of one recorded run: what to guard, and what to write again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import torch
+
+from fxkit.ir.types import TensorType
+from fxkit.tracing import guards as g
+from fxkit.tracing import holders as h
+from fxkit.tracing.outside import Place
+from fxkit.tracing.reach import Reach
+from fxkit.tracing.reach_kinds import functions_of
+from fxkit.tracing.refusals import Refusal
+from fxkit.tracing.state_guards import EmptyGuard, StateGuard, StateWatch
+from fxkit.tracing.structure import Blueprint, Parts
+from fxkit.tracing.variants import Replay
+from fxkit.tracing.watching import Watcher
+
+Plan = Callable[[Any, str], Blueprint]
+
+
+@dataclass(slots=True)
+class Learned:
+    """What earlier runs of a program have shown, for the captures that follow.
+
+    Attributes:
+        functions: Functions that ran although no walk had found them, with their names.
+        replaced: Places, as `(id of what holds them, key)`, whose tensors are replaced by others.
+    """
+
+    functions: list[tuple[Any, str]] = field(default_factory=list)
+    replaced: set[tuple[int, Any]] = field(default_factory=set)
+
+
+class State:
+    """What a program may read and write beside its arguments, as it was before the run.
+
+    Args:
+        fn: The program.
+        parts: The arguments; the classes, functions and modules among them are looked into.
+        learned: What earlier runs have shown.
+    """
+
+    def __init__(self, fn: Any, parts: Parts, learned: Learned) -> None:
+        kinds = {token[0] for token in parts.tokens if isinstance(token, tuple)}
+        classes = [(kind, kind.__name__) for kind in kinds if isinstance(kind, type)]
+        given = [(value, "an argument") for value in parts.alive]
+        self.reach = Reach.of(fn, parts.modules, [*given, *classes, *learned.functions])
+        self.watch = StateWatch([], [])
+        self._learned = learned
+        self._replaced = set(learned.replaced)
+        self._codes: frozenset[CodeType] = frozenset()
+
+    def finish(self, watcher: Watcher) -> None:
+        """Close the books after the run.
+
+        Raises:
+            Refusal: When the state of an object can't be told, or when a function ran of which it
+                is not known what it may read.
+        """
+        reach = self.reach
+        self._codes = frozenset(watcher.codes)
+        if reach.missed:
+            self._learn(reach.missed, watcher)
+        if reach.refusal is not None:
+            raise reach.refusal
+        own = {id(holder.value) for holder in reach.holders}
+        for holder in watcher.foreign:
+            if id(holder.value) in own:
+                raise Refusal(f"an opaque call changes {holder.path}, which the program may read")
+        self.watch = StateWatch(
+            [holder for holder in reach.holders if _has_guards(holder)],
+            [table for _, table in reach.empties],
+        )
+
+    def _learn(self, missed: list[CodeType], watcher: Watcher) -> None:
+        found = functions_of(missed)
+        known = {id(function) for function, _ in self._learned.functions}
+        self._learned.functions += [
+            (function, function.__name__) for function in found if id(function) not in known
+        ]
+        name = f"{watcher.codes[missed[0]].get('__name__')}.{missed[0].co_name}"
+        raise Refusal(
+            f"the program calls {name} in a way that is only seen when it runs",
+            "call it once more: the next capture knows that function",
+        )
+
+    def check(self) -> None:
+        """Raise where the program changed what can't be written again."""
+        for holder in self.watch.touched():
+            if isinstance(holder, h.ArrayHolder) and holder.changes():
+                raise Refusal(f"the program writes to the NumPy array {holder.path}")
+        for path, table in self.reach.empties:
+            if table:
+                raise Refusal(f"the program adds to {path}")
+
+    def replays(self, plan: Plan) -> tuple[Replay, ...]:
+        """Return what the program wrote to its state."""
+        found = []
+        for holder in self.watch.touched():
+            changes = {} if isinstance(holder, h.MemoHolder) else holder.changes()
+            if changes:
+                found.append(self._replay(holder, changes, plan))
+        return tuple(found)
+
+    def _replay(self, holder: h.Holder, changes: dict[Any, Any], plan: Plan) -> Replay:
+        planned: dict[Any, Blueprint | None] = {}
+        for key, value in changes.items():
+            planned[key] = None if value is h.ABSENT else plan(value, holder.name_of(key))
+            if isinstance(value, torch.Tensor):
+                self._replaced.add((id(holder.value), key))
+        return Replay(holder, planned, tuple(holder.read()))
+
+    def is_replaced(self, places: Iterable[Place]) -> bool:
+        """Tell whether the tensor in some places is likely to be another one at the next call."""
+        return any(_key(place) in self._replaced for place in places)
+
+    def guards(self) -> list[g.Guard]:
+        """Return a guard for each thing that holds state which the program may read."""
+        for holder in self.reach.holders:
+            for key, before in holder.entries.items():
+                if (id(holder.value), key) in self._replaced and isinstance(before, torch.Tensor):
+                    holder.lenient[key] = TensorType.of(before)
+            for key, kind in holder.lenient.items():
+                holder.entries[key] = kind
+        guarded = [holder for holder in self.reach.holders if _has_guards(holder)]
+        found: list[g.Guard] = [
+            StateGuard(holder.path or "the program", holder=holder, codes=self._codes)
+            for holder in guarded
+        ]
+        found += [EmptyGuard(path, table=table) for path, table in self.reach.empties]
+        return found
+
+
+def _has_guards(holder: h.Holder) -> bool:
+    if isinstance(holder, h.NamespaceHolder) and not holder.copied:
+        return bool(holder.entries)
+    return True
+
+
+def _key(place: Place) -> tuple[int, Any]:
+    holder = place.holder.value if isinstance(place.holder, h.Attributes) else place.holder
+    return id(holder), place.key
+
+
+def replaced_tensors(guards: Iterable[g.Guard]) -> Iterable[tuple[int, Any]]:
+    """Iterate over the places, as `Learned.replaced` has them, where another tensor lies now."""
+    for guard in guards:
+        found = guard.holder.difference() if isinstance(guard, StateGuard) else None
+        if found is None or not isinstance(guard, StateGuard):
+            continue
+        key, before, now = found
+        was_tensor = isinstance(before, (torch.Tensor, TensorType))
+        if was_tensor and isinstance(now, torch.Tensor):
+            yield id(guard.holder.value), key

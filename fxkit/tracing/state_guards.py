@@ -1,0 +1,180 @@
+"""Guards on Python state, and the quick look that tells that none of it has changed."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import is_
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import dict_version
+
+from fxkit.ir.types import TensorType
+from fxkit.tracing.guards import Call, Guard, Mismatch, shorten, storage_key, tensor_text, type_text
+from fxkit.tracing.holders import ABSENT, CellHolder, Holder, SequenceHolder
+from fxkit.tracing.outside import Place
+
+
+@dataclass(frozen=True, slots=True)
+class StateGuard(Guard):
+    """What the program may read of one dict, list, cell, object or class."""
+
+    holder: Holder
+    codes: frozenset[CodeType]
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        entries = {
+            key: value for key, value in self.holder.entries.items() if self.holder.is_guarded(key)
+        }
+        if len(entries) == 1:
+            return shorten(next(iter(entries.values())))
+        return f"{len(entries)} values as when it was captured"
+
+    def check(self, call: Call) -> Mismatch | None:
+        found = self.holder.difference()
+        if found is None:
+            return None
+        key, before, now = found
+        what = self.holder.name_of(key)
+        source = line_that_names(self.codes, key if isinstance(key, str) else what)
+        return Mismatch(what, _text(before), _text(now), source)
+
+
+def _text(value: Any) -> str:
+    return tensor_text(value) if isinstance(value, torch.Tensor) else shorten(value)
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyGuard(Guard):
+    """A table of a module, such as its hooks, that has to stay empty."""
+
+    table: dict[Any, Any]
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return "empty"
+
+    def check(self, call: Call) -> Mismatch | None:
+        return self._mismatch(f"{len(self.table)} entries") if self.table else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraGuard(Guard):
+    """A tensor that the program finds in its state and that may be another one at each call."""
+
+    places: tuple[Place, ...]
+    kind: type
+    type: TensorType
+    layout: torch.layout
+    apart: tuple[torch.Tensor, ...] | None
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return type_text(self.type, self.kind, self.layout)
+
+    def check(self, call: Call) -> Mismatch | None:
+        tensor = self.places[0].read()
+        if not isinstance(tensor, torch.Tensor):
+            return self._mismatch(shorten(tensor))
+        if any(place.read() is not tensor for place in self.places):
+            return self._mismatch("another tensor in one of its places")
+        if any(tensor is argument for argument in call.parts.tensors):
+            return self._mismatch("one of the arguments")
+        if self.apart is not None and self._shares_memory(tensor, call):
+            return self._mismatch("a tensor that shares memory with another one")
+        same = (
+            type(tensor) is self.kind
+            and tensor.layout is self.layout
+            and TensorType.of(tensor) == self.type
+        )
+        return None if same else self._mismatch(tensor_text(tensor))
+
+    def _shares_memory(self, tensor: torch.Tensor, call: Call) -> bool:
+        others = (*call.parts.tensors, *(self.apart or ()))
+        return storage_key(tensor) in set(map(storage_key, others))
+
+
+def line_that_names(codes: Iterable[CodeType], name: str) -> str | None:
+    """Return the first line of some functions that reads a global, attribute or variable."""
+    import os
+
+    found = []
+    for code in codes:
+        for instruction in dis.get_instructions(code):
+            if instruction.argval == name and instruction.opname.startswith("LOAD"):
+                line = instruction.positions.lineno if instruction.positions else None
+                place = f"{os.path.basename(code.co_filename)}:{line} in {code.co_name}"
+                found.append(
+                    (instruction.opname == "LOAD_CONST", code.co_filename, line or 0, place)
+                )
+    return min(found)[-1] if found else None
+
+
+class StateWatch:
+    """Tells quickly whether any of many holders has changed.
+
+    Args:
+        holders: What is watched.
+        empties: Dicts that have to stay empty.
+    """
+
+    def __init__(self, holders: list[Holder], empties: list[dict[Any, Any]]) -> None:
+        self._empties = empties
+        versioned = [(holder, holder.versioned()) for holder in holders]
+        self._holders = [holder for holder, table in versioned if table is not None]
+        self._dicts = [table for _, table in versioned if table is not None]
+        rest = [holder for holder, table in versioned if table is None]
+        self._cells = [(it, it.value, it.entries[None]) for it in rest if _is_full_cell(it)]
+        self._lists = [
+            (it, it.value, list(it.entries.values())) for it in rest if type(it) is SequenceHolder
+        ]
+        self._others = [
+            it for it in rest if not _is_full_cell(it) and type(it) is not SequenceHolder
+        ]
+        self._versions = [holder.version for holder in self._holders]
+
+    def holds(self) -> bool:
+        """Tell whether nothing that is guarded has changed."""
+        if any(self._empties):
+            return False
+        now = list(map(dict_version, self._dicts))
+        if now != self._versions and not self._look_closer(now):
+            return False
+        for holder, cell, value in self._cells:
+            if cell.cell_contents is not value and holder.difference() is not None:
+                return False
+        for holder, items, before in self._lists:
+            same = len(items) == len(before) and all(map(is_, items, before))
+            if not same and holder.difference() is not None:
+                return False
+        return all(holder.difference() is None for holder in self._others)
+
+    def touched(self) -> list[Holder]:
+        """Return the holders that may have changed since they were looked at."""
+        now = list(map(dict_version, self._dicts))
+        changed = [
+            holder
+            for holder, new, old in zip(self._holders, now, self._versions, strict=True)
+            if new != old
+        ]
+        rest = [*(cell[0] for cell in self._cells), *(item[0] for item in self._lists)]
+        return [*changed, *rest, *self._others]
+
+    def _look_closer(self, now: list[int]) -> bool:
+        for index, (new, old) in enumerate(zip(now, self._versions, strict=True)):
+            if new != old:
+                if self._holders[index].difference() is not None:
+                    return False
+                self._versions[index] = new
+        return True
+
+
+def _is_full_cell(holder: Holder) -> bool:
+    return isinstance(holder, CellHolder) and holder.entries[None] is not ABSENT

@@ -173,11 +173,6 @@ class SymbolicShapes:
 
     # What was learnt.
 
-    @property
-    def has_learnt(self) -> bool:
-        """Whether two expressions turned out to be equal, or one to be a number."""
-        return bool(self._env.replacements)
-
     def fixed(self) -> tuple[str, Any] | None:
         """Return a size that should stay free and turned out to have one value only, if any."""
         replaced = self._env.replacements
@@ -190,10 +185,20 @@ class SymbolicShapes:
                 return name, value
         return None
 
+    @property
+    def learnt(self) -> int:
+        """How many symbols turned out to equal another expression."""
+        return len(self._env.replacements)
+
     def assumptions(self) -> tuple[str, ...]:
-        """Return what was taken to hold of the free sizes on the way."""
+        """Return what was taken to hold of the symbols on the way."""
         names = getattr(self._env, NAMES)
-        return tuple(str(guard.expr.xreplace(names)) for guard in self._env.guards[self._begun :])
+        found = [guard.expr for guard in self._env.guards[self._begun :]]
+        texts = [_relation(expression.xreplace(names)) for expression in found]
+        for symbol, value in self._env.replacements.items():
+            if symbol not in names:
+                texts.append(f"{symbol} == {value.xreplace(names)}")
+        return tuple(dict.fromkeys(texts))
 
     def simplify(self, value_type: Any) -> Any:
         """Return a type with the expressions written as what they turned out to equal."""
@@ -221,6 +226,13 @@ def _by_name(spec: Any, names: list[str]) -> dict[str, Any]:
     if isinstance(spec, (list, tuple)) and len(spec) <= len(names):
         return dict(zip(names, spec, strict=False))
     raise _misfit("the inputs", spec)
+
+
+def _relation(expression: Any) -> str:
+    operator = getattr(expression, "rel_op", None)
+    if operator is None:
+        return str(expression)
+    return f"{expression.lhs} {operator} {expression.rhs}"
 
 
 def _listed(spec: Any, path: str) -> Any:

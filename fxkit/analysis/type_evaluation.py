@@ -165,7 +165,7 @@ class Evaluation:
     def _settle(self) -> None:
         """Write what was learnt of free sizes since into all types."""
         assert self.symbolic is not None
-        if not self.symbolic.has_learnt:
+        if not self.symbolic.learnt:
             return
         for node, value in self.values.items():
             if symbols_in(value):
@@ -314,6 +314,7 @@ class Evaluation:
             return tensor
 
         abstract = self.memory.table.abstract
+        learnt = 0 if self.symbolic is None else self.symbolic.learnt
         with self._mode:
             try:
                 args, kwargs = self._arguments(node, lambda n: concrete(self.values[n], make))
@@ -325,10 +326,11 @@ class Evaluation:
             except Exception as error:
                 if is_about_data(error):
                     return _ABSENT, False
-                if self._is_without_tensors(node):
+                if not operands and node.op != "call_module":
                     raise self._misfit(node, error) from error
                 raise NeedsLive(node, is_about_data(error)) from error
-        if not is_faithful:
+        has_learnt = self.symbolic is not None and self.symbolic.learnt > learnt
+        if not (is_faithful or has_learnt):
             raise NeedsLive(node)
         self._check_free_sizes(node)
         same = {id(tensor): facts for tensor, facts in made}
@@ -338,9 +340,6 @@ class Evaluation:
         if any(not facts.core.is_plain for facts in facts_in(value)):
             raise NeedsLive(node)
         return value, any(map(holds_constant, results))
-
-    def _is_without_tensors(self, node: fx.Node) -> bool:
-        return not self._operands(node) and node.op != "call_module"
 
     def _operands(self, node: fx.Node) -> list[Facts]:
         return [facts for n in node._input_nodes for facts in facts_in(self.values[n])]

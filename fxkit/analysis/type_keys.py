@@ -18,9 +18,10 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxkit.analysis.effects import Effects, effects_of
 from fxkit.analysis.type_facts import Facts, FactTable
-from fxkit.ir.attributes import find_attribute
+from fxkit.ir.attributes import Attribute, find_attribute
 from fxkit.ir.op import OPERATOR_NAME, resolve
 from fxkit.ir.symbols import Symbol
+from fxkit.ir.types import TensorType, type_of
 
 
 class NoKey(Exception):
@@ -196,6 +197,8 @@ def manner_of(node: fx.Node, operands: list[Facts], grad: bool, mixed: bool) -> 
         return Manner.LIVE
     if effects.writes and grad and _may_spread_grad(operands, mixed):
         return Manner.LIVE
+    if any(not _is_tensor(written) for written in effects.writes):
+        return Manner.LIVE
     if effects.may_raise:
         return Manner.ALONE
     is_fresh = call.operator.overload is not None and not (effects.aliases or effects.writes)
@@ -223,6 +226,10 @@ def _may_spread_grad(operands: list[Facts], mixed: bool) -> bool:
     first = operands[0]
     is_settled = first.type.requires_grad and not first.is_leaf and not first.is_view
     return mixed or not is_settled
+
+
+def _is_tensor(written: fx.Node | Attribute) -> bool:
+    return isinstance(written, Attribute) or isinstance(type_of(written), TensorType)
 
 
 def _reads_hidden(node: fx.Node) -> bool:

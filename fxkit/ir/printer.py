@@ -19,6 +19,7 @@ from torch import fx
 
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.provenance import module_path, source_of
+from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, short_dtype, type_of
 
 _MAX_ELEMENTS = 8
@@ -75,7 +76,8 @@ def format_type(value_type: Any) -> str:
         return f"{{{', '.join(f'{k}: {format_type(v)}' for k, v in value_type.items())}}}"
     if value_type is None:
         return "?"
-    return f"{type(value_type).__name__} {value_type}"
+    kind = value_type.kind if isinstance(value_type, Symbol) else type(value_type)
+    return f"{kind.__name__} {value_type}"
 
 
 def format_arguments(call: Call) -> str:

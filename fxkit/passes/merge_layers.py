@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from fxkit.ir.session import EditSession
-from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.layers import Layer, layer_of
@@ -131,10 +130,8 @@ class _Merger:
         """Let the users of a layer use a view of the merged one; say why they can't."""
         mark = self.edit.mark()
         part = self._part(layer, merged, start)
-        users = list(layer.node.users)
         self.edit.replace_uses(layer.node, part)
-        part.meta.pop(TYPE_KEY, None)
-        reason = types.spread([part, *users])
+        reason = types.spread([part])
         if reason is not None:
             self.edit.undo(mark)
             return reason

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.analysis.dependencies import EffectOrder
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.sharing import Sharing
 from fxkit.patterns.engine import rewrite_in
 from fxkit.patterns.rules import RULES
 
@@ -60,11 +60,7 @@ class _Remover:
         self.edit = edit
         self.context = context
         self.assertions = assertions
-        self.order = EffectOrder(edit.graph)
-        output = next(reversed(edit.graph.nodes))
-        outside = [n for n in edit.graph.nodes if n.op in ("placeholder", "get_attr")]
-        root = self.order.aliases.root
-        self.shared = {root(n) for n in (*outside, *output.all_input_nodes)}
+        self.sharing = Sharing(edit.graph)
 
     def visit(self, node: fx.Node) -> None:
         """Remove one call that does nothing, or note why it may not go."""
@@ -78,34 +74,14 @@ class _Remover:
         operand = call.arguments.get("self", call.arguments.get("0"))
         if find_reason is None or not isinstance(operand, fx.Node):
             return
-        reason = find_reason(node, operand, call) or self._new_alias(node, operand)
+        reason = find_reason(node, operand, call) or self.sharing.refusal(node, operand)
         if reason is not None:
             self.context.notes.append(f"%{node.name} stays: {reason}")
             return
         with self.edit.on_behalf_of([node], "remove_inference_no_ops"):
             self.edit.replace_uses(node, operand)
             self.edit.erase(node)
-        self._join(node, operand)
-
-    def _join(self, node: fx.Node, operand: fx.Node) -> None:
-        root = self.order.aliases.root
-        is_shared = root(node) in self.shared or root(operand) in self.shared
-        self.order.aliases.join(node, operand)
-        if is_shared:
-            self.shared.add(root(node))
-
-    def _new_alias(self, node: fx.Node, operand: fx.Node) -> str | None:
-        """Say why a tensor of its own may not become its operand itself."""
-        aliases = self.order.aliases
-        if aliases.may_alias(node, operand):
-            return None
-        for one in (node, operand):
-            writers = [writer for writer in aliases.writers(one) if node < writer]
-            if writers:
-                return f"%{writers[0].name} writes to one of the two tensors"
-        if aliases.root(node) in self.shared and aliases.root(operand) in self.shared:
-            return "the caller could see that two tensors became one"
-        return None
+        self.sharing.join(node, operand)
 
     def _visit_check(self, node: fx.Node, call: Call) -> None:
         if node.users:

@@ -9,7 +9,6 @@ from torch import fx
 
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
-from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.layers import Layer, layer_of
@@ -80,10 +79,8 @@ class _Splitter:
         for part in parts:
             with self.edit.on_behalf_of([layer.node, part.node], "split_layers"):
                 alone = self._alone(layer, part)
-            users = list(part.node.users)
             self.edit.replace_uses(part.node, alone)
-            alone.meta.pop(TYPE_KEY, None)
-            reason = types.spread([alone, *users])
+            reason = types.spread([alone])
             if reason is not None:
                 return reason
         for node in [part.node for part in parts] + list(layer.node.users):

@@ -45,7 +45,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def _holds_all(wide: torch.dtype, narrow: torch.dtype) -> bool:
+def holds_all(wide: torch.dtype, narrow: torch.dtype) -> bool:
     """Tell whether one dtype has every number of another."""
     if wide == narrow or narrow == torch.bool:
         return wide != torch.bool or narrow == torch.bool
@@ -67,12 +67,12 @@ def _loses_nothing(match: Match) -> bool | str:
     first = known.dtype
     if not {first, middle, last} <= {*_FLOATS, *_INTEGERS}:
         return f"expected real dtypes, got {first}, {middle} and {last}"
-    if not _holds_all(middle, first):
+    if not holds_all(middle, first):
         return f"the cast from {first} to {middle} may round"
     if first.is_floating_point and not last.is_floating_point:
         return f"what is out of range of {last} depends on the dtype it comes from"
     # Backwards the casts run the other way: the middle one must not have rounded there either.
-    if known.requires_grad and not _holds_all(middle, last):
+    if known.requires_grad and not holds_all(middle, last):
         return f"the gradient would not be rounded to {middle}"
     return True
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m fxkit doctor | demo | tree | draw | profile | passes`."""
+"""The command line: `python -m fxkit doctor | demo | passes`, and the commands that look."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fxkit.errors import FxkitError, UnsupportedError
+from fxkit.errors import FxkitError
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
@@ -52,20 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
 
-    tree = _on_file(commands, "tree", "print the modules and nodes of an exported program")
-    tree.add_argument("--depth", type=int, metavar="N", help="open only N levels of modules")
-    tree.add_argument("--json", action="store_true", help="print JSON")
-    tree.set_defaults(run=_tree)
+    from fxkit.passes.pipelines import PIPELINES
+    from fxkit.programs import load
+    from fxkit.view.commands import add_commands
 
-    draw = _on_file(commands, "draw", "draw an exported program")
-    draw.add_argument("-o", "--output", type=Path, help="SVG, HTML, DOT or JSON, by its ending")
-    draw.set_defaults(run=_draw)
-
-    profile = _on_file(commands, "profile", "time the nodes of an exported program")
-    profile.add_argument("--by", choices=("node", "module", "op"), default="node", help="group")
-    profile.add_argument("--iters", type=int, default=20, metavar="N", help="timed runs (20)")
-    profile.add_argument("--json", action="store_true", help="print JSON")
-    profile.set_defaults(run=_profile)
+    add_commands(commands, load, PIPELINES)
     _add_passes(commands)
     return parser
 
@@ -94,12 +85,6 @@ def _add_passes(commands: Any) -> None:
     run.set_defaults(run=_run_passes)
 
 
-def _on_file(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=what)
-    command.add_argument("file", type=Path, metavar="FILE.pt2", help="from torch.export.save")
-    return command
-
-
 def _sentence_count(text: str) -> int:
     if not text.isdigit() or int(text) < 4:
         raise argparse.ArgumentTypeError(f"expected a count of at least 4, got {text!r}")
@@ -118,42 +103,6 @@ def _demo(options: argparse.Namespace) -> int:
     from fxkit.demo.steps import run
 
     run(out=options.out, sentences=options.sentences, with_peer=options.peer)
-    return EXIT_OK
-
-
-def _tree(options: argparse.Namespace) -> int:
-    import fxkit
-    from fxkit.programs import load
-
-    shown = fxkit.tree(load(options.file)[0], depth=options.depth)
-    print(shown.to_json(indent=2) if options.json else shown)
-    return EXIT_OK
-
-
-def _draw(options: argparse.Namespace) -> int:
-    import fxkit
-    from fxkit.programs import load
-
-    path = options.output or options.file.with_suffix(".svg")
-    print(fxkit.draw(load(options.file)[0]).save(path))
-    return EXIT_OK
-
-
-def _profile(options: argparse.Namespace) -> int:
-    import torch
-
-    import fxkit
-    from fxkit.programs import load
-
-    gm, args, kwargs = load(options.file)
-    if not args and not kwargs:
-        raise UnsupportedError(
-            f"expected example inputs in {options.file}, got none",
-            hint="export the program with them: torch.export.export(model, args)",
-        )
-    with torch.no_grad():
-        measured = fxkit.profile(gm, args, kwargs, iters=options.iters)
-    print(measured.to_json(indent=2) if options.json else measured.table(group_by=options.by))
     return EXIT_OK
 
 

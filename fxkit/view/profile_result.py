@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fxkit.view.profile_comparison import Comparison, compare
 from fxkit.view.profile_rows import SORTS, Entry, Row, grouped
 from fxkit.view.text_table import duration, percent, plural, quantity, table
 
-VERSION = 1
+VERSION = 2
 """Version of the dictionaries that `Profile.to_dict` returns."""
 
 METRICS = ("time", "flops", "bytes", "memory")
@@ -111,6 +111,14 @@ class Profile:
         self, *, sort_by: str = "time", group_by: str = "node", limit: int | None = 30
     ) -> str:
         """Return a text table under a summary; `limit` lines, what is left out is counted."""
+        headers, rows, align, rest = self.cells(sort_by=sort_by, group_by=group_by, limit=limit)
+        body = table(headers, rows, align=align)
+        return "\n".join([*self.summary(), "", body, *([rest] if rest else [])])
+
+    def cells(
+        self, *, sort_by: str = "time", group_by: str = "node", limit: int | None = 30
+    ) -> tuple[list[str], list[list[str]], str, str]:
+        """Return the table's titles, its cells, their alignment, and what is left out, in words."""
         entries = self.entries(sort_by=sort_by, group_by=group_by)
         shown = entries if limit is None else entries[:limit]
         title = "operator" if group_by == "op" else group_by
@@ -118,16 +126,14 @@ class Profile:
         rows = [self._cells(entry) for entry in shown]
         dropped = {"node": [3], "region": [2]}.get(group_by, [1, 2])
         keep = [i for i in range(len(headers)) if i not in dropped]
-        body = table(
+        left = entries[len(shown) :]
+        rest = sum(entry.seconds or 0.0 for entry in left)
+        return (
             [headers[i] for i in keep],
             [[row[i] for i in keep] for row in rows],
-            align="".join("<<<>>>>>>"[i] for i in keep),
+            "".join("<<<>>>>>>"[i] for i in keep),
+            f"… {len(left)} more, {duration(rest)} in all" if left else "",
         )
-        lines = [*self.summary(), "", body]
-        if len(shown) < len(entries):
-            rest = sum(entry.seconds or 0.0 for entry in entries[len(shown) :])
-            lines.append(f"… {len(entries) - len(shown)} more, {duration(rest)} in all")
-        return "\n".join(lines)
 
     def summary(self) -> list[str]:
         """Return what matters of the whole, as lines of text."""
@@ -247,6 +253,30 @@ class Profile:
             "peak_with_workspace": self.peak_with_workspace,
             "nodes": [asdict(row) for row in self.rows],
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Profile:
+        """Return the profile that `to_dict` described.
+
+        Raises:
+            UnsupportedError: The values are something else, or of another version.
+        """
+        if values.get("version") != VERSION or "nodes" not in values:
+            raise UnsupportedError(
+                f"expected a profile of version {VERSION}, got version {values.get('version')}",
+                hint="measure it again with this version of fxkit",
+            )
+        rows = [Row(**{**row, "computes": tuple(row["computes"])}) for row in values["nodes"]]
+        quartiles = values["quartiles"]
+        names = ("title", "end_to_end", "instrumented", "peak_bytes", "warmup", "iters", "threads")
+        return cls(
+            **{name: values[name] for name in names},
+            rows=tuple(rows),
+            quartiles=tuple(quartiles) if quartiles is not None else None,
+            peak_holders=tuple((name, size) for name, size in values["peak_holders"]),
+            allocator_peak=values["allocator_peak"],
+            device=values["device"],
+        )
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Return `to_dict()` as JSON."""

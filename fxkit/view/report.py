@@ -38,9 +38,10 @@ from fxkit.view.diffing import diff as compare
 from fxkit.view.drawing import draw
 from fxkit.view.highlighting import highlight
 from fxkit.view.module_tree import tree
-from fxkit.view.page import escape, fragment_page, notebook_bundle
+from fxkit.view.page import escape, fragment_page, notebook_bundle, write_file
 from fxkit.view.profile_result import Profile
 from fxkit.view.text_table import plural
+from fxkit.view.timeline import timeline
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,30 @@ class Report:
             f"{changed:,} nodes away. Each row tells which rules fired, and how often."
         )
         return self.add(title, report_parts.passes(records), lead)
+
+    def add_timeline(self, result: Any, *, title: str = "Pass by pass") -> Report:
+        """Add the graph with a slider over the passes of a `PassResult`."""
+        shown = timeline(result)
+        lead = (
+            "The graph before and after each pass that changed it, everything at its place in "
+            "both: removed nodes are framed in red, added ones in green, changed ones in amber. "
+            "The slider goes through the passes."
+        )
+        if len(shown.steps) < 2:
+            return self.add(title, "<p>No pass changed anything.</p>")
+        return self.add(title, shown.html_fragment(), lead)
+
+    def add_charts(self, measured: Profile, *, title: str = "Limits and memory") -> Report:
+        """Add how near nodes come to what the device can do, and the memory that is live."""
+        lead = (
+            "Left of the bend of the line a node can't be faster than memory allows, right of it "
+            "not faster than arithmetic. Below: bytes of values that are alive as each node runs."
+        )
+        charts = [measured.roofline()]
+        if measured.peak_bytes is not None:
+            charts.append(measured.memory_timeline())
+        html = "".join(f'<div class="fx-scroll">{chart}</div>' for chart in charts)
+        return self.add(title, html, lead)
 
     def add_diff(
         self, before: fx.GraphModule | GraphDiff, after: fx.GraphModule | None = None
@@ -224,9 +249,7 @@ class Report:
 
     def save(self, path: str | Path) -> Path:
         """Write the report; returns the path."""
-        path = Path(path)
-        path.write_text(self.html(), encoding="utf-8")
-        return path
+        return write_file(path, self.html())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         titles = ", ".join(section.title for section in self.sections)

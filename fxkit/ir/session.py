@@ -11,6 +11,7 @@ the module once at the end, and puts everything back when anything raises.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -295,6 +296,13 @@ class EditSession:
         self._record("attribute", name, f"{name} = {type(value).__name__}",
                      lambda: delattr(self.gm, name))  # fmt: skip
         return name
+
+    def unregister(self, name: str) -> None:
+        """Take an attribute that nothing reads any more off the root module."""
+        value, is_buffer = getattr(self.gm, name), name in self.gm._buffers
+        delattr(self.gm, name)
+        put_back = self.gm.register_buffer if is_buffer else functools.partial(setattr, self.gm)
+        self._record("attribute", name, f"{name} is gone", lambda: put_back(name, value))
 
     def adopt(self, other: fx.GraphModule) -> None:
         """Take over the whole graph of another module, with the attributes that it names.

@@ -110,6 +110,8 @@ def _method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call
         return _dunder(name, args, kwargs)
     if name == "size" and len(args) == 1 and not kwargs:
         return python_call("getattr", (args[0], "shape"), {})
+    if name == "type" and len(args) == 2 and isinstance(args[1], torch.dtype) and not kwargs:
+        return _aten("to", args, {})
     if name in _PYTHON_METHODS:
         return python_call(name, args, kwargs)
     if name in op_table.PURE_TORCH_FUNCTIONS:

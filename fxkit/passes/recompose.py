@@ -5,15 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import fx
+
+from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.patterns.engine import rewrite_in
-from fxkit.patterns.rules import RULES
+from fxkit.patterns.reasons import explain
+from fxkit.patterns.report import RewriteReport
+from fxkit.patterns.rules import RULES, rules_in
 
 
 @dataclass(frozen=True)
 class Recompose(Pass):
     """Apply the rules whose result is as accurate but may round otherwise.
+
+    Attention that is left as it was spelled is noted, with what stood in the way: weights that
+    somebody else takes too, dropout in training, a mask that may hide every key.
 
     Rewrites:
         %s = aten.sigmoid(%x); return aten.mul(%x, %s)  →  return aten.silu(%x)
@@ -24,4 +32,45 @@ class Recompose(Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Run the rules that may round otherwise to their fixpoint."""
         inexact = [rule for _, rule in RULES.items() if not rule.exact]
-        context.reports.append(rewrite_in(edit, inexact))
+        report = rewrite_in(edit, inexact)
+        context.reports.append(report)
+        left = [node for node in edit.graph.nodes if _weighs_by_softmax(node)]
+        for node in left[:_MOST_NOTES]:
+            context.notes.append(f"attention at %{node.name} stays: {_reason(edit, node, report)}")
+        if len(left) > _MOST_NOTES:
+            context.notes.append(f"attention stays at {len(left) - _MOST_NOTES} more places")
+
+
+# What may stand between a softmax and the product that it weighs.
+_PASSING = ("aten.dropout", "aten.to", "aten.type_as", "aten.contiguous", "aten.clone")
+_MOST_NOTES = 8
+
+
+def _weighs_by_softmax(node: fx.Node) -> bool:
+    """Tell whether a node is a product of matrices of which the first is a softmax."""
+    call = resolve(node)
+    if call is None or call.name not in ("aten.matmul", "aten.bmm"):
+        return False
+    weights = call.arguments["self"]
+    for _ in range(len(_PASSING)):
+        made = resolve(weights) if isinstance(weights, fx.Node) else None
+        if made is None or made.name not in _PASSING:
+            break
+        weights = made.arguments.get("self", made.arguments.get("input"))
+    made = resolve(weights) if isinstance(weights, fx.Node) else None
+    return made is not None and made.name == "aten.softmax"
+
+
+def _reason(edit: EditSession, node: fx.Node, report: RewriteReport) -> str:
+    """Return why attention at a node was left: a rule's refusal, or where the nearest one ended."""
+    attention = rules_in("attention")
+    names = {rule.name for rule in attention}
+    refused = [why for rule, root, why in report.refusals if root == node.name and rule in names]
+    if refused:
+        return refused[0]
+    tried = [explain(edit.gm, rule, at=node.name) for rule in attention]
+    nearest = max(tried, key=lambda told: 0 if told.miss is None else told.miss.matched)
+    miss = nearest.miss
+    if miss is None:
+        return nearest.reason.splitlines()[0]
+    return f"expected {miss.expected}, got {miss.got}"

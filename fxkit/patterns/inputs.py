@@ -75,7 +75,8 @@ def captures_of(rule: Rule) -> list[str]:
 def _call(graph: fx.Graph, operation: Operation, made: Mapping[Any, Any]) -> fx.Node:
     """Call a pattern's operation: the ATen packet, which picks the overload, or Python's own."""
     if operation.operator in _PYTHON_OPERATORS:
-        args = tuple(_build(value, made) for value in operation.arguments.values())
+        built = (_build(value, made) for value in operation.arguments.values())
+        args = tuple(tuple(value) if isinstance(value, list) else value for value in built)
         return graph.call_function(_PYTHON_OPERATORS[operation.operator], args)
     packet = _packet_of(operation)
     kwargs = {

@@ -28,6 +28,7 @@ _INTEGERS = torch.arange(12).reshape(3, 4)
 _NAN = torch.tensor([[torch.nan, 1.0]])
 _WANTS_GRADIENT = torch.randn(3, 4, requires_grad=True)
 _BITS = torch.tensor([True, False])
+_HEADS = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 3)
 _QUERY, _KEY, _VALUE = torch.randn(2, 5, 4), torch.randn(2, 6, 4), torch.randn(2, 6, 3)
 
 # Operands for the documented rewritings: by rule, else from the rule's first sample, else by the
@@ -45,6 +46,7 @@ _OPERANDS: dict[str, dict[str, Any]] = {
     "layer_norm_by_hand": {"last_size": [8]},
     "rms_norm_by_hand": {"last_size": [8]},
     "squeeze_of_nothing": {"x": _MATRIX},
+    "softmax_in_float32": {"x": _MATRIX.bfloat16()},
 }
 
 
@@ -95,6 +97,22 @@ _MUST_NOT_MATCH: dict[str, NoMatch] = {
     # attention
     "attention_by_hand": NoMatch(
         lambda q, k, v: torch.softmax(q @ k.transpose(1, 2), -1) @ v, (_QUERY, _KEY, _VALUE)
+    ),
+    "attention_with_hidden_keys": NoMatch(
+        lambda q, k, v, m: torch.softmax((q @ k.mT).masked_fill(m, -9.0), -1) @ v,
+        (*_HEADS, torch.ones(5, 6) > 0),
+    ),
+    "attention_with_kept_keys": NoMatch(
+        lambda q, k, v, m: torch.softmax(torch.where(m, q @ k.mT, -torch.inf), -1) @ v,
+        (*_HEADS, torch.ones(5, 6) > 0),
+    ),
+    "masked_attention_with_kept_keys": NoMatch(
+        lambda q, k, v, m, n: torch.softmax(torch.where(m, q @ k.mT, -1e30) + n, -1) @ v,
+        (_HEADS[0].clone().requires_grad_(), *_HEADS[1:], torch.ones(5, 6) > 0, torch.zeros(6)),
+    ),
+    "attention_with_repeated_heads": NoMatch(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k.repeat(1, 2, 1, 1), v),
+        (torch.randn(1, 2, 5, 4), torch.randn(1, 1, 6, 4), torch.randn(1, 2, 6, 4)),
     ),
     # bounds
     "relu_of_relu": NoMatch(lambda x: F.relu(torch.relu(x), inplace=True)),
@@ -200,6 +218,10 @@ _MUST_NOT_MATCH: dict[str, NoMatch] = {
         lambda x: torch.exp(x) / torch.exp(x).sum(-1, keepdim=True), (_MATRIX.t(),)
     ),
     "log_softmax_by_softmax": NoMatch(lambda x: torch.log(torch.softmax(x, -1, torch.float64))),
+    "softmax_in_same_dtype": NoMatch(lambda x: torch.softmax(x, -1, dtype=torch.float64)),
+    "softmax_in_float32": NoMatch(
+        lambda x: torch.softmax(x, -1, dtype=torch.float32).to(torch.float16), (_MATRIX.bfloat16(),)
+    ),
     "logarithm_of_summed_exp": NoMatch(lambda x: torch.log(torch.exp(x).mean(-1))),
     "mean_by_sum": NoMatch(lambda x: x.sum(-1) / 3),
     "variance_by_hand": NoMatch(lambda x: (x - x.mean(1, keepdim=True)).square().mean(0)),

@@ -8,7 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from fxkit.ir.types import TensorType
-from fxkit.patterns.conditions import UNKNOWN, contiguous, every, floating, is_number, shape_of
+from fxkit.patterns.conditions import (
+    UNKNOWN,
+    contiguous,
+    every,
+    floating,
+    is_number,
+    no_gradient,
+    shape_of,
+)
 from fxkit.patterns.language import any_of, computed, operand, optional
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Where, rule
@@ -174,6 +182,56 @@ def logarithm_of_summed_exp(x, dim, keep):
         torch.log(torch.exp(x).sum(dim, keepdim=keep))  →  torch.logsumexp(x, dim, keepdim=keep)
     """
     return torch.log(torch.exp(x).sum(dim, keepdim=keep)), torch.logsumexp(x, dim, keepdim=keep)
+
+
+def _has_dtype(match: Match) -> bool | str:
+    known = match.type("x")
+    if not isinstance(known, TensorType):
+        return UNKNOWN
+    fits = known.dtype == match["dtype"]
+    return True if fits else f"the softmax turns {known} into {match['dtype']}"
+
+
+@rule(where=[_has_dtype, _AXIS], samples=({"dim": -1, "dtype": torch.float32},))
+def softmax_in_same_dtype(x, dim, dtype):
+    """A softmax that is asked for the dtype that is there already.
+
+    Rewrites:
+        torch.softmax(x, dim, dtype=dtype)  →  torch.softmax(x, dim)
+    """
+    return torch.softmax(x, dim, dtype=dtype), torch.softmax(x, dim)
+
+
+def _is_half(match: Match) -> bool | str:
+    known = match.type("x")
+    if not isinstance(known, TensorType):
+        return UNKNOWN
+    fits = known.dtype == match["dtype"] and known.dtype in (torch.float16, torch.bfloat16)
+    return True if fits else f"expected {match['dtype']} to be a half that is there, got {known}"
+
+
+# torch's kernels compute the softmax of halves in float32 themselves, and round once; but their
+# gradient starts from what was rounded.
+@rule(
+    where=[
+        every(no_gradient("x"), _is_half),
+        {**_AXIS, "dtype": operand(value=lambda dtype: isinstance(dtype, torch.dtype))},
+    ],
+    exact=False,
+    benefit=6,
+    samples=({"dim": -1, "dtype": torch.bfloat16},),
+)
+def softmax_in_float32(x, dim, dtype):
+    """A softmax of halves in float32, rounded to halves afterwards.
+
+    Rewrites:
+        torch.softmax(x, dim, dtype=torch.float32).to(dtype=dtype)  →  torch.softmax(x, dim)
+    """
+    wide = any_of(
+        lambda v: torch.softmax(v, dim, dtype=torch.float32),
+        lambda v: torch.softmax(v.to(dtype=torch.float32), dim),
+    )(x)
+    return wide.to(dtype=dtype), torch.softmax(x, dim)
 
 
 def _counts_axis(match: Match) -> bool | str:

@@ -17,6 +17,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from fxkit import config
+from fxkit.analysis.cost import cost_of
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
@@ -75,7 +76,8 @@ def rewrite(
     """Apply rules to a graph, in place.
 
     Where matches overlap, the rule with the larger benefit goes first, in the whole graph; at one
-    node, of rules with the same benefit, the one that matches most nodes, else the first given. A
+    node, of rules with the same benefit, the one whose match moves most bytes by the cost model,
+    then the one that matches most nodes, else the first given. A
     match that the effects around it forbid is left alone, with the reason in the report.
 
     Args:
@@ -138,7 +140,7 @@ class _Run:
         self.sites: list[Site] = []
         self.refusals: dict[tuple[str, str], str] = {}
         self.generation: dict[fx.Node, int] = {}
-        self._safety: Safety | None = None
+        self._safety = Safety(session.graph)
         self._queue = Worklist(self._visits())
         self._refused: dict[fx.Node, int] = {}
         self._reads: dict[str, fx.Node] | None = None
@@ -189,24 +191,24 @@ class _Run:
         return bool(self._queue)
 
     def _visit(self, node: fx.Node, level: _Level) -> None:
-        """Apply, of the rules of one benefit, the one that matches most nodes, else the first."""
-        found: list[tuple[Rule, Match]] = []
+        """Apply, of the rules of one benefit, the one that saves most, else the first."""
+        chosen: Rule | None = None
+        match: Match | None = None
         for candidate in level.candidates(node):
-            match = self._try(candidate, node)
-            if match is not None:
-                found.append((candidate, match))
-        if not found:
+            found = self._try(candidate, node)
+            if found is None:
+                continue
+            if match is None or _saved_by(found) > _saved_by(match):
+                chosen, match, candidate = candidate, found, chosen
+            if candidate is not None and chosen is not None and candidate is not chosen:
+                self.refusals[(candidate.name, node.name)] = f"{chosen.name} was taken there"
+        if chosen is None or match is None:
             return
-        chosen, match = found[0]
-        if len(found) > 1:
-            chosen, match = max(found, key=lambda pair: len(pair[1].nodes))
-        for other, _ in found:
-            if other is not chosen:
-                self.refusals[(other.name, node.name)] = f"{chosen.name} was taken there"
         start = time.perf_counter()
         self._apply(chosen, match)
-        self.tallies[chosen.name].hits += 1
-        self.tallies[chosen.name].seconds += time.perf_counter() - start
+        tally = self.tallies[chosen.name]
+        tally.hits += 1
+        tally.seconds += time.perf_counter() - start
 
     def _try(self, candidate: Rule, node: fx.Node) -> Match | None:
         """Return a match that may be rewritten; note why one may not."""
@@ -216,7 +218,12 @@ class _Run:
         tally.tries += 1
         start = time.perf_counter()
         found = find_match(candidate.pattern, node, commute=candidate.commute)
-        reason = None if found is None else self._objection(candidate, found)
+        reason = None
+        if found is not None:
+            if candidate.where is not None:
+                reason = refusal(candidate, found)
+            if reason is None:
+                reason = self._safety.refusal(candidate, found)
         tally.seconds += time.perf_counter() - start
         if found is None:
             return None
@@ -228,14 +235,6 @@ class _Run:
         self.refusals[(candidate.name, node.name)] = reason
         self._refused[node] = len(self.sites)
         return None
-
-    def _objection(self, candidate: Rule, match: Match) -> str | None:
-        reason = refusal(candidate, match)
-        if reason is not None:
-            return reason
-        if self._safety is None:
-            self._safety = Safety(self.graph)
-        return self._safety.refusal(candidate, match)
 
     def _apply(self, candidate: Rule, match: Match) -> None:
         originals = list(match.nodes.values())
@@ -266,10 +265,10 @@ class _Run:
         Both kinds of progress end by themselves, so that only rules without an end grow old.
         """
         ages = self.generation
-        source = provenance.source_of(inserted[-1]) if inserted else None
         is_progress = len(gone) > len(inserted) or any(node not in ages for node in gone)
-        oldest = max(ages.get(node, 0) for node in match.nodes.values())
+        oldest = max([ages.get(node, 0) for node in match.nodes.values()])
         if oldest >= _MAX_GENERATIONS and not is_progress:
+            source = provenance.source_of(inserted[-1]) if inserted else None
             raise RewriteError(
                 f"expected rules to come to an end, got {oldest + 1} rewrites of the same place",
                 source=None if source is None else str(source),
@@ -304,9 +303,8 @@ class _Run:
             inserted.append(new)
         values = [substitute(v) if isinstance(v, fx.Node) else v for v in template.values]
         self._type(inserted, match, values)
-        if self._safety is not None:
-            for node in inserted:
-                self._safety.inserted(node)
+        for node in inserted:
+            self._safety.inserted(node)
         return inserted, values
 
     def _type(self, inserted: list[fx.Node], match: Match, values: list[Any]) -> None:
@@ -328,8 +326,7 @@ class _Run:
             return first
         read = self.session.insert("get_attr", attribute.path, before=place)
         self._reads[attribute.path] = read
-        if self._safety is not None:
-            self._safety.inserted(read)
+        self._safety.inserted(read)
         return read
 
     def _substitute(self, output: fx.Node, value: Any, matched: frozenset[fx.Node]) -> None:
@@ -337,8 +334,7 @@ class _Run:
         if isinstance(value, fx.Node):
             is_outside = None if len(matched) == 1 else lambda user: user not in matched
             self.session.replace_uses(output, value, where=is_outside)
-            if self._safety is not None:
-                self._safety.substituted(output, value)
+            self._safety.substituted(output, value)
             return
         for user in list(output.users):
             self.session.set_args(
@@ -395,6 +391,12 @@ def _by_root_and_benefit(rules: Iterable[Rule]) -> dict[str, list[tuple[int, _Le
         operator: sorted(levels.items(), key=lambda level: -level[0])
         for operator, levels in found.items()
     }
+
+
+def _saved_by(match: Match) -> tuple[int, int]:
+    """Return what a match takes out of the graph: bytes moved, as far as known, then nodes."""
+    moved = sum(cost_of(node).bytes or 0 for node in match.nodes.values())
+    return moved, len(match.nodes)
 
 
 def refusal(candidate: Rule, match: Match) -> str | None:

@@ -57,6 +57,16 @@ class Template:
         return frozenset(used.union(*(node.all_input_nodes for node in self.body)))
 
     @functools.cached_property
+    def reused(self) -> tuple[PatternNode, ...]:
+        """The pattern nodes whose matched nodes its body or its values take."""
+        return tuple(self.reuses[node] for node in self.inputs if node in self.reuses)
+
+    @functools.cached_property
+    def is_all_new(self) -> bool:
+        """Whether each of its values is computed by a node that it makes."""
+        return all(value in self.body for value in self.values if isinstance(value, fx.Node))
+
+    @functools.cached_property
     def body(self) -> tuple[fx.Node, ...]:
         """The nodes that it makes, operands before users: those that its values need."""
         needed: set[fx.Node] = set()

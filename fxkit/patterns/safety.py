@@ -39,7 +39,10 @@ class Safety:
 
     def refusal(self, rule: Rule, match: Match) -> str | None:
         """Return why the match may not be rewritten, or None when it may."""
-        reason = self._escape(rule, match) or self._early_user(rule, match)
+        reason = self._escape(rule, match)
+        if self._all_pure and rule.template.is_all_new and len(match.outputs) == 1:
+            return reason
+        reason = reason or self._early_user(rule, match)
         if reason is None and not self._all_pure and self._effects.order.aliases.effectful:
             reason = (
                 self._mode_change(match)
@@ -65,8 +68,7 @@ class Safety:
         interior = match.interior
         if not interior:
             return None
-        reuses = rule.template.reuses
-        kept = {match.values.get(reuses[n]) for n in rule.template.inputs if n in reuses}
+        kept = {match.values.get(operation) for operation in rule.template.reused}
         if rule.may_escape:
             kept.update(match.bindings.get(name) for name in rule.may_escape)
         matched = match.matched

@@ -114,9 +114,39 @@ class EditSession:
     ) -> fx.Node:
         """Insert a node of any kind; `call` is the short form."""
         place = self._place(before, after, args, kwargs)
-        if name is None:
-            name = self.graph._target_to_str(target)
-        node = insert_node(place, op, target, args, kwargs or {}, name)
+        near = before or after
+        return self.insert_at(
+            place,
+            op,
+            target,
+            args,
+            kwargs or {},
+            self.graph._target_to_str(target) if name is None else name,
+            () if near is None or not _has_source(near) else (near,),
+        )
+
+    def insert_at(
+        self,
+        place: fx.Node,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str,
+        near: Sequence[fx.Node] = (),
+    ) -> fx.Node:
+        """Insert a node right before another one; the form of `insert` that costs least.
+
+        Args:
+            place: The node to insert before.
+            op: Kind of the node.
+            target: What it calls or reads.
+            args: Its operands.
+            kwargs: Its keyword operands.
+            name: Name to give it, made unique when taken.
+            near: Nodes whose source line it takes when it replaces none.
+        """
+        node = insert_node(place, op, target, args, kwargs, name)
         for operand in node._input_nodes:
             if not operand < place:
                 self._remove(node)
@@ -124,10 +154,7 @@ class EditSession:
         if self._originals:
             provenance.derive(node, self._originals, self.by)
         elif self.by:
-            near = before or after
-            provenance.derive(
-                node, [near] if near is not None and _has_source(near) else [], self.by
-            )
+            provenance.derive(node, near, self.by)
         self.journal.entries.append(("insert", node, node.name, self.by, snapshot(node), None))
         return node
 

@@ -291,15 +291,14 @@ class _Run:
             return match.values[template.reuses[node]]
 
         inserted: list[fx.Node] = []
-        insert, root = self.session.insert, match.root
+        insert, root = self.session.insert_at, match.root
         for node in template.body:
             args = map_arg(node._args, substitute)
             if node.target is computation:
                 made[node] = node.meta[COMPUTES](*args)
                 continue
             kwargs = map_arg(node._kwargs, substitute) if node._kwargs else {}
-            new = insert(node.op, node.target, args, kwargs, before=root, name=node.name)
-            made[node] = new
+            made[node] = new = insert(root, node.op, node.target, args, kwargs, node.name)
             inserted.append(new)
         values = [substitute(v) if isinstance(v, fx.Node) else v for v in template.values]
         self._type(inserted, match, values)
@@ -310,8 +309,9 @@ class _Run:
     def _type(self, inserted: list[fx.Node], match: Match, values: list[Any]) -> None:
         """Give the new nodes types: the results those of what they replace."""
         for output, value in zip(match.outputs, values, strict=True):
-            if isinstance(value, fx.Node) and TYPE_KEY in output.meta:
-                value.meta.setdefault(TYPE_KEY, output.meta[TYPE_KEY])
+            known = output.meta.get(TYPE_KEY)
+            if known is not None and isinstance(value, fx.Node):
+                value.meta.setdefault(TYPE_KEY, known)
         for node in inserted:
             if TYPE_KEY not in node.meta:
                 infer_type(node)

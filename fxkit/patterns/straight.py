@@ -21,7 +21,7 @@ from fxkit.patterns.pattern import Capture, Constant, Operation, Pattern, is_sam
 
 
 class _Step(NamedTuple):
-    """One demand on the node in a slot.
+    """One demand on the node in a slot; those on its arguments follow the `call` of that slot.
 
     Attributes:
         kind: `call`: it calls an operator (key) with arguments of these names (value); `load`: an
@@ -61,27 +61,29 @@ def find_match(pattern: Pattern, node: fx.Node, *, commute: bool = True) -> Matc
 def _run(pattern: Pattern, program: _Program, root: fx.Node) -> Match | None:
     steps, operations = program
     slots: list[Any] = [None] * len(operations)
-    given: list[Any] = [None] * len(operations)
-    bindings: dict[str, Any] = {}
     slots[0] = root
+    bindings: dict[str, Any] = {}
+    arguments: Any = {}
     for kind, slot, key, wanted in steps:
         if kind == "call":
             call = resolve(slots[slot])
-            if call is None or call.operator.name != key or call.arguments.keys() != wanted:
+            if call is None or call[0].name != key:
                 return None
-            given[slot] = call.arguments
+            arguments = call[1]
+            if len(arguments) != len(wanted) or arguments.keys() != wanted:
+                return None
             continue
-        value = given[slot].get(key)
+        value = arguments[key]
         if kind == "free":
-            bindings[wanted] = value
-        elif kind == "bind":
-            if not _may_bind(pattern, root, bindings, wanted, value):
-                return None
             bindings[wanted] = value
         elif kind == "load":
             if type(value) is not fx.Node or slots[wanted] not in (None, value):
                 return None
             slots[wanted] = value
+        elif kind == "bind":
+            if not _may_bind(pattern, root, bindings, wanted, value):
+                return None
+            bindings[wanted] = value
         elif not _is_equal(wanted, value, slots[slot]):
             return None
     if len(slots) == 1:
@@ -145,17 +147,19 @@ def _emit(
                 raise _NotPlain
     slot = slots.setdefault(operation, len(slots))
     yield _Step("call", slot, operation.operator, operation.arguments.keys())
+    made: list[Operation] = []
     for key, value in operation.arguments.items():
         if isinstance(value, Capture):
             is_free = uses[value.name] == 1 and value.name not in pattern.operands
             yield _Step("free" if is_free else "bind", slot, key, value.name)
         elif isinstance(value, Operation):
-            is_new = value not in slots
+            if value not in slots:
+                made.append(value)
             yield _Step("load", slot, key, slots.setdefault(value, len(slots)))
-            if is_new:
-                yield from _emit(pattern, value, slots, uses, commute)
         else:
             yield _Step("equal", slot, key, _constant(value))
+    for operand in made:
+        yield from _emit(pattern, operand, slots, uses, commute)
 
 
 def _constant(value: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks import capture_cost, import_time, partitioning, passes, rewriting, speed
+from benchmarks import capture_cost, import_time, partitioning, passes, rewriting, speed, types
 from benchmarks.constructs import table as constructs
 from fxkit.demo.timing import machine
 
@@ -20,6 +20,7 @@ SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
     ),
     "partitioning": lambda options: partitioning.run(options.rounds, with_peer=options.peer),
     "passes": lambda options: passes.run(options.rounds, with_peer=options.peer),
+    "types": lambda options: types.run(options.rounds, with_peer=options.peer),
     "constructs": lambda options: constructs.run(with_peer=options.peer),
     "import": lambda options: import_time.run(options.rounds),
 }

@@ -11,10 +11,12 @@ from torch import fx
 from fxkit.errors import FxkitError, InvalidGraphError, NumericsError, PassError, PostconditionError
 from fxkit.ir.printer import format_node, format_source
 from fxkit.passes.base import Pass
+from fxkit.passes.functions import DecoratedPass
 from fxkit.passes.subjects import Subject
 from fxkit.passes.tracking import TrackedSession
 
 if TYPE_CHECKING:
+    from fxkit.analysis.module_code import ModuleWriter
     from fxkit.passes.manager import PassManager
 
 _AROUND = 3
@@ -96,40 +98,49 @@ def _text(node: fx.Node) -> str:
         return repr(node)
 
 
+_RUN_AGAIN = """
+import fxkit
+print(fxkit.PassManager([{made}], verify={verify!r}, args=args).run(program).table())
+""".strip()
+
+
 def reproduce(
     manager: PassManager, subject: Subject, current: Pass, error: PassError
 ) -> str | None:
-    """Write a folder that runs the failing pass alone on the module as it was before it.
+    """Write a folder whose script runs a failed pass alone on the module as it was before it.
+
+    A pass that a new process can't import is left out: the script then only runs the module.
 
     Returns:
-        The path of its script, or None when the module or its inputs can't be written.
+        The path of the script; None, and a word in the error's hint, when it can't be written.
     """
-    from fxkit.analysis.reproducer import write_reproducer
+    from fxkit.analysis.reproducer import Script
 
-    folder = Path(manager.reproduce or ".") / current.name
+    script = Script(f"{error.in_pass}: {error.message}")
     try:
-        path = write_reproducer(
-            folder,
-            subject.graph_module,
-            subject.args or (),
-            subject.kwargs,
-            check=_script(manager, current),
-            title=f"{error.in_pass}: {error.message}",
-        )
+        script.add_program(subject.graph_module, subject.args or (), subject.kwargs)
+        try:
+            made = _expression(script.writer, current)
+            script.statements = _RUN_AGAIN.format(made=made, verify=manager.verify)
+        except FxkitError as unwritten:
+            script.set_check(None)
+            error.hint = f"{error.hint}; the script has no pass: {unwritten.message}"
+        return str(script.save(Path(manager.reproduce or ".") / current.name))
     except FxkitError as unwritten:
-        error.hint = f"{error.hint}; no reproducer: {unwritten.message}"
+        error.hint = f"{error.hint}; no script: {unwritten.message}"
         return None
-    return str(path)
 
 
-def _script(manager: PassManager, current: Pass) -> str:
-    """Return statements that run one pass over `program`."""
-    cls = type(current)
-    lines = ["import fxkit"]
-    made = f"fxkit.passes.{current!r}"
-    if not cls.__module__.startswith("fxkit."):
-        lines.append(f"from {cls.__module__} import {cls.__qualname__.partition('.')[0]}")
-        made = repr(current)
-    options = f"verify={manager.verify!r}, args=tuple(args)"
-    lines.append(f"print(fxkit.PassManager([{made}], {options}).run(program).table())")
-    return "\n".join(lines)
+def _expression(writer: ModuleWriter, current: Pass) -> str:
+    """Return Python that makes a pass.
+
+    Raises:
+        UnsupportedError: When a new process can't import it, or an option can't be written.
+    """
+    from fxkit.passes.reproduction import pass_code
+
+    if not isinstance(current, DecoratedPass):
+        return pass_code(writer, current)
+    plain = writer.importable(current.decorated)
+    options = [f"{key}={writer.value(value)}" for key, value in current.options.items()]
+    return f"{plain}({', '.join(options)})" if options else plain

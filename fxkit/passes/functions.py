@@ -10,6 +10,7 @@ def use_relu6(edit, context):
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, overload
@@ -54,8 +55,16 @@ class DecoratedPass(Pass):
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            object.__setattr__(self, name, getattr(self.function, name, None))
         for option in fields(self.contract):
             object.__setattr__(self, option.name, getattr(self.contract, option.name))
+
+    @property
+    def decorated(self) -> Any:
+        """What the decorator left in the function's module: this pass without its options."""
+        home = sys.modules.get(self.function.__module__)
+        return getattr(home, self.name, self)
 
     def __call__(self, **options: Any) -> DecoratedPass:
         """Return the same pass with other options.

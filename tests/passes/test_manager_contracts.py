@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from fxkit.ir.printer import format_graph
 from fxkit.passes import FixedPoint, Pass, graph_property, pass_function
 from fxkit.passes.manager import PassManager
 from fxkit.passes.properties import PROPERTIES
+from tests.passes import failing_passes
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -428,3 +432,35 @@ def test_types_after_a_failure_are_those_before(gm):
     with pytest.raises(PostconditionError, match="keep the output's type"):
         PassManager([to_integers], args=(X,)).run(gm)
     assert "%mul: f32[3,4]" in format_graph(gm) and "%relu: f32[3,4]" in format_graph(gm)
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        (failing_passes.fails_on(function="mul"), "no mul, please"),
+        (failing_passes.FailsAtOnce("that"), "ValueError: that"),
+    ],
+)
+def test_a_failure_is_written_as_a_script_that_runs_alone(gm, tmp_path, failing, said):
+    swapped = pass_function(lambda edit, context: swap(edit, F.relu))
+    manager = PassManager([swapped, failing], args=(X,), reproduce=tmp_path, verify="structure")
+    with pytest.raises(PassError) as caught:
+        manager.run(gm)
+    script = Path(caught.value.repro)
+    assert script == tmp_path / failing.name / "run.py" and "repro:" in str(caught.value)
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert run.returncode == 1 and said in run.stderr
+    assert "relu_1" in script.with_name("graph.txt").read_text(), "as it was before that pass"
+    assert not list(tmp_path.rglob("*.pkl"))
+
+
+def test_a_pass_that_can_not_be_imported_leaves_a_script_of_the_program(gm, tmp_path):
+    @pass_function
+    def local(edit, context):
+        raise ValueError
+
+    with pytest.raises(PassError) as caught:
+        PassManager([local], args=(X,), reproduce=tmp_path).run(gm)
+    assert "the script has no pass" in caught.value.hint
+    run = subprocess.run([sys.executable, caught.value.repro], capture_output=True, text=True)
+    assert run.returncode == 0 and "tensor(" in run.stdout

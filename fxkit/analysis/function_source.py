@@ -125,37 +125,65 @@ def _globals_of(code: CodeType) -> Iterator[str]:
 
 
 def _tree_of(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
+    """Return the definition of a function, found by its first line."""
     try:
         lines, _ = inspect.findsource(function)
     except (OSError, TypeError) as error:
         raise _refusal(function, "its source is in no file") from error
-    tree = ast.parse(textwrap.dedent("".join(lines)))
-    line = function.__code__.co_firstlineno
-    if function.__name__ == "<lambda>":
-        return _lambda_at(function, tree, line)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == function.__name__:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            if first == line and not node.decorator_list:
-                node.returns = None
-                return node
+    for tree, line, column in _parsed(lines, function.__code__.co_firstlineno):
+        if function.__name__ == "<lambda>":
+            found = _lambdas_at(function, tree, line, column)
+        else:
+            found = _definitions_at(function, tree, line)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise _refusal(function, "its file has several functions in that line")
     raise _refusal(function, "it is decorated, or its file has changed")
 
 
-def _lambda_at(function: FunctionType, tree: ast.AST, line: int) -> ast.Lambda:
-    """Return the lambda whose body holds the instructions of a function."""
-    places = {(p[0], p[2]) for p in function.__code__.co_positions() if p[0] and p[2] is not None}
+def _parsed(lines: list[str], first: int) -> Iterator[tuple[ast.AST, int, int]]:
+    """Yield the statement at a line, then the whole file, as far as they are Python.
+
+    With each come the number of the line in it, and how far its columns are shifted.
+    """
+    block = inspect.getblock(lines[first - 1 :])
+    indent = len(block[0]) - len(block[0].lstrip()) if block else 0
+    for text, line, column in (("".join(block), 1, indent), ("".join(lines), first, 0)):
+        try:
+            yield ast.parse(textwrap.dedent(text)), line, column
+        except SyntaxError:  # a part of a statement, or a page with code in it
+            continue
+
+
+def _definitions_at(function: FunctionType, tree: ast.AST, line: int) -> list[Any]:
+    found = [
+        node for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == function.__name__
+        and node.lineno == line and not node.decorator_list
+    ]  # fmt: skip
+    for node in found:
+        node.returns = None
+    return found
+
+
+def _lambdas_at(function: FunctionType, tree: ast.AST, line: int, column: int) -> list[Any]:
+    """Return the lambdas of a line whose body holds the instructions of a function."""
+    shift = line - function.__code__.co_firstlineno
+    places = {
+        (p[0] + shift, p[2] - column)
+        for p in function.__code__.co_positions()
+        if p[0] and p[2] is not None
+    }
     found = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Lambda) and node.lineno == line:
-            inside = {
-                (n.lineno, n.col_offset) for n in ast.walk(node.body) if isinstance(n, ast.expr)
-            }
-            if places - {(line, 0)} <= inside | {(line, node.col_offset)}:
-                found.append(node)
-    if len(found) != 1:
-        raise _refusal(function, "its file has several functions in that line")
-    return found[0]
+        if not isinstance(node, ast.Lambda) or node.lineno != line:
+            continue
+        body = [n for n in ast.walk(node.body) if isinstance(n, ast.expr)]
+        inside = {(n.lineno, n.col_offset) for n in body}
+        if places <= inside | {(line, node.col_offset), (line, -column)}:
+            found.append(node)
+    return found
 
 
 def _refusal(function: Any, reason: str) -> UnsupportedError:

@@ -51,7 +51,7 @@ def plainer_values(program: Program) -> Iterator[Callable[[Program], Program]]:
     if any(_is_unusual(tensor) for tensor in _tensors(gm, args)):
         yield lambda p: _mapped(p, _in_float32)
     for index in range(count):
-        for plain in (torch.ones_like, torch.zeros_like, torch.round, _short):
+        for plain in (_minus_one, torch.ones_like, torch.zeros_like, torch.round, _short):
             yield lambda p, i=index, f=plain: _mapped(p, lambda t: _filled(t, f), i)
         yield lambda p, i=index: _mapped(p, _contiguous, i)
 
@@ -164,6 +164,10 @@ def _filled(tensor: torch.Tensor, plain: Step) -> torch.Tensor:
         return tensor
     made.copy_(plain(tensor.detach()))
     return made.requires_grad_(tensor.requires_grad)
+
+
+def _minus_one(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(tensor, -1.0)
 
 
 def _short(tensor: torch.Tensor) -> torch.Tensor:

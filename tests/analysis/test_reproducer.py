@@ -303,6 +303,23 @@ def test_a_lambda_with_what_it_closes_over_is_a_check() -> None:
     assert outcomes == [False, True]
 
 
+def test_a_check_is_found_in_a_file_that_is_not_all_python(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    blocks = [
+        "def bad(gm, args):\n    return gm(*args) > 1\n",
+        "less = lambda gm, args: gm(*args) < 1\n",
+    ]
+    page.write_text(f"About log₂ of it:\n\n{blocks[0]}\nand that's\n\n{blocks[1]}\nit.\n")
+    names: dict[str, Any] = {"__name__": "page"}
+    for block, line in zip(blocks, (2, 7), strict=True):
+        exec(compile("\n" * line + block, str(page), "exec"), names)
+    gm = fxkit.symbolic_trace(lambda x: x * 2)
+    for check, status in ((names["bad"], True), (names["less"], False)):
+        with pytest.raises(SystemExit) as found:
+            exec(code_of(gm, (1,), check=check), {"__name__": "__main__"})
+        assert found.value.code == status
+
+
 class Stateful:
     def __call__(self, gm: Any, args: Any) -> bool:
         return True

@@ -13,6 +13,7 @@ them. A graph that was changed since is noticed, and `fxkit.graph(gm)` builds th
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.fx.node import map_arg
 from fxkit.analysis import slices
 from fxkit.analysis.dependencies import ancestors, descendants
 from fxkit.analysis.effects import Effects, effects_of
+from fxkit.analysis.moves import Moves, Verdict
 from fxkit.errors import FxkitError, InvalidGraphError
 from fxkit.ir import provenance
 from fxkit.ir.op import operator_name, resolve
@@ -299,6 +301,25 @@ class Graph:
     def effects(self) -> dict[GraphNode, Effects]:
         """Return the nodes that do more than compute their value, with what they do."""
         return {view: view.effects for view in self if not view.effects.is_pure}
+
+    def may_move(self, node: GraphNode, *, before: GraphNode) -> Verdict:
+        """Tell whether a node may go right before another one; a no has a `.reason`.
+
+        Cost: linear in the graph the first time, then in the nodes between the two.
+        """
+        return self._moves.may_move(node.fx_node, before=before.fx_node)
+
+    def may_merge(self, first: GraphNode, second: GraphNode) -> Verdict:
+        """Tell whether one of two nodes may stand for both; a no has a `.reason`."""
+        return self._moves.may_merge(first.fx_node, second.fx_node)
+
+    def is_dead_after(self, value: GraphNode, node: GraphNode) -> Verdict:
+        """Tell whether nobody, the caller included, reads a value's memory once a node has run."""
+        return self._moves.is_dead_after(value.fx_node, node.fx_node)
+
+    @functools.cached_property
+    def _moves(self) -> Moves:
+        return Moves(self.graph_module.graph)
 
     def to_networkx(self) -> Any:
         """Return a `networkx.DiGraph` whose nodes are names, with `operator` and `type` on each."""

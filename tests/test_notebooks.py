@@ -43,6 +43,7 @@ def executed(notebook: Any, folder: Path) -> Any:
         kernel_name="python3",
         extra_arguments=["--log-level=CRITICAL"],
         record_timing=False,
+        coalesce_streams=True,
         resources={"metadata": {"path": str(folder)}},
     )
     with warnings.catch_warnings(), mock.patch.dict(os.environ, {"JUPYTER_PLATFORM_DIRS": "1"}):
@@ -65,7 +66,10 @@ def shown(notebook: Any) -> list[str]:
 
 def _text(output: Any) -> str:
     is_stream = output.output_type == "stream"
-    text = f"{output.name}: {output.text}" if is_stream else f"{output.output_type}: {output.data}"
+    if is_stream:
+        text = f"{output.name}: {output.text}"
+    else:
+        text = f"{output.output_type}: {dict(sorted(output.data.items()))}"
     return _LINE.sub(r"\1:_", text)
 
 
@@ -90,8 +94,12 @@ def test_a_notebook_can_be_read_without_running_it(path: Path) -> None:
 def test_there_is_a_notebook_for_each_thing_to_learn() -> None:
     assert [path.stem for path in NOTEBOOKS] == [
         "change_activations_by_module_path",
+        "compare_before_and_after",
+        "fuse_and_profile",
         "fuse_into_a_custom_operator",
+        "trace_and_look",
         "why_did_my_rule_not_match",
+        "write_a_pass",
     ]
 
 

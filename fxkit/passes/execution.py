@@ -174,7 +174,8 @@ class Execution:
             self._numbers.prepare(current.numerics)
         mark, first_site = session.mark(), len(session.rewrites)
         nodes_before = len(session.graph.nodes)
-        session.by, session.current = current.name, None
+        session.by, session.current, session.whole_at = current.name, None, mark
+        self._recorder.boundary()
         start = finished = time.perf_counter()
         try:
             is_whole = self._apply(current, context)
@@ -218,6 +219,8 @@ class Execution:
             with time_limit(seconds):
                 current.apply(session, context)
         except RewritesSpent:
+            if session.whole_at is not None:
+                session.undo(session.whole_at)
             return False
         except OutOfTime:
             raise out_of_time() from None

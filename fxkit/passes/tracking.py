@@ -65,7 +65,9 @@ class TrackedSession(EditSession):
         rewrites: What was done so far, oldest first.
         limits: When to stop.
         current: By whom and at which nodes a rewrite is being made, or None.
-        on_boundary: Called where a rewrite begins, with the graph whole.
+        on_boundary: Called where a rewrite begins, and after a bare `replace`: the graph is whole.
+        whole_at: The place in the journal after the latest bare `replace`, or where the pass began;
+            None after `on_behalf_of`, of which more may follow.
     """
 
     def __init__(self, gm: fx.GraphModule, on_boundary: Callable[[], None]) -> None:
@@ -74,6 +76,7 @@ class TrackedSession(EditSession):
         self.limits = Limits()
         self.current: tuple[str, tuple[fx.Node, ...]] | None = None
         self.on_boundary = on_boundary
+        self.whole_at: int | None = 0
         self._depth = 0
 
     def on_behalf_of(
@@ -90,6 +93,8 @@ class TrackedSession(EditSession):
             return
         with self._rewriting((old,), self.by, contextlib.nullcontext()):
             super().replace(old, new)
+        self.on_boundary()
+        self.whole_at = self.mark()
 
     def insert(self, op: str, target: Any, *operands: Any, **options: Any) -> fx.Node:
         """Insert a node; see `EditSession.insert`.
@@ -110,6 +115,8 @@ class TrackedSession(EditSession):
     def undo(self, to: int = 0) -> None:
         """Take changes back, and forget the rewrites that made them."""
         super().undo(to)
+        if self.whole_at is not None and self.whole_at > to:
+            self.whole_at = None
         while self.rewrites and self.rewrites[-1].start >= to:
             self.rewrites.pop()
 
@@ -142,7 +149,9 @@ class TrackedSession(EditSession):
         limit = self.limits.rewrites
         if limit is not None and len(self.rewrites) >= limit:
             raise RewritesSpent
-        self.on_boundary()
+        if self.whole_at is None:
+            self.on_boundary()
+        self.whole_at = None
         source = next((s for s in map(format_source, reversed(originals)) if s), None)
         names = tuple(node.name for node in originals)
         self.rewrites.append(Rewrite(by, names, source, len(self.journal)))

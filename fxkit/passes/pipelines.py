@@ -14,6 +14,9 @@ from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.fold_batch_norm import FoldBatchNorm
 from fxkit.passes.merge_layers import MergeLayers
 from fxkit.passes.recompose import Recompose
+from fxkit.passes.remove_inference_no_ops import RemoveInferenceNoOps
+from fxkit.passes.sink_casts import SinkCasts
+from fxkit.passes.sink_transposes import SinkTransposes
 from fxkit.passes.type_propagation import TypePropagation
 
 SIMPLIFY: tuple[Pass, ...] = (
@@ -28,7 +31,10 @@ taken as constants."""
 
 INFERENCE: tuple[Pass, ...] = (
     Canonicalise(),
+    RemoveInferenceNoOps(),
     Recompose(),
+    SinkTransposes(),
+    SinkCasts(),
     FoldBatchNorm(),
     MergeLayers(),
     ConstantFolding(),

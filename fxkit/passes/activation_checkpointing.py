@@ -14,6 +14,7 @@ from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.errors import PassError
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.data_reads import reads_data
 from fxkit.passes.parts import Part, outline_parts
 from fxkit.passes.saved_tensors import Memory, saved_memories
 
@@ -144,6 +145,7 @@ def _runs(graph: fx.Graph) -> list[list[fx.Node]]:
             continue
         effects = effects_of(node)
         has_effect = effects.writes or effects.is_opaque or effects.is_global or effects.may_raise
+        has_effect = has_effect or reads_data(node)
         touched = (node, *node.all_input_nodes)
         if has_effect or any(node < writer for n in touched for writer in aliases.writers(n)[-1:]):
             runs.append([])

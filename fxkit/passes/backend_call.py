@@ -57,7 +57,8 @@ class BackendCall(nn.Module):
         self.region = region
         self.backend = backend
         self.types = types
-        self.compiled = backend.compile(region, types)
+        # In a tuple: a module among it would become a submodule, with its parameters.
+        self._compiled = (backend.compile(region, types),)
         self.training = region.training
         self._state = [(name, _key(t)) for name, t in _state_of(region)]
 
@@ -65,6 +66,11 @@ class BackendCall(nn.Module):
         copied = BackendCall(copy.deepcopy(self.region, memo), self.backend, self.types)
         memo[id(self)] = copied
         return copied
+
+    @property
+    def compiled(self) -> Callable[..., Any]:
+        """What the backend made of the region."""
+        return self._compiled[0]
 
     def forward(self, *args: Any) -> Any:
         """Run the backend's callable if it fits these inputs, else the region."""

@@ -17,6 +17,7 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import type_of
 from fxkit.passes.backend_call import Backend, BackendCall
 from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.data_reads import reads_data
 from fxkit.passes.parts import Part, outline_parts
 from fxkit.passes.stages import connected_pieces, two_kinds_of_stages
 
@@ -158,6 +159,8 @@ def _reason_to_stay(node: fx.Node, aliases: AliasSets, backend: Backend | None) 
         return effects.describe()
     if aliases.is_written(node):
         return f"%{aliases.writers(node)[0].name} writes to its memory"
+    if reads_data(node):
+        return "reads numbers out of a tensor"
     return None if backend is None else backend.supports(node)
 
 

@@ -11,7 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import fake_mode
-from fxkit.ir.types import TensorType
+from fxkit.ir.types import TensorType, type_of
 
 
 @dataclass(eq=False)
@@ -90,13 +90,25 @@ class _Runner(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         self._node = n
-        result = super().run_node(n)
+        result = self._run_recorded(n)
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and n.op != "output":
                 memory = self._memory(leaf)
                 if memory is not None:
                     memory.holders.append(n)
         return result
+
+    def _run_recorded(self, node: fx.Node) -> Any:
+        """Run a node; of one that reads numbers out of a tensor, take those of the capture."""
+        from torch._subclasses.fake_tensor import DataDependentOutputException
+
+        try:
+            return super().run_node(node)
+        except DataDependentOutputException:
+            known = type_of(node)
+            if not isinstance(known, (bool, int, float, complex)):
+                raise
+            return known
 
     def fetch_attr(self, target: str) -> Any:
         found = super().fetch_attr(target)

@@ -13,11 +13,12 @@ from fxkit.analysis.effect_edges import effect_predecessors
 from fxkit.ir.provenance import module_path
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.data_reads import reads_data
 from fxkit.passes.parts import Part, outline_parts
 from fxkit.passes.stages import labelled_stages
 
 # What a node that belongs in no submodule is labelled with.
-_OUTSIDE = object()
+OUTSIDE = object()
 
 
 def top_module(node: fx.Node) -> str | None:
@@ -30,8 +31,9 @@ class SplitByCallback(Pass):
     """Put the nodes that a function gives the same label into one submodule, called in order.
 
     Each label gets one submodule where its nodes can run in one go, else as few as come out when
-    labels take turns. Effects keep their order; parameters stay where they are and are shared.
-    Nodes keep their numbers; gradients may be summed in another order.
+    labels take turns. What reads numbers out of tensors stays outside. Effects keep their order;
+    parameters stay where they are and are shared. Nodes keep their numbers; gradients may be summed
+    in another order.
 
     Rewrites:
         %a = aten.relu(%x); %b = aten.neg(%a); return %b, with labels 0 and 1
@@ -53,7 +55,7 @@ class SplitByCallback(Pass):
         labels: dict[fx.Node, Hashable] = {}
         for node in body_of(edit.graph):
             label = self.label(node)
-            labels[node] = _OUTSIDE if label is None else label
+            labels[node] = OUTSIDE if label is None else label
         split_by_labels(edit, context, labels)
 
 
@@ -72,11 +74,11 @@ def split_by_labels(
         context: Gets a note for each label that got several submodules.
         labels: Node → label; a node without one goes with what it is computed from.
     """
+    nodes = body_of(edit.graph)
+    labels.update((node, OUTSIDE) for node in nodes if reads_data(node))
     effects = effect_predecessors(edit.graph)
-    stages = labelled_stages(body_of(edit.graph), effects, labels)
-    kept = [
-        (label, nodes) for label, nodes in stages if label is not _OUTSIDE and label is not None
-    ]
+    stages = labelled_stages(nodes, effects, labels)
+    kept = [(label, nodes) for label, nodes in stages if label is not OUTSIDE and label is not None]
     counts: dict[Hashable, int] = {}
     for label, _ in kept:
         counts[label] = counts.get(label, 0) + 1

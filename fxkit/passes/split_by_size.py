@@ -18,8 +18,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.parts import Part, outline_parts
-from fxkit.passes.split_by_callback import body_of
+from fxkit.passes.split_by_callback import body_of, split_by_labels
 
 _MEASURES = ("parameters", "flops")
 
@@ -32,8 +31,9 @@ class SplitBySize(Pass):
     """Cut the graph, in its order, into submodules that are called one after another.
 
     The largest part is as small as cuts in this order allow, give or take a tenth that is used to
-    cut where the fewest bytes cross. A shared parameter counts where it is first used, and stays
-    shared. No node changes its place, so that numbers, gradients and effects stay the very same.
+    cut where the fewest bytes cross. What reads numbers out of tensors stays outside. A shared
+    parameter counts where it is first used, and stays shared. The order of what computes stays, and
+    so do numbers, gradients and effects.
 
     Rewrites:
         %a = aten.linear(%x, ...); %b = aten.linear(%a, ...); return %b
@@ -70,9 +70,7 @@ class SplitBySize(Pass):
         cuts = _cuts(weights, _crossing(nodes), self.parts)
         bounds = [0, *cuts, len(nodes)]
         slices = [nodes[a:b] for a, b in itertools.pairwise(bounds) if a < b]
-        parts = [Part.of(part) for part in slices]
-        modules = [part.module(edit.gm) for part in parts]
-        outline_parts(edit, list(zip(parts, modules, strict=True)), {}, lambda i: f"part_{i}")
+        split_by_labels(edit, context, {n: i for i, part in enumerate(slices) for n in part})
         sizes = [sum(weights[a:b]) for a, b in itertools.pairwise(bounds) if a < b]
         context.notes.append(f"{self.by} of the parts: {', '.join(f'{s:,}' for s in sizes)}")
 

@@ -90,6 +90,39 @@ def compile(fn: Callable[..., Any] | None = None, *, passes: tuple[Pass, ...] = 
     return Compiled(fn, tuple(passes))
 
 
+def dynamo_backend(
+    gm: fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one graph of Dynamo's; registered as `torch.compile(fn, backend="fxkit")`.
+
+    A graph of dynamic shapes is compiled once for each set of sizes that it is called with. Graphs
+    that need gradients run in eager, and autograd sees through them.
+
+    Args:
+        gm: The graph that Dynamo has captured.
+        example_inputs: Stand-ins for its inputs; kernels are built for those of the first call.
+        options: `{"passes": passes}` to run other passes than the simplifying ones.
+
+    Returns:
+        What Dynamo calls in place of the graph.
+
+    Raises:
+        UnsupportedError: When there is no such option.
+    """
+    del example_inputs
+    chosen = dict(options or {})
+    passes = chosen.pop("passes", SIMPLIFY)
+    if chosen:
+        raise UnsupportedError(
+            f"expected no option but passes, got {', '.join(chosen)}",
+            hint='write torch.compile(fn, backend="fxkit", options={"passes": [...]})',
+        )
+    return Compiled(gm.forward, tuple(passes))
+
+
 def _copy_graph(graph: fx.Graph) -> fx.Graph:
     """Copy a graph with its types and provenance, so that a pipeline leaves the captured one."""
     copied = fx.Graph()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from torch.fx.node import has_side_effect
 
+from fxkit.analysis.declared_types import declare_type
 from fxkit.ir.op import OPERATOR_NAME
 
 
@@ -29,6 +30,11 @@ def write_text(stream: str, text: str) -> None:
     """
     if not _quiet.is_on:
         getattr(sys, stream).write(text)
+
+
+@declare_type(write_text)
+def _(stream: str, text: str) -> None:
+    """It gives nothing."""
 
 
 setattr(write_text, OPERATOR_NAME, "effect.write_text")

@@ -18,7 +18,10 @@ import torch
 from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
+from fxkit.analysis.declared_types import declare_type
 from fxkit.errors import UnsupportedError
+from fxkit.ir.types import TensorType, type_of_value
+from fxkit.tracing.reach_kinds import OPAQUE
 from fxkit.tracing.recorder import active_recorder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,11 +98,31 @@ def opaque(function: Any = None) -> Any:
         recorder = active_recorder()
         if recorder is None or recorder.failure is not None:
             return _call_once(function, args, kwargs)
-        return recorder.record_opaque(
-            call, lambda: _call_once(function, args, kwargs), args, kwargs
+        key = _key(args, kwargs)
+        result = recorder.record_opaque(
+            call, lambda: _call_once(function, args, kwargs), args, kwargs, function
         )
+        observed[key] = type_of_value(result)
+        return result
 
+    observed: dict[str, Any] = {}
+
+    @declare_type(call)
+    def _(*args: Any, **kwargs: Any) -> Any:
+        key = _key(args, kwargs)
+        if key not in observed:
+            raise UnsupportedError(
+                f"expected {function.__name__} to be given what it was captured with, got {key}",
+                hint=f"declare what it returns with fxkit.declare_type({function.__name__})",
+            )
+        return observed[key]
+
+    setattr(call, OPAQUE, True)
     return has_side_effect(call)
+
+
+def _key(args: Any, kwargs: Any) -> str:
+    return str(pytree.tree_map_only(torch.Tensor, TensorType.of, (args, kwargs)))
 
 
 def _call_once(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -80,6 +80,11 @@ class Reach:
         reach._walk()
         return reach
 
+    def add(self, value: Any, path: str) -> None:
+        """Look at one more object."""
+        self._todo.append((value, path))
+        self._walk()
+
     def enter(self, frame: types.FrameType) -> None:
         """Look at what a function that is being called may read."""
         code = frame.f_code
@@ -233,7 +238,7 @@ class Reach:
 
     def _visit_function(self, fn: types.FunctionType, path: str) -> None:
         if is_trusted(fn.__globals__.get("__name__")):
-            if not is_trusted(fn.__module__):
+            if not (is_trusted(fn.__module__) or hasattr(fn, kinds.OPAQUE)):
                 self._cells(fn)  # what a decorator of torch or contextlib has put around it
             return
         self._functions[fn.__code__].append(fn)

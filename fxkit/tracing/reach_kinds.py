@@ -16,6 +16,9 @@ from fxkit.tracing import holders as h
 from fxkit.tracing.trust import is_trusted_class
 
 LIMIT = 50_000
+OPAQUE = "_fxkit_opaque"
+"""Attribute of a function that calls another one unseen, and is not looked into."""
+
 MODULE_STATE = frozenset(
     """
     training _parameters _buffers _modules _forward_hooks _forward_pre_hooks forward

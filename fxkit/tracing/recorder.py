@@ -84,6 +84,8 @@ class Recorder(TorchFunctionMode):
         self.watcher: Watcher | None = None
         self.has_opaque_calls = False
         self._is_suspended = False
+        self._texts_written_early: int | None = None
+        self.has_texts = False
         self.texts: list[tuple[Location, str, str]] = []
         self._grad = self.regions.state.grad
         self._progress = Progress(random_states(), python_random_states())
@@ -132,6 +134,7 @@ class Recorder(TorchFunctionMode):
         if self.failure is not None:
             return
         location = self._frames.locate(sys._getframe(2))
+        self.has_texts = True
         if self.texts and self.texts[-1][:2] == (location, stream):
             text = self.texts.pop()[2] + text
         self.texts.append((location, stream, text))
@@ -141,6 +144,7 @@ class Recorder(TorchFunctionMode):
         for location, stream, text in self.texts:
             self._location = location
             self._emit(write_text, (stream, text)).meta[TYPE_KEY] = None
+        self.texts = []
 
     def make_input(self, outside: Outside) -> fx.Node:
         """Turn a tensor of the graph module into a placeholder, and return it."""
@@ -207,6 +211,11 @@ class Recorder(TorchFunctionMode):
         return value.node
 
     @property
+    def writes_early(self) -> bool:
+        """Whether texts are written before an opaque call, so that they can't be taken back."""
+        return self._texts_written_early is not None
+
+    @property
     def may_catch(self) -> bool:
         """Whether a function of the program that calls torch handles exceptions."""
         return self._frames.may_catch
@@ -219,7 +228,12 @@ class Recorder(TorchFunctionMode):
     # Calls that stay as they are ----------------------------------------------------------------
 
     def record_opaque(
-        self, target: Any, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        target: Any,
+        run: Callable[[], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        function: Any,
     ) -> Any:
         """Run a function unrecorded, and append one node for it."""
         watcher = self.watcher
@@ -228,7 +242,7 @@ class Recorder(TorchFunctionMode):
         self._location = self._frames.locate(sys._getframe(1))
         self._is_suspended = True
         if watcher is not None:
-            watcher.enter_opaque()
+            watcher.enter_opaque(function)
         try:
             result = run()
         finally:
@@ -236,6 +250,9 @@ class Recorder(TorchFunctionMode):
             if watcher is not None:
                 watcher.leave_opaque()
         self.has_opaque_calls = True
+        if self.texts:
+            self._texts_written_early = len(self.reads)
+            self.write_texts()
         self._append_opaque(target, args, kwargs, result)
         if watcher is not None:
             watcher.resume()
@@ -539,6 +556,12 @@ class Recorder(TorchFunctionMode):
             self._progress.drew = True
 
     def _check_end(self) -> None:
+        early = self._texts_written_early
+        if early is not None and (len(self.reads) > early or self.may_catch):
+            raise Refusal(
+                "the program prints before an opaque call, and may have to be run again behind it",
+                "print inside of the opaque function",
+            )
         if self._progress.raised is not None:
             error = self._progress.raised
             raise Refusal(f"the program caught a {type(error).__name__} that a torch call raised")

@@ -189,13 +189,14 @@ class _Session:
             replays,
             None if self.state is None else self.state.watch,
             recorder.has_opaque_calls,
+            not recorder.writes_early,
         )
 
     def _undo(self) -> Undo:
         recorder = self.recorder
         if (
             recorder.may_catch
-            or recorder.texts
+            or recorder.has_texts
             or not (self.changes.leaves or self.changes.outside)
         ):
             return self.changes

@@ -81,6 +81,7 @@ class Variant:
         replays: What the program writes to its state.
         watch: Tells quickly that the state which is guarded is as it was; None without such.
         has_opaque_calls: Whether probing it would have effects.
+        can_run_again: Whether the program can be run in its place when a call in it fails.
     """
 
     graph_module: fx.GraphModule
@@ -98,6 +99,7 @@ class Variant:
     replays: tuple[Replay, ...] = ()
     watch: StateWatch | None = None
     has_opaque_calls: bool = False
+    can_run_again: bool = True
     _quick: _Quick | None = field(default=None, repr=False)
 
     def mismatch(self, call: g.Call) -> g.Mismatch | None:
@@ -154,6 +156,7 @@ class Variant:
             if modes is not None:
                 modes.restore(error)
             can_repeat = isinstance(error, Exception) and undo == self.changes
+            can_repeat = can_repeat and self.can_run_again
             if not (can_repeat or isinstance(error, g.GuardFailed)):
                 raise
             if snapshot is not None:

@@ -98,8 +98,9 @@ class Watcher:
         if self._is_on:
             sys.setprofile(self._see)
 
-    def enter_opaque(self) -> None:
+    def enter_opaque(self, function: Any) -> None:
         """Watch what an opaque function may change, and let it do what it likes."""
+        self._opaque.add(function, getattr(function, "__name__", "an opaque function"))
         self._depth += 1
         self.resume()
 

@@ -1,0 +1,70 @@
+"""`torch.compile(fn, backend="fxkit")`: static and dynamic shapes, graph breaks, training."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fxkit.compiler import dynamo_backend
+from fxkit.errors import UnsupportedError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Dynamo warns about its own dependencies
+
+
+def _attend(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(a * 2 + b, -1) * a.relu()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def test_the_backend_is_registered():
+    assert "fxkit" in torch.compiler.list_backends()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_one_graph_for_static_and_dynamic_shapes(dynamic: bool | None):
+    compiled = torch.compile(_attend, backend="fxkit", fullgraph=True, dynamic=dynamic)
+    with torch.no_grad():
+        for rows in (4, 5, 7, 5):
+            a, b = torch.randn(rows, 8), torch.randn(rows, 8)
+            torch.testing.assert_close(compiled(a, b), _attend(a, b))
+
+
+def test_graph_breaks(capsys: pytest.CaptureFixture[str]):
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        b = a * 2
+        print("between")
+        return b.sin() + 1
+
+    a = torch.randn(3)
+    torch.testing.assert_close(torch.compile(fn, backend="fxkit")(a), fn(a))
+    assert capsys.readouterr().out == "between\n" * 2
+
+
+def test_training():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(net, backend="fxkit", options={"passes": ()})
+    for _ in range(2):
+        a = torch.randn(6, 4)
+        compiled(a).square().sum().backward()
+        twin(a).square().sum().backward()
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    for ours, theirs in zip(net.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_unknown_options():
+    module = torch.fx.symbolic_trace(nn.ReLU())
+    with pytest.raises(UnsupportedError, match="expected no option but passes, got speed"):
+        dynamo_backend(module, [], options={"speed": 1})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from torch import fx
 
 from fxkit.errors import FxkitError
 from fxkit.ir.op import resolve
-from fxkit.ir.printer import format_node
+from fxkit.ir.printer import format_node, format_source
 from fxkit.patterns.engine import refusal
 from fxkit.patterns.matching import Miss, match_at
 from fxkit.patterns.rewriting import Rule
@@ -77,8 +78,21 @@ def _explain_at(rule: Rule, node: fx.Node, safety: Safety) -> Explanation:
     reason = refusal(rule, found) or safety.refusal(rule, found)
     if reason is not None:
         text = f"all {len(rule.pattern)} operations matched, but {reason}"
-        return Explanation(rule.name, False, node.name, f"{text}\n  node:  {format_node(node)}")
+        shown = "".join(_shown(n) for n in (node, *_named_in(reason, node)))
+        return Explanation(rule.name, False, node.name, text + shown)
     return Explanation(rule.name, True, node.name, str(found))
+
+
+def _named_in(reason: str, root: fx.Node) -> list[fx.Node]:
+    """Return the computed nodes that a reason names, the root aside, in graph order."""
+    names = set(re.findall(r"%(\w+)", reason))
+    computed = (n for n in root.graph.nodes if n.op not in ("placeholder", "output"))
+    return [n for n in computed if n.name in names and n is not root]
+
+
+def _shown(node: fx.Node) -> str:
+    source = format_source(node)
+    return f"\n  node:  {format_node(node)}" + (f"\n  from:  {source}" if source else "")
 
 
 def _nearness(explanation: Explanation) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,6 +58,11 @@ def test_another_constant() -> None:
     )
 
 
+def _line_of(text: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(n for n, line in enumerate(lines, 1) if line.strip() == text)
+
+
 def test_no_such_root() -> None:
     gm = symbolic_trace(lambda a: torch.sigmoid(a))
     explanation = explain(gm, _SILU)
@@ -66,13 +72,17 @@ def test_no_such_root() -> None:
     )
 
 
+_SINE = "gm = symbolic_trace(lambda a: torch.sin(a))"
+
+
 def test_the_predicate_says_why() -> None:
     never = rule(lambda x: torch.sin(x), lambda x: x, name="never", where=lambda match: "too small")
     gm = symbolic_trace(lambda a: torch.sin(a))
     assert str(explain(gm, never)) == (
         "never does not apply at %sin\n"
         "all 1 operations matched, but too small\n"
-        "  node:  %sin = aten.sin(%a)"
+        "  node:  %sin = aten.sin(%a)\n"
+        f"  from:  test_reasons.py:{_line_of(_SINE)} in <lambda>"
     )
 
 
@@ -86,7 +96,10 @@ def test_effects_say_why() -> None:
     assert str(explanation) == (
         "silu does not apply at %mul\n"
         "all 2 operations matched, but %add_ may write to %a before %mul\n"
-        "  node:  %mul = aten.mul(%a, %sigmoid)"
+        "  node:  %mul = aten.mul(%a, %sigmoid)\n"
+        f"  from:  test_reasons.py:{_line_of('return a * gate')} in program\n"
+        "  node:  %add_ = aten.add_(%a, 1)\n"
+        f"  from:  test_reasons.py:{_line_of('a.add_(1)')} in program"
     )
 
 

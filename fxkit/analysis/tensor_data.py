@@ -136,9 +136,18 @@ class TensorData:
         memory.tensors[name] = tensor
 
     def save(self, file: Path) -> None:
-        """Write the memory of all tensors into a safetensors file."""
-        from safetensors.torch import save_file
+        """Write the memory of all tensors into a safetensors file.
 
+        Raises:
+            UnsupportedError: When the package safetensors is not there.
+        """
+        try:
+            from safetensors.torch import save_file
+        except ImportError as error:
+            raise UnsupportedError(
+                "expected the package safetensors, in which the data is written, got none",
+                hint="pip install safetensors",
+            ) from error
         save_file(self._blocks(), file)
 
     def literals(self) -> str:

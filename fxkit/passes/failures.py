@@ -11,12 +11,10 @@ from torch import fx
 from fxkit.errors import FxkitError, InvalidGraphError, NumericsError, PassError, PostconditionError
 from fxkit.ir.printer import format_node, format_source
 from fxkit.passes.base import Pass
-from fxkit.passes.functions import DecoratedPass
 from fxkit.passes.subjects import Subject
 from fxkit.passes.tracking import TrackedSession
 
 if TYPE_CHECKING:
-    from fxkit.analysis.module_code import ModuleWriter
     from fxkit.passes.manager import PassManager
 
 _AROUND = 3
@@ -115,12 +113,13 @@ def reproduce(
         The path of the script; None, and a word in the error's hint, when it can't be written.
     """
     from fxkit.analysis.reproducer import Script
+    from fxkit.passes.reproduction import pass_code
 
     script = Script(f"{error.in_pass}: {error.message}")
     try:
         script.add_program(subject.graph_module, subject.args or (), subject.kwargs)
         try:
-            made = _expression(script.writer, current)
+            made = pass_code(script.writer, current)
             script.statements = _RUN_AGAIN.format(made=made, verify=manager.verify)
         except FxkitError as unwritten:
             script.set_check(None)
@@ -129,18 +128,3 @@ def reproduce(
     except FxkitError as unwritten:
         error.hint = f"{error.hint}; no script: {unwritten.message}"
         return None
-
-
-def _expression(writer: ModuleWriter, current: Pass) -> str:
-    """Return Python that makes a pass.
-
-    Raises:
-        UnsupportedError: When a new process can't import it, or an option can't be written.
-    """
-    from fxkit.passes.reproduction import pass_code
-
-    if not isinstance(current, DecoratedPass):
-        return pass_code(writer, current)
-    plain = writer.importable(current.decorated)
-    options = [f"{key}={writer.value(value)}" for key, value in current.options.items()]
-    return f"{plain}({', '.join(options)})" if options else plain

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import FxkitError, UnsupportedError
 from fxkit.passes.base import Pass
 from fxkit.passes.differences import Difference
-from fxkit.passes.functions import FunctionPass
+from fxkit.passes.functions import DecoratedPass, FunctionPass
 from fxkit.patterns.engine import rewrite
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.rule_code import APPLY_RULE, rule_code, rules_named
@@ -124,15 +124,19 @@ def pass_code(writer: ModuleWriter, current: Pass) -> str:
     """Return an expression that makes a pass.
 
     Raises:
-        UnsupportedError: When its class can't be imported, or an option can't be written.
+        UnsupportedError: When a new process can't import it, or an option can't be written.
     """
     if isinstance(current, FunctionPass):
         return writer.importable(current.function)
+    if isinstance(current, DecoratedPass):
+        made, options = writer.importable(current.decorated), dict(current.options)
+        return f"{made}({_keywords(writer, options)})" if options else made
     if not dataclasses.is_dataclass(current):
         raise UnsupportedError(f"expected a dataclass, got {type(current).__name__}")
-    options = [
-        f"{field.name}={writer.value(getattr(current, field.name))}"
-        for field in dataclasses.fields(current)
-        if getattr(current, field.name) != field.default
-    ]
-    return f"{writer.importable(type(current))}({', '.join(options)})"
+    values = {f.name: (getattr(current, f.name), f.default) for f in dataclasses.fields(current)}
+    changed = {name: value for name, (value, default) in values.items() if value != default}
+    return f"{writer.importable(type(current))}({_keywords(writer, changed)})"
+
+
+def _keywords(writer: ModuleWriter, values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={writer.value(value)}" for name, value in values.items())

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import assume, given, reject, settings
+from hypothesis import strategies as st
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
@@ -23,6 +25,7 @@ from fxkit.errors import NumericsError
 from fxkit.ir.op import resolve
 from fxkit.testing import minify
 from tests.architectures import HUGGING_FACE
+from tests.patterns.random_graphs import GRAPHS, SHAPE
 
 
 def has_nan(gm: fx.GraphModule, args: tuple[Any, ...]) -> bool:
@@ -311,3 +314,25 @@ def test_a_real_model_is_reduced_to_a_node() -> None:
     assert operators(small.graph_module) == ["aten.log"]
     assert small.args[0].numel() == 1
     assert small.calls <= 40
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(gm=GRAPHS, choice=st.integers(0, 100))
+def test_random_graphs_with_writes_and_views_are_reduced(gm: fx.GraphModule, choice: int) -> None:
+    names = operators(gm)
+    assume(names)
+    wanted = names[choice % len(names)]
+
+    def bad(other: fx.GraphModule, args: tuple[Any, ...]) -> bool:
+        other(*args)
+        return wanted in operators(other)
+
+    args = (torch.randn(SHAPE), torch.randn(SHAPE))
+    try:
+        gm(*(value.clone() for value in args))
+    except RuntimeError:
+        reject()
+    small = minify(gm, args, bad)
+    assert bad(small.graph_module, small.args)
+    assert operators(small.graph_module).count(wanted) == 1
+    assert small.nodes <= 6

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
 from torch import fx, nn
 
 import fxkit
 from fxkit.analysis.reproducer import code_of, write_reproducer
 from fxkit.errors import InvalidGraphError, UnsupportedError
 from fxkit.ir.printer import format_graph
+from tests.patterns.random_graphs import GRAPHS, SHAPE, difference, observe
 
 
 def rebuilt(gm: fx.GraphModule, args: tuple[Any, ...], kwargs: Any = None) -> Any:
@@ -419,3 +421,14 @@ def test_writing_changes_nothing() -> None:
     code_of(gm, args, kwargs)
     assert gm.code == text
     assert all(torch.equal(value, before[key]) for key, value in gm.state_dict().items())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(gm=GRAPHS)
+def test_random_graphs_come_back(gm: fx.GraphModule) -> None:
+    args = (torch.randn(SHAPE), torch.randn(SHAPE).t().contiguous().t())
+    program, got = rebuilt(gm, args)
+    assert format_graph(program) == format_graph(gm)
+    assert [value.stride() for value in got] == [value.stride() for value in args]
+    expected = observe(gm, transposed=True, same=False)
+    assert difference(expected, observe(program, transposed=True, same=False)) is None

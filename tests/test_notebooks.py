@@ -100,6 +100,7 @@ def test_there_is_a_notebook_for_each_thing_to_learn() -> None:
         "trace_and_look",
         "why_did_my_rule_not_match",
         "write_a_pass",
+        "your_first_pass",
     ]
 
 

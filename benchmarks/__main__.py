@@ -8,7 +8,16 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks import capture_cost, import_time, partitioning, passes, rewriting, speed, types
+from benchmarks import (
+    capture_cost,
+    import_time,
+    partitioning,
+    passes,
+    precision,
+    rewriting,
+    speed,
+    types,
+)
 from benchmarks.constructs import table as constructs
 from fxkit.demo.timing import machine
 
@@ -22,6 +31,7 @@ SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
     "passes": lambda options: passes.run(options.rounds, with_peer=options.peer),
     "types": lambda options: types.run(options.rounds, with_peer=options.peer),
     "constructs": lambda options: constructs.run(with_peer=options.peer),
+    "precision": lambda options: precision.run(options.rounds),
     "import": lambda options: import_time.run(options.rounds),
 }
 

@@ -107,7 +107,9 @@ def _is_always_pure(operator: Operator) -> bool:
         return False
     base = _schema_effects(operator.overload)
     names = {argument.name for argument in operator.schema.arguments}
-    may_update = bool(names & {"training", "use_input_stats"})
+    may_update = _updates_undeclared(operator.name) and bool(
+        names & {"training", "use_input_stats"}
+    )
     return not (base.written or base.aliased or base.is_random or base.may_do_more or may_update)
 
 
@@ -163,8 +165,14 @@ def _from_schema(node: fx.Node, call: Call) -> Effects:
     may_alias = base.may_do_more and call.name not in FRESH_RESULTS
     if may_alias or call.name in UNDECLARED_ALIASES:
         aliased.extend(node.all_input_nodes)
-    written.extend(_written_statistics(arguments))
+    if _updates_undeclared(call.name):
+        written.extend(_written_statistics(arguments))
     return Effects(tuple(dict.fromkeys(written)), tuple(dict.fromkeys(aliased)), is_random)
+
+
+def _updates_undeclared(name: str) -> bool:
+    """Tell whether a normalisation may update statistics that its schema does not say it writes."""
+    return not name.endswith("_functional")
 
 
 def _is_random_off(arguments: Any) -> bool:

@@ -43,7 +43,7 @@ CORE_FAMILIES: dict[str, str] = {
         _native_batch_norm_legit_no_training _softmax native_group_norm native_layer_norm
     """,
     "Views": """
-        alias as_strided diagonal expand permute select.int slice.Tensor split_with_sizes
+        alias as_strided detach diagonal expand permute select.int slice.Tensor split_with_sizes
         squeeze.dim squeeze.dims unsqueeze view
     """,
     "Moving data": """

@@ -88,12 +88,23 @@ class _Spelling:
         if call.name == "aten.tensor":
             self._replay(node, node.target, (node.args, node.kwargs))
             return
+        if call.name == "aten.div" and _divides_by_reciprocal(node, call):
+            self._multiply_by_reciprocal(node, call)
+            return
         if node.op == "call_module":
             self._count_batches(node)
         args, kwargs = self._operands(node, call)
         overload = _SYMBOLIC.get(call.operator.overload, call.operator.overload)
         new = self.edit.call(overload, *args, before=node, name=short_name(overload), **kwargs)
         self._take_over(node, new)
+
+    def _multiply_by_reciprocal(self, node: fx.Node, call: Call) -> None:
+        """Divide as `2 / x` does, which rounds twice."""
+        divisor, dividend = call.arguments["other"], call.arguments["self"]
+        inverse = self.edit.call(_aten.reciprocal.default, divisor, before=node, name="reciprocal")
+        infer_type(inverse)
+        product = self.edit.call(_aten.mul.Tensor, inverse, dividend, before=node, name="mul")
+        self._take_over(node, product)
 
     def _operands(self, node: fx.Node, call: Call) -> tuple[list[Any], dict[str, Any]]:
         """Return the operands in the schema's order, without what is left to its defaults."""
@@ -289,6 +300,13 @@ def _method(name: str) -> Callable[..., Any]:
     if name not in _METHODS:
         _METHODS[name] = lambda tensor, *args, **kwargs: getattr(tensor, name)(*args, **kwargs)
     return _METHODS[name]
+
+
+def _divides_by_reciprocal(node: fx.Node, call: Call) -> bool:
+    """Tell whether a quotient is spelled so that Python's reflected operator computes it."""
+    if node.op == "call_method" or getattr(node.target, "__name__", "") == "__rdiv__":
+        return "__r" in str(node.target)
+    return not isinstance(call.arguments["self"], (fx.Node, Attribute))
 
 
 def _is_same(value: Any, default: Any) -> bool:

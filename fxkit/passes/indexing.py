@@ -166,9 +166,7 @@ def _bounds(item: slice) -> list[Any]:
 
 
 def _number_as_tensor(edit: EditSession, value: Any, like: fx.Node, before: fx.Node) -> fx.Node:
-    known = type_of(like)
-    options = {"dtype": known.dtype, "device": known.device}
-    made = edit.call(_aten.scalar_tensor.default, value, before=before, **options)
+    made = edit.call(_aten.new_full.default, like, [], value, before=before)
     infer_type(made)
     return made
 

@@ -29,6 +29,10 @@ class Unrecordable(Exception):
     """A call whose operators can't be told from types alone; the text says why."""
 
 
+class Writes(Unrecordable):
+    """An operator that writes where none may: what it is in can be done without that."""
+
+
 @dataclass(frozen=True)
 class Value:
     """A tensor in a recording: an operand, when `step` is None, or a result of a step.
@@ -93,17 +97,28 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # asks for a device or a layout
+            return func(*args, **kwargs)
         expand = self._expansion(func)
         if expand is not None:
-            with self:
-                result = expand(*args, **kwargs)
+            result = self.attempt(expand, args, kwargs)
             if result is not NotImplemented:
                 return result
             raise Unrecordable(f"torch has no decomposition of {func} for these operands")
         result = func(*args, **kwargs)
-        if func.namespace != "prim":  # asks for a device or a layout
-            self._take_down(func, args, kwargs, result)
+        self._take_down(func, args, kwargs, result)
         return result
+
+    def attempt(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a function with its operators recorded; where it writes on the way, without that."""
+        mark = len(self.recording.steps)
+        try:
+            with self:
+                return function(*args, **kwargs)
+        except Writes:
+            del self.recording.steps[mark:]
+            with self:
+                return torch.func.functionalize(function)(*args, **kwargs)
 
     def _take_down(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         marked_args, marked_kwargs = self.marked((tuple(args), kwargs))
@@ -172,8 +187,7 @@ def record(
         operands = [fake_value(known) for known in types]
         recorder = _Recorder(operands, expansion)
         try:
-            with recorder:
-                result = function(*operands)
+            result = recorder.attempt(function, operands, {})
             recorder.recording.result = recorder.marked(result)
         except (ReadsNumber, NewSize) as error:
             raise Unrecordable(f"it depends on numbers, in {error.func}") from error

@@ -1,0 +1,123 @@
+"""The operator that computes what another one writes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.ir.op import Call
+from fxkit.ir.types import TensorType, type_of
+
+_aten = torch.ops.aten
+
+Emit = Callable[..., fx.Node]
+
+
+@dataclass(frozen=True)
+class FunctionalForm:
+    """What a writing call computes, without writing it.
+
+    Attributes:
+        written: Names of the arguments that it writes, in order.
+        compute: `(emit, call, current)` → the values to write, in order, and what else the call
+            returns; `current` gives an operand's present value.
+        returns_written: Whether it returns what it wrote.
+    """
+
+    written: tuple[str, ...]
+    compute: Callable[[Emit, Call, Callable[[Any], Any]], tuple[list[fx.Node], Any]]
+    returns_written: bool = True
+
+
+def functional_form(call: Call) -> FunctionalForm | str:
+    """Return the form of a call that writes, or why there is none."""
+    overload = call.operator.overload
+    if overload is None:
+        return f"nothing is known of {call.name}"
+    if overload is _aten.batch_norm.default:
+        return FunctionalForm(("running_mean", "running_var"), _batch_norm, False)
+    if torch.Tag.inplace_view in overload.tags:
+        return f"{overload} changes the shape of its operand"
+    if overload._schema.name == "aten::copy_":
+        return FunctionalForm(("self",), _copy)
+    written = tuple(a.name for a in overload._schema.arguments
+                    if a.alias_info is not None and a.alias_info.is_write)  # fmt: skip
+    plain = _without_writing(overload)
+    if plain is None or not written:
+        return f"there is no operator that computes what {overload} writes"
+    return FunctionalForm(written, functools.partial(_call_plain, plain))
+
+
+@functools.cache
+def _without_writing(overload: Any) -> Any:
+    """Return the overload that takes the same operands and returns what this one writes."""
+    schema = overload._schema
+    name = schema.name.partition("::")[2]
+    if overload.namespace != "aten" or len(schema.returns) > 1:
+        return None
+    is_out = torch.Tag.out in overload.tags
+    if not is_out and not name.endswith("_"):
+        return None
+    kept = [a.name for a in schema.arguments if not (is_out and a.alias_info is not None)]
+    kinds = [str(a.type) for a in schema.arguments if a.name in kept]
+    for wished in (name if is_out else name[:-1], f"{name[:-1]}_functional"):
+        packet = getattr(_aten, wished, None)
+        for candidate in [] if packet is None else packet.overloads():
+            found = getattr(packet, candidate)._schema
+            fits = [a.name for a in found.arguments] == kept and not found.is_mutable
+            if fits and [str(a.type) for a in found.arguments] == kinds:
+                return getattr(packet, candidate)
+    return None
+
+
+def _call_plain(
+    plain: Any, emit: Emit, call: Call, current: Callable[[Any], Any]
+) -> tuple[list[fx.Node], Any]:
+    parameters = plain._schema.arguments
+    given = {p.name: current(call.arguments[p.name]) for p in parameters}
+    args = [given[p.name] for p in parameters if not p.kwarg_only]
+    kwargs = {p.name: given[p.name] for p in parameters if p.kwarg_only}
+    return [emit(plain, *args, **kwargs)], None
+
+
+def _copy(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[list[fx.Node], Any]:
+    """Copy into memory of another shape or dtype: the value, made as the target is."""
+    target, source = current(call.arguments["self"]), current(call.arguments["src"])
+    wanted, known = type_of(target), type_of(source) if isinstance(source, fx.Node) else None
+    if not isinstance(known, TensorType):
+        return [emit(_aten.fill.Scalar, target, source)], None
+    if known.dtype != wanted.dtype or known.device != wanted.device:
+        options = {"dtype": wanted.dtype, "device": wanted.device}
+        source = emit(_aten._to_copy.default, source, **options)
+    else:
+        source = emit(_aten.clone.default, source)
+    if known.shape != wanted.shape:
+        wide = emit(_aten.expand.default, source, list(wanted.shape))
+        source = emit(_aten.clone.default, wide, memory_format=torch.contiguous_format)
+    return [source], None
+
+
+def _batch_norm(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[list[Any], Any]:
+    """Normalise a batch, and return its statistics beside the result."""
+    import operator
+
+    names = (
+        "input",
+        "weight",
+        "bias",
+        "running_mean",
+        "running_var",
+        "training",
+        "momentum",
+        "eps",
+    )
+    given = [current(call.arguments[name]) for name in names]
+    both = emit(_aten._native_batch_norm_legit_functional.default, *given)
+    return [emit(operator.getitem, both, 3), emit(operator.getitem, both, 4)], emit(
+        operator.getitem, both, 0
+    )

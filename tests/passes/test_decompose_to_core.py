@@ -1,0 +1,148 @@
+"""Ten architectures stay inside of the core set, with their numbers; what can't says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+import fxkit
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.ir.session import edit
+from fxkit.passes import PassContext
+from fxkit.passes.core_operators import CORE_OPERATORS, core_operators_page, is_core
+from fxkit.passes.decompose_to_aten import DecomposeToAten
+from fxkit.passes.decompose_to_core import DecomposeToCore
+from fxkit.passes.manager import PassManager
+from tests.architectures import HUGGING_FACE
+
+ARCHITECTURES = (
+    *("bert", "gpt2", "llama", "qwen3", "opt", "vit", "swin", "convnext", "electra", "t5"),
+)
+
+
+def overloads(gm: fx.GraphModule) -> set[str]:
+    targets = [n.target for n in gm.graph.nodes if n.op == "call_function"]
+    return {str(t) for t in targets if isinstance(t, torch._ops.OpOverload)}
+
+
+def lowered(program, *args: torch.Tensor) -> fx.GraphModule:
+    gm = fxkit.symbolic_trace(program)
+    PassManager([DecomposeToAten(), DecomposeToCore()], verify="numerics", args=args).run(gm)
+    assert overloads(gm) <= CORE_OPERATORS
+    return gm
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture_stays_inside_of_the_set(name):
+    torch.manual_seed(0)
+    model, inputs = HUGGING_FACE[name]()
+    gm = fxkit.capture(model, (), inputs(2)).graph_module
+    args = tuple(inputs(2)[n.target] for n in gm.graph.nodes if n.op == "placeholder")
+    result = PassManager([DecomposeToCore()], verify="numerics", args=args).run(gm)
+    assert "decompose_to_aten" in [record.name for record in result.records]
+    assert [note for record in result.records for note in record.notes] == []
+    assert overloads(gm) <= CORE_OPERATORS
+    assert all(n.op in ("placeholder", "get_attr", "call_function", "output")
+               for n in gm.graph.nodes)  # fmt: skip
+
+
+X = torch.randn(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: F.silu(x) + F.mish(x) * F.softplus(x),
+        lambda x: F.hardswish(x) + F.hardsigmoid(x) + F.celu(x) + F.selu(x),
+        lambda x: F.group_norm(x, 3) + F.instance_norm(x),
+        lambda x: F.rms_norm(x, (8,)) + F.layer_norm(x, (8,)),
+        lambda x: torch.einsum("bchw,bcwk->bchk", x, x),
+        lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+        lambda x: F.interpolate(x, scale_factor=2, mode="nearest"),
+        lambda x: F.avg_pool2d(F.max_pool2d(x, 2), 2),
+        lambda x: F.pixel_shuffle(torch.cat([x, x, x, x], 1), 2),
+        lambda x: torch.stack(x.chunk(2, -1)).roll(1, 0).std(1),
+        lambda x: x.norm(dim=-1) + torch.logsumexp(x, -1) + torch.var_mean(x, -1)[1],
+        lambda x: torch.addcmul(x, x, x, value=0.5) + torch.lerp(x, -x, 0.25),
+        lambda x: F.log_softmax(x, 1) + F.glu(torch.cat([x, x], 1), 1),
+        lambda x: x.masked_fill(x > 0, -1.0).tril() + x.cumsum(-1).flip(0),
+        lambda x: F.conv_transpose2d(x, x.new_ones(3, 2, 2, 2)) * 2,
+        lambda x: F.batch_norm(x, x.new_zeros(3), x.new_ones(3)),
+        lambda x: F.batch_norm(x, None, None, training=True),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:.*not connected")
+def test_operators_keep_their_numbers_and_gradients(program):
+    lowered(program, X.clone().requires_grad_())
+
+
+def test_noise_is_drawn_in_the_same_order():
+    lowered(lambda x: F.dropout(x, 0.5) + torch.rand_like(x) * F.dropout2d(x, 0.25), X)
+
+
+def test_equal_layers_are_worked_out_once(monkeypatch):
+    from fxkit.passes import decompose_to_core
+
+    calls = []
+    record = decompose_to_core.record
+    monkeypatch.setattr(
+        decompose_to_core, "record", lambda *given: calls.append(1) or record(*given)
+    )
+    lowered(nn.Sequential(*(nn.Linear(4, 4) for _ in range(12))), torch.randn(2, 4))
+    assert len(calls) == 1
+
+
+def test_layout_is_kept():
+    gm = lowered(lambda x: F.silu(x).relu(), X.to(memory_format=torch.channels_last))
+    assert gm(X.to(memory_format=torch.channels_last)).is_contiguous(
+        memory_format=torch.channels_last
+    )
+
+
+def test_what_has_no_decomposition_stays_with_a_note():
+    gm = fxkit.symbolic_trace(lambda x: torch.linalg.matrix_exp(x))
+    args = (torch.randn(3, 3),)
+    PassManager([DecomposeToAten()], args=args).run(gm)
+    propagate_types(gm, args)
+    context = PassContext(args)
+    with edit(gm) as session:
+        DecomposeToCore().apply(session, context)
+    assert "no decomposition" in context.notes[0]
+    assert overloads(gm) == {"aten.linalg_matrix_exp.default"}
+
+
+def test_the_table_names_operators_of_torch():
+    for name in CORE_OPERATORS:
+        _, packet, overload = name.split(".")
+        assert str(getattr(getattr(torch.ops.aten, packet), overload)) == name
+    assert is_core(torch.ops.aten.add.Tensor)
+    assert not is_core(torch.ops.aten.linear.default)
+
+
+def test_the_set_is_torchs_but_for_gradients_and_writes():
+    """Tells when a release of torch tags another operator, so that the table can be looked at."""
+    tagged = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, full = name.partition("::")
+        packet, _, overload = full.partition(".")
+        if space == "aten" and hasattr(torch.ops.aten, packet):
+            found = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
+            if found is not None and torch.Tag.core in found.tags:
+                tagged.add(found)
+    left_out = {str(t) for t in tagged} - CORE_OPERATORS
+    assert all("backward" in name or name in _WRITING for name in left_out), left_out
+
+
+_WRITING = {
+    "aten._native_batch_norm_legit.default", "aten.atan2.out", "aten.resize_.default",
+}  # fmt: skip
+
+
+def test_the_documentation_prints_the_table():
+    page = Path(__file__).parents[2] / "docs" / "core_operators.md"
+    assert core_operators_page() in page.read_text()

@@ -20,6 +20,7 @@ __all__ = [
     "write_file",
 ]
 
+_VIEWER = ("words.js", "layout.js", "scene.js", "painter.js", "panel.js", "viewer.js")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -38,7 +39,7 @@ def script() -> str:
 @functools.cache
 def viewer_script() -> str:
     """Return the script of the viewer of graphs."""
-    return "".join(_asset(name) for name in ("layout.js", "scene.js", "viewer.js"))
+    return "".join(_asset(name) for name in _VIEWER)
 
 
 def fragment_page(title: str, body: str, *, kind: str = "fx-page") -> str:

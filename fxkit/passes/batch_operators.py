@@ -68,7 +68,7 @@ class BatchOperators(Pass):
 class _Group:
     """Equal operators: all operands come before the first user of any."""
 
-    nodes: list[fx.Node] = field(default_factory=list)
+    nodes: dict[fx.Node, None] = field(default_factory=dict)
     operands: list[fx.Node] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
     first_user: fx.Node | None = None
@@ -76,6 +76,8 @@ class _Group:
 
     def takes(self, node: fx.Node, operand: fx.Node) -> bool:
         """Add an operator if it fits; say whether it did."""
+        if operand in self.nodes:
+            return False
         user = min(node.users)
         first = user if self.first_user is None else min(user, self.first_user)
         there = _taken_from(operand) or operand
@@ -83,7 +85,7 @@ class _Group:
         if not last < first:
             return False
         self.first_user, self.last_operand = first, last
-        self.nodes.append(node)
+        self.nodes[node] = None
         self.operands.append(operand)
         return True
 
@@ -189,7 +191,7 @@ class _Batcher:
             self.groups.append(group)
 
     def _changes_mode(self, group: _Group, node: fx.Node) -> bool:
-        return self.weights.order.mode_between(group.nodes[0], node) is not None
+        return self.weights.order.mode_between(next(iter(group.nodes)), node) is not None
 
     def _is_small(self, operand: fx.Node, node: fx.Node) -> bool:
         known, made = type_of(operand), type_of(node)
@@ -215,7 +217,7 @@ class _Batcher:
         if len(group.nodes) < self.options.fewest or place is None:
             return False
         mark, types = self.edit.mark(), Retyping()
-        with self.edit.on_behalf_of(group.nodes, "batch_operators"):
+        with self.edit.on_behalf_of(list(group.nodes), "batch_operators"):
             chain = self._chain(group, place)
             reason = types.spread(chain)
             for node, part in zip(group.nodes, chain[-len(group.nodes) :], strict=True):
@@ -230,7 +232,7 @@ class _Batcher:
         self.edit.undo(mark)
         types.restore()
         self.weights.forget()
-        names = f"%{group.nodes[0].name} and {len(group.nodes) - 1} like it"
+        names = f"%{next(iter(group.nodes)).name} and {len(group.nodes) - 1} like it"
         self.context.notes.append(f"{names} stay apart: {reason}")
         return False
 
@@ -251,7 +253,8 @@ class _Batcher:
     def _chain(self, group: _Group, place: fx.Node) -> list[fx.Node]:
         """Insert the stack, the one operator, and the parts, in this order."""
         aten = torch.ops.aten
-        is_aten = isinstance(group.nodes[0].target, torch._ops.OpOverload)
+        first = next(iter(group.nodes))
+        is_aten = isinstance(first.target, torch._ops.OpOverload)
         stack, unbind = (
             (aten.stack.default, aten.unbind.int) if is_aten else (torch.stack, torch.unbind)
         )
@@ -262,8 +265,8 @@ class _Batcher:
         if group.layers:
             chain = self._product(group, joined, place)
         else:
-            first, operand = group.nodes[0], group.operands[0]
-            chain = [self._copy(first, operand, joined, place, group.nodes)]
+            operand = group.operands[0]
+            chain = [self._copy(first, operand, joined, place, list(group.nodes))]
         parts = self._made(unbind, place, chain[-1])
         items = [self._made(operator.getitem, place, parts, i) for i in range(len(group.nodes))]
         return [joined, *chain, parts, *items]

@@ -53,41 +53,55 @@ class FoldBatchNorm(Pass):
     numerics: ClassVar[str] = "close"
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
-        """Visit the norms in order. Cost: linear in the nodes, and in what is folded."""
-        folder = _Folder(edit, context, self)
-        for node in list(edit.graph.nodes):
-            call = None if node._erased else resolve(node)
-            if call is not None and call.name in NORMS:
-                folder.visit(node, call)
+        """Visit the norms in order, and those that stay again as long as others go.
+
+        Cost: linear in the nodes, in what is folded, and in the norms that stay for each round; a
+        norm that goes seldom makes room for another.
+        """
+        folder = _Folder(edit, self)
+        staying = [node for node in edit.graph.nodes if _is_norm(node)]
+        count = len(staying) + 1
+        while len(staying) < count:
+            count = len(staying)
+            folder.reasons.clear()
+            staying = [node for node in staying if not folder.visit(node)]
+        context.notes.extend(folder.reasons)
+
+
+def _is_norm(node: fx.Node) -> bool:
+    call = resolve(node)
+    return call is not None and call.name in NORMS
 
 
 class _Folder:
-    def __init__(self, edit: EditSession, context: PassContext, options: FoldBatchNorm) -> None:
+    def __init__(self, edit: EditSession, options: FoldBatchNorm) -> None:
         self.edit = edit
-        self.context = context
+        self.reasons: list[str] = []
         self.ways = [self._backwards, self._forwards]
         if options.by_halves:
             self.ways.append(self._by_halves)
         self.weights = Weights(edit)
 
-    def visit(self, node: fx.Node, call: Call) -> None:
-        """Fold one norm where that is possible; else note why not."""
-        reasons: dict[str, None] = {}
+    def visit(self, node: fx.Node) -> bool:
+        """Fold one norm and say so, or note why it stays."""
+        call, reasons = resolve(node), dict[str, None]()
+        assert call is not None
         try:
             norm = read_norm(node, call, self.weights)
         except Refused as refusal:
-            self.context.notes.append(f"%{node.name} stays: {refusal}")
-            return
+            self.reasons.append(f"%{node.name} stays: {refusal}")
+            return False
         for way in self.ways:
             mark = self.edit.mark()
             try:
                 way(norm)
-                return
+                return True
             except Refused as refusal:
                 self.edit.undo(mark)
                 self.weights.forget()
                 reasons[str(refusal)] = None
-        self.context.notes.append(f"%{node.name} stays: {'; '.join(reasons)}")
+        self.reasons.append(f"%{node.name} stays: {'; '.join(reasons)}")
+        return False
 
     # The three ways.
 

@@ -93,16 +93,26 @@ class Sinker(abc.ABC):
         return None
 
     def run(self) -> None:
-        """Visit the movers in order. Cost: linear in the edges for each kind of mover."""
+        """Visit the movers in order, and again as long as any of them goes.
+
+        Cost: linear in the edges for each kind of mover and each round; what a round moves makes
+        room for the next, of which there is seldom a third.
+        """
+        while self._round():
+            self._tried.clear()
+
+    def _round(self) -> bool:
+        turned = False
         for node in list(self.edit.graph.nodes):
             found = None if node._erased else self.moved(node)
             if found is not None and (node, found[1]) not in self._tried:
-                self._visit(node, found[1])
+                turned |= self._visit(node, found[1])
+        return turned
 
-    def _visit(self, start: fx.Node, key: Hashable) -> None:
+    def _visit(self, start: fx.Node, key: Hashable) -> bool:
         region = self._grow(start, key)
         if not region.nodes or region.gain < 1:
-            return
+            return False
         reason = self.objection(region)
         if reason is None:
             mark, types = self.edit.mark(), Retyping()
@@ -112,6 +122,7 @@ class Sinker(abc.ABC):
                 types.restore()
         if reason is not None:
             self.context.notes.append(f"%{start.name} stays where it is: {reason}")
+        return reason is None
 
     def _grow(self, start: fx.Node, key: Hashable) -> Region:
         region = Region(key)

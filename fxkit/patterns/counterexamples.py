@@ -128,18 +128,30 @@ def _name_after_captures(program: fx.GraphModule, gm: fx.GraphModule) -> None:
 
 
 def _code(rule: Rule, program: fx.GraphModule, args: tuple[Any, ...]) -> str:
-    """Return a script that rewrites the program, by the rule where that can be imported."""
+    """Return a script that rewrites the program, by the rule where that can be imported.
+
+    Where the program can't be written down, as with an operator that only this process knows, the
+    script is a comment that says so.
+    """
     script = Script()
-    script.add_program(program, args)
     try:
-        made = APPLY_RULE.format(rule=rule_code(script.writer, rule))
+        script.add_program(program, args)
+        made = _rewriting(script, rule, program, args)
+    except UnsupportedError as error:
+        return f"# no script of its own: {error.message}"
+    script.statements = f"{made}\n{_COMPARE.format(exact=rule.exact)}".strip()
+    return script.text(None)
+
+
+def _rewriting(script: Script, rule: Rule, program: fx.GraphModule, args: tuple[Any, ...]) -> str:
+    """Return the statements that rewrite the program, or give the script the result instead."""
+    try:
+        return APPLY_RULE.format(rule=rule_code(script.writer, rule))
     except UnsupportedError:
         rewritten = _rewritten(rule, program, args)
         if rewritten is not None:
             script.add_module(rewritten, "rewritten")
-        made = ""
-    script.statements = f"{made}\n{_COMPARE.format(exact=rule.exact)}".strip()
-    return script.text(None)
+        return ""
 
 
 def _describe(value: Any) -> str:

@@ -125,3 +125,17 @@ def test_nothing_is_written_while_a_rule_is_refuted(
     assert "it raises" in str(refuted(raising))
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
+
+
+def test_an_operator_of_this_process_alone_is_told_without_a_script() -> None:
+    halved = torch.library.custom_op("fxkit_test::halved", mutates_args=())(_halved)
+    halved.register_fake(torch.empty_like)
+    wrong = rule(lambda x: halved(x) + 1, lambda x: halved(x), name="forgets_one")
+    error = refuted(wrong)
+    assert "forgets_one changes the result" in str(error)
+    assert error.code is not None
+    assert error.code.startswith("# no script of its own: expected an operator that a new process")
+
+
+def _halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2

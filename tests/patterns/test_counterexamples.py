@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fxkit.errors import CounterexampleError
+from fxkit.errors import CounterexampleError, NumericsError
 from fxkit.ir.types import TensorType
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Rule, rule
@@ -88,31 +85,21 @@ def test_what_matters_stays(kind: str) -> None:
     assert (error.node or "").count("aten") <= 2
 
 
-def test_the_code_runs_the_rule_where_it_can_be_imported(tmp_path: Path) -> None:
+def test_the_code_runs_the_rule_where_it_can_be_imported() -> None:
     code = refuted(SIN_TO_COS).code
     assert "SIN_TO_COS" in code
-    assert_fails(code, tmp_path)
+    assert_fails(code)
 
 
-def test_the_code_has_the_rewritten_program_otherwise(tmp_path: Path) -> None:
+def test_the_code_has_the_rewritten_program_otherwise() -> None:
     code = refuted(rule(lambda x: torch.sin(x), lambda x: torch.cos(x))).code
     assert "build_rewritten" in code and "import fxkit\n" not in code
-    assert_fails(code, tmp_path)
+    assert_fails(code)
 
 
-def assert_fails(code: str, folder: Path) -> None:
-    script = folder / "counterexample.py"
-    script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "NumericsError: expected outputs[0] to equal [0.0]" in done.stderr
+def assert_fails(code: str) -> None:
+    with pytest.raises(NumericsError, match="expected outputs.0. to equal .0.0."):
+        exec(code, {"__name__": "__main__"})
 
 
 def test_nothing_is_written_while_a_rule_is_refuted(
@@ -130,9 +117,10 @@ def test_nothing_is_written_while_a_rule_is_refuted(
 def test_an_operator_of_this_process_alone_is_told_without_a_script() -> None:
     halved = torch.library.custom_op("fxkit_test::halved", mutates_args=())(_halved)
     halved.register_fake(torch.empty_like)
-    wrong = rule(lambda x: halved(x) + 1, lambda x: halved(x), name="forgets_one")
+    halve = torch.ops.fxkit_test.halved.default
+    wrong = rule(lambda x: torch.sin(x), lambda x: halve(x), name="halves")
     error = refuted(wrong)
-    assert "forgets_one changes the result" in str(error)
+    assert "halves changes the result" in str(error)
     assert error.code is not None
     assert error.code.startswith("# no script of its own: expected an operator that a new process")
 

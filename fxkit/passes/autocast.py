@@ -40,7 +40,8 @@ class Autocast(Pass):
     gradients: casts stand where torch makes them, a float32 parameter that requires a gradient is
     cast once, everything else at each use. Parts that the program itself put inside of
     `torch.autocast(...)`, switched on or off, are left to it. Calls that nothing is known of, or
-    that make casts somewhere inside, keep a `torch.autocast` of their own. Inputs are taken for
+    that make casts somewhere inside, keep a `torch.autocast` of their own, entered and left by
+    nodes: when such a call raises, it stays on. Inputs are taken for
     results of other operators: torch also casts an input once when it is a leaf.
 
     A program that asks whether autocast is on, as some models do, has to be captured with it on,

@@ -18,7 +18,7 @@ from fxkit.ir.provenance import provenance_of, source_of
 from fxkit.ir.types import set_type, type_of, type_of_value
 from fxkit.passes import Autocast
 from fxkit.passes.manager import PassManager
-from tests.architectures import HUGGING_FACE, convolutional
+from tests.architectures import CONVOLUTIONAL, HUGGING_FACE, convolutional
 from tests.operator_samples import Sample, is_same, samples
 
 DTYPES = [torch.bfloat16, torch.float16]
@@ -200,7 +200,13 @@ def test_gradients_and_running_statistics_of_training(dtype):
     assert torch.equal(model.norm.running_var, gm.get_buffer("norm.running_var"))
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "resnet18"])
+QUICK = ("bert", "gpt2", "llama", "t5", "resnet18")
+OTHERS = [name for name in (*HUGGING_FACE, *CONVOLUTIONAL) if name not in QUICK]
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.sweep) for name in OTHERS)]
+)
 def test_an_architecture_equals_eager_autocast(name):
     torch.manual_seed(0)
     make = HUGGING_FACE.get(name) or (lambda: convolutional(name))

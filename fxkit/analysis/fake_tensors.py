@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,3 +59,9 @@ def holds_constant(value: Any) -> bool:
 def is_of_mode(tensor: torch.Tensor, mode: Any) -> bool:
     """Tell whether a tensor is a fake one of this mode."""
     return getattr(tensor, "fake_mode", None) is mode
+
+
+def tensors_of(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers of a module, by name."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()

@@ -21,10 +21,10 @@ from torch.utils import _pytree as pytree
 
 from fxkit.analysis.dependencies import ancestors
 from fxkit.analysis.effects import AliasSets
-from fxkit.analysis.fake_tensors import fake_mode, without_log
+from fxkit.analysis.fake_tensors import fake_mode, tensors_of, without_log
 from fxkit.analysis.symbolic_shapes import SymbolicShapes
 from fxkit.analysis.type_errors import finder
-from fxkit.analysis.type_evaluation import Evaluation, tensors_of
+from fxkit.analysis.type_evaluation import Evaluation
 from fxkit.analysis.type_facts import fake_value, symbols_in, types_of
 from fxkit.analysis.type_modes import read_modes
 from fxkit.analysis.type_observations import Observations, is_foreign
@@ -162,7 +162,8 @@ class TypeAnalysis:
             sharers = self._sharers(live) if attempt < _TRIES else set(nodes)
             self._now = self._evaluation(sharers, is_symbolic, before)
             try:
-                missed = self._now.sweep()
+                with torch.random.fork_rng([]):
+                    missed = self._now.sweep()
             except NeedsLive as error:
                 missed = [error.node]
                 is_symbolic |= error.about_data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,13 @@ from torch.utils import _pytree as pytree
 
 from fxkit.analysis import type_errors
 from fxkit.analysis.declared_types import declared_type
-from fxkit.analysis.fake_tensors import holds_constant, is_about_data, is_of_mode, new_fake_mode
+from fxkit.analysis.fake_tensors import (
+    holds_constant,
+    is_about_data,
+    is_of_mode,
+    new_fake_mode,
+    tensors_of,
+)
 from fxkit.analysis.symbolic_shapes import SymbolicShapes
 from fxkit.analysis.type_facts import (
     Facts,
@@ -35,7 +41,7 @@ from fxkit.analysis.type_keys import (
     part_of_key,
 )
 from fxkit.analysis.type_memory import MORE, new_memory
-from fxkit.analysis.type_modes import Modes, read_modes
+from fxkit.analysis.type_modes import Modes, leave_regions, read_modes
 from fxkit.analysis.type_observations import Observations, is_foreign
 from fxkit.analysis.type_records import NeedsLive, Record
 from fxkit.errors import FxkitError
@@ -108,20 +114,26 @@ class Evaluation:
             NeedsLive: When there is no way to go on.
         """
         missed: list[fx.Node] = []
-        for node in self._gm.graph.nodes:
-            try:
-                self.visit(node)
-            except NeedsLive as error:
-                if node in self.live_nodes or (error.about_data and self.symbolic is None):
-                    raise
-                missed.append(node)
-                try:
-                    self._record(node, self._run_live(node), self.modes)
-                except FxkitError:
-                    return missed
+        try:
+            for node in self._gm.graph.nodes:
+                self._visit_or_miss(node, missed)
+        except BaseException as error:
+            leave_regions(self._live)
+            if missed and isinstance(error, FxkitError):
+                return missed
+            raise
         if self.symbolic is not None:
             self._settle()
         return missed
+
+    def _visit_or_miss(self, node: fx.Node, missed: list[fx.Node]) -> None:
+        try:
+            self.visit(node)
+        except NeedsLive as error:
+            if node in self.live_nodes or (error.about_data and self.symbolic is None):
+                raise
+            missed.append(node)
+            self._record(node, self._run_live(node), self.modes)
 
     def visit(self, node: fx.Node) -> None:
         """Find the type of a node whose operands were visited, and record it."""
@@ -174,12 +186,15 @@ class Evaluation:
     # Inputs.
 
     def _input(self, node: fx.Node) -> Any:
+        return self._known(node, self.memory.table.abstract(self._given(node)))
+
+    def _given(self, node: fx.Node) -> Any:
         value = self._inputs.get(node.name, _ABSENT)
-        if value is _ABSENT:
-            if not node.args:
-                raise type_errors.missing_input(node)
-            value = node.args[0]
-        return self._known(node, self.memory.table.abstract(value))
+        if value is not _ABSENT:
+            return value
+        if not node.args:
+            raise type_errors.missing_input(node)
+        return node.args[0]
 
     def _attribute(self, node: fx.Node) -> Any:
         value = find_attribute(self._gm, str(node.target))
@@ -355,7 +370,7 @@ class Evaluation:
     def _run_live(self, node: fx.Node) -> Any:
         """Run a node of any kind on tensors that keep their memory and history."""
         if node.op == "placeholder":
-            result = self._live_input(node)
+            result = pytree.tree_map_only(torch.Tensor, self._fake, self._given(node))
         elif node.op == "get_attr":
             result = self._fake(find_attribute(self._gm, str(node.target)))
         elif node.op == "output":
@@ -376,14 +391,6 @@ class Evaluation:
         if node in self._live:
             return self.memory.table.abstract(self._live[node])
         return self.values[node]
-
-    def _live_input(self, node: fx.Node) -> Any:
-        value = self._inputs.get(node.name, _ABSENT)
-        if value is _ABSENT:
-            if not node.args:
-                raise type_errors.missing_input(node)
-            value = node.args[0]
-        return pytree.tree_map_only(torch.Tensor, self._fake, value)
 
     def _call_live(self, node: fx.Node) -> Any:
         fresh: dict[fx.Node, Any] = {}
@@ -491,9 +498,3 @@ class Evaluation:
     def _shown_operands(self, node: fx.Node) -> str:
         known = ((o, types_of(self._current_value(o))) for o in node._input_nodes)
         return type_errors.show_operands(known)
-
-
-def tensors_of(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """Yield the parameters and buffers of a module, by name."""
-    yield from module.named_parameters()
-    yield from module.named_buffers()

@@ -142,7 +142,6 @@ def key_of_module(module: nn.Module, table: FactTable) -> Any:
 _OWN_HOMES = ("torch", "_operator", "math", "builtins")
 
 
-@functools.lru_cache(maxsize=16_384)
 def is_function_of_torch(target: Any) -> bool:
     """Tell whether a function is torch's own, Python's or a guard, and not of higher order."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):

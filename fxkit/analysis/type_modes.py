@@ -6,8 +6,10 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import fx
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
 
@@ -75,6 +77,18 @@ def _modes(
     grad: bool, inference: bool, default: torch.dtype, autocast: tuple[torch.dtype | None, ...]
 ) -> Modes:
     return Modes(grad, inference, default, autocast)
+
+
+def leave_regions(values: dict[fx.Node, Any]) -> None:
+    """Leave the autocast regions that a graph entered and did not come to leave.
+
+    Args:
+        values: What the nodes that did run returned, in order.
+    """
+    for node, value in reversed(values.items()):
+        is_left = any(user in values for user in node.users)
+        if isinstance(value, torch.autocast) and not is_left:
+            value.__exit__(None, None, None)
 
 
 def is_intercepted() -> bool:

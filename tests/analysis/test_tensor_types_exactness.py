@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from fxkit.analysis.tensor_types import TypeAnalysis
+from fxkit.errors import InvalidGraphError
 from fxkit.ir.types import TensorType, type_of
 from fxkit.tracing.symbolic import symbolic_trace
 from tests.analysis.full_run import types_by_full_run
@@ -224,6 +225,25 @@ def test_autocast_regions() -> None:
     assert outer.dtype == torch.bfloat16
 
 
+def test_a_failure_inside_of_an_autocast_region_leaves_it() -> None:
+    def build(w: _Writer, x: Any) -> Any:
+        w.call(_enter_autocast, "cpu", torch.bfloat16, True, True)
+        return w.call(torch.mm, x, x)
+
+    with pytest.raises(InvalidGraphError):
+        TypeAnalysis(_module(build, 1), _inputs(1))
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.autocast_increment_nesting() == 1
+    assert torch.autocast_decrement_nesting() == 0
+
+
+def test_a_seed_set_in_the_graph_leaves_the_generator_alone() -> None:
+    gm = _module(lambda w, x: (w.call(torch.manual_seed, 3), w.call(torch.rand_like, x)), 1)
+    args, before = _inputs(1), torch.get_rng_state()
+    TypeAnalysis(gm, args)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_inputs_that_are_one_tensor() -> None:
     x = torch.randn(3, 4)
     gm = _module(lambda w, x, y: (w.method("t_", x), w.call(torch.relu, y)), 2)
@@ -290,7 +310,7 @@ def test_samples_of_operators(part: int) -> None:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("name", ["gpt2", "mamba"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_transformers(name: str, grad: bool) -> None:
     from fxkit.tracing import capture
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -31,7 +34,8 @@ def has_nan(gm: fx.GraphModule, args: tuple[Any, ...]) -> bool:
     return any(leaf.isnan().any() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def run(script: Path | None) -> subprocess.CompletedProcess[str]:
+def run_alone(script: Path | None) -> subprocess.CompletedProcess[str]:
+    """Run a script in a new process."""
     assert script is not None
     return subprocess.run(
         [sys.executable, "-I", str(script)],
@@ -40,6 +44,17 @@ def run(script: Path | None) -> subprocess.CompletedProcess[str]:
         cwd=script.parent,
         check=False,
     )
+
+
+def status_of(script: Path | None) -> int:
+    """Run a script in this process, which has torch already; return its exit status."""
+    assert script is not None
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -100,10 +115,13 @@ def test_a_planted_rule_is_found_in_a_real_model(place: int, tmp_path: Path) -> 
     assert found.site == (root,)
     assert found.calls == asked <= 12
     assert found.minified is not None and found.minified.nodes <= 10
-    script = run(found.reproducer)
-    assert (script.returncode, script.stderr) == (1, "")
-    assert "Tensor-likes are not close" in script.stdout
+    assert found.reproducer is not None
     assert "fxkit" not in found.reproducer.read_text()
+    assert status_of(found.reproducer) == 1
+    if place == 13:
+        alone = run_alone(found.reproducer)
+        assert (alone.returncode, alone.stderr) == (1, "")
+        assert "Tensor-likes are not close" in alone.stdout
 
 
 def first_tensor(value: Any) -> torch.Tensor:
@@ -192,7 +210,7 @@ def test_a_pass_written_by_hand_is_found_with_the_node(gm: fx.GraphModule, tmp_p
     assert any(n.target is torch.sin for n in found.after.graph.nodes)
     assert len(sites) == 5
     assert gm.code == text
-    assert run(found.reproducer).returncode == 1
+    assert status_of(found.reproducer) == 1
 
 
 def test_a_change_outside_of_any_rewrite_is_found(gm: fx.GraphModule, tmp_path: Path) -> None:
@@ -216,9 +234,9 @@ def test_the_script_runs_the_pass_again_where_it_can_be_imported(
     found = manager.bisect(gm, bad=differs_from(gm), folder=tmp_path / "repro")
     assert found.reproducer is not None
     assert "broken_passes.Halve(function='tanh')" in found.reproducer.read_text()
-    assert run(found.reproducer).returncode == 1
+    assert status_of(found.reproducer) == 1
     (tmp_path / "broken_passes.py").write_text(_BROKEN.replace("* 0.5", "* 1.0"))
-    mended = run(found.reproducer)
+    mended = run_alone(found.reproducer)
     assert (mended.returncode, mended.stdout.splitlines()[-1]) == (0, "the fault is gone")
 
 
@@ -254,7 +272,7 @@ def test_the_script_applies_a_rule_where_it_can_be_imported(
     assert found.rule == "tanh_to_sin"
     assert found.reproducer is not None
     assert "TANH_TO_SIN" in found.reproducer.read_text()
-    assert run(found.reproducer).returncode == 1
+    assert status_of(found.reproducer) == 1
 
 
 TANH_TO_SIN = rule(lambda x: torch.tanh(x), lambda x: torch.sin(x), name="tanh_to_sin", exact=False)
@@ -276,7 +294,7 @@ def test_functions_written_for_torch_fx_are_found_whole(gm: fx.GraphModule, tmp_
     assert found.in_pass == "harmful (2/3)"
     assert found.rule is None
     assert found.minified is not None and found.minified.nodes <= 4
-    assert run(found.reproducer).returncode == 1
+    assert status_of(found.reproducer) == 1
 
 
 def test_an_oracle_about_something_else_than_values(gm: fx.GraphModule, tmp_path: Path) -> None:
@@ -289,7 +307,7 @@ def test_an_oracle_about_something_else_than_values(gm: fx.GraphModule, tmp_path
     assert found.in_pass == "respell (2/2)"
     assert found.site == (fxkit.graph(gm).find(torch.tanh)[0].name,)
     assert found.minified is not None and found.minified.nodes == 3
-    assert run(found.reproducer).stdout.endswith("the fault is there\n")
+    assert status_of(found.reproducer) == 1
 
 
 def test_passes_in_groups_are_found(gm: fx.GraphModule, tmp_path: Path) -> None:
@@ -310,7 +328,7 @@ def test_keyword_inputs_and_exported_programs(tmp_path: Path) -> None:
     manager = PassManager([ApplyRules((TANH_TO_SIN,))], args=(), kwargs={"x": X})
     found = manager.bisect(program, bad=bad, folder=tmp_path)
     assert found.rule == "tanh_to_sin"
-    assert run(found.reproducer).returncode == 1
+    assert status_of(found.reproducer) == 1
 
 
 def test_it_says_all_of_it_as_text(gm: fx.GraphModule, tmp_path: Path) -> None:

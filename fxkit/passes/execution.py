@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fxkit import config
 from fxkit.analysis.tensor_types import TypeAnalysis
 from fxkit.errors import NumericsError, PassError, PostconditionError
+from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.verifier import verify
 from fxkit.passes import contracts
 from fxkit.passes.analyses import Analyses
@@ -90,6 +91,8 @@ class Execution:
             self._stopped = str(stopped)
         finally:
             self._recompile()
+        if self.manager.verify != "off":
+            self._check_no_stray_edit()
         return PassResult(
             self.gm,
             tuple(self.records),
@@ -97,6 +100,21 @@ class Execution:
             self._analyses.tallies,
             self.subject.program,
             self._stopped,
+        )
+
+    def _check_no_stray_edit(self) -> None:
+        """Refuse what was changed without the session: it is in no journal, and not taken back."""
+        node = self._recorder.stray()
+        if node is None:
+            return
+        names = ", ".join(dict.fromkeys(record.name for record in self.records))
+        raise PassError(
+            f"expected passes to change the graph through their session, got %{node.name} changed "
+            f"by other means, in one of {names}",
+            node=format_node(node),
+            source=format_source(node),
+            hint="use edit.call, edit.replace, edit.set_args, edit.set_target or edit.erase; "
+            "a function of a GraphModule may do as it likes",
         )
 
     def _bring_types_up_to_date(self) -> Any:

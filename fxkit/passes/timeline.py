@@ -56,6 +56,21 @@ class TimelineRecorder:
         self._capture()
         self._ends.append((name, len(self._deltas), len(self.session.rewrites)))
 
+    def stray(self) -> fx.Node | None:
+        """Return a node that was changed, added or taken away behind the session's back, or None.
+
+        Cost: linear in the nodes.
+        """
+        assert self.session is not None
+        expected: dict[fx.Node, _State | None] = {}
+        for delta in self._deltas:
+            expected = dict(delta.states) if delta.is_whole else {**expected, **delta.states}
+        for node in self.session.graph.nodes:
+            state = expected.pop(node, None)
+            if state is None or not _is_as_noted(node, state):
+                return node
+        return next((node for node, state in expected.items() if state is not None), None)
+
     def timeline(self) -> Timeline:
         """Return what was noted."""
         boundaries = self._boundaries[: self._ends[-1][2]]
@@ -159,6 +174,16 @@ class Timeline(Sequence[Snapshot]):
         if count < len(self._boundaries):
             end = min(end, self._boundaries[count])
         return Snapshot(name, count, self._gm, self._deltas[:end])
+
+
+def _is_as_noted(node: fx.Node, state: _State) -> bool:
+    op, target, args, kwargs = state[:4]
+    return (
+        node.op == op
+        and node.target is target
+        and (node._args is args or node._args == args)
+        and (node._kwargs is kwargs or node._kwargs == kwargs)
+    )
 
 
 def _state(node: fx.Node) -> _State:

@@ -464,3 +464,27 @@ def test_a_pass_that_can_not_be_imported_leaves_a_script_of_the_program(gm, tmp_
     assert "the script has no pass" in caught.value.hint
     run = subprocess.run([sys.executable, caught.value.repro], capture_output=True, text=True)
     assert run.returncode == 0 and "tensor(" in run.stdout
+
+
+def by_target(edit):
+    relus(edit)[0].target = torch.tanh
+
+
+def by_operands(edit):
+    relu = relus(edit)[0]
+    relu.args = (edit.graph.find_nodes(op="placeholder")[0],)
+
+
+def by_insertion(edit):
+    with edit.graph.inserting_after(relus(edit)[0]):
+        edit.graph.call_function(torch.neg, (relus(edit)[0],))
+
+
+@pytest.mark.parametrize("way", [by_target, by_operands, by_insertion])
+def test_a_change_behind_the_back_of_the_session_is_found(gm, way):
+    @pass_function(numerics="changed", is_idempotent=False)
+    def sly(edit, context):
+        way(edit)
+
+    with pytest.raises(PassError, match=r"through their session, got %\w+ changed .* one of sly"):
+        PassManager([sly], verify="structure").run(gm)

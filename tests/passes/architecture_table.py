@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 
 import fxkit
 from fxkit.analysis.equivalence import Comparison, compare
-from fxkit.errors import CaptureError
 from fxkit.ir.op import resolve
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
@@ -81,10 +80,7 @@ def row(name: str) -> Row:
 def _captured(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> fx.GraphModule:
     """Capture at the second call: the first imports and builds what no graph can hold."""
     model(**batch)
-    try:
-        return fxkit.capture(model, (), batch).graph_module
-    except CaptureError:  # it has learnt which functions are only seen when they run
-        return fxkit.capture(model, (), batch).graph_module
+    return fxkit.capture(model, (), batch).graph_module
 
 
 def _shake(model: torch.nn.Module) -> None:

@@ -15,7 +15,7 @@ from torch import fx
 
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.types import TensorType, type_of
-from fxkit.view.costs import costs_of
+from fxkit.view.costs import costs_of, is_call
 from fxkit.view.hierarchy import Group, Hierarchy, Leaf
 
 SCHEMA = "fxkit.graph"
@@ -97,17 +97,24 @@ def _columns(
         "reads": _indexed(_attributes(node) for node in subjects),
         "effect": _indexed(effect_word(node) for node in subjects),
     }
-    costs = costs_of(subjects)
-    found: dict[str, list[float | None]] = {
-        "flops": [cost.flops for cost in costs],
-        "bytes": [cost.bytes for cost in costs],
-    }
+    found = _costs(subjects)
     for key, values in numbers.items():
         found[key] = [values.get(label.name) for label in labels]
     for key, words in texts.items():
         columns[key] = _indexed(words.get(label.name, "") for label in labels)
     columns.update({k: _indexed(v) for k, v in found.items() if any(x is not None for x in v)})
     return columns
+
+
+def _costs(nodes: Sequence[fx.Node]) -> dict[str, list[float | None]]:
+    """Return operations and bytes; nothing where no call's are known."""
+    costs = costs_of(nodes)
+    calls = [cost for node, cost in zip(nodes, costs, strict=True) if is_call(node)]
+    return {
+        name: [getattr(cost, name) for cost in costs]
+        for name in ("flops", "bytes")
+        if any(getattr(cost, name) is not None for cost in calls)
+    }
 
 
 def _indexed(values: Iterable[Any]) -> dict[str, list[Any]]:

@@ -149,8 +149,8 @@ class Profile:
             )
             lines.extend(self._unsteady())
         known = [row.flops for row in self.rows if row.flops is not None]
-        if known:
-            lines.append(self._flop_line(sum(known)))
+        if known or any(row.bytes is not None for row in self.uncounted):
+            lines.append(self._flop_line(sum(known) if known else None))
         if self.peak_bytes is not None:
             where = max(self.rows, key=lambda row: row.live_bytes or 0, default=None)
             at = f", while %{where.name} runs" if where else ""
@@ -202,9 +202,10 @@ class Profile:
             return "less than the noise of the measurement"
         return f"{duration(added)} ({percent(added, self.end_to_end or 0.0)})"
 
-    def _flop_line(self, total: int) -> str:
-        rate = f", {quantity(total / self.end_to_end, 'FLOP/s')}" if self.end_to_end else ""
-        line = f"{quantity(total, 'FLOP')}{rate}"
+    def _flop_line(self, total: int | None) -> str:
+        line = quantity(total, "FLOP") if total is not None else "no FLOPs known"
+        if total is not None and self.end_to_end:
+            line += f", {quantity(total / self.end_to_end, 'FLOP/s')}"
         if not self.uncounted:
             return line
         share = percent(sum(row.seconds or 0.0 for row in self.uncounted), self.node_seconds)

@@ -252,7 +252,7 @@ def test_empty_graph() -> None:
 def test_json_and_html() -> None:
     result = quick(models.stack(1), models.stack_args())
     values = json.loads(result.to_json())
-    assert values["version"] == 1
+    assert values["version"] == 2
     assert len(values["nodes"]) == len(result.rows)
     assert values["sum_of_nodes"] == pytest.approx(result.node_seconds)
     assert "layers_0_up" in result.html()

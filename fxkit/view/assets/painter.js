@@ -194,7 +194,8 @@ const fxPainter = (v) => {
   }
   // A title keeps a readable size when the frame is wide enough for it.
   function drawFrameTitle(frame, s, see) {
-    const scale = s < 0.75 ? Math.min(0.75 / s, Math.max(1, (frame.w - 16) / frame.titleWidth)) : 1;
+    const room = Math.max(1, (frame.w - 16) / frame.titleWidth), most = frame.depth ? 1.7 : 6;
+    const scale = s < 0.75 ? Math.min(0.75 / s, room, most) : 1;
     if (s * scale < 0.3) return;
     const top = s < 0.75 ? frame.y + 16 * scale + 4 : frame.y + 20;
     const sticky = Math.min(Math.max(top, see.top + 16 / s), frame.y + frame.h - 8);

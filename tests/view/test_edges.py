@@ -1,0 +1,78 @@
+"""What is unusual: nothing at all, everything at once: a picture or a clear error each."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+
+from fxkit.errors import UnsupportedError
+from fxkit.passes.manager import PassManager
+from fxkit.passes.pipelines import SIMPLIFY
+from fxkit.view import Report, diff, draw, profile, tree
+from fxkit.view.peaks import Peaks
+from fxkit.view.timeline import timeline
+from tests.view import models
+
+
+def test_an_empty_graph_is_measured_and_charted() -> None:
+    found = profile(models.empty(), (), warmup=0, iters=1)
+    assert found.rows == ()
+    assert "0 nodes" in found.table()
+    ET.fromstring(found.roofline(Peaks(1.0, 1.0, "given")))
+    ET.fromstring(found.memory_timeline())
+    assert found.to_rows() == []
+    assert json.loads(found.to_json())["nodes"] == []
+
+
+def test_an_empty_graph_has_no_history() -> None:
+    gm = models.empty()
+    gm.graph.output(())
+    shown = timeline(PassManager(SIMPLIFY).run(gm))
+    assert len(shown.steps) == 1
+    assert "fx-viewer" in shown.html()
+    assert "no difference" in diff(gm, gm).html()
+
+
+@pytest.mark.parametrize("make", [models.hostile, models.stack, lambda: models.wide(10_000)])
+def test_graphs_without_shapes_are_shown_in_every_way(make: Callable[[], fx.GraphModule]) -> None:
+    gm = make()
+    ET.fromstring(draw(gm).svg())
+    assert draw(gm).html().startswith("<!DOCTYPE html>")
+    assert str(tree(gm))
+    changed = diff(gm, models.stack(1))
+    assert changed.html().startswith("<!DOCTYPE html>")
+    assert "flops" not in draw(gm).to_dict()["columns"] or make is models.hostile
+
+
+def test_calls_that_nobody_knows_are_measured() -> None:
+    def secret(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    graph = fx.Graph()
+    graph.output(graph.call_function(secret, (graph.placeholder("x"),)))
+    found = profile(fx.GraphModule({}, graph), (torch.ones(4),), warmup=0, iters=2)
+    (row,) = found.rows
+    assert row.flops is None
+    assert row.seconds is not None
+    assert "1 node not counted" in found.table()
+
+
+def test_a_path_that_can_not_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    gm = models.stack(1)
+    missing = tmp_path / "missing"
+    found = profile(gm, models.stack_args(), warmup=0, iters=1)
+    writers = [
+        lambda: Report("r").add_tree(gm).save(missing / "r.html"),
+        lambda: diff(gm, gm).save(missing / "d.html"),
+        lambda: found.export_chrome_trace(missing / "t.json"),
+        lambda: found.memory_timeline().save(missing / "m.svg"),
+    ]
+    for write in writers:
+        with pytest.raises(UnsupportedError, match="expected a path that can be written"):
+            write()

@@ -166,13 +166,6 @@ def _record_types(program: Program) -> None:
         set_type(node, type_of_value(value))
 
 
-def shrink_inputs(gm: fx.GraphModule, args: tuple[Any, ...], bad: Oracle) -> Program:
-    """Make only sizes and numbers of a bad program's inputs and weights smaller; see `minify`."""
-    asked = CountedOracle(bad)
-    program = _smaller((gm, args), asked)
-    return _plainer(program, asked)
-
-
 class CountedOracle:
     """An oracle that is asked of copies, with the random numbers of the start, and counted.
 
@@ -265,8 +258,6 @@ def smallest_set(items: Sequence[T], is_bad: Callable[[list[T]], bool]) -> list[
 def _form_of(program: Program, asked: CountedOracle) -> str:
     """Find out which results the oracle can take: any leaves, one tensor, or only the program's."""
     gm, _ = program
-    recording = Recording(gm)
-    recording.values = dict.fromkeys(gm.graph.nodes)
     output = next(reversed(gm.graph.nodes)).args[0]
     returned = next(reversed(gm.graph.nodes)).all_input_nodes
     leaves = fx.Graph()

@@ -135,3 +135,8 @@ def test_data_can_not_leave_its_element() -> None:
     text = as_script(data)
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text)["x"].startswith("</script><!-- & \u2028")
+
+
+def test_a_page_of_twenty_thousand_nodes_stays_small() -> None:
+    page = draw(models.random_graph(20_000)).html()
+    assert len(page.encode()) < 3_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import io
 import itertools
 import logging
@@ -304,9 +305,15 @@ def method_resolution() -> Case:
     return Case(Child(), lambda: (x(),), lambda: (x(2, 4),))
 
 
+@functools.cache
+def _scale_file() -> Any:
+    """Return one file for all runs: its finaliser must not run while something is recorded."""
+    return tempfile.NamedTemporaryFile("w+")
+
+
 @construct
 def file_that_is_read() -> Case:
-    file = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115  it lives as long as the construct
+    file = _scale_file()
 
     def fn(a: Any) -> Any:
         with open(file.name) as opened:

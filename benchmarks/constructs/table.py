@@ -17,7 +17,7 @@ def run(*, with_peer: bool) -> str:
         outcomes = {name: judge(make, tool) for name, make in CONSTRUCTS.items()}
         counts = Counter(outcome.verdict for outcome in outcomes.values())
         rows.append([tool.name, *(str(counts[verdict]) for verdict in Verdict)])
-        if tool.name.startswith("fxkit"):
+        if tool.name == "fxkit whole":
             wrong += [
                 f"{tool.name}: {name}: {outcome.verdict.value}: {outcome.detail}"
                 for name, outcome in outcomes.items()

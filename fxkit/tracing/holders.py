@@ -6,6 +6,8 @@ each write and torch lets us read; a state that stays as it is costs some ten na
 
 from __future__ import annotations
 
+import gc
+import types
 from abc import ABC, abstractmethod
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -25,6 +27,9 @@ PLAIN = frozenset(
         *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
     }
 )
+
+
+_KEPT = PLAIN | {type, dict, tuple, object, types.FunctionType}
 
 
 class _Absent:
@@ -364,6 +369,14 @@ class MemoHolder(Holder):
     def read(self) -> dict[Any, Any]:
         info = self.value.cache_info()
         return {"misses": info.misses, "currsize": info.currsize}
+
+    def keeps_plain_values(self) -> bool:
+        """Tell whether all that is kept are plain values, which are the same when computed anew."""
+        own = vars(self.value)
+        kept = [part for part in gc.get_referents(self.value) if part is not own]
+        kept += [item for part in kept if type(part) is dict for item in part.values()]
+        kept += [item for part in kept if type(part) is tuple for item in part]
+        return all(type(item) in _KEPT or type(item).__name__ == "_lru_list_elem" for item in kept)
 
     def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
         raise LookupError(self.path)

@@ -123,6 +123,8 @@ class State:
     def guards(self) -> list[g.Guard]:
         """Return a guard for each thing that holds state which the program may read."""
         for holder in self.reach.holders:
+            if isinstance(holder, h.MemoHolder) and holder.keeps_plain_values():
+                holder.entries = holder.read()
             for key, before in holder.entries.items():
                 if (id(holder.value), key) in self._replaced and isinstance(before, torch.Tensor):
                     holder.lenient[key] = TensorType.of(before)

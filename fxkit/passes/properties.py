@@ -212,7 +212,15 @@ def core_aten(gm: fx.GraphModule) -> Iterator[Complaint]:
 
 
 def _is_plain_python(call: Call) -> bool:
-    return call.name.partition(".")[0] in ("python", "guard")
+    return call.name.partition(".")[0] in ("python", "guard") and not _indexes_tensor(call)
+
+
+def _indexes_tensor(call: Call) -> bool:
+    """Tell whether a call is Python's indexing of a tensor, or an assignment to an index of one."""
+    if call.name not in ("python.getitem", "python.setitem"):
+        return False
+    indexed = call.arguments.get("0")
+    return isinstance(indexed, fx.Node) and isinstance(type_of(indexed), TensorType)
 
 
 def _spelling(node: fx.Node) -> str:

@@ -82,6 +82,14 @@ def test_assigning_to_an_index():
     )
 
 
+def test_indexing_alone_is_no_overload():
+    gm = fxkit.symbolic_trace(lambda x: x[0])
+    propagate_types(gm, (X,))
+    violation = property_named("aten").check(gm)
+    assert violation is not None
+    assert violation.nodes == ("getitem",)
+
+
 def test_a_computed_size_stays_one():
     """The graph of one example holds for others: no size is written into it."""
     gm = lowered(lambda x: x[:, : x.shape[1] // 2].reshape(x.size(0), -1), X)

@@ -63,6 +63,7 @@ class Reach:
         self._any: list[Visit] = []
         self._namespaces: dict[int, h.NamespaceHolder] = {}
         self.kept: dict[int, Any] = {}
+        self._contexts: dict[int, Any] = {}
         self._todo: deque[Visit] = deque()
 
     @classmethod
@@ -103,9 +104,9 @@ class Reach:
 
     def enter_context(self, variable: contextvars.ContextVar[Any]) -> None:
         """Look at a context variable that is about to be read or set."""
-        if id(variable) in self.kept:
+        if id(variable) in self._contexts:
             return
-        self.kept[id(variable)] = variable
+        self._contexts[id(variable)] = variable
         holder = h.ContextHolder(variable, variable.name)
         self.holders.append(holder)
         self._child((holder.entries[None],), 0, holder.entries[None], variable.name)

@@ -1,0 +1,149 @@
+"""Python state: what is guarded, what explains a failure, what is written again."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from contextvars import ContextVar
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fxkit.errors import CaptureError
+from fxkit.tracing.captured import Captured
+from fxkit.tracing.live import capture
+
+GAIN = 1.0
+
+
+def _amplify(a: torch.Tensor) -> torch.Tensor:
+    return a * GAIN
+
+
+def test_explain_names_the_line_that_reads_a_global(monkeypatch: pytest.MonkeyPatch):
+    captured = capture(lambda a: _amplify(a) + 1, (torch.ones(2),))
+    monkeypatch.setitem(globals(), "GAIN", 3.0)
+    text = captured.explain(torch.ones(2))
+    line = _amplify.__code__.co_firstlineno + 1
+    assert text.startswith("expected GAIN to be 1.0, got 3.0")
+    assert f"test_state.py:{line} in _amplify" in text
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 4.0))
+
+
+def test_attributes_that_no_code_reads_are_not_guarded():
+    state = SimpleNamespace(gain=2.0, note="a", last=None)
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        state.last = a.sum()
+        return a * state.gain
+
+    captured = Captured(fn)
+    for number in range(4):
+        state.note = str(number)
+        captured(torch.full((2,), float(number)))
+        assert torch.equal(state.last, torch.tensor(2.0 * number))
+    assert len(captured.variants) == 1
+
+
+def test_a_buffer_that_is_assigned_becomes_an_input():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(2))
+
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            self.mean = 0.5 * self.mean + a
+            return self.mean * 2
+
+    net, twin = Net(), Net()
+    captured = Captured(net)
+    for number in range(5):
+        a = torch.full((2,), float(number))
+        assert torch.equal(captured(a), twin(a))
+        assert torch.equal(net.mean, twin.mean)
+    assert len(captured.variants) == 1
+    names = [n.name for n in captured.graph_module.graph.nodes if n.op == "placeholder"]
+    assert names == ["a", "mean_1"]
+
+
+def test_an_input_from_the_state_is_guarded_by_its_type():
+    state = SimpleNamespace(total=torch.zeros(2))
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        state.total = state.total + a
+        return state.total
+
+    captured = Captured(fn)
+    captured(torch.ones(2))
+    state.total = torch.zeros(2, dtype=torch.float64)
+    assert "f64[2]" in captured.explain(torch.ones(2))
+    assert captured(torch.ones(2)).dtype is torch.float64
+
+
+def test_context_variables_and_thread_locals():
+    variable: ContextVar[float] = ContextVar("variable", default=1.0)
+    local = threading.local()
+    local.gain = 2.0
+    captured = Captured(lambda a: a * variable.get() * local.gain)
+    assert captured(torch.ones(1)).item() == 2.0
+    token = variable.set(3.0)
+    assert captured(torch.ones(1)).item() == 6.0
+    variable.reset(token)
+    local.gain = 5.0
+    assert captured(torch.ones(1)).item() == 5.0
+    assert captured.is_whole and len(captured.variants) == 3
+
+
+def test_memoised_tensors_stay_what_they_were():
+    @functools.lru_cache
+    def noise(size: int) -> torch.Tensor:
+        return torch.randn(size)
+
+    captured = Captured(lambda a: a + noise(2))
+    first = captured(torch.zeros(2))
+    for _ in range(3):
+        assert torch.equal(captured(torch.zeros(2)), first)
+
+
+def test_functions_made_by_a_call_are_no_results():
+    def fn(a: torch.Tensor) -> Any:
+        return lambda: a * 2
+
+    captured = Captured(fn)
+    for value in (1.0, 2.0):
+        assert captured(torch.tensor(value))().item() == 2 * value
+    with pytest.raises(CaptureError, match="function"):
+        capture(fn, (torch.ones(1),))
+
+
+def test_an_active_profiler_keeps_the_program_in_python():
+    import sys
+
+    captured = Captured(lambda a: a + 1)
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, arg: events.append(event))
+    try:
+        captured(torch.ones(1))
+        assert sys.getprofile() is not None
+    finally:
+        sys.setprofile(None)
+    assert not captured.is_whole
+    captured(torch.ones(1))
+    assert captured.is_whole and sys.getprofile() is None
+
+
+def test_nothing_is_left_behind_by_an_exception():
+    import sys
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        print("x", end="")
+        raise KeyError(a.shape)
+
+    stdout = sys.stdout
+    with pytest.raises(KeyError):
+        Captured(fn)(torch.ones(1))
+    assert sys.stdout is stdout and sys.getprofile() is None
+    assert torch._C._len_torch_function_stack() == 0

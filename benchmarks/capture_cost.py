@@ -41,6 +41,7 @@ def run(rounds: int, *, with_peer: bool) -> str:
     demo = load()
     inputs = demo.inputs(ALL[:2])
     ways = [
+        Way("fxkit.capture whole", _whole, runs_it=True),
         Way("fxkit.capture live", _live, runs_it=True),
         Way("torch.fx.symbolic_trace", _symbolic),
     ]
@@ -69,6 +70,10 @@ def _row(
 
 def _live(encoder: Encoder, inputs: Inputs) -> int:
     return len(fxkit.capture(encoder, inputs, mode="live").graph_module.graph.nodes)
+
+
+def _whole(encoder: Encoder, inputs: Inputs) -> int:
+    return len(fxkit.capture(encoder, inputs).graph_module.graph.nodes)
 
 
 def _symbolic(encoder: Encoder, inputs: Inputs) -> int:

@@ -39,19 +39,21 @@ class Captured:
     places; gradient, inference and autocast modes; default dtype and device. Inside the graph: each
     number, length or text that the program read out of a tensor.
 
-    A run that does what no graph can repeat is not kept: it assigns to attributes, globals,
-    closures or containers that it was not given, draws random numbers from Python or NumPy, seeds
-    torch, uses tensors of unknown origin or of a subclass, or `torch.func`.
+    In mode `whole` the Python state that the program reads is guarded as well: globals, closures,
+    attributes, containers, context variables, the environment; what it writes there is written
+    again by each call, and so are the texts that it prints. In mode `live` it is not: such a
+    program is refused where it assigns, and otherwise holds what it read.
 
-    Not guarded is what Python code reads beside that: globals, closures and attributes that hold
-    no tensors, the environment, files, time. What the program does beside torch, such as printing,
-    is done when it is captured and not when its graph runs. Writes to a tensor's memory by foreign
-    code (NumPy arrays excepted) are not seen.
+    A run that does what no graph can repeat is not kept: it calls a clock or another function in C
+    that is not known to be harmless, draws random numbers from Python or NumPy, uses tensors of
+    unknown origin or of a subclass, or `torch.func`. `fxkit.opaque` keeps such a part in the graph.
+    Writes to a tensor's memory by foreign code (NumPy arrays excepted) are not seen.
 
     Args:
         fn: The program: a function, module, bound method, or other callable.
         backend: Makes, of each graph module and the tensors that it was captured with, what is run
             in its place; the graph module itself runs when left out.
+        mode: `whole` or `live`.
     """
 
     def __init__(

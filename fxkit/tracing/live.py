@@ -23,16 +23,18 @@ def capture(
 ) -> Captured:
     """Get a whole graph out of a Python program, with guards that say when it holds.
 
-    `live` runs the program once on the given tensors and records the torch calls it makes. Numbers
-    that the program reads out of tensors become guards inside the graph. See `Captured` for what is
-    guarded and what is not. `symbolic` follows the program with placeholders instead of tensors, as
-    `symbolic_trace` does, and needs the arguments only to know their nesting.
+    `whole` runs the program once on the given tensors and records the torch calls it makes. Numbers
+    that the program reads out of tensors become guards inside the graph, the Python state that it
+    reads is guarded, and what it writes there or prints is done again by each call. `live` does
+    without the state. See `Captured` for what is guarded and what is not. `symbolic` follows the
+    program with placeholders instead of tensors, as `symbolic_trace` does, and needs the arguments
+    only to know their nesting.
 
     Args:
         fn: A function, `nn.Module`, bound method, or other callable.
         args: Positional arguments, as a tuple; they may be nested.
         kwargs: Keyword arguments.
-        mode: `live` or `symbolic`.
+        mode: `whole`, `live` or `symbolic`.
 
     Returns:
         The captured program, callable like `fn`.

@@ -31,7 +31,8 @@ class Effects:
         is_random: Whether it draws from a random number generator.
         is_opaque: Whether nothing is known of it; then it may do anything.
         is_global: Whether it changes or reads a global mode (grad, autocast) or state.
-        may_raise: Whether it is there to raise when something does not hold.
+        may_raise: Whether it is there to raise when something does not hold, or, returning nothing,
+            for what else it does.
     """
 
     writes: tuple[fx.Node | Attribute, ...] = ()
@@ -110,7 +111,15 @@ def _is_always_pure(operator: Operator) -> bool:
     may_update = _updates_undeclared(operator.name) and bool(
         names & {"training", "use_input_stats"}
     )
-    return not (base.written or base.aliased or base.is_random or base.may_do_more or may_update)
+    is_inert = not (base.written or base.aliased or base.is_random or base.may_do_more)
+    return is_inert and not (base.returns_nothing or may_update)
+        base.written
+        or base.aliased
+        or base.is_random
+        or base.may_do_more
+        or base.returns_nothing
+        or may_update
+    )
 
 
 def _without_schema(node: fx.Node, call: Call) -> Effects:
@@ -141,6 +150,7 @@ class _SchemaEffects:
     aliased: tuple[str, ...]
     is_random: bool
     may_do_more: bool
+    returns_nothing: bool
 
 
 @functools.cache
@@ -153,6 +163,7 @@ def _schema_effects(overload: Any) -> _SchemaEffects:
         aliased=tuple(name for name, info in infos if returns_alias or info.is_write),
         is_random=torch.Tag.nondeterministic_seeded in overload.tags,
         may_do_more=torch.Tag.maybe_aliasing_or_mutating in overload.tags,
+        returns_nothing=not overload._schema.returns,
     )
 
 
@@ -167,7 +178,12 @@ def _from_schema(node: fx.Node, call: Call) -> Effects:
         aliased.extend(node.all_input_nodes)
     if _updates_undeclared(call.name):
         written.extend(_written_statistics(arguments))
-    return Effects(tuple(dict.fromkeys(written)), tuple(dict.fromkeys(aliased)), is_random)
+    return Effects(
+        tuple(dict.fromkeys(written)),
+        tuple(dict.fromkeys(aliased)),
+        is_random,
+        may_raise=base.returns_nothing and not written,
+    )
 
 
 def _updates_undeclared(name: str) -> bool:

@@ -178,3 +178,15 @@ def test_nodes_taken_in_later() -> None:
         write = gm.graph.call_method("add_", (view, 1))
     aliases.add(write)
     assert aliases.writers(mean)[-1] is write
+
+
+def test_operators_that_return_nothing_are_kept_for_what_else_they_do() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    check = graph.call_function(torch.ops.aten._assert_async.msg, (x, "x is zero"))
+    write = graph.call_function(torch.ops.aten._foreach_add_.Scalar, ([x], 1))
+    graph.output(x)
+    assert not effects_of(check).is_pure
+    assert effects_of(check).may_raise
+    assert effects_of(write).writes == (x,)
+    assert not effects_of(write).may_raise

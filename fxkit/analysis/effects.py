@@ -113,13 +113,6 @@ def _is_always_pure(operator: Operator) -> bool:
     )
     is_inert = not (base.written or base.aliased or base.is_random or base.may_do_more)
     return is_inert and not (base.returns_nothing or may_update)
-        base.written
-        or base.aliased
-        or base.is_random
-        or base.may_do_more
-        or base.returns_nothing
-        or may_update
-    )
 
 
 def _without_schema(node: fx.Node, call: Call) -> Effects:

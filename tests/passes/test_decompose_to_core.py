@@ -74,7 +74,6 @@ X = torch.randn(2, 3, 8, 8)
         lambda x: F.batch_norm(x, x.new_zeros(3), x.new_ones(3)),
         lambda x: F.batch_norm(x, None, None, training=True),
     ],
-    ids=str,
 )
 @pytest.mark.filterwarnings("ignore:.*not connected")
 def test_operators_keep_their_numbers_and_gradients(program):

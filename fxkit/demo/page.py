@@ -25,6 +25,7 @@ def report(journey: Journey) -> Report:
             seconds=(journey.times["eager"], journey.times["fxkit"]),
         )
         .add_passes(journey.result)
+        .add_timeline(journey.result)
         .add_diff(journey.before, gm)
         .add_graph(gm)
         .add_tree(gm)

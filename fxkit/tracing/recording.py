@@ -16,6 +16,7 @@ from fxkit.errors import CaptureError
 from fxkit.ir.types import TensorType
 from fxkit.tracing import guards as g
 from fxkit.tracing.frames import source_text
+from fxkit.tracing.interpreter import no_collection
 from fxkit.tracing.outside import Contents, Origins, Surroundings
 from fxkit.tracing.recorder import (
     TENSOR_CLASSES,
@@ -121,12 +122,13 @@ class _Session:
         recorder._frames._boundary = sys._getframe()
         if self.state is not None:
             recorder.watcher = Watcher(self.state.reach, recorder)
-        try:
-            with recorder:
-                recorder.watch()
-                return fn(*args, **kwargs)
-        finally:
-            recorder.release()
+        with no_collection():
+            try:
+                with recorder:
+                    recorder.watch()
+                    return fn(*args, **kwargs)
+            finally:
+                recorder.release()
 
     def variant(self, result: Any, backend: Backend | None) -> Variant | None:
         """Return the graph of the run, or None with the reason in `recorder.failure`."""

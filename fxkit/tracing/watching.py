@@ -18,6 +18,7 @@ from torch.autograd.function import Function
 
 from fxkit.tracing import foreign_calls
 from fxkit.tracing.holders import Holder
+from fxkit.tracing.interpreter import settle
 from fxkit.tracing.reach import Reach
 from fxkit.tracing.refusals import Refusal
 from fxkit.tracing.trust import is_trusted
@@ -62,6 +63,8 @@ class Watcher:
         self._special: tuple[FrameType, Callable[[Any], None]] | None = None
         self._is_on = False
         self._depth = 0
+        # CPython keeps no reference of its own while it calls this: it has to live as long as self.
+        self._callback = self._see
 
     @property
     def foreign(self) -> list[Holder]:
@@ -76,8 +79,9 @@ class Watcher:
         """
         if sys.getprofile() is not None:
             raise Refusal("a profiler is active", "capture before profiling")
+        settle()
         self._is_on = True
-        sys.setprofile(self._see)
+        sys.setprofile(self._callback)
 
     def stop(self) -> None:
         """Stop watching for good."""
@@ -96,7 +100,7 @@ class Watcher:
     def resume(self) -> None:
         """Look again."""
         if self._is_on:
-            sys.setprofile(self._see)
+            sys.setprofile(self._callback)
 
     def enter_opaque(self, function: Any) -> None:
         """Watch what an opaque function may change, and let it do what it likes."""
@@ -110,6 +114,8 @@ class Watcher:
         self.pause()
 
     def _see(self, frame: FrameType, event: str, function: Any) -> None:
+        if not self._is_on:
+            return
         if self._depth:
             if event == "call" and not is_trusted(frame.f_globals.get("__name__")):
                 self._opaque.enter(frame)

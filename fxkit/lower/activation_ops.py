@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fxkit.lower.loop_ir import Number, Ref
+from fxkit.lower.loop_ir import Number, Ref, Unfusable
 from fxkit.lower.scalar_table import call, const_like, row, select
 
 
@@ -26,6 +26,18 @@ def _hardtanh(self: Ref, *, min_val: Number, max_val: Number) -> Ref:
 @row("aten.leaky_relu")
 def _leaky_relu(self: Ref, *, negative_slope: Number) -> Ref:
     return select(self > 0, self, self * negative_slope)
+
+
+@row("aten.rrelu", tolerance=1)
+def _rrelu(self: Ref, *, lower: Number, upper: Number, training: bool) -> Ref:
+    if training:
+        raise Unfusable("in training its slopes are random numbers, which eager draws")
+    return _leaky_relu(self, negative_slope=(lower + upper) / 2)
+
+
+@row("aten._prelu_kernel")
+def _prelu(self: Ref, weight: Ref) -> Ref:
+    return select(self > 0, self, weight * self)
 
 
 @row("aten.threshold")

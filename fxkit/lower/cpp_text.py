@@ -35,7 +35,8 @@ _COMPOSED = {
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^",
+    "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^", "mod": "%",
+    "shl": "<<", "shr": ">>",
 }  # fmt: skip
 
 # Functions that the compiler turns into instructions by itself.
@@ -43,17 +44,17 @@ _BUILTIN = {"floor", "ceil", "trunc", "rint", "sqrt", "copysign"}
 
 _LIBRARY = frozenset(
     """exp log tanh erf expm1 log1p log2 log10 exp2 sin cos tan asin acos atan sinh cosh asinh acosh
-    atanh erfc pow atan2 fmod""".split()
+    atanh erfc pow atan2 fmod hypot nextafter""".split()
 )
 
 # The C library's functions that have vector versions, by the release of glibc that brought them.
 _VECTOR_FUNCTIONS = {
     (2, 22): "exp log sin cos pow",
     (2, 35): "acos acosh asin asinh atan atanh cosh erf erfc exp2 expm1 log10 log1p log2 sinh tan "
-    "tanh atan2",
+    "tanh atan2 hypot",
 }
 
-_TWO_OPERANDS = frozenset({"pow", "atan2", "fmod"})
+_TWO_OPERANDS = frozenset({"pow", "atan2", "fmod", "hypot", "nextafter"})
 
 MINMAX = """\
 template <class T> static inline T fx_max(T a, T b) { return (a > b) | (a != a) ? a : b; }

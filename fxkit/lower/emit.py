@@ -100,7 +100,10 @@ class _Emitter:
             self._converted(name, value, row, dtype, coordinates)
             for name, value in member.operands.items()
         ]
-        return row.build(*operands, **member.attributes)
+        attributes = member.attributes
+        if "result_dtype" in row.attributes:
+            attributes["result_dtype"] = member.type.dtype
+        return row.build(*operands, **attributes)
 
     def _compute_dtype(self, member: Candidate, row: ScalarOp) -> torch.dtype | None:
         if row.computes is Computes.RESULT:

@@ -15,21 +15,26 @@ from typing import Any
 
 import torch
 
-from fxkit.lower import activation_ops
+from fxkit.lower import activation_ops, gradient_ops, integer_ops, special_ops
+from fxkit.lower.integer_ops import (
+    floored_quotient,
+    floored_rest,
+    truncated_quotient,
+    truncated_rest,
+)
 from fxkit.lower.loop_ir import Number, Ref, Unfusable
 from fxkit.lower.scalar_table import (
     TABLE,
     Computes,
     call,
     const_like,
-    floats_only,
     multiply_add,
     number,
     row,
     select,
 )
 
-__all__ = ["TABLE", "activation_ops"]
+__all__ = ["TABLE", "activation_ops", "gradient_ops", "integer_ops", "special_ops"]
 
 
 # --- arithmetic
@@ -61,15 +66,16 @@ def _mul(self: Ref, other: Ref) -> Ref:
 def _div(self: Ref, other: Ref, *, rounding_mode: str | None = None) -> Ref:
     if rounding_mode is None:
         return self / other
-    floats_only(self, "division with rounding")
     if rounding_mode == "trunc":
-        return call("trunc", self / other)
+        is_float = self.is_float
+        return call("trunc", self / other) if is_float else truncated_quotient(self, other)
     return _floor_divide(self, other)
 
 
 @row("aten.floor_divide", tolerance=1)
 def _floor_divide(self: Ref, other: Ref) -> Ref:
-    floats_only(self, "floor division")
+    if not self.is_float:
+        return floored_quotient(self, other)
     rest = call("fmod", self, other)
     ratio = (self - rest) / other
     is_below = rest.differs(0) & ((other < 0) ^ (rest < 0))
@@ -83,13 +89,15 @@ def _floor_divide(self: Ref, other: Ref) -> Ref:
 
 @row("aten.fmod")
 def _fmod(self: Ref, other: Ref) -> Ref:
-    floats_only(self, "fmod")
+    if not self.is_float:
+        return truncated_rest(self, other)
     return call("fmod", self, other)
 
 
 @row("aten.remainder")
 def _remainder(self: Ref, other: Ref) -> Ref:
-    floats_only(self, "remainder")
+    if not self.is_float:
+        return floored_rest(self, other)
     rest = call("fmod", self, other)
     return select(rest.differs(0) & ((other < 0) ^ (rest < 0)), rest + other, rest)
 
@@ -160,6 +168,11 @@ def _integer_power(base: Ref, power: Number | None) -> Ref:
     for _ in range(int(power)):
         result = result * base
     return result
+
+
+@row("aten.float_power", tolerance=4, heavy=True)
+def _float_power(self: Ref, exponent: Ref) -> Ref:
+    return _pow(self, exponent)
 
 
 @row("aten.addcmul", tolerance=2)
@@ -313,11 +326,19 @@ def _isfinite(self: Ref) -> Ref:
 
 
 @row("aten.nan_to_num")
-def _nan_to_num(self: Ref, *, nan: float | None, posinf: float | None, neginf: float | None) -> Ref:
+def _nan_to_num(
+    self: Ref,
+    *,
+    nan: float | None,
+    posinf: float | None,
+    neginf: float | None,
+    result_dtype: torch.dtype,
+) -> Ref:
     if not self.is_float:
         return self
-    if posinf is None or neginf is None:
-        raise Unfusable("nan_to_num is fused when posinf and neginf are given")
+    largest = torch.finfo(result_dtype).max
+    posinf = largest if posinf is None else posinf
+    neginf = -largest if neginf is None else neginf
     result = select(self.differs(self), const_like(self, nan or 0.0), self)
     result = select(self.equals(math.inf), const_like(self, posinf), result)
     return select(self.equals(-math.inf), const_like(self, neginf), result)

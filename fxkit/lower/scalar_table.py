@@ -32,7 +32,8 @@ class ScalarOp:
         heavy: Whether a kernel for it alone is faster than eager's.
         exact_numbers: Whether Python numbers stay unrounded when the tensors are bf16 or f16.
         operands: Names of its operands.
-        attributes: Names of its attributes.
+        attributes: Names of its attributes. `result_dtype` is no argument of the operator, but the
+            dtype of its result, for rows that differ for bf16 and f16.
     """
 
     name: str

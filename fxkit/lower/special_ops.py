@@ -1,0 +1,173 @@
+"""Special functions, tests of numbers, and filling: more rows of the table of operators."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fxkit.lower.loop_ir import Ref, Unfusable
+from fxkit.lower.scalar_table import Computes, call, const_like, floats_only, row, select
+
+# --- tests of numbers
+
+
+@row("aten.isposinf", computes=Computes.OWN)
+def _isposinf(self: Ref) -> Ref:
+    return self.equals(math.inf) if self.is_float else self.differs(self)
+
+
+@row("aten.isneginf", computes=Computes.OWN)
+def _isneginf(self: Ref) -> Ref:
+    return self.equals(-math.inf) if self.is_float else self.differs(self)
+
+
+@row("aten.isreal", computes=Computes.OWN)
+def _isreal(self: Ref) -> Ref:
+    return self.equals(self) | self.differs(self)
+
+
+@row("aten.signbit", computes=Computes.OWN)
+def _signbit(self: Ref) -> Ref:
+    if self.dtype == torch.bool:
+        return self.differs(self)
+    return call("copysign", const_like(self, 1.0), self) < 0 if self.is_float else self < 0
+
+
+@row("aten.heaviside")
+def _heaviside(self: Ref, values: Ref) -> Ref:
+    return select(self.equals(0), values, (self > 0).cast(self.dtype))
+
+
+# --- filling
+
+
+@row("aten.zeros_like")
+def _zeros_like(self: Ref) -> Ref:
+    return const_like(self, 0)
+
+
+@row("aten.ones_like")
+def _ones_like(self: Ref) -> Ref:
+    return const_like(self, 1)
+
+
+@row("aten.full_like")
+def _full_like(self: Ref, fill_value: Ref) -> Ref:
+    return fill_value
+
+
+@row("aten.fill")
+def _fill(self: Ref, value: Ref) -> Ref:
+    return value
+
+
+@row("aten.copy")
+def _copy(self: Ref, src: Ref) -> Ref:
+    return src
+
+
+def _needs_full_width(self: Ref, dtype: torch.dtype) -> None:
+    if self.dtype != dtype:
+        raise Unfusable("eager computes it in 16 bits, step by step")
+
+
+# --- special functions
+
+
+@row("aten.hypot", tolerance=3, heavy=True)
+def _hypot(self: Ref, other: Ref) -> Ref:
+    return call("hypot", self, other)
+
+
+@row("aten.nextafter")
+def _nextafter(self: Ref, other: Ref, *, result_dtype: torch.dtype) -> Ref:
+    _needs_full_width(self, result_dtype)
+    return call("nextafter", self, other)
+
+
+@row("aten.logaddexp2", tolerance=6, heavy=True)
+def _logaddexp2(self: Ref, other: Ref) -> Ref:
+    power = call("exp2", -call("abs", self - other))
+    sum_ = call("max", self, other) + call("log2", 1.0 + power)
+    return select(call("abs", self).equals(math.inf) & self.equals(other), self, sum_)
+
+
+@row("aten.sinc", tolerance=5, heavy=True)
+def _sinc(self: Ref) -> Ref:
+    angle = self * math.pi
+    return select(self.equals(0), const_like(self, 1), call("sin", angle) / angle)
+
+
+@row("aten.special_xlog1py", tolerance=5, heavy=True)
+def _xlog1py(self: Ref, other: Ref) -> Ref:
+    product = select(self.equals(0), const_like(self, 0), self * call("log1p", other))
+    return select(other.differs(other), other, product)
+
+
+@row("aten.special_entr", tolerance=5, heavy=True)
+def _entr(self: Ref) -> Ref:
+    outside = select(self.equals(0), const_like(self, 0), const_like(self, -math.inf))
+    inside = select(self > 0, -self * call("log", self), outside)
+    return select(self.differs(self), self, inside)
+
+
+@row("aten.special_ndtr", tolerance=3, heavy=True)
+def _ndtr(self: Ref) -> Ref:
+    return 0.5 * call("erfc", self * -math.sqrt(0.5))
+
+
+@row("aten.deg2rad", tolerance=1)
+def _deg2rad(self: Ref) -> Ref:
+    return self * (math.pi / 180)
+
+
+@row("aten.rad2deg", tolerance=1)
+def _rad2deg(self: Ref) -> Ref:
+    return self * (180 / math.pi)
+
+
+# --- losses without a reduction
+
+
+def _needs_no_reduction(self: Ref, reduction: int) -> None:
+    floats_only(self, "a loss")
+    if reduction:
+        raise Unfusable("it reduces to a single number, which eager does")
+
+
+@row("aten.mse_loss", tolerance=1)
+def _mse_loss(self: Ref, target: Ref, *, reduction: int) -> Ref:
+    _needs_no_reduction(self, reduction)
+    return (self - target) * (self - target)
+
+
+@row("aten.l1_loss")
+def _l1_loss(self: Ref, target: Ref, *, reduction: int) -> Ref:
+    _needs_no_reduction(self, reduction)
+    return call("abs", self - target)
+
+
+@row("aten.smooth_l1_loss", tolerance=2)
+def _smooth_l1_loss(self: Ref, target: Ref, *, reduction: int, beta: float) -> Ref:
+    _needs_no_reduction(self, reduction)
+    distance = call("abs", self - target)
+    if beta == 0:
+        return distance
+    near = 0.5 * distance * distance / beta
+    return select(distance < beta, near, distance - 0.5 * beta)
+
+
+@row("aten.huber_loss", tolerance=2)
+def _huber_loss(self: Ref, target: Ref, *, reduction: int, delta: float) -> Ref:
+    _needs_no_reduction(self, reduction)
+    distance = call("abs", self - target)
+    near = 0.5 * distance * distance
+    return select(distance < delta, near, delta * (distance - 0.5 * delta))
+
+
+@row("aten.soft_margin_loss", tolerance=5, heavy=True)
+def _soft_margin_loss(self: Ref, target: Ref, *, reduction: int, result_dtype: torch.dtype) -> Ref:
+    _needs_no_reduction(self, reduction)
+    _needs_full_width(self, result_dtype)
+    return call("log1p", call("exp", -target * self))

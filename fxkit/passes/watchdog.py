@@ -47,14 +47,22 @@ class _Alarm:
         with self._lock:
             if not self._is_off:
                 self._has_rung = True
-                _raise_in(self._thread, ctypes.py_object(OutOfTime))
+                _raise_in(self._thread)
 
     def turn_off(self) -> None:
         with self._lock:
             self._is_off = True
-        if self._has_rung:
-            _raise_in(self._thread, None)  # takes back one that has not been raised yet
+        if not self._has_rung:
+            return
+        # One that has not been raised yet is replaced by one that is raised here. Taking it back
+        # with NULL leaves CPython 3.11 with something pending for good: profiled code then hangs.
+        try:
+            _raise_in(self._thread)
+            while True:
+                pass
+        except OutOfTime:
+            return
 
 
-def _raise_in(thread: ctypes.c_ulong, error: ctypes.py_object[type[OutOfTime]] | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
+def _raise_in(thread: ctypes.c_ulong) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(OutOfTime))

@@ -6,9 +6,8 @@ float64 value. Ours may be twice eager's.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from fxkit.analysis.float64 import in_float64, widened_module
 from fxkit.errors import NumericsError
 from fxkit.ir.types import TensorType
 
@@ -72,7 +72,8 @@ def assert_equivalent(
     """Check that two programs do the same to the same inputs.
 
     Compared are structure, shapes, dtypes, strides, values, what happens to the arguments, and the
-    gradients of the inputs that require them.
+    gradients of the inputs and parameters that require them. A program that brings tensors which
+    the other has not takes parameters as constants, and theirs are not compared.
 
     Args:
         before: The program to be equal to.
@@ -87,7 +88,7 @@ def assert_equivalent(
     """
     inputs = (args, dict(kwargs or {}))
     expected, got = (Observation(program, inputs, gradients) for program in (before, after))
-    truth = None if exact else Observation(before, inputs, gradients, in_float64=True)
+    truth = None if exact else Observation(before, inputs, gradients, run_wide=True)
     assert_same(expected, got, truth)
 
 
@@ -106,6 +107,8 @@ def assert_same(expected: Observation, got: Observation, truth: Observation | No
         wanted, found = getattr(expected, part), getattr(got, part)
         exactly = wanted if truth is None else getattr(truth, part)
         _check_trees(part, wanted, found, exactly, truth is None)
+    if got.state <= expected.state:
+        _check_parameters(expected, got, truth)
 
 
 class Observation:
@@ -114,30 +117,72 @@ class Observation:
     Args:
         program: What is called.
         inputs: `(args, kwargs)`; the call is given copies.
-        gradients: Whether gradients of the inputs that require them are taken.
-        in_float64: Whether program and inputs are widened first.
+        gradients: Whether gradients of the inputs and parameters that require them are taken.
+        run_wide: Whether program and inputs are widened first, so that it runs in float64.
 
     Attributes:
         outputs: What it returned.
         arguments: The copies that it was given, as it left them.
         gradients: Gradients of the inputs that require them.
+        parameters: Gradients of the module's parameters that require them, by name; of a graph,
+            those that its output depends on.
+        state: Names of the parameters and buffers that it reads.
     """
 
     def __init__(
-        self, program: Callable[..., Any], inputs: Any, gradients: bool, in_float64: bool = False
+        self, program: Callable[..., Any], inputs: Any, gradients: bool, run_wide: bool = False
     ) -> None:
-        program = widened(program) if in_float64 else program
-        inputs = clone_inputs(inputs, widen=in_float64)
+        if run_wide and isinstance(program, torch.nn.Module):
+            program = widened_module(program)
+        state = _state_of(program)
+        parameters = {n: t for n, t in state.items() if t.requires_grad and t.is_leaf}
+        inputs = clone_inputs(inputs, widen=run_wide)
         leaves = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
         wanted = [t for t in leaves if t.requires_grad] if gradients else []
         args, kwargs = pytree.tree_map_only(torch.Tensor, _non_leaf, inputs) if wanted else inputs
         generator = torch.random.get_rng_state()
-        try:
-            self.outputs = quiet(program)(*args, **kwargs)
-        finally:
-            torch.random.set_rng_state(generator)
+        with in_float64() if run_wide else contextlib.nullcontext():
+            try:
+                self.outputs = quiet(program)(*args, **kwargs)
+            finally:
+                torch.random.set_rng_state(generator)
+            inner = list(parameters.values()) if gradients else []
+            found = _gradients(self.outputs, [*wanted, *inner])
         self.arguments = (args, kwargs)
-        self.gradients = _gradients(self.outputs, wanted)
+        self.gradients = found[: len(wanted)]
+        self.parameters: dict[str, Any] = dict(zip(parameters, found[len(wanted) :], strict=False))
+        self.state = frozenset(state)
+
+
+def _state_of(program: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a module by name; of a graph, those that it reads."""
+    if not isinstance(program, torch.nn.Module):
+        return {}
+    state = {
+        **dict(program.named_parameters(remove_duplicate=False)),
+        **dict(program.named_buffers(remove_duplicate=False)),
+    }
+    if not isinstance(program, fx.GraphModule):
+        return state
+    read = _read_by(program.graph)
+    return {name: tensor for name, tensor in state.items() if _is_in(name, read)}
+
+
+def _read_by(graph: fx.Graph) -> set[str]:
+    """Return the names of attributes and modules that the output depends on."""
+    queue = [graph.output_node()]
+    seen = set(queue)
+    for node in queue:
+        fresh = [operand for operand in node.all_input_nodes if operand not in seen]
+        seen.update(fresh)
+        queue += fresh
+    return {str(node.target) for node in seen if node.op in ("get_attr", "call_module")}
+
+
+def _is_in(name: str, read: set[str]) -> bool:
+    """Tell whether a name is one of those read, or lies inside of a module that is."""
+    parts = name.split(".")
+    return any(".".join(parts[: length + 1]) in read for length in range(len(parts)))
 
 
 def quiet(program: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,6 +199,7 @@ def _non_leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 # Stands for the gradient of a program that has none.
 _NO_DERIVATIVE = "no derivative"
+_WITHOUT_DERIVATIVE = ("is not implemented", "modified by an inplace operation")
 
 
 def _gradients(outputs: Any, wanted: list[torch.Tensor]) -> list[torch.Tensor | str]:
@@ -170,9 +216,48 @@ def _gradients(outputs: Any, wanted: list[torch.Tensor]) -> list[torch.Tensor | 
     try:
         return list(torch.autograd.grad(total, wanted, materialize_grads=True))
     except RuntimeError as error:
-        if "is not implemented" not in str(error):
+        if not any(words in str(error) for words in _WITHOUT_DERIVATIVE):
             raise
         return [_NO_DERIVATIVE] * len(wanted)
+
+
+def _check_parameters(expected: Observation, got: Observation, truth: Observation | None) -> None:
+    """Compare the gradients of parameters that both programs read, as one long vector.
+
+    Alone, one may be nothing but rounding: that of a bias of attention's keys is zero. An exact
+    program may sum over the uses of a value in another order, so it gets the slack of float64.
+    """
+    names = [name for name in expected.parameters if name in got.parameters]
+    wants, have = ([o.parameters[name] for name in names] for o in (expected, got))
+    exact: list[Any] = wants if truth is None else [truth.parameters.get(name) for name in names]
+    if not names or not all(isinstance(t, torch.Tensor) for t in (*wants, *exact)):
+        return
+    scale = max((_largest(t) for t in exact), default=0.0) or 1.0
+    for name, want, found, exactly in zip(names, wants, have, exact, strict=True):
+        if not isinstance(found, torch.Tensor) or want.shape != found.shape:
+            raise NumericsError(f"expected a gradient of {name}, got {found!r}")
+        own = _largest(exactly) or 1.0
+        compared = compare(
+            _real(found.detach()), _real(want.detach()), _real(exactly.detach()).double()
+        )
+        share = own / scale
+        scaled = Comparison(compared.error * share, compared.eager_error * share)
+        units = 64 * torch.finfo(want.dtype).eps if truth is None else 0.0
+        if scaled.error > units and not scaled.is_within(want.dtype):
+            allowed = max(units, ERROR_RATIO * scaled.eager_error)
+            raise NumericsError(
+                f"expected the gradient of {name} with an error of at most {allowed:.3g} of the "
+                f"largest gradient, got {scaled.error:.3g}"
+            )
+
+
+def _largest(tensor: Any) -> float:
+    """Return the largest finite magnitude, or zero."""
+    if not isinstance(tensor, torch.Tensor):
+        return 0.0
+    finite = _real(tensor.detach())
+    finite = finite[finite.isfinite()]
+    return finite.abs().max().item() if finite.numel() else 0.0
 
 
 def _check_trees(part: str, expected: Any, got: Any, truth: Any, exact: bool) -> None:
@@ -258,16 +343,6 @@ def clone_inputs(inputs: Any, *, widen: bool = False) -> Any:
         return fresh.requires_grad_(tensor.requires_grad)
 
     return pytree.tree_map_only(torch.Tensor, copied, inputs)
-
-
-def widened(program: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a module with its numbers in float64; what is no module as it is."""
-    if isinstance(program, torch.nn.Module):
-        with warnings.catch_warnings():
-            # torch 2.13 warns of its own class when it copies what torch.export returned.
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
-            return copy.deepcopy(program).double()
-    return program
 
 
 def _short(tensor: torch.Tensor) -> str:

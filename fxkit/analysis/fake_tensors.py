@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,9 +20,48 @@ def fake_mode(shape_env: Any = None) -> Iterator[Any]:
 
 def new_fake_mode(shape_env: Any = None) -> Any:
     """Return a mode to enter; sizes that data decide become symbols when it has a `ShapeEnv`."""
+    return _mode_class()(allow_non_fake_inputs=True, shape_env=shape_env)
+
+
+@functools.cache
+def _mode_class() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
+    class FaithfulMode(FakeTensorMode):
+        """torch's mode, with the strides of results put right where its kernels give others."""
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if func in _DENSE_NORMS and isinstance(result, tuple):
+                return (_densely(self, result[0], args[0]), *result[1:])
+            return result
+
+    return FaithfulMode
+
+
+# torch 2.13 says that these keep the layout of their operand. Its kernels make a result that is
+# contiguous, or channels last where the operand is that.
+_DENSE_NORMS = frozenset(
+    [
+        torch.ops.aten.native_batch_norm.default,
+        torch.ops.aten._native_batch_norm_legit.default,
+        torch.ops.aten._native_batch_norm_legit.no_stats,
+        torch.ops.aten._native_batch_norm_legit_no_training.default,
+    ]
+)
+
+
+def _densely(mode: Any, result: Any, operand: Any) -> Any:
+    from torch._prims_common import suggest_memory_format
+
+    if result.device.type != "cpu":
+        return result
+    is_dense = operand.is_contiguous()
+    wanted = torch.contiguous_format if is_dense else suggest_memory_format(operand)
+    with mode:
+        return torch.empty_like(result, memory_format=wanted)
 
 
 @contextmanager

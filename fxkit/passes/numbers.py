@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,8 +21,8 @@ from fxkit.analysis.equivalence import (
     assert_same,
     clone_inputs,
     compare,
-    widened,
 )
+from fxkit.analysis.float64 import in_float64, widened_module
 from fxkit.errors import NumericsError
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.provenance import KEY as PROVENANCE_KEY
@@ -50,7 +50,7 @@ class NumbersCheck:
     def prepare(self, numerics: str) -> None:
         """Take what has to be taken before a pass runs: the numbers in float64."""
         if numerics == "close" and self._truth is None:
-            self._truth = Observation(self._gm, self._inputs, True, in_float64=True)
+            self._truth = Observation(self._gm, self._inputs, True, run_wide=True)
 
     def check(self, numerics: str) -> None:
         """Compare the module as it is now with what it was before.
@@ -129,7 +129,7 @@ def _first_difference(
     before: fx.GraphModule, after: fx.GraphModule, inputs: Any, *, exact: bool
 ) -> Difference | None:
     old, new = _values(before, inputs), _values(after, inputs)
-    truth = _values(cast(fx.GraphModule, widened(before)), inputs, widen=True)
+    truth = _values(widened_module(before), inputs, widen=True)
     partners = _partners(before.graph, after.graph)
     first: tuple[fx.Node, Comparison] | None = None
     largest, largest_at = -1.0, ""
@@ -194,7 +194,7 @@ def _values(
     ordered = graph_inputs(gm.graph, args, kwargs)
     generator = torch.random.get_rng_state()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), in_float64() if widen else contextlib.nullcontext():
             recorder.run(*ordered, enable_io_processing=False)
     finally:
         torch.random.set_rng_state(generator)

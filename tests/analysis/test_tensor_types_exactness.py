@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
-from fxkit.analysis.tensor_types import TypeAnalysis
+from fxkit.analysis.tensor_types import TypeAnalysis, propagate_types
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.types import TensorType, type_of
 from fxkit.tracing.symbolic import symbolic_trace
@@ -289,6 +289,20 @@ def test_channels_last_goes_through() -> None:
     known: TensorType = TypeAnalysis(gm, (x,)).output_type
     assert known.memory_format == torch.channels_last
     assert known.stride == gm(x).stride()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("turn", [
+    lambda x: x, lambda x: x.transpose(2, 3), lambda x: x[:, ::2], lambda x: x.permute(1, 0, 3, 2),
+    lambda x: x.to(memory_format=torch.channels_last), lambda x: x[:, :, :1, :1].transpose(1, 3),
+    lambda x: x[:1, :1].transpose(2, 3),
+])  # fmt: skip
+def test_a_batch_norm_makes_its_result_dense(turn: Callable[[Any], Any], training: bool) -> None:
+    x = turn(torch.randn(4, 4, 5, 6))
+    gm = symbolic_trace(nn.Sequential(nn.BatchNorm2d(x.shape[1])).train(training))
+    propagate_types(gm, (x,))
+    returned: Any = gm.graph.output_node().args[0]
+    assert type_of(returned).stride == gm(x).stride()
 
 
 @pytest.mark.parametrize("part", range(2))

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 import fxkit
 from fxkit.analysis.equivalence import Comparison, compare
+from fxkit.analysis.float64 import widened
 from fxkit.ir.op import resolve
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
@@ -111,24 +111,11 @@ def _errors(
     wide = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
     truth, eager, ours = (
         [t for t in pytree.tree_leaves(run) if isinstance(t, torch.Tensor)]
-        for run in (_in_float64(before)(**wide), before(**batch), after(**batch))
+        for run in (widened(before)(**wide), before(**batch), after(**batch))
     )
     types = [[(t.shape, t.dtype, t.stride()) for t in run] for run in (eager, ours)]
     assert types[0] == types[1]
     return tuple(compare(o, e, t.double()) for o, e, t in zip(ours, eager, truth, strict=True))
-
-
-def _in_float64(gm: fx.GraphModule) -> fx.GraphModule:
-    """Widen the weights and every cast."""
-    wide = copy.deepcopy(gm).double()
-    for node in wide.graph.nodes:
-        swap = lambda value: torch.float64 if value is torch.float32 else value  # noqa: E731
-        node.args = map_aggregate(node.args, swap)
-        node.kwargs = map_aggregate(node.kwargs, swap)
-        if node.op == "call_method" and node.target == "float":
-            node.target = "double"
-    wide.recompile()
-    return wide
 
 
 def main(names: Iterable[str]) -> None:

@@ -217,6 +217,9 @@ def test_gradients_are_numbers_too(gm):
     x = X.clone().requires_grad_()
     error = fails(gm, wrong_gradient, verify="numerics", args=(x,))
     assert "gradients[0]" in error.message
+    error = fails(gm, wrong_gradient, verify="numerics", args=(X,))
+    assert "the gradient of fc.weight" in error.message
+    gm.requires_grad_(False)
     PassManager([wrong_gradient], verify="numerics", args=(X,)).run(gm)
 
 

@@ -91,6 +91,22 @@ def derive(new: fx.Node, originals: Sequence[fx.Node], by: str) -> None:
         by: Name of the rule or pass.
     """
     meta = new.meta
+    if any(KEY in node.meta for node in originals):
+        meta[KEY] = _joined(originals, by)
+    else:
+        meta[KEY] = Provenance(tuple([node.name for node in originals]), (by,))
+    for key in ("stack_trace", "nn_module_stack"):
+        if meta.get(key):
+            continue
+        for node in reversed(originals):
+            carried = node.meta.get(key)
+            if carried:
+                meta[key] = carried
+                break
+
+
+def _joined(originals: Sequence[fx.Node], by: str) -> Provenance:
+    """Return what the original nodes of some nodes are, and who touched them."""
     replaced: dict[str, None] = {}
     history: dict[str, None] = {}
     for node in originals:
@@ -101,15 +117,7 @@ def derive(new: fx.Node, originals: Sequence[fx.Node], by: str) -> None:
             replaced.update(dict.fromkeys(before.replaced))
             history.update(dict.fromkeys(before.by))
     history[by] = None
-    meta[KEY] = Provenance(tuple(replaced), tuple(history))
-    for key in ("stack_trace", "nn_module_stack"):
-        if meta.get(key):
-            continue
-        for node in reversed(originals):
-            carried = node.meta.get(key)
-            if carried:
-                meta[key] = carried
-                break
+    return Provenance(tuple(replaced), tuple(history))
 
 
 def _plain_path(path: str) -> str:

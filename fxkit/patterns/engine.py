@@ -265,6 +265,9 @@ class _Run:
         Both kinds of progress end by themselves, so that only rules without an end grow old.
         """
         ages = self.generation
+        if gone and ages.keys().isdisjoint(match.nodes.values()):
+            ages.update(dict.fromkeys(inserted, 0))
+            return
         is_progress = len(gone) > len(inserted) or any(node not in ages for node in gone)
         oldest = max([ages.get(node, 0) for node in match.nodes.values()])
         if oldest >= _MAX_GENERATIONS and not is_progress:

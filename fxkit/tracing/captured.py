@@ -20,6 +20,7 @@ from fxkit.tracing.variants import Backend, Repeat, Variant
 
 MAX_VARIANTS = 8
 MAX_EVICTIONS = 8
+MAX_RUNS = 4
 
 
 class RecaptureWarning(UserWarning):
@@ -169,9 +170,18 @@ class Captured:
             self._variants.insert(0, variant)
 
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
-        """Run the program once and keep its graph, whatever graphs there are already."""
-        call, kwargs = self._call(args, kwargs)
-        return self._attempt(args, kwargs, call, None)
+        """Run the program and keep its graph, whatever graphs there are already.
+
+        The program runs again where a run calls functions that it keeps where they can't be found.
+        """
+        functions = [] if self._learned is None else self._learned.functions
+        runs = 0
+        while True:
+            runs, known = runs + 1, len(functions)
+            call, kwargs = self._call(args, kwargs)
+            attempt = self._attempt(args, kwargs, call, None)
+            if attempt.failure is None or len(functions) == known or runs == MAX_RUNS:
+                return attempt
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
         if len(kwargs) > 1:

@@ -326,14 +326,13 @@ class Reach:
             )
             self.holders.append(holder)
             for name, value in list(attributes.items()):
-                is_special = name.startswith("__") and name.endswith("__")
-                if is_special and not isinstance(value, types.FunctionType):
-                    continue
-                if is_special:
-                    self._todo.append((value, name))
-                else:
-                    where = f"{base.__qualname__}.{name}"
+                where = f"{base.__qualname__}.{name}"
+                if not (name.startswith("__") and name.endswith("__")):
                     self._attribute(held, name, value, where, self.names)
+                elif isinstance(value, types.FunctionType):
+                    self._todo.append((value, name))  # operators call it without naming it
+                else:
+                    self._attribute(held, name, value, where, self.names, is_sealed=True)
 
     def _visit_object(self, value: Any, kind: type, path: str) -> None:
         if isinstance(value, torch.Tensor):

@@ -79,15 +79,16 @@ class State:
         )
 
     def _learn(self, missed: list[CodeType], watcher: Watcher) -> None:
-        found = functions_of(missed)
-        known = {id(function) for function, _ in self._learned.functions}
-        self._learned.functions += [
-            (function, function.__name__) for function in found if id(function) not in known
-        ]
+        learned = self._learned.functions
+        known = {function.__code__ for function, _ in learned}
+        found = functions_of([code for code in missed if code not in known])
+        learned += [(function, function.__name__) for function in found]
         name = f"{watcher.codes[missed[0]].get('__name__')}.{missed[0].co_name}"
         raise Refusal(
-            f"the program calls {name} in a way that is only seen when it runs",
-            "call it once more: the next capture knows that function",
+            f"the program calls {name}, which it keeps where it can't be found",
+            "call it once more: the next capture knows that function"
+            if found
+            else "keep it in a variable or an attribute, or mark what calls it with fxkit.opaque",
         )
 
     def check(self) -> None:

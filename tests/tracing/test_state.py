@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
+import weakref
 from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -147,3 +149,67 @@ def test_nothing_is_left_behind_by_an_exception():
         Captured(fn)(torch.ones(1))
     assert sys.stdout is stdout and sys.getprofile() is None
     assert torch._C._len_torch_function_stack() == 0
+
+
+def _times(factor: list[float]) -> Any:
+    def multiply(a: torch.Tensor) -> torch.Tensor:
+        return a * factor[0]
+
+    return multiply
+
+
+def test_a_function_that_only_shows_when_it_runs_is_guarded():
+    factor = [3.0]
+    multiply = _times(factor)
+    hidden = weakref.ref(multiply)
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        found = hidden()
+        return a if found is None else found(a)
+
+    captured = capture(fn, (torch.ones(2),))
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 3.0))
+    assert captured.recaptures == 0
+    factor[0] = 5.0
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 5.0))
+
+
+def test_a_function_that_is_never_found_runs_in_python():
+    code = _amplify.__code__.replace(co_name="made")
+    namespace = globals()
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        return types.FunctionType(code, namespace)(a)
+
+    captured = Captured(fn)
+    for number in range(4):
+        assert torch.equal(captured(torch.ones(2) * number), torch.ones(2) * number)
+    with pytest.raises(CaptureError, match="made, which it keeps where it can't be found"):
+        capture(fn, (torch.ones(2),))
+
+
+class _Checked:
+    """As strict data classes do, keeps functions in a list under a name like `__checks__`."""
+
+    __checks__: ClassVar[list[Any]] = []
+    __limit__ = 4.0
+
+    def check(self) -> float:
+        return sum(check(self) for check in type(self).__checks__)
+
+
+def test_attributes_of_classes_in_double_underscores_are_guarded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_Checked, "__checks__", [lambda it: it.__limit__ + 1])
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        return a * _Checked().check()
+
+    captured = Captured(fn)
+    captured(torch.ones(2))
+    assert captured.is_whole
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 5.0))
+    assert captured.recaptures == 0
+    monkeypatch.setattr(_Checked, "__limit__", 7.0)
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 8.0))
+    monkeypatch.setattr(_Checked, "__checks__", [])
+    assert torch.equal(captured(torch.ones(2)), torch.zeros(2))

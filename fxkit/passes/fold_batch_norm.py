@@ -8,12 +8,23 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
-from fxkit.ir.types import TensorType, contiguous_stride, set_type, type_of
+from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.layers import Layer, layer_of
-from fxkit.passes.norms import NORMS, Affine, Norm, Refused, before, behind, read_norm
+from fxkit.passes.norms import (
+    NORMS,
+    Affine,
+    Norm,
+    Refused,
+    before,
+    behind,
+    only_operand,
+    read_norm,
+    turned,
+)
 from fxkit.passes.weights import Weights, memory_of
 
 Share = tuple[Layer, Affine]
@@ -27,7 +38,8 @@ class FoldBatchNorm(Pass):
 
     - backwards into a convolution (1d, 2d, 3d, transposed, grouped) or linear layer whose result
       nobody else uses, also through what treats every channel alike: average pooling without
-      padding, maximum pooling where no scale is negative, concatenations of such layers;
+      padding, maximum pooling where no scale is negative, concatenations of such layers, and
+      transposes that bring a linear layer's results to the axis of channels;
     - forwards into all the layers that use it, where no zero padding shows: a shift does not reach
       the zeros that a convolution pads with;
     - by halves, where every scale is positive: as relu(x * scale + shift) is
@@ -109,7 +121,7 @@ class _Folder:
         """Fold into the layers that compute the norm's operand."""
         if norm.rank is None:
             raise Refused(f"the rank of %{norm.input.name} is not known; give args")
-        shares = self._sources(norm, norm.input, norm.affine, norm.node)
+        shares = self._sources(norm, norm.input, norm.affine, norm.node, 1)
         if len({layer.node for layer, _ in shares}) != len(shares):
             raise Refused(f"%{norm.input.name} joins a tensor with itself")
         value = norm.input
@@ -150,50 +162,72 @@ class _Folder:
         add = torch.ops.aten.add.Tensor if is_aten else torch.add
         with self.edit.on_behalf_of([norm.node], "fold_batch_norm"):
             moved = self.edit.call(add, norm.input, read, before=norm.node)
-        set_type(moved, known)
+        made = infer_type(moved)
+        if not isinstance(made, TensorType):
+            raise Refused(f"the type of %{norm.input.name} is not known; give args")
+        set_type(moved, replace(known, stride=made.stride))
         self.weights.inserted(moved)
         self._drop(norm, moved)
 
     # Where a norm can go.
 
-    def _sources(self, norm: Norm, value: fx.Node, affine: Affine, user: fx.Node) -> list[Share]:
-        """Return the layers that have to take the norm, each with its share."""
+    def _sources(
+        self, norm: Norm, value: fx.Node, affine: Affine, user: fx.Node, axis: int
+    ) -> list[Share]:
+        """Return the layers that have to take the norm, each with its share.
+
+        Args:
+            norm: The norm.
+            value: What would be normalised.
+            affine: The norm as it is there.
+            user: The node through which the norm came.
+            axis: Where the value has its channels.
+        """
         others = [u for u in value.users if u is not user]
         if others:
             raise Refused(f"%{value.name} is used by %{others[0].name} too")
         layer, call = layer_of(value, self.weights), resolve(value)
         if isinstance(layer, Layer):
-            self._check_output(layer, affine, norm)
+            self._check_output(layer, affine, norm, axis)
             return [(layer, affine)]
         if call is not None and call.name == "aten.cat":
-            return self._sources_of_parts(norm, value, call, affine)
-        operand = None if call is None else before(value, call, affine)
+            return self._sources_of_parts(norm, value, call, affine, axis)
+        assert norm.rank is not None
+        inner = None if call is None else turned(call, axis, norm.rank)
+        if call is not None and inner is not None:
+            operand, axis = only_operand(value, call), inner
+        else:
+            operand = None if call is None or axis != 1 else before(value, call, affine)
         if operand is None:
             raise Refused(layer)
-        return self._sources(norm, operand, affine, value)
+        return self._sources(norm, operand, affine, value, axis)
 
     def _sources_of_parts(
-        self, norm: Norm, value: fx.Node, call: Call, affine: Affine
+        self, norm: Norm, value: fx.Node, call: Call, affine: Affine, axis: int
     ) -> list[Share]:
         dim = call.arguments["dim"]
-        if not isinstance(dim, int) or norm.rank is None or dim % norm.rank != 1:
+        if not isinstance(dim, int) or norm.rank is None or dim % norm.rank != axis:
             raise Refused(f"%{value.name} joins along another axis than that of the channels")
         found, start = [], 0
         for part in call.arguments["tensors"]:
             known = type_of(part)
             if not isinstance(known, TensorType) or len(known.shape) != norm.rank:
                 raise Refused(f"the type of %{part.name} is not known")
-            size = known.shape[1]
-            found += self._sources(norm, part, affine.part(start, size), value)
+            size = known.shape[axis]
+            found += self._sources(norm, part, affine.part(start, size), value, axis)
             start += size
         return found
 
-    def _check_output(self, layer: Layer, affine: Affine, norm: Norm) -> None:
+    def _check_output(self, layer: Layer, affine: Affine, norm: Norm, axis: int) -> None:
         """Refuse a layer whose channels are not those of the norm, or that runs otherwise."""
         self._check_mode(layer, norm)
         if affine.scale.numel() != layer.out_channels:
             raise Refused(f"%{layer.node.name} has {layer.out_channels} channels, not as many")
-        if norm.rank != layer.axes + 2:
+        assert norm.rank is not None
+        is_there = (
+            axis == 1 and norm.rank == layer.axes + 2 if layer.axes else axis == norm.rank - 1
+        )
+        if not is_there:
             raise Refused(f"the channels of %{layer.node.name} lie along another axis")
 
     def _targets(self, norm: Norm, value: fx.Node, affine: Affine, rank: int | None) -> list[Share]:
@@ -296,24 +330,33 @@ class _Folder:
 
     def _drop(self, norm: Norm, value: fx.Node) -> None:
         """Let the users of the norm use a value, and erase the norm."""
-        held = type_of(value)
-        is_known = isinstance(held, TensorType)
-        if is_known and not held.is_contiguous and not _has_channels_last(held):
-            # Torch's fake tensors (2.13) say that a norm keeps the layout; its kernels do not.
-            raise Refused(f"it makes %{value.name} contiguous, which is not")
+        value = self._laid_out(norm, value)
         self.edit.replace_uses(norm.result, value)
         self.weights.replaced(norm.result, value)
         self.edit.erase(norm.result)
         if norm.node is not norm.result:
             self.edit.erase(norm.node)
 
-
-def _has_channels_last(held: TensorType) -> bool:
-    if held.stride is None or len(held.shape) not in (4, 5):
-        return False
-    moved = (held.shape[0], *held.shape[2:], held.shape[1])
-    batch, *inner, channels = contiguous_stride(moved)
-    return held.stride == (batch, channels, *inner)
+    def _laid_out(self, norm: Norm, value: fx.Node) -> fx.Node:
+        """Return a value in the memory layout of the norm's result: itself, or a dense copy."""
+        held, known = type_of(value), type_of(norm.result)
+        if not isinstance(held, TensorType):
+            return value
+        if not isinstance(known, TensorType):
+            if held.memory_format is None:
+                raise Refused(f"it makes %{value.name} dense, which is not")
+            return value
+        if held.stride == known.stride:
+            return value
+        layout = known.memory_format
+        if layout is None or held.shape != known.shape:
+            raise Refused(f"it gives another memory layout than %{value.name} has")
+        with self.edit.on_behalf_of([norm.node], "fold_batch_norm"):
+            copied = self.edit.call(
+                torch.ops.aten.clone.default, value, memory_format=layout, before=norm.node
+            )
+        set_type(copied, known)
+        return self.weights.inserted(copied)
 
 
 def _is_out_of_range(new: torch.Tensor | None, old: torch.Tensor | None) -> bool:

@@ -134,7 +134,10 @@ def _result_of(node: fx.Node, call: Call) -> fx.Node:
 
 
 # Operators that give channel by channel what they take, or averages or a choice of it.
-_SAME = frozenset("aten.dropout aten.feature_dropout python.identity aten.alias aten.clone".split())
+_SAME = frozenset(
+    ["aten.dropout", "aten.feature_dropout", "aten.alias", "aten.clone", "aten.contiguous"]
+    + ["python.identity"]
+)
 _AVERAGES = frozenset(
     [f"aten.adaptive_avg_pool{axes}d" for axes in (1, 2, 3)]
     + [f"aten._adaptive_avg_pool{axes}d" for axes in (2, 3)]
@@ -159,8 +162,38 @@ def before(value: fx.Node, call: Call, affine: Affine) -> fx.Node | None:
     Returns:
         The operand; None when the operator does not let the norm through.
     """
-    operand = _only_operand(value, call)
+    operand = only_operand(value, call)
     return operand if operand is not None and _lets_through(call, affine) else None
+
+
+def turned(call: Call, axis: int, rank: int) -> int | None:
+    """Return where the operand of a transpose or permutation has an axis of its result.
+
+    Args:
+        call: An operator.
+        axis: An axis of its result.
+        rank: Rank of both.
+
+    Returns:
+        The axis; None when the operator is another one, or its axes are not known.
+    """
+    arguments = call.arguments
+    order = list(range(rank))
+    if call.name == "aten.permute":
+        dims = arguments["dims"]
+    elif call.name == "aten.t":
+        dims = reversed(order)
+    elif call.name == "aten.transpose":
+        first, second = arguments["dim0"], arguments["dim1"]
+        if not (isinstance(first, int) and isinstance(second, int)):
+            return None
+        order[first], order[second] = order[second], order[first]
+        dims = order
+    else:
+        return None
+    listed = list(dims)
+    is_known = len(listed) == rank and all(isinstance(dim, int) for dim in listed)
+    return listed[axis] % rank if is_known else None
 
 
 def behind(user: fx.Node, call: Call, affine: Affine) -> Affine | None:
@@ -174,7 +207,7 @@ def behind(user: fx.Node, call: Call, affine: Affine) -> Affine | None:
     Returns:
         The norm of the result; None when the operator does not let it through.
     """
-    operand = _only_operand(user, call)
+    operand = only_operand(user, call)
     if operand is None:
         return None
     is_pure_scale = not affine.has_shift and bool((affine.scale > 0).all())
@@ -192,7 +225,8 @@ def behind(user: fx.Node, call: Call, affine: Affine) -> Affine | None:
     return affine.repeated(made.shape[1] // held.shape[1])
 
 
-def _only_operand(node: fx.Node, call: Call) -> fx.Node | None:
+def only_operand(node: fx.Node, call: Call) -> fx.Node | None:
+    """Return what an operator takes, if that is one tensor; None for dropout in training."""
     arguments = call.arguments
     operand = arguments.get("self", arguments.get("input", arguments.get("0")))
     is_alone = isinstance(operand, fx.Node) and node.all_input_nodes == [operand]

@@ -168,17 +168,35 @@ def test_backwards_through_pooling_and_concatenation():
 
 
 class Sequence(nn.Module):
-    def __init__(self):
+    def __init__(self, turn):
         super().__init__()
-        self.fc, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
+        self.fc, self.norm, self.turn = nn.Linear(4, 6), nn.BatchNorm1d(6), turn
 
     def forward(self, x):
-        return self.norm(self.fc(x).transpose(1, 2)).sum(2)
+        return self.norm(self.turn(self.fc(x)))
 
 
-def test_norm_of_moved_axes_stays():
-    gm = fxkit.symbolic_trace(shaken(Sequence()))
-    fold(gm, torch.randn(2, 5, 4))
+@pytest.mark.parametrize("turn", [
+    lambda y: y.transpose(1, 2), lambda y: y.permute(0, 2, 1), lambda y: y.transpose(-1, 1).clone(),
+    lambda y: y.transpose(1, 2).contiguous(),
+    lambda y: torch.cat([y, y + 0], 1).transpose(1, 2)[:, :, :5],
+])  # fmt: skip
+def test_linear_then_transpose_then_norm(turn):
+    """The result is dense, as the norm's was, so that a copy stands for the norm."""
+    x, module = torch.randn(2, 5, 4), shaken(Sequence(turn))
+    for gm in (fxkit.symbolic_trace(module), fxkit.capture(module, (x,)).graph_module):
+        fold(gm, x)
+        assert norms(gm) == ("cat" in gm.code)
+        assert gm(x).stride() == module(x).stride() == (30, 5, 1)
+
+
+@pytest.mark.parametrize("turn", [
+    lambda y: y, lambda y: y.transpose(0, 1).transpose(1, 2).transpose(1, 2),
+    lambda y: y.transpose(0, 2).transpose(1, 2).transpose(1, 2).transpose(0, 2),
+])  # fmt: skip
+def test_norm_of_other_axes_than_the_channels_stays(turn):
+    gm = fxkit.symbolic_trace(shaken(Sequence(turn)))
+    fold(gm, torch.randn(6, 6, 4))
     assert norms(gm) == 1
 
 

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxkit.ir.call import OPERATOR_NAME
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -56,7 +58,10 @@ def widened(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def widened_module(module: Module) -> Module:
-    """Return a copy of a module with parameters, buffers and other tensors of it in float64."""
+    """Return a copy of a module with parameters, buffers and other tensors of it in float64.
+
+    A captured graph in it no longer checks values: they are those of another dtype.
+    """
     with warnings.catch_warnings():
         # torch 2.13 warns of its own class when it copies what torch.export returned.
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
@@ -65,7 +70,22 @@ def widened_module(module: Module) -> Module:
         for name, value in list(vars(part).items()):
             if isinstance(value, torch.Tensor) and value.dtype in _WIDE:
                 vars(part)[name] = _widen(value)
+        if isinstance(part, fx.GraphModule):
+            _without_checks(part)
     return wide
+
+
+def _without_checks(gm: fx.GraphModule) -> None:
+    """Take out what checks that values, such as dtypes, are those of the capture."""
+    checks = [node for node in gm.graph.nodes if _is_check(node) and not node.users]
+    for node in checks:
+        gm.graph.erase_node(node)
+    if checks:
+        gm.recompile()
+
+
+def _is_check(node: fx.Node) -> bool:
+    return getattr(node.target, OPERATOR_NAME, "") == "guard.check_value"
 
 
 @contextmanager

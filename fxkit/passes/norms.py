@@ -134,10 +134,8 @@ def _result_of(node: fx.Node, call: Call) -> fx.Node:
 
 
 # Operators that give channel by channel what they take, or averages or a choice of it.
-_SAME = frozenset(
-    ["aten.dropout", "aten.feature_dropout", "aten.alias", "aten.clone", "aten.contiguous"]
-    + ["python.identity"]
-)
+_COPIES = "aten.alias aten.clone aten.contiguous python.identity"
+_SAME = frozenset(f"aten.dropout aten.feature_dropout {_COPIES}".split())
 _AVERAGES = frozenset(
     [f"aten.adaptive_avg_pool{axes}d" for axes in (1, 2, 3)]
     + [f"aten._adaptive_avg_pool{axes}d" for axes in (2, 3)]

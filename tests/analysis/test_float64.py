@@ -97,6 +97,15 @@ def test_modules_are_widened_whole_and_left_as_they_are():
     assert torch.equal(run(gm), exact)
 
 
+def test_a_graph_that_checks_numbers_runs_too():
+    program = lambda x: x * 2 if x.sum().item() == X.sum().item() else x * 3  # noqa: E731
+    gm = fxkit.capture(program, (X,)).graph_module
+    assert "check_value" in gm.code
+    assert torch.equal(run(gm), X.double() * 2)
+    with pytest.raises(fxkit.errors.CaptureError):
+        gm(X + 1)
+
+
 def test_equivalence_through_casts_with_gradients():
     x = X.clone().requires_grad_()
     by_sum = lambda x: (x.float() @ W).float().mean(1)  # noqa: E731

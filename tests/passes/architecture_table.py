@@ -26,6 +26,7 @@ from tests.architectures import CONVOLUTIONAL, HUGGING_FACE, convolutional
 
 NAMES = (*HUGGING_FACE, *CONVOLUTIONAL)
 
+_KINDS = ("nodes", "layers", "norms", "attentions")
 _LAYERS = frozenset("linear addmm mm conv1d conv2d conv3d conv_transpose2d".split())
 
 
@@ -38,6 +39,7 @@ class Row:
         nodes: Nodes that compute something, before and after.
         layers: Linear layers and convolutions, before and after.
         norms: Batch norms, before and after.
+        attentions: Calls of attention as one operator, before and after.
         errors: Error of each output against float64, before and after.
     """
 
@@ -45,24 +47,33 @@ class Row:
     nodes: tuple[int, int]
     layers: tuple[int, int]
     norms: tuple[int, int]
+    attentions: tuple[int, int]
     errors: tuple[Comparison, ...]
 
     def __str__(self) -> str:
         pairs = [f"{before:>5} -> {after:<5}" for before, after in
-                 (self.nodes, self.layers, self.norms)]  # fmt: skip
+                 (self.nodes, self.layers, self.norms, self.attentions)]  # fmt: skip
         worst = max(self.errors, key=lambda one: one.error)
         return f"{self.name:<18} {'  '.join(pairs)} {worst.error:>9.2e} {worst.eager_error:>9.2e}"
 
 
-HEADING = f"{'model':<18} {'nodes':<14}  {'layers':<14}  {'batch norms':<14} {'error':>9} eager's"
+_COLUMNS = [f"{kind:<14}" for kind in ("nodes", "layers", "batch norms", "attentions")]
+HEADING = f"{'model':<18} {'  '.join(_COLUMNS)} {'error':>9} eager's"
 
 
-def row(name: str) -> Row:
-    """Run the pipeline on a model with random weights, and compare it with eager and float64."""
+def row(name: str, attention: str | None = None) -> Row:
+    """Run the pipeline on a model with random weights, and compare it with eager and float64.
+
+    Args:
+        name: Name of the architecture.
+        attention: The implementation of attention of a Hugging Face model; its own when left out.
+    """
     torch.manual_seed(0)
     model, inputs = HUGGING_FACE[name]() if name in HUGGING_FACE else convolutional(name)
     if name == "mixtral":  # grouped products have no float64, nor fake tensors of float32
         model.set_experts_implementation("batched_mm")
+    if attention is not None:
+        model.set_attn_implementation(attention)
     _shake(model)
     batch = inputs(2 if name in HUGGING_FACE else 1)
     with torch.no_grad():
@@ -71,10 +82,8 @@ def row(name: str) -> Row:
         PassManager(INFERENCE, args=(), kwargs=batch).run(gm)
         errors = _errors(before, gm, batch)
     counts = [_counts(module) for module in (before, gm)]
-    nodes, layers, norms = (
-        (counts[0][kind], counts[1][kind]) for kind in ("nodes", "layers", "norms")
-    )
-    return Row(name, nodes, layers, norms, errors)
+    pairs = ((counts[0][kind], counts[1][kind]) for kind in _KINDS)
+    return Row(name, *pairs, errors=errors)
 
 
 def _captured(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> fx.GraphModule:
@@ -101,6 +110,7 @@ def _counts(gm: fx.GraphModule) -> Counter[str]:
             packet = call.name.removeprefix("aten.")
             found["nodes"] += 1
             found["layers"] += packet in _LAYERS
+            found["attentions"] += packet == "scaled_dot_product_attention"
             found["norms"] += packet == "batch_norm"
     return found
 

@@ -172,7 +172,8 @@ class Captured:
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
         """Run the program and keep its graph, whatever graphs there are already.
 
-        The program runs again where a run calls functions that it keeps where they can't be found.
+        The program runs again where a run can't be held in a graph and the next one may: when it
+        calls functions that it keeps where they can't be found, or computes a memoised one.
         """
         functions = [] if self._learned is None else self._learned.functions
         runs = 0
@@ -180,7 +181,8 @@ class Captured:
             runs, known = runs + 1, len(functions)
             call, kwargs = self._call(args, kwargs)
             attempt = self._attempt(args, kwargs, call, None)
-            if attempt.failure is None or len(functions) == known or runs == MAX_RUNS:
+            may_hold = len(functions) > known or attempt.was_first
+            if attempt.failure is None or not may_hold or runs == MAX_RUNS:
                 return attempt
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, dict[str, Any]]:

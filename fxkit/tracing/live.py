@@ -26,10 +26,10 @@ def capture(
     `whole` runs the program once on the given tensors and records the torch calls it makes. Numbers
     that the program reads out of tensors become guards inside the graph, the Python state that it
     reads is guarded, and what it writes there or prints is done again by each call. It runs once
-    more where it calls functions that it keeps where they can't be found. `live` does without the
-    state. See `Captured` for what is guarded and what is not. `symbolic` follows the
-    program with placeholders instead of tensors, as `symbolic_trace` does, and needs the arguments
-    only to know their nesting.
+    more where it calls functions that it keeps where they can't be found, and where a memoised one
+    does at its first call what no graph can repeat. `live` does without the state. See `Captured`
+    for what is guarded and what is not. `symbolic` follows the program with placeholders instead of
+    tensors, as `symbolic_trace` does, and needs the arguments only to know their nesting.
 
     Args:
         fn: A function, `nn.Module`, bound method, or other callable.

@@ -43,11 +43,13 @@ class Attempt:
         result: What the program returned.
         variant: The graph, or None when the run could not be held in one.
         failure: Why not.
+        was_first: Whether a memoised function was computed, as it won't be at the next call.
     """
 
     result: Any
     variant: Variant | None
     failure: Failure | None
+    was_first: bool = False
 
 
 def record(
@@ -80,7 +82,9 @@ def record(
         variant = session.variant(result, backend)
     finally:
         session.recorder.close()
-    return Attempt(result, variant, session.recorder.failure)
+    state = session.state
+    was_first = state is not None and state.has_memoised()
+    return Attempt(result, variant, session.recorder.failure, was_first)
 
 
 class _Session:

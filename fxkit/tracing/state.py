@@ -91,6 +91,11 @@ class State:
             else "keep it in a variable or an attribute, or mark what calls it with fxkit.opaque",
         )
 
+    def has_memoised(self) -> bool:
+        """Tell whether the program computed a memoised function, such as one that warns once."""
+        memos = (holder for holder in self.reach.holders if isinstance(holder, h.MemoHolder))
+        return any(memo.entries["misses"] != memo.read()["misses"] for memo in memos)
+
     def check(self) -> None:
         """Raise where the program changed what can't be written again."""
         for holder in self.watch.touched():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import types
 import weakref
@@ -213,3 +214,21 @@ def test_attributes_of_classes_in_double_underscores_are_guarded(monkeypatch: py
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 8.0))
     monkeypatch.setattr(_Checked, "__checks__", [])
     assert torch.equal(captured(torch.ones(2)), torch.zeros(2))
+
+
+def test_a_program_that_warns_once_is_captured_at_the_second_run(caplog: pytest.LogCaptureFixture):
+    @functools.lru_cache
+    def warn_once(text: str) -> None:
+        logging.getLogger("fxkit.tests").warning(text)
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        warn_once("slow")
+        return a + 1
+
+    captured = capture(fn, (torch.ones(2),))
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
+    assert captured.recaptures == 0
+    assert [record.getMessage() for record in caplog.records] == ["slow"]
+    warn_once.cache_clear()
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
+    assert [record.getMessage() for record in caplog.records] == ["slow", "slow"]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fxkit.patterns.engine import find, rewrite
     from fxkit.patterns.reasons import explain
     from fxkit.patterns.rewriting import rule
+    from fxkit.reporting import report
     from fxkit.tracing import capture, opaque, symbolic_trace
     from fxkit.view import diff, draw, profile, tree
 
@@ -46,6 +47,7 @@ _HOMES = {
     "draw": "fxkit.view",
     "diff": "fxkit.view",
     "profile": "fxkit.view",
+    "report": "fxkit.reporting",
 }
 
 _PACKAGES = ("ir", "analysis", "tracing", "patterns", "passes", "lower", "view", "testing")
@@ -67,6 +69,7 @@ __all__ = [
     "passes",
     "profile",
     "propagate_types",
+    "report",
     "rewrite",
     "rule",
     "symbolic_trace",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fxkit.demo.journey import Journey
 from fxkit.demo.timing import cpu_name, machine
-from fxkit.view.report import Report
+from fxkit.view.report_page import Report
 from fxkit.view.text_table import duration, percent
 
 

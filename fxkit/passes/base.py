@@ -24,7 +24,7 @@ from torch import fx
 from fxkit.errors import PassError
 from fxkit.ir.session import EditSession
 from fxkit.passes.analyses import Analyses
-from fxkit.patterns.report import RewriteReport
+from fxkit.patterns.rewrite_report import RewriteReport
 
 NUMERICS = ("exact", "close", "changed")
 

@@ -23,7 +23,7 @@ from fxkit.passes.subjects import Subject, sample_inputs
 from fxkit.passes.timeline import TimelineRecorder
 from fxkit.passes.tracking import Limits, RewritesSpent, TrackedSession, out_of_time
 from fxkit.passes.watchdog import OutOfTime, time_limit
-from fxkit.patterns.report import Tally
+from fxkit.patterns.rewrite_report import Tally
 
 if TYPE_CHECKING:
     from fxkit.passes.manager import PassManager

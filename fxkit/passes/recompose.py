@@ -12,7 +12,7 @@ from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.patterns.engine import rewrite_in
 from fxkit.patterns.reasons import explain
-from fxkit.patterns.report import RewriteReport
+from fxkit.patterns.rewrite_report import RewriteReport
 from fxkit.patterns.rules import RULES, rules_in
 
 

@@ -15,7 +15,7 @@ from fxkit.passes.analyses import AnalysisTally
 from fxkit.passes.subjects import export_again
 from fxkit.passes.timeline import Timeline
 from fxkit.passes.tracking import Rewrite
-from fxkit.patterns.report import Tally
+from fxkit.patterns.rewrite_report import Tally
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.patterns.language import COMPUTES, computation
 from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern import Pattern, pattern
-from fxkit.patterns.report import RewriteReport, Site, Tally
+from fxkit.patterns.rewrite_report import RewriteReport, Site, Tally
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.safety import Safety
 from fxkit.patterns.straight import find_match

@@ -7,6 +7,6 @@ from fxkit.view.drawing import GraphView, draw
 from fxkit.view.module_tree import Tree, tree
 from fxkit.view.profile_result import Profile
 from fxkit.view.profiler import profile
-from fxkit.view.report import Report
+from fxkit.view.report_page import Report
 
 __all__ = ["GraphDiff", "GraphView", "Profile", "Report", "Tree", "diff", "draw", "profile", "tree"]

@@ -99,7 +99,7 @@ class Tree:
         return fragment_page(self.root.name, self.html_fragment())
 
     def html_fragment(self) -> str:
-        """Return the tree as HTML without a page around it, for `fxkit.view.report`."""
+        """Return the tree as HTML without a page around it, for `fxkit.view.report_page`."""
         return f'<div class="fx-tree">{"".join(_html(self.root, 0))}</div>'
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:

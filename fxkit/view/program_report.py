@@ -19,7 +19,7 @@ from fxkit.passes.manager import PassManager
 from fxkit.passes.records import PassResult
 from fxkit.view.instrument import tensors_in
 from fxkit.view.profiler import profile
-from fxkit.view.report import Report
+from fxkit.view.report_page import Report
 from fxkit.view.text_table import plural, quantity
 
 

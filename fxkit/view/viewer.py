@@ -43,9 +43,9 @@ def viewer_html(data: Mapping[str, Any], label: str) -> str:
         '<input type="search" placeholder="search: name, operator, shape (regular expression)" '
         'aria-label="search"><output></output><label>colour <select></select></label>'
         f"{buttons}</div>{_steps(data)}"
-        '<div class="fx-body"><div class="fx-stage"><canvas></canvas><div class="fx-legend"></div>'
-        "</div>"
+        '<div class="fx-body"><div class="fx-stage"><canvas></canvas></div>'
         '<aside class="fx-panel" hidden></aside><dl class="fx-help" hidden></dl></div>'
+        '<div class="fx-legend"></div>'
         f'<div class="fx-info" aria-live="polite">{_HINT}</div>'
         "<noscript>This drawing needs JavaScript; .save('graph.svg') writes one that does not."
         "</noscript></div>"

@@ -17,7 +17,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns import engine
 from fxkit.patterns.engine import find, rewrite
 from fxkit.patterns.matching import Match
-from fxkit.patterns.report import RewriteReport
+from fxkit.patterns.rewrite_report import RewriteReport
 from fxkit.patterns.rewriting import rule
 from fxkit.testing import assert_equivalent, assert_rewrites
 from fxkit.tracing.symbolic import symbolic_trace

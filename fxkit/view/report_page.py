@@ -3,7 +3,7 @@
 A report is a value: each `add_...` returns a new one with one more section. Nothing is fetched from
 anywhere, so that the file can be sent, kept and opened offline.
 
-    from fxkit.view.report import Report
+    from fxkit.view.report_page import Report
 
     Report("MiniLM through fxkit", lead="38 sentences, two threads")
         .add_summary({"nodes captured": 183, "eager": "12.1 ms", "fxkit": "9.8 ms"})

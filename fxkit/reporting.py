@@ -1,0 +1,125 @@
+"""`fxkit.report`: one offline HTML file about a run of passes, a compiled program or a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxkit.errors import UnsupportedError
+from fxkit.lower import CompiledModule
+from fxkit.passes.base import Pass
+from fxkit.passes.pipelines import INFERENCE
+from fxkit.passes.records import PassResult
+from fxkit.tracing import capture
+from fxkit.view.profile_result import Profile
+from fxkit.view.profiler import profile
+from fxkit.view.program_report import program_report
+from fxkit.view.report_page import Report
+
+
+def report(
+    subject: Any,
+    path: str | Path,
+    args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    passes: tuple[Pass, ...] = INFERENCE,
+    title: str = "",
+    iters: int = 10,
+) -> Path:
+    """Write one HTML file that tells all that is known of a subject, and needs no network.
+
+    Args:
+        subject: What `PassManager.run` returned: each pass, and the graph before and after it. A
+            `CompiledModule`: regions, why others are not fused, source, and with `args` a profile
+            of the graph and of the kernels. A `Profile`: where the time goes. A module, with
+            `args`: it is captured, a copy goes through `passes` and is compiled, and all of that
+            is told.
+        path: The file to write.
+        args: Inputs to measure with; needed for a module.
+        kwargs: More inputs, by name.
+        passes: The passes that a module goes through.
+        title: Heading of the page; the subject's class when left out.
+        iters: Runs to measure.
+
+    Returns:
+        The path.
+
+    Raises:
+        UnsupportedError: It is none of these, or a module without inputs.
+
+    Example:
+        fxkit.report(model.eval(), "report.html", (x,))
+        fxkit.report(fxkit.PassManager(passes).run(gm), "passes.html")
+    """
+    has_inputs = args is not None or kwargs is not None
+    inputs = (tuple(args or ()), dict(kwargs or {}))
+    if isinstance(subject, PassResult):
+        return _of_passes(subject, title or "What the passes did").save(path)
+    if isinstance(subject, CompiledModule):
+        measured = (*inputs, iters) if has_inputs else None
+        return _of_compiled(subject, title or "What was compiled", measured).save(path)
+    if isinstance(subject, Profile):
+        page = Report(title or subject.title).add_profile(subject).add_charts(subject)
+        return page.add_environment().save(path)
+    if not isinstance(subject, nn.Module):
+        raise UnsupportedError(
+            "expected a PassResult, a CompiledModule, a Profile or a module, "
+            f"got {type(subject).__name__}",
+            hint="pass what PassManager.run, fxkit.lower.to_cpp or fxkit.profile returned",
+        )
+    if not has_inputs:
+        raise UnsupportedError(
+            f"expected inputs to measure {type(subject).__name__} with, got none",
+            hint="pass them: fxkit.report(module, path, (x,))",
+        )
+    graph = _graph_of(subject, *inputs)
+    found = program_report(
+        graph, *inputs, passes=passes, title=title or type(subject).__name__, iters=iters
+    )
+    return found.save(path)
+
+
+def _graph_of(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> fx.GraphModule:
+    if isinstance(module, fx.GraphModule):
+        return module
+    with torch.no_grad():
+        return capture(module, args, dict(kwargs)).graph_module
+
+
+def _of_passes(result: PassResult, title: str) -> Report:
+    gm = result.graph_module
+    return (
+        Report(title, lead=f"{len(result.records)} passes over {type(gm).__name__}")
+        .add_passes(result)
+        .add_timeline(result)
+        .add_diff(result.timeline[0].graph_module, gm)
+        .add_tree(gm)
+        .add_source("code", {"graph after the passes": gm.code}, language="python")
+        .add_environment()
+    )
+
+
+def _of_compiled(
+    compiled: CompiledModule,
+    title: str,
+    measured: tuple[tuple[Any, ...], Mapping[str, Any], int] | None,
+) -> Report:
+    page = Report(title).add_regions(compiled.regions)
+    if measured is not None:
+        args, kwargs, iters = measured
+        before, after = (
+            profile(program, args, kwargs, iters=iters)
+            for program in (compiled.graph_module, compiled)
+        )
+        page = page.add_profile(before, after, names=("eager", "compiled"))
+    page = page.add_graph(compiled.lowered).add_tree(compiled.lowered)
+    if compiled.source:
+        page = page.add_source("kernels", compiled.source)
+    return page.add_environment()

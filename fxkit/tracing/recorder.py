@@ -10,42 +10,28 @@ from typing import Any
 import numpy as np
 import torch
 import torch.autograd.forward_ad as forward_ad
-from torch import fx
 from torch._C import _autograd
 from torch._C._functorch import maybe_current_level
 from torch.overrides import TorchFunctionMode
 
-from fxkit.ir.provenance import source_of
-from fxkit.ir.types import KEY as TYPE_KEY
-from fxkit.ir.types import MEMORY_KEY, TensorType, type_of_value
 from fxkit.tracing.calls import Reading, Spelling, spelling_of
-from fxkit.tracing.data_dependence import META_KEY, has_data_dependent_shape
-from fxkit.tracing.effects import write_text
+from fxkit.tracing.data_dependence import has_data_dependent_shape
 from fxkit.tracing.frames import Frames, Location
-from fxkit.tracing.guards import check_value, storage_key
-from fxkit.tracing.outside import Origins, attribute_name
-from fxkit.tracing.plain_values import ATOMS, READABLE, plain_argument, plain_result
+from fxkit.tracing.outside import Origins
 from fxkit.tracing.recorded import (
-    Exported,
-    Outside,
-    Progress,
-    Read,
-    Value,
     application_of,
-    holds_tensor,
     python_random_states,
     same_bytes,
 )
 from fxkit.tracing.refusals import Failure, Refusal
 from fxkit.tracing.regions import Regions, read_ambient
 from fxkit.tracing.rollback import Undo, random_states, same_random_states
+from fxkit.tracing.tape import TENSOR_CLASSES, Tape
 from fxkit.tracing.watching import SEED, Watcher
-from fxkit.tracing.writes import Writes, version_of
-
-TENSOR_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+from fxkit.tracing.writes import version_of
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(Tape, TorchFunctionMode):
     """Runs each torch call as it comes and appends it to a graph.
 
     A program that can't be held in a graph is not disturbed: `failure` says why, and the rest of it
@@ -63,34 +49,18 @@ class Recorder(TorchFunctionMode):
         surroundings: Origins,
         boundary: FrameType,
     ) -> None:
-        super().__init__()
-        self.graph = fx.Graph()
+        super().__init__(leaves, surroundings)
         self.failure: Failure | None = None
-        self.outside: list[Outside] = []
-        self.reads: list[Read] = []
-        self.placeholders: list[fx.Node] = []
-        self._memories: dict[int, int] = {}
-        self._surroundings = surroundings
         self._frames = Frames(boundary, surroundings.modules)
-        self._values: dict[int, Value] = {}
-        self._tainted: set[fx.Node] = set()
-        self._taken: set[str] = set()
-        self._writes = Writes()
-        self._exported: list[Exported] = []
         self._dtype = torch.get_default_dtype()
         self._dispatch_modes = torch._C._len_torch_dispatch_stack()
-        self._location = Location(None, {}, None)
         self.regions = Regions(self._emit, read_ambient())
         self.watcher: Watcher | None = None
         self.has_opaque_calls = False
         self._is_suspended = False
         self._texts_written_early: int | None = None
         self.has_texts = False
-        self.texts: list[tuple[Location, str, str]] = []
         self._grad = self.regions.state.grad
-        self._progress = Progress(random_states(), python_random_states())
-        for index, (name, tensor) in enumerate(leaves):
-            self._place_leaf(index, name, tensor)
 
     # Entry points ---------------------------------------------------------------------------
 
@@ -139,28 +109,6 @@ class Recorder(TorchFunctionMode):
             text = self.texts.pop()[2] + text
         self.texts.append((location, stream, text))
 
-    def write_texts(self) -> None:
-        """Append the nodes that write the texts again, behind all guards of the graph."""
-        for location, stream, text in self.texts:
-            self._location = location
-            self._emit(write_text, (stream, text)).meta[TYPE_KEY] = None
-        self.texts = []
-
-    def make_input(self, outside: Outside) -> fx.Node:
-        """Turn a tensor of the graph module into a placeholder, and return it."""
-        node, graph = outside.node, self.graph
-        first = next(other for other in graph.nodes if other.op != "placeholder")
-        with graph.inserting_before(first):
-            placeholder = graph.placeholder(outside.target.replace(".", "_"))
-        placeholder.meta.update(node.meta)
-        key = storage_key(outside.tensor)
-        memory = self._memories.setdefault(key, len(self.placeholders))
-        placeholder.meta[MEMORY_KEY] = memory
-        self.placeholders.append(placeholder)
-        node.replace_all_uses_with(placeholder)
-        graph.erase_node(node)
-        return placeholder
-
     def watch(self) -> None:
         """Begin to watch what the program calls beside torch, where that is wanted."""
         try:
@@ -196,20 +144,6 @@ class Recorder(TorchFunctionMode):
                 self.refuse(refusal.reason, refusal.hint)
         return self._writes.so_far(self._progress.drew)
 
-    def node_of(self, tensor: torch.Tensor) -> fx.Node:
-        """Return the node whose value is `tensor`.
-
-        Raises:
-            Refusal: When the tensor is neither recorded nor known to be older than the capture.
-        """
-        value = self._values.get(id(tensor)) or self._lift(tensor)
-        if value.path:
-            for step in value.path:
-                value.node = self._take(value.node, step)
-            value.path = ()
-            self._set_type(value.node, value.tensor)
-        return value.node
-
     @property
     def writes_early(self) -> bool:
         """Whether texts are written before an opaque call, so that they can't be taken back."""
@@ -219,11 +153,6 @@ class Recorder(TorchFunctionMode):
     def may_catch(self) -> bool:
         """Whether a function of the program that calls torch handles exceptions."""
         return self._frames.may_catch
-
-    @property
-    def before_guards(self) -> Undo:
-        """What has changed before the last value guard."""
-        return self._progress.before_guard
 
     # Calls that stay as they are ----------------------------------------------------------------
 
@@ -351,155 +280,6 @@ class Recorder(TorchFunctionMode):
             self._writes.note_unseen(spelling.target, (args, kwargs))
         is_tainted = has_data_dependent_shape(spelling, node, args, self._tainted)
         self._register(node, result, is_tainted)
-
-    def _register(self, node: fx.Node, result: Any, is_tainted: bool) -> None:
-        if isinstance(result, torch.Tensor):
-            self._register_tensor(result, node, ())
-            is_tainted = is_tainted or result.layout is not torch.strided
-        elif isinstance(result, (tuple, list, dict)) and holds_tensor(result):
-            self._register_nested(node, result, ())
-            if is_tainted:
-                self._guard_length(node, result)
-        elif result is not None:
-            self._read(node, result)
-            return
-        self._set_type(node, result)
-        if is_tainted:
-            self._tainted.add(node)
-            node.meta[META_KEY] = True
-
-    def _register_tensor(self, tensor: torch.Tensor, node: fx.Node, path: tuple[Any, ...]) -> None:
-        if type(tensor) not in TENSOR_CLASSES:
-            raise Refusal(f"the program makes a {type(tensor).__qualname__}, a tensor subclass")
-        self._values[id(tensor)] = Value(tensor, node, path)
-        if node.target is getattr and node.args[1] == "data":
-            self._writes.watch(tensor)
-
-    def _register_nested(self, node: fx.Node, result: Any, path: tuple[Any, ...]) -> None:
-        items = result.items() if isinstance(result, dict) else enumerate(result)
-        for step, value in items:
-            if isinstance(value, torch.Tensor):
-                self._register_tensor(value, node, (*path, step))
-            elif isinstance(value, (tuple, list, dict)):
-                self._register_nested(node, value, (*path, step))
-            elif type(value) not in READABLE:
-                raise Refusal(f"a torch function returned a {type(value).__qualname__}")
-
-    # Nodes ----------------------------------------------------------------------------------
-
-    def _create(
-        self, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, name: str | None
-    ) -> fx.Node:
-        node = self.graph.create_node(op, target, (), {}, name)
-        node.args, node.kwargs = args, kwargs  # a third of the cost of giving them to create_node
-        location = self._location
-        meta = node.meta
-        if location.trace is not None:
-            meta["stack_trace"] = location.trace
-        meta["nn_module_stack"] = location.modules
-        return node
-
-    def _emit(self, target: Any, args: tuple[Any, ...]) -> fx.Node:
-        return self._create("call_function", target, args, {}, None)
-
-    def _take(self, node: fx.Node, step: Any) -> fx.Node:
-        import operator
-
-        taken = self._create("call_function", operator.getitem, (node, step), {}, None)
-        if node in self._tainted:
-            self._tainted.add(taken)
-            taken.meta[META_KEY] = True
-        return taken
-
-    def _set_type(self, node: fx.Node, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            node.meta[TYPE_KEY] = TensorType.of(value)
-        else:
-            node.meta[TYPE_KEY] = type_of_value(value)
-
-    def _place_leaf(self, index: int, name: str, tensor: torch.Tensor) -> None:
-        node = self.graph.placeholder(name)
-        self.placeholders.append(node)
-        self._set_type(node, tensor)
-        node.meta[MEMORY_KEY] = self._memories.setdefault(storage_key(tensor), index)
-        self._values.setdefault(id(tensor), Value(tensor, node))
-        self._writes.watch(tensor, leaf=index)
-
-    def _lift(self, tensor: torch.Tensor) -> Value:
-        found = self._surroundings.places.get(id(tensor))
-        if found is None:
-            raise Refusal(
-                f"a tensor {TensorType.of(tensor)} of unknown origin is used",
-                "pass it as an argument, or keep it as a parameter or buffer of a module",
-            )
-        if type(tensor) not in TENSOR_CLASSES:
-            name = found[1][0].name
-            raise Refusal(f"{name} is a {type(tensor).__qualname__}, a tensor subclass")
-        places = tuple(found[1])
-        target = attribute_name(places[0], self._taken)
-        node = self._create("get_attr", target, (), {}, None)
-        self._set_type(node, tensor)
-        self.outside.append(Outside(target, tensor, places, TensorType.of(tensor), node))
-        self._writes.watch(tensor, target=target)
-        value = self._values[id(tensor)] = Value(tensor, node)
-        return value
-
-    def _argument(self, value: Any, func: Any) -> Any:
-        kind = type(value)
-        if kind in ATOMS:
-            return value
-        if isinstance(value, torch.Tensor):
-            return self.node_of(value)
-        if isinstance(value, (tuple, range)):
-            return tuple([self._argument(item, func) for item in value])
-        if kind is list:
-            return [self._argument(item, func) for item in value]
-        if kind is slice:
-            return slice(*(self._argument(e, func) for e in (value.start, value.stop, value.step)))
-        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-            return {key: self._argument(item, func) for key, item in value.items()}
-        return plain_argument(value, func)
-
-    # Values that Python sees ----------------------------------------------------------------
-
-    def _read(self, node: fx.Node, result: Any) -> None:
-        if isinstance(result, np.ndarray):
-            self._read_array(node, result)
-            return
-        if not node.all_input_nodes:
-            self.graph.erase_node(node)
-            return
-        expected = plain_result(result, node)
-        self._set_type(node, expected)
-        self._guard(node, expected, node.name)
-
-    def _read_array(self, node: fx.Node, array: np.ndarray) -> None:
-        source = node.args[0]
-        tensor = next(v.tensor for v in self._values.values() if v.node is source and not v.path)
-        self._exported.append(Exported(array, array.copy(), tensor, version_of(tensor)))
-        node.op, node.target, node.args, node.kwargs = "call_method", "tolist", (source,), {}
-        self._read(node, tensor.tolist())
-
-    def _guard(self, node: fx.Node, expected: Any, what: str) -> None:
-        self._progress.before_guard = self._writes.so_far(self._progress.drew)
-        line = source_of(node)
-        args = (node, expected, what, str(line) if line else "")
-        check = self._create("call_function", check_value, args, {}, None)
-        check.meta[TYPE_KEY] = None
-        self.reads.append(Read(check, what, expected))
-
-    def _guard_length(self, node: fx.Node, result: Any) -> None:
-        count = self._create("call_function", len, (node,), {}, None)
-        count.meta[TYPE_KEY] = len(result)
-        self._guard(count, len(result), f"the number of results of {node.name}")
-
-    def _reads_tainted(self, args: tuple[Any, ...]) -> bool:
-        for arg in args:
-            if isinstance(arg, torch.Tensor):
-                value = self._values.get(id(arg))
-                if value is not None and value.node in self._tainted:
-                    return True
-        return False
 
     # What ordinary calls don't show ------------------------------------------------------------
 

@@ -18,19 +18,15 @@ from fxkit.tracing import guards as g
 from fxkit.tracing.frames import source_text
 from fxkit.tracing.interpreter import no_collection
 from fxkit.tracing.outside import Contents, Origins, Surroundings
-from fxkit.tracing.recorder import (
-    TENSOR_CLASSES,
-    Failure,
-    Outside,
-    Recorder,
-    Refusal,
-    active_recorder,
-)
+from fxkit.tracing.recorded import Outside
+from fxkit.tracing.recorder import Recorder, active_recorder
+from fxkit.tracing.refusals import Failure, Refusal
 from fxkit.tracing.regions import read_ambient
 from fxkit.tracing.rollback import Undo
 from fxkit.tracing.state import Learned, State
 from fxkit.tracing.state_guards import ExtraGuard
 from fxkit.tracing.structure import Blueprint, Parts, content_of
+from fxkit.tracing.tape import TENSOR_CLASSES
 from fxkit.tracing.variants import Backend, Extra, Replay, Variant
 from fxkit.tracing.watching import Watcher
 

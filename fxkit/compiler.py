@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from fxkit.errors import CaptureError, UnsupportedError
+from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
 from fxkit.lower import CompiledModule, to_cpp
+from fxkit.lower.compiled import left_to_eager
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import SIMPLIFY
@@ -47,9 +49,13 @@ class Compiled:
         return "\n\n".join(str(module.report()) for module in self.modules)
 
     def _lower(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> CompiledModule:
-        copied = fx.GraphModule(gm, _copy_graph(gm.graph))
-        PassManager(self._passes, verify="structure", args=args).run(copied)
-        module = to_cpp(copied, args)
+        try:
+            copied = fx.GraphModule(gm, _copy_graph(gm.graph))
+            PassManager(self._passes, verify="structure", args=args).run(copied)
+            module = to_cpp(copied, args)
+        except InvalidGraphError as error:
+            warnings.warn(f"{error}\n  The captured graph runs in eager.", stacklevel=2)
+            module = left_to_eager(gm, error.message)
         self.modules.append(module)
         return module
 

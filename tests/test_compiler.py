@@ -138,3 +138,16 @@ def test_report_and_explain():
 def test_what_cannot_be_called_is_refused():
     with pytest.raises(UnsupportedError, match="expected something to call, got int"):
         fxkit.compile(3)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_graph_whose_types_are_not_to_be_had_runs_in_eager() -> None:
+    def select(x: torch.Tensor, mask: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return torch.masked_select(x, mask, out=out)  # it gives `out` another size
+
+    x, mask = torch.randn(6), torch.tensor([True, False] * 3)
+    compiled = fxkit.compile(select)
+    with pytest.warns(UserWarning, match="captured graph runs in eager"):
+        first = compiled(x, mask, torch.empty(6))
+    assert torch.equal(first, x[mask])
+    assert torch.equal(compiled(x, mask, torch.empty(6)), x[mask])

@@ -51,7 +51,7 @@ def to_cpp(
     if not _is_typed(gm, args, dict(kwargs or {})):
         propagate_types(gm, args, kwargs)
     if config.current().backend == "eager":
-        return CompiledModule(gm, _in_eager(gm, "FXKIT_BACKEND=eager turns kernels off"))
+        return left_to_eager(gm, "FXKIT_BACKEND=eager turns kernels off")
     plan = make_plan(gm, partition(gm, policy))
     if not plan.kernels:
         return CompiledModule(gm, plan)
@@ -84,6 +84,11 @@ def _has_type(node: fx.Node) -> bool:
 def _same_type(expected: Any, value: Any) -> bool:
     found = type_of_value(value)
     return type(expected) is type(found) and bool(expected == found)
+
+
+def left_to_eager(gm: fx.GraphModule, reason: str) -> CompiledModule:
+    """Return a module that runs a graph as it is, and says why for each node of interest."""
+    return CompiledModule(gm, _in_eager(gm, reason))
 
 
 def _in_eager(gm: fx.GraphModule, reason: str) -> Plan:

@@ -39,6 +39,13 @@ def _heaviside(self: Ref, values: Ref) -> Ref:
     return select(self.equals(0), values, (self > 0).cast(self.dtype))
 
 
+@row("aten.angle")
+def _angle(self: Ref) -> Ref:
+    floats_only(self, "the angle")
+    angle = select(self < 0, const_like(self, math.pi), const_like(self, 0))
+    return select(self.differs(self), self, angle)
+
+
 # --- filling
 
 

@@ -20,6 +20,7 @@ from fxkit.ir.journal import Change as Edit
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import derive
 from fxkit.ir.session import EditSession, edit
+from fxkit.passes import PASSES
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
 from fxkit.tracing.live import capture
@@ -222,6 +223,14 @@ def test_the_difference_of_each_pass_is_what_its_journal_says() -> None:
             assert printed(diff(first, second, journal=record.changes).apply(first)) == printed(
                 second
             )
+
+
+@pytest.mark.parametrize("name", sorted(name for name, _ in PASSES.items()))
+def test_the_difference_of_any_library_pass_is_what_its_journal_says(name: str) -> None:
+    gm = capture(models.Stack(2).eval(), models.stack_args()).graph_module
+    before = copy.deepcopy(gm)
+    result = PassManager([PASSES[name]()], args=models.stack_args()).run(gm)
+    agree(before, gm, [change for record in result.records for change in record.changes])
 
 
 def test_operands_that_are_read_twice_are_told_apart() -> None:

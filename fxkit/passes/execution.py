@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from fxkit.passes.manager import PassManager
 
 
+ALARM_DELAY = 0.25
+"""Seconds in which a pass that edits sees by itself that its time is up, and unwinds cleanly."""
+
+
 class _Stopped(Exception):
     """The run is to end here, with all that was done."""
 
@@ -234,7 +238,7 @@ class Execution:
         deadline = None if seconds is None else time.monotonic() + seconds
         session.limits = Limits(self._max_rewrites, self._max_nodes, deadline)
         try:
-            with time_limit(seconds):
+            with time_limit(None if seconds is None else seconds + ALARM_DELAY):
                 current.apply(session, context)
         except RewritesSpent:
             if session.whole_at is not None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fxkit.passes import PASSES
 from fxkit.view.page import escape
 from fxkit.view.profile_result import Profile
 from fxkit.view.text_table import duration, plural, quantity
@@ -73,12 +74,14 @@ def passes(records: Iterable[Any]) -> str:
         rows.append(
             f'<tr><td class="fx-num">{number}</td>'
             f'<td style="white-space:nowrap"><b>{escape(record.name)}</b></td>'
+            f'<td class="fx-muted">{escape(_purpose(record.name))}</td>'
             f'<td class="fx-num">{before:,}</td><td class="fx-num">{after:,}</td>'
             f'<td class="fx-num {tone}">{change}</td><td>{rules or _edits(record)}'
             f'{_notes(record)}</td><td class="fx-num">{duration(record.seconds)}</td></tr>'
         )
     head = (
-        '<th class="fx-num">#</th><th>pass</th><th class="fx-num">nodes before</th>'
+        '<th class="fx-num">#</th><th>pass</th><th>what it is for</th>'
+        '<th class="fx-num">nodes before</th>'
         '<th class="fx-num">after</th><th class="fx-num">change</th><th>rewrites by rule</th>'
         '<th class="fx-num">time</th>'
     )
@@ -86,6 +89,12 @@ def passes(records: Iterable[Any]) -> str:
         f'<div class="fx-scroll"><table class="fx-table"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _purpose(name: str) -> str:
+    """Return the first line of what a library pass says of itself; nothing for other passes."""
+    known = dict(PASSES.items()).get(re.split(r"\W", name)[0])
+    return (known.__doc__ or "").strip().partition("\n")[0] if known is not None else ""
 
 
 def _edits(record: Any) -> str:

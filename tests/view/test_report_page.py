@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections import Counter
 from dataclasses import replace
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fxkit.passes.canonicalise import Canonicalise
 from fxkit.view import Report, diff, draw, profile, tree
 from fxkit.view.highlighting import highlight
 from tests.view import models
@@ -117,6 +119,8 @@ def test_report_says_what_it_was_given() -> None:
     assert "1.4 ×" in sections["Summary"].html
     assert torch.__version__ in sections["Environment"].html
     assert "x * 1 -&gt; x × 3" in sections["Passes"].html
+    assert Canonicalise.__doc__ is not None
+    assert Canonicalise.__doc__.partition("\n")[0] in html.unescape(sections["Passes"].html)
     assert "nothing to do" in sections["Passes"].html
     assert sections["Passes"].lead.startswith("2 passes ran in this order and took 4 nodes away")
     assert "kernel_0" in sections["Fused regions"].html

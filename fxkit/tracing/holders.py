@@ -53,6 +53,14 @@ def is_same_value(now: Any, before: Any) -> bool:
     return now == before and repr(now) == repr(before)
 
 
+def content(cell: types.CellType) -> Any:
+    """Return what a variable of a closure holds, or `ABSENT`."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
 def _has_type(value: Any, expected: TensorType) -> bool:
     return isinstance(value, torch.Tensor) and TensorType.of(value) == expected
 
@@ -266,10 +274,7 @@ class CellHolder(Holder):
     """A variable of a closure."""
 
     def read(self) -> dict[Any, Any]:
-        try:
-            return {None: self.value.cell_contents}
-        except ValueError:
-            return {None: ABSENT}
+        return {None: content(self.value)}
 
     def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
         self.value.cell_contents = changes[None]

@@ -58,6 +58,7 @@ class Reach:
         self.missed: list[types.CodeType] = []
         self.refusal: Refusal | None = None
         self._functions: dict[types.CodeType, list[types.FunctionType]] = defaultdict(list)
+        self._nested: set[types.CodeType] = set()
         self._reads_all = False
         self._waiting: dict[str, list[Visit]] = defaultdict(list)
         self._any: list[Visit] = []
@@ -93,6 +94,7 @@ class Reach:
         if code not in self._functions and code not in self.codes and not self._find(frame):
             self.missed.append(code)
         self.codes |= names.codes
+        self._nested |= names.codes - {code}
         self._add_names(names.attributes)
         if names.is_reflective:
             self._add_names(names.strings)
@@ -101,6 +103,20 @@ class Reach:
             self._inside(fn)
         self._globals(frame.f_globals, names)
         self._walk()
+
+    def enter_again(self, frame: types.FrameType) -> None:
+        """Look whether a closure that is called is one of those that were looked at.
+
+        Functions that the program makes itself are: what they hold is its own.
+        """
+        code, values = frame.f_code, frame.f_locals
+        if code not in self._functions or code in self._nested:
+            return
+        for fn in self._functions[code]:
+            cells = zip(code.co_freevars, fn.__closure__ or (), strict=False)
+            if all(h.content(cell) is values.get(name, h.ABSENT) for name, cell in cells):
+                return
+        self.missed.append(code)
 
     def enter_context(self, variable: contextvars.ContextVar[Any]) -> None:
         """Look at a context variable that is about to be read or set."""

@@ -24,6 +24,9 @@ from fxkit.tracing.watching import Watcher
 Plan = Callable[[Any, str], Blueprint]
 
 
+MAX_LEARNED = 1000
+
+
 @dataclass(slots=True)
 class Learned:
     """What earlier runs of a program have shown, for the captures that follow.
@@ -80,8 +83,10 @@ class State:
 
     def _learn(self, missed: list[CodeType], watcher: Watcher) -> None:
         learned = self._learned.functions
-        known = {function.__code__ for function, _ in learned}
-        found = functions_of([code for code in missed if code not in known])
+        known = {id(function) for function, _ in learned}
+        found = [function for function in functions_of(missed) if id(function) not in known]
+        if len(learned) + len(found) > MAX_LEARNED:
+            found = []
         learned += [(function, function.__name__) for function in found]
         name = f"{watcher.codes[missed[0]].get('__name__')}.{missed[0].co_name}"
         raise Refusal(

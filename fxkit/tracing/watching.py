@@ -127,6 +127,8 @@ class Watcher:
                 self._special = self._listener.begin_special(frame)
             if code not in self.codes and code not in self._trusted:
                 self._note(code, frame)
+            if code.co_freevars and code in self.codes:
+                self._reach.enter_again(frame)
         elif event == "c_call":
             if function is print:
                 self._streams = _Streams()

@@ -175,6 +175,22 @@ def test_a_function_that_only_shows_when_it_runs_is_guarded():
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 5.0))
 
 
+def test_two_closures_of_one_function_are_told_apart():
+    factor = [3.0]
+    plain, multiply = _times([2.0]), _times(factor)
+    hidden = weakref.ref(multiply)
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        found = hidden()
+        return plain(a) if found is None else found(plain(a))
+
+    captured = capture(fn, (torch.ones(2),))
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 6.0))
+    assert captured.recaptures == 0
+    factor[0] = 5.0
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 10.0))
+
+
 def test_a_function_that_is_never_found_runs_in_python():
     code = _amplify.__code__.replace(co_name="made")
     namespace = globals()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fxkit import lower, passes, testing
-    from fxkit.analysis.declared_types import declare_type
     from fxkit.analysis.objects import graph
     from fxkit.analysis.tensor_types import TypeAnalysis, propagate_types
+    from fxkit.analysis.type_inference.declared_types import declare_type
     from fxkit.compiler import compile
     from fxkit.ir.session import edit
     from fxkit.ir.verifier import verify
@@ -34,7 +34,7 @@ _HOMES = {
     "graph": "fxkit.analysis.objects",
     "propagate_types": "fxkit.analysis.tensor_types",
     "TypeAnalysis": "fxkit.analysis.tensor_types",
-    "declare_type": "fxkit.analysis.declared_types",
+    "declare_type": "fxkit.analysis.type_inference.declared_types",
     "edit": "fxkit.ir.session",
     "verify": "fxkit.ir.verifier",
     "rule": "fxkit.patterns.rewriting",

@@ -108,8 +108,12 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _list_passes(options: argparse.Namespace) -> int:
     from fxkit.passes import PASSES
-    from fxkit.passes.listing import describe_passes, describe_pipelines, describe_properties
     from fxkit.passes.pipelines import PIPELINES
+    from fxkit.passes.running.listing import (
+        describe_passes,
+        describe_pipelines,
+        describe_properties,
+    )
 
     print(f"passes\n{describe_passes(PASSES.items())}")
     print(f"\nproperties\n{describe_properties()}")
@@ -122,8 +126,8 @@ def _run_passes(options: argparse.Namespace) -> int:
 
     import fxkit
     from fxkit.passes import PASSES
-    from fxkit.passes.listing import passes_of
     from fxkit.passes.pipelines import PIPELINES
+    from fxkit.passes.running.listing import passes_of
     from fxkit.programs import load_program
 
     manager = fxkit.PassManager(

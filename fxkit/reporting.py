@@ -13,7 +13,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.lower import CompiledModule
 from fxkit.passes.base import Pass
 from fxkit.passes.pipelines import INFERENCE
-from fxkit.passes.records import PassResult
+from fxkit.passes.running.records import PassResult
 from fxkit.tracing import capture
 from fxkit.view.profile_result import Profile
 from fxkit.view.profiler import profile

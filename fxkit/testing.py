@@ -20,8 +20,8 @@ import torch
 from torch import fx
 
 from fxkit.analysis.equivalence import Comparison, assert_equivalent, compare
-from fxkit.analysis.reduction import Minified, minify
-from fxkit.analysis.reproducer import write_reproducer
+from fxkit.analysis.reproducing.reduction import Minified, minify
+from fxkit.analysis.reproducing.reproducer import write_reproducer
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import RewriteError
 from fxkit.ir.printer import format_graph

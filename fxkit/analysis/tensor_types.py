@@ -21,14 +21,14 @@ from torch.utils import _pytree as pytree
 
 from fxkit.analysis.dependencies import ancestors
 from fxkit.analysis.effects import AliasSets
-from fxkit.analysis.fake_tensors import fake_mode, tensors_of, without_log
-from fxkit.analysis.symbolic_shapes import SymbolicShapes
-from fxkit.analysis.type_errors import finder
-from fxkit.analysis.type_evaluation import Evaluation
-from fxkit.analysis.type_facts import fake_value, symbols_in, types_of
-from fxkit.analysis.type_modes import read_modes
-from fxkit.analysis.type_observations import Observations, is_foreign
-from fxkit.analysis.type_records import NeedsLive, Record
+from fxkit.analysis.type_inference.fake_tensors import fake_mode, tensors_of, without_log
+from fxkit.analysis.type_inference.symbolic_shapes import SymbolicShapes
+from fxkit.analysis.type_inference.type_errors import finder
+from fxkit.analysis.type_inference.type_evaluation import Evaluation
+from fxkit.analysis.type_inference.type_facts import fake_value, symbols_in, types_of
+from fxkit.analysis.type_inference.type_modes import read_modes
+from fxkit.analysis.type_inference.type_observations import Observations, is_foreign
+from fxkit.analysis.type_inference.type_records import NeedsLive, Record
 from fxkit.errors import FxkitError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.journal import Change

@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import Any
 
 from fxkit.passes.base import Pass, PassContext, pass_name
-from fxkit.passes.functions import DecoratedPass, FunctionPass, pass_function
-from fxkit.passes.groups import FixedPoint, Group, When
-from fxkit.passes.instruments import Instrument
 from fxkit.passes.properties import graph_property
+from fxkit.passes.running.functions import DecoratedPass, FunctionPass, pass_function
+from fxkit.passes.running.groups import FixedPoint, Group, When
+from fxkit.passes.running.instruments import Instrument
 from fxkit.registry import Registry, defined_here
 
 __all__ = [

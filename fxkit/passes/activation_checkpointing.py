@@ -14,9 +14,9 @@ from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.errors import PassError
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.data_reads import reads_data
-from fxkit.passes.parts import Part, outline_parts
-from fxkit.passes.saved_tensors import Memory, saved_memories
+from fxkit.passes.building_blocks.data_reads import reads_data
+from fxkit.passes.building_blocks.parts import Part, outline_parts
+from fxkit.passes.building_blocks.saved_tensors import Memory, saved_memories
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
-from fxkit.passes.autocast_lists import (
+from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.building_blocks.autocast_lists import (
     APPEND_DTYPE,
     AUTOCAST,
     BANNED,
@@ -27,9 +28,8 @@ from fxkit.passes.autocast_lists import (
     WITH_DTYPE,
     overload_key,
 )
-from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.casts import cast_results_back, insert_cast, result_types
-from fxkit.passes.fake_runs import operators_under, type_under, without_autocast
+from fxkit.passes.building_blocks.casts import cast_results_back, insert_cast, result_types
+from fxkit.passes.building_blocks.fake_runs import operators_under, type_under, without_autocast
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import fx
 
 from fxkit.errors import PassError
 from fxkit.ir.session import EditSession
-from fxkit.passes.analyses import Analyses
+from fxkit.passes.running.analyses import Analyses
 from fxkit.patterns.rewrite_report import RewriteReport
 
 NUMERICS = ("exact", "close", "changed")
@@ -127,7 +127,7 @@ def as_pass(candidate: Any) -> Pass:
     Raises:
         PassError: When it is neither.
     """
-    from fxkit.passes.functions import FunctionPass
+    from fxkit.passes.running.functions import FunctionPass
 
     if isinstance(candidate, Pass):
         return candidate

@@ -16,9 +16,9 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.layers import Layer, layer_of
-from fxkit.passes.retyping import Retyping
-from fxkit.passes.weights import Weights
+from fxkit.passes.building_blocks.layers import Layer, layer_of
+from fxkit.passes.building_blocks.retyping import Retyping
+from fxkit.passes.building_blocks.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.layers import Layer, layer_of
-from fxkit.passes.weights import Weights, memory_of
+from fxkit.passes.building_blocks.layers import Layer, layer_of
+from fxkit.passes.building_blocks.weights import Weights, memory_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fxkit.errors import NumericsError
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.probes import Chosen, Place, Probe, insert_probe
+from fxkit.passes.building_blocks.probes import Chosen, Place, Probe, insert_probe
 
 
 class NumberCheck(Probe):

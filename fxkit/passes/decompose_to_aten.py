@@ -16,9 +16,9 @@ from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
-from fxkit.passes import indexing
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.recording import (
+from fxkit.passes.building_blocks import indexing
+from fxkit.passes.building_blocks.recording import (
     Recording,
     Unrecordable,
     form_of_call,

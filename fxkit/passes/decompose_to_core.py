@@ -14,26 +14,32 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.core_operators import is_core
-from fxkit.passes.layout import laid_out_as
-from fxkit.passes.recording import Recording, Unrecordable, form_of_call, record, replay
-from fxkit.passes.torch_decompositions import computation_of, expansion_of
+from fxkit.passes.building_blocks.core_operators import is_core
+from fxkit.passes.building_blocks.layout import laid_out_as
+from fxkit.passes.building_blocks.recording import (
+    Recording,
+    Unrecordable,
+    form_of_call,
+    record,
+    replay,
+)
+from fxkit.passes.building_blocks.torch_decompositions import computation_of, expansion_of
 
 
 @dataclass(frozen=True)
 class DecomposeToCore(Pass):
     """Compute every operator by those of the core set, as torch's own decompositions do.
 
-    The set is the table in `fxkit.passes.core_operators`. What an operator becomes depends on the
-    recorded types, and equal calls are worked out once. Results keep their types and strides. What
-    torch has no decomposition for, and operators outside of ATen, stay, with a note.
+    The set is the table in `fxkit.passes.building_blocks.core_operators`. What an operator becomes
+    depends on the recorded types, and equal calls are worked out once. Results keep their types and
+    strides. What torch has no decomposition for, and operators outside of ATen, stay, with a note.
 
     Rewrites:
         return torch.ops.aten.linear.default(%x, %w, %b)
             →  %t = torch.ops.aten.permute.default(%w, [1, 0])
                return torch.ops.aten.addmm.default(%b, %x, %t)
 
-    Source: torch/_decomp, through `fxkit.passes.torch_decompositions`.
+    Source: torch/_decomp, through `fxkit.passes.building_blocks.torch_decompositions`.
     """
 
     requires: ClassVar[tuple[str, ...]] = ("shapes_known", "aten", "functional")

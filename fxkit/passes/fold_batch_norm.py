@@ -13,8 +13,8 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.layers import Layer, layer_of
-from fxkit.passes.norms import (
+from fxkit.passes.building_blocks.layers import Layer, layer_of
+from fxkit.passes.building_blocks.norms import (
     NORMS,
     Affine,
     Norm,
@@ -25,7 +25,7 @@ from fxkit.passes.norms import (
     read_norm,
     turned,
 )
-from fxkit.passes.weights import Weights, memory_of
+from fxkit.passes.building_blocks.weights import Weights, memory_of
 
 Share = tuple[Layer, Affine]
 

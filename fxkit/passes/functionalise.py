@@ -16,10 +16,10 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import MEMORY_KEY, TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.functional_forms import FunctionalForm, functional_form
-from fxkit.passes.layout import laid_out_as
+from fxkit.passes.building_blocks.functional_forms import FunctionalForm, functional_form
+from fxkit.passes.building_blocks.layout import laid_out_as
+from fxkit.passes.building_blocks.view_inverses import Inverse, inverse_of, shares_memory
 from fxkit.passes.properties import property_named
-from fxkit.passes.view_inverses import Inverse, inverse_of, shares_memory
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from torch import fx
 
 from fxkit.errors import PassError
 from fxkit.passes.base import Pass
-from fxkit.passes.contracts import check_words
-from fxkit.passes.execution import Execution
-from fxkit.passes.groups import Group, items_of, leaves
-from fxkit.passes.instruments import DumpOnChange, Instrument, PrintAfter
-from fxkit.passes.records import PassRecord, PassResult
-from fxkit.passes.subjects import Subject
+from fxkit.passes.running.contracts import check_words
+from fxkit.passes.running.execution import Execution
+from fxkit.passes.running.groups import Group, items_of, leaves
+from fxkit.passes.running.instruments import DumpOnChange, Instrument, PrintAfter
+from fxkit.passes.running.records import PassRecord, PassResult
+from fxkit.passes.running.subjects import Subject
 
 if TYPE_CHECKING:
-    from fxkit.passes.bisection import Bisection
+    from fxkit.passes.running.bisection import Bisection
 
 __all__ = ["VERIFY_LEVELS", "PassManager", "PassRecord", "PassResult"]
 
@@ -152,7 +152,7 @@ class PassManager:
                 after all passes, or raises.
             PassError: When a pass fails.
         """
-        from fxkit.passes.bisection import find_fault
+        from fxkit.passes.running.bisection import find_fault
 
         return find_fault(self, program, bad, folder)
 

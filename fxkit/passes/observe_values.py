@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.probes import Chosen, Place, Probe, insert_probe
+from fxkit.passes.building_blocks.probes import Chosen, Place, Probe, insert_probe
 
 
 class Observer(Probe):

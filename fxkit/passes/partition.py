@@ -15,11 +15,11 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import type_of
-from fxkit.passes.backend_call import Backend, BackendCall
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.data_reads import reads_data
-from fxkit.passes.parts import Part, outline_parts
-from fxkit.passes.stages import connected_pieces, two_kinds_of_stages
+from fxkit.passes.building_blocks.backend_call import Backend, BackendCall
+from fxkit.passes.building_blocks.data_reads import reads_data
+from fxkit.passes.building_blocks.parts import Part, outline_parts
+from fxkit.passes.building_blocks.stages import connected_pieces, two_kinds_of_stages
 
 
 @dataclass(frozen=True)

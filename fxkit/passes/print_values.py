@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.probes import Chosen, Place, Probe, insert_probe
+from fxkit.passes.building_blocks.probes import Chosen, Place, Probe, insert_probe
 
 
 def to_stderr(line: str) -> None:

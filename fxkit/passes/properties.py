@@ -29,7 +29,7 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
-from fxkit.passes.core_operators import is_core
+from fxkit.passes.building_blocks.core_operators import is_core
 
 Complaint = tuple[fx.Node, str]
 Predicate = Callable[[fx.GraphModule], Iterable[Complaint]]
@@ -200,7 +200,7 @@ def aten(gm: fx.GraphModule) -> Iterator[Complaint]:
 
 @graph_property
 def core_aten(gm: fx.GraphModule) -> Iterator[Complaint]:
-    """Every call of a known operator is one of the core set (`fxkit.passes.core_operators`)."""
+    """Every call of a known operator is in the core set (`building_blocks/core_operators.py`)."""
     for node, call in _calls(gm):
         if call.operator.is_opaque or (node.op == "call_function" and _is_plain_python(call)):
             continue

@@ -13,7 +13,7 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.sharing import Sharing
+from fxkit.passes.building_blocks.sharing import Sharing
 from fxkit.patterns.engine import rewrite_in
 from fxkit.patterns.rules import RULES
 

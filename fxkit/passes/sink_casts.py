@@ -14,7 +14,7 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.sinking import Region, Sinker
+from fxkit.passes.building_blocks.sinking import Region, Sinker
 from fxkit.patterns.rules.casts import holds_all
 
 

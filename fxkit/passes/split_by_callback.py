@@ -13,9 +13,9 @@ from fxkit.analysis.effect_edges import effect_predecessors
 from fxkit.ir.provenance import module_path
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.data_reads import reads_data
-from fxkit.passes.parts import Part, outline_parts
-from fxkit.passes.stages import labelled_stages
+from fxkit.passes.building_blocks.data_reads import reads_data
+from fxkit.passes.building_blocks.parts import Part, outline_parts
+from fxkit.passes.building_blocks.stages import labelled_stages
 
 # What a node that belongs in no submodule is labelled with.
 OUTSIDE = object()

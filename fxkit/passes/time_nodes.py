@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.probes import Chosen, Place, Probe, insert_probe
+from fxkit.passes.building_blocks.probes import Chosen, Place, Probe, insert_probe
 
 
 @dataclass

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from fxkit.analysis.equivalence import assert_equivalent, clone_inputs, quiet
-from fxkit.analysis.reduction import minify
-from fxkit.analysis.reproducer import Script
+from fxkit.analysis.reproducing.reduction import minify
+from fxkit.analysis.reproducing.reproducer import Script
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import CounterexampleError, FxkitError, NumericsError, UnsupportedError
 from fxkit.ir.printer import format_graph, format_value

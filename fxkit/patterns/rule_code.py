@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from fxkit.analysis.module_code import ModuleWriter
+from fxkit.analysis.reproducing.module_code import ModuleWriter
 from fxkit.errors import UnsupportedError
 from fxkit.patterns.rewriting import Rule
 

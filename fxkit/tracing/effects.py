@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from torch.fx.node import has_side_effect
 
-from fxkit.analysis.declared_types import declare_type
+from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.ir.op import OPERATOR_NAME
 
 

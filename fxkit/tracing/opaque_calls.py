@@ -18,7 +18,7 @@ import torch
 from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
-from fxkit.analysis.declared_types import declare_type
+from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.errors import UnsupportedError
 from fxkit.ir.types import TensorType, type_of_value
 from fxkit.tracing.reach_kinds import OPAQUE

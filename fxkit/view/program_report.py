@@ -16,7 +16,7 @@ from fxkit.analysis.float64 import widened
 from fxkit.lower.compiled import CompiledModule, to_cpp
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
-from fxkit.passes.records import PassResult
+from fxkit.passes.running.records import PassResult
 from fxkit.view.instrument import tensors_in
 from fxkit.view.profiler import profile
 from fxkit.view.report_page import Report

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from fxkit.passes.records import PassResult
+from fxkit.passes.running.records import PassResult
 from fxkit.view.diffing import GraphDiff, diff
 from fxkit.view.drawing import opened_groups
 from fxkit.view.graph_data import as_json, graph_data

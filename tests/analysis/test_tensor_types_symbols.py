@@ -11,9 +11,9 @@ import torch
 from torch import fx, nn
 from torch.export import Dim
 
-from fxkit.analysis.declared_types import declare_type
 from fxkit.analysis.objects import graph
 from fxkit.analysis.tensor_types import TypeAnalysis, infer_type, propagate_types
+from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.errors import InvalidGraphError, UnsupportedError
 from fxkit.ir.printer import format_type
 from fxkit.ir.session import edit

@@ -13,7 +13,7 @@ import fxkit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.ir.session import edit
 from fxkit.passes import PassContext
-from fxkit.passes.core_operators import CORE_OPERATORS, core_operators_page, is_core
+from fxkit.passes.building_blocks.core_operators import CORE_OPERATORS, core_operators_page, is_core
 from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.decompose_to_core import DecomposeToCore
 from fxkit.passes.manager import PassManager

@@ -15,8 +15,8 @@ from fxkit.analysis.dependencies import EffectOrder
 from fxkit.errors import PassError
 from fxkit.ir.printer import format_graph
 from fxkit.passes import FixedPoint, Group, Instrument, Pass, PassContext, When, pass_function
-from fxkit.passes.instruments import PrintAfter
 from fxkit.passes.manager import PassManager
+from fxkit.passes.running.instruments import PrintAfter
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 

@@ -1,0 +1,500 @@
+"""One sweep over a graph, node by node: from a key where one decides, else on live fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from fxkit.analysis.type_inference import type_errors
+from fxkit.analysis.type_inference.declared_types import declared_type
+from fxkit.analysis.type_inference.fake_tensors import (
+    holds_constant,
+    is_about_data,
+    is_of_mode,
+    new_fake_mode,
+    tensors_of,
+)
+from fxkit.analysis.type_inference.symbolic_shapes import SymbolicShapes
+from fxkit.analysis.type_inference.type_facts import (
+    Facts,
+    concrete,
+    concrete_number,
+    data_symbols_in,
+    facts_in,
+    materialise,
+    symbols_in,
+    types_of,
+)
+from fxkit.analysis.type_inference.type_keys import (
+    Manner,
+    NoKey,
+    core_of,
+    is_shared_target,
+    itself,
+    key_of_module,
+    manner_of,
+    part_of_key,
+)
+from fxkit.analysis.type_inference.type_memory import MORE, new_memory
+from fxkit.analysis.type_inference.type_modes import Modes, leave_regions, read_modes
+from fxkit.analysis.type_inference.type_observations import Observations, is_foreign
+from fxkit.analysis.type_inference.type_records import NeedsLive, Record
+from fxkit.errors import FxkitError
+from fxkit.ir.attributes import find_attribute
+from fxkit.ir.symbols import Symbol
+from fxkit.ir.types import KEY, TensorType
+
+_ABSENT: Any = object()
+
+
+class Evaluation:
+    """The state of a sweep.
+
+    Args:
+        gm: The module.
+        inputs: A value for each placeholder, by name; absent where the default is meant.
+        modes: The modes at the beginning.
+        live_nodes: The nodes to run on live tensors.
+        observed: What was known before, for calls that can't run on fake tensors.
+        symbolic: Free sizes, if there are any, or if data decide some.
+
+    Attributes:
+        values: For each node visited what is known of its value.
+        records: For each node visited what it was.
+        switches: Nodes that changed the modes, and to what.
+        origins: Name of a symbol → the node that found it in the data.
+        constants: Nodes whose fake tensor knew its numbers, and lost them by not being live.
+        visited: How many nodes were visited.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: Mapping[str, Any],
+        modes: Modes,
+        live_nodes: set[fx.Node],
+        observed: Observations,
+        symbolic: SymbolicShapes | None,
+    ) -> None:
+        self.memory = new_memory()
+        self.modes = self.first_modes = modes
+        self.live_nodes = live_nodes
+        self.symbolic = symbolic
+        self.values: dict[fx.Node, Any] = {}
+        self.records: dict[fx.Node, Record] = {}
+        self.switches: dict[fx.Node, Modes] = {}
+        self.origins: dict[str, fx.Node] = {}
+        self.constants: set[fx.Node] = set()
+        self.visited = 0
+        self._gm = gm
+        self._inputs = inputs
+        self._observed = observed
+        self._mode_made: Any = None if symbolic is None else symbolic.mode
+        self._live: dict[fx.Node, Any] = {}
+        self._fakes: dict[int, torch.Tensor] = {}
+
+    @property
+    def _mode(self) -> Any:
+        if self._mode_made is None:
+            self._mode_made = new_fake_mode()
+        return self._mode_made
+
+    def sweep(self) -> list[fx.Node]:
+        """Visit every node in order.
+
+        Returns:
+            Nodes that should have run on live tensors and did not; then the types may be wrong.
+
+        Raises:
+            NeedsLive: When there is no way to go on.
+        """
+        missed: list[fx.Node] = []
+        try:
+            for node in self._gm.graph.nodes:
+                self._visit_or_miss(node, missed)
+        except BaseException as error:
+            leave_regions(self._live)
+            if missed and isinstance(error, FxkitError):
+                return missed
+            raise
+        if self.symbolic is not None:
+            self._settle()
+        return missed
+
+    def _visit_or_miss(self, node: fx.Node, missed: list[fx.Node]) -> None:
+        try:
+            self.visit(node)
+        except NeedsLive as error:
+            if node in self.live_nodes or (error.about_data and self.symbolic is None):
+                raise
+            missed.append(node)
+            self._record(node, self._run_live(node), self.modes)
+
+    def visit(self, node: fx.Node) -> None:
+        """Find the type of a node whose operands were visited, and record it."""
+        self.visited += 1
+        modes = self.modes
+        if node in self.live_nodes:
+            value = self._run_live(node)
+        elif node.op == "placeholder":
+            value = self._input(node)
+        elif node.op == "get_attr":
+            value = self._attribute(node)
+        elif node.op == "output":
+            value = self._returned(node)
+        else:
+            value = self.call(node)
+        self._record(node, value, modes)
+
+    def modes_at(self, node: fx.Node) -> Modes:
+        """Return the modes that a node runs in, told by the nodes before it."""
+        while self.switches and node.op != "root":
+            record = self.records.get(node)
+            if record is not None:
+                return self.switches.get(node, record.modes)
+            node = node.prev
+        return self.first_modes
+
+    def restore(self, node: fx.Node, record: Record | None) -> None:
+        """Let a node be as it was before it was visited."""
+        if record is None:
+            self.records.pop(node, None)
+            self.values.pop(node, None)
+        else:
+            self.records[node] = record
+            self.values[node] = record.value
+
+    def _record(self, node: fx.Node, value: Any, modes: Modes) -> None:
+        self.values[node] = value
+        self.records[node] = Record(node, value, modes)
+        node.meta[KEY] = value.type if type(value) is Facts else types_of(value)
+
+    def _settle(self) -> None:
+        """Write what was learnt of free sizes since into all types."""
+        assert self.symbolic is not None
+        if not self.symbolic.learnt:
+            return
+        for node, value in self.values.items():
+            if symbols_in(value):
+                node.meta[KEY] = self.symbolic.simplify(types_of(value))
+
+    # Inputs.
+
+    def _input(self, node: fx.Node) -> Any:
+        return self._known(node, self.memory.table.abstract(self._given(node)))
+
+    def _given(self, node: fx.Node) -> Any:
+        value = self._inputs.get(node.name, _ABSENT)
+        if value is not _ABSENT:
+            return value
+        if not node.args:
+            raise type_errors.missing_input(node)
+        return node.args[0]
+
+    def _attribute(self, node: fx.Node) -> Any:
+        value = find_attribute(self._gm, str(node.target))
+        return self._known(node, self.memory.table.abstract(value))
+
+    def _known(self, node: fx.Node, value: Any) -> Any:
+        if type(value) is Facts and not value.core.is_plain:
+            raise NeedsLive(node)
+        return value
+
+    # Calls by key.
+
+    def call(self, node: fx.Node) -> Any:
+        """Return what is known of the value of a call, from its operands' values."""
+        if self._live:
+            self._refresh(node)
+        memory = self.memory
+        try:
+            key = self._key(node, core_of)
+            found = memory.get(key)
+            if found is MORE:
+                key = self._key(node, itself)
+                found = memory.get(key)
+            if found is not None:
+                return self._recalled(node, *found)
+        except (NoKey, TypeError):
+            key = None
+        return self._find(node, key)
+
+    def _recalled(self, node: fx.Node, value: Any, is_constant: bool) -> Any:
+        if is_constant:
+            self.constants.add(node)
+        return self._of_data(node) if value is _ABSENT else value
+
+    def _key(self, node: fx.Node, pick: Any) -> tuple[Any, ...]:
+        values, table = self.values, self.memory.table
+        parts: list[Any] = [self.modes, node.target]
+        if node.op == "call_module":
+            parts[1] = key_of_module(find_attribute(self._gm, str(node.target)), table)
+        value: Any
+        for value in node.args:
+            kind = type(value)
+            if kind is fx.Node:
+                value = values[value]
+                kind = type(value)
+            if kind is Facts:
+                parts.append(pick(value))
+            elif kind is int:
+                parts.append(value)
+            else:
+                parts.append(part_of_key(self._filled(value), pick, table))
+        for name, value in node.kwargs.items():
+            value = part_of_key(self._filled(value), pick, table)
+            parts.append((Ellipsis, name, value))
+        return tuple(parts)
+
+    def _value(self, node: fx.Node) -> Any:
+        return self.values[node]
+
+    def _filled(self, value: Any) -> Any:
+        """Return an argument with what is known of nodes in their place."""
+        if type(value) is fx.Node:
+            return self.values[value]
+        if isinstance(value, (list, tuple, dict, slice)):
+            return map_arg(value, self._value)
+        return value
+
+    def _find(self, node: fx.Node, key: Any) -> Any:
+        """Find the result of a call like none before, and remember it."""
+        operands = self._operands(node)
+        manner = manner_of(node, operands, self.modes.grad, bool(self.switches))
+        if manner is Manner.LIVE:
+            raise NeedsLive(node)
+        if self.modes is not read_modes():
+            with self.modes.active():
+                value, is_constant = self._run_on_copies(node, operands)
+        else:
+            value, is_constant = self._run_on_copies(node, operands)
+        if self._is_recorded(node, value):
+            value = _ABSENT
+        if key is not None and manner is not Manner.ALONE:
+            self._remember(node, key, manner, operands, (value, is_constant))
+        elif self.symbolic is not None and self._note_origins(node, value):
+            raise NeedsLive(node, about_data=True)
+        self._note_modes(node)
+        return self._recalled(node, value, is_constant)
+
+    def _is_recorded(self, node: fx.Node, value: Any) -> bool:
+        """Tell whether a number that the data decide is known from a capture."""
+        is_read = type(value) is Symbol and value.is_data_dependent
+        return is_read and self._observed.number_of(node) is not None
+
+    def _of_data(self, node: fx.Node) -> Any:
+        """Return the number that was read out of a tensor at capture."""
+        number = self._observed.number_of(node)
+        if number is None:
+            raise NeedsLive(node, about_data=True)
+        return number
+
+    def _remember(
+        self,
+        node: fx.Node,
+        key: Any,
+        manner: Manner,
+        operands: list[Facts],
+        found: tuple[Any, bool],
+    ) -> None:
+        memory = self.memory
+        is_own = self.symbolic is not None or any(f.core.is_symbolic for f in operands)
+        if is_own and self._note_origins(node, found[0]):
+            raise NeedsLive(node, about_data=True)
+        is_own = is_own or not is_shared_target(node.target)
+        results = memory.own if is_own else memory.shared
+        if manner is Manner.BY_FACTS and memory.get(key) is None:
+            by_cores = self._key(node, core_of)
+            key = self._key(node, itself)
+            if by_cores != key:
+                results[by_cores] = MORE
+        results[key] = found
+
+    def _run_on_copies(self, node: fx.Node, operands: list[Facts]) -> tuple[Any, bool]:
+        """Run a call on fresh fake tensors; what their facts do not decide is left to live ones.
+
+        Returns:
+            What is known of the result, and whether a fake tensor in it knows its numbers.
+        """
+        made: list[tuple[torch.Tensor, Facts]] = []
+
+        def make(facts: Facts) -> torch.Tensor:
+            tensor = materialise(facts, keep_grad=self.modes.grad)
+            made.append((tensor, facts))
+            return tensor
+
+        abstract = self.memory.table.abstract
+        learnt = 0 if self.symbolic is None else self.symbolic.learnt
+        with self._mode:
+            try:
+                args, kwargs = self._arguments(node, lambda n: concrete(self.values[n], make))
+                result = self._apply(node, args, kwargs)
+                results = pytree.tree_leaves(result)
+                is_faithful = all(abstract(tensor).core is facts.core for tensor, facts in made)
+            except FxkitError:
+                raise
+            except Exception as error:
+                if is_about_data(error):
+                    return _ABSENT, False
+                if not operands and node.op != "call_module":
+                    raise self._misfit(node, error) from error
+                raise NeedsLive(node, is_about_data(error)) from error
+        has_learnt = self.symbolic is not None and self.symbolic.learnt > learnt
+        if not (is_faithful or has_learnt):
+            raise NeedsLive(node)
+        self._check_free_sizes(node)
+        same = {id(tensor): facts for tensor, facts in made}
+        if any(id(leaf) in same for leaf in results):
+            result = pytree.tree_map(lambda leaf: same.get(id(leaf), leaf), result)
+        value = abstract(result)
+        if any(not facts.core.is_plain for facts in facts_in(value)):
+            raise NeedsLive(node)
+        return value, any(map(holds_constant, results))
+
+    def _operands(self, node: fx.Node) -> list[Facts]:
+        return [facts for n in node._input_nodes for facts in facts_in(self.values[n])]
+
+    # Calls on live tensors.
+
+    def _refresh(self, node: fx.Node) -> None:
+        """Look again at operands whose own metadata a write may have changed."""
+        for operand in node._input_nodes:
+            if operand in self._live:
+                self.values[operand] = self.memory.table.abstract(self._live[operand])
+
+    def _run_live(self, node: fx.Node) -> Any:
+        """Run a node of any kind on tensors that keep their memory and history."""
+        if node.op == "placeholder":
+            result = pytree.tree_map_only(torch.Tensor, self._fake, self._given(node))
+        elif node.op == "get_attr":
+            result = self._fake(find_attribute(self._gm, str(node.target)))
+        elif node.op == "output":
+            return self._returned(node)
+        else:
+            result = self._call_live(node)
+        self._live[node] = result
+        value = self.memory.table.abstract(result)
+        self._note_modes(node)
+        self._note_origins(node, value)
+        return value
+
+    def _returned(self, output: fx.Node) -> Any:
+        value: Any = output.args[0]
+        return map_arg(value, self._current_value)
+
+    def _current_value(self, node: fx.Node) -> Any:
+        if node in self._live:
+            return self.memory.table.abstract(self._live[node])
+        return self.values[node]
+
+    def _call_live(self, node: fx.Node) -> Any:
+        fresh: dict[fx.Node, Any] = {}
+
+        def fill(operand: fx.Node) -> Any:
+            if operand in self._live:
+                return self._live[operand]
+            if operand not in fresh:
+                fresh[operand] = concrete(self.values[operand], materialise)
+            return fresh[operand]
+
+        with self._mode:
+            args, kwargs = self._arguments(node, fill)
+            rule = declared_type(node.target)
+            if rule is not None:
+                return self._made(rule(*self._types(args), **self._types(kwargs)))
+            try:
+                result = self._apply(node, args, kwargs)
+            except FxkitError:
+                raise
+            except Exception as error:
+                return self._instead(node, error)
+        self._check_free_sizes(node)
+        if self._is_recorded(node, self.memory.table.abstract(result)):
+            return self._observed.number_of(node)
+        return result
+
+    def _instead(self, node: fx.Node, error: Exception) -> Any:
+        """Return what stands for the result of a call that can't run on fake tensors."""
+        about_data = is_about_data(error)
+        number = self._observed.number_of(node) if about_data else None
+        if number is not None:
+            return number
+        if about_data and self.symbolic is None:
+            raise NeedsLive(node, about_data=True) from error
+        result = self._observed.result_of(node)
+        if result is None:
+            raise self._misfit(node, error) from error
+        then = self._observed.operands_of(node)
+        now = tuple(types_of(self._current_value(operand)) for operand in node._input_nodes)
+        if then == now:
+            return self._made(result)
+        if is_foreign(node):
+            raise type_errors.observed_otherwise(node, error, then, now)
+        raise self._misfit(node, error) from error
+
+    def _types(self, value: Any) -> Any:
+        return types_of(self.memory.table.abstract(value))
+
+    def _made(self, value_type: Any) -> Any:
+        """Return a live value of a type that was declared or observed."""
+        return pytree.tree_map(self._made_leaf, value_type)
+
+    def _made_leaf(self, leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return concrete_number(leaf)
+        return materialise(self.memory.table.of_type(leaf), keep_grad=True)
+
+    def _apply(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        target = node.target
+        if callable(target):
+            return target(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        module = find_attribute(self._gm, str(target))
+        if not isinstance(module, torch.nn.Module):
+            return module(*args, **kwargs)
+        tensors = {name: self._fake(tensor) for name, tensor in tensors_of(module)}
+        return torch.func.functional_call(module, tensors, args, kwargs)
+
+    def _arguments(self, node: fx.Node, fill: Any) -> tuple[Any, Any]:
+        return map_arg(node.args, fill), map_arg(node.kwargs, fill)
+
+    def _fake(self, value: Any) -> Any:
+        """Return the fake of a real tensor, the same one each time."""
+        if not isinstance(value, torch.Tensor) or is_of_mode(value, self._mode):
+            return value
+        if id(value) not in self._fakes:
+            self._fakes[id(value)] = self._mode.from_tensor(value, static_shapes=True)
+        return self._fakes[id(value)]
+
+    def _note_modes(self, node: fx.Node) -> None:
+        now = read_modes()
+        if now is not self.modes:
+            self.modes = self.switches[node] = now
+
+    def _note_origins(self, node: fx.Node, value: Any) -> bool:
+        """Note who found new symbols in the data; tell whether there were any."""
+        known = {name for n in node._input_nodes for name in data_symbols_in(self.values[n])}
+        fresh = data_symbols_in(value) - known
+        for name in fresh:
+            self.origins.setdefault(name, node)
+        return bool(fresh)
+
+    def _check_free_sizes(self, node: fx.Node) -> None:
+        if self.symbolic is None:
+            return
+        fixed = self.symbolic.fixed()
+        if fixed is not None:
+            raise type_errors.fixed_size(node, *fixed, self._shown_operands(node))
+
+    def _misfit(self, node: fx.Node, error: Exception) -> FxkitError:
+        return type_errors.misfit(node, error, self._shown_operands(node), self.origins)
+
+    def _shown_operands(self, node: fx.Node) -> str:
+        known = ((o, types_of(self._current_value(o))) for o in node._input_nodes)
+        return type_errors.show_operands(known)

@@ -1,0 +1,120 @@
+"""Torch's decompositions into the core set: the one place that knows where torch keeps them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxkit.passes.building_blocks.core_operators import is_core
+from fxkit.passes.building_blocks.recording import Unrecordable, Writes
+
+
+def expansion_of(overload: Any) -> Callable[..., Any] | None:
+    """Return the function that computes an operator from others; None for one of the core set.
+
+    Raises:
+        Writes: When it writes.
+        Unrecordable: When torch has no decomposition of it.
+    """
+    if is_core(overload):
+        return None
+    if overload._schema.is_mutable:
+        raise Writes(f"{overload} writes")
+    for table in (_own_table(), _core_table()):
+        if overload in table:
+            return table[overload]
+    if overload._can_decompose():
+        return overload.decompose
+    if overload in _whole_table():
+        return _whole_table()[overload]
+    raise Unrecordable(f"torch has no decomposition of {overload}")
+
+
+def computation_of(overload: Any) -> Callable[..., Any]:
+    """Return what to run to see how an operator is computed: mostly the operator itself."""
+    found = _own_table().get(overload)
+    return overload if found is None else found
+
+
+@functools.cache
+def _core_table() -> dict[Any, Callable[..., Any]]:
+    from torch._decomp import core_aten_decompositions
+
+    return dict(core_aten_decompositions())
+
+
+@functools.cache
+def _whole_table() -> dict[Any, Callable[..., Any]]:
+    """Return every decomposition, also those that torch's own core set does not ask for."""
+    importlib.import_module("torch._refs")  # adds to the table
+    from torch._decomp import global_decomposition_table
+
+    return dict(global_decomposition_table["post_autograd"])
+
+
+@functools.cache
+def _own_table() -> dict[Any, Callable[..., Any]]:
+    """Return what torch decomposes into something that writes, or not at all."""
+    aten, prims = torch.ops.aten, torch.ops.prims
+    return {
+        aten.native_batch_norm.default: _batch_norm,
+        aten.cudnn_batch_norm.default: _batch_norm,
+        aten.rms_norm.default: _rms_norm,
+        aten.var_mean.default: _var_mean_of_all,
+        aten.var_mean.dim: _var_mean_by_bias,
+        aten.var_mean.correction: _var_mean,
+        aten.empty_permuted.default: _empty_permuted,
+        aten.lift_fresh.default: lambda x: aten.alias.default(x),
+        aten._reshape_alias.default: lambda x, size, stride: aten.view.default(x, size),
+        aten._unsafe_view.default: lambda x, size: aten.view.default(x, size),
+        prims.convert_element_type.default: lambda x, dtype: aten._to_copy.default(x, dtype=dtype),
+    }
+
+
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *rest: Any
+) -> Any:
+    """Normalise a batch, in the form that suits: with statistics given, or without any."""
+    aten = torch.ops.aten
+    if not training:
+        form = aten._native_batch_norm_legit_no_training.default
+        return form(x, weight, bias, mean, variance, *rest)
+    if mean is None and variance is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, *rest)
+    raise Unrecordable("it updates running statistics")
+
+
+def _empty_permuted(size: list[int], physical_layout: list[int], **options: Any) -> Any:
+    """Make an empty tensor whose axes lie in memory in another order."""
+    aten = torch.ops.aten
+    dense = aten.empty.memory_format([size[axis] for axis in physical_layout], **options)
+    back = sorted(range(len(size)), key=physical_layout.__getitem__)
+    return aten.permute.default(dense, back)
+
+
+def _rms_norm(x: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
+    """Divide by the root of the mean square, which torch adds to in place; halves in float32."""
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    squares = wide.pow(2).mean([-1 - axis for axis in range(len(shape))], keepdim=True)
+    normal = wide * torch.rsqrt(squares + eps)
+    return (normal if weight is None else normal * weight).to(x.dtype)
+
+
+def _var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    """Compute both of what one operator gives."""
+    variance = torch.ops.aten.var.correction(x, dim, correction=correction, keepdim=keepdim)
+    axes = list(range(x.dim())) if dim is None else dim
+    return variance, torch.ops.aten.mean.dim(x, axes, keepdim)
+
+
+def _var_mean_by_bias(x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+    return _var_mean(x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+def _var_mean_of_all(x: Any, unbiased: bool = True) -> Any:
+    return _var_mean(x, correction=int(unbiased))

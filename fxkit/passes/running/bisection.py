@@ -1,0 +1,292 @@
+"""Find the rewrite that broke a program: the pass, the rule and the site, by binary search.
+
+One run of the passes leaves a timeline with the graph after each of them. The oracle is asked of
+some of these graphs, then of some in the middle of the pass that was found, which is run again for
+that. The graph before the rewrite is minified, the pass being run again on each candidate.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from fxkit.analysis.reproducing.flat_program import copy_graph_module, flat_program
+from fxkit.analysis.reproducing.reduction import CountedOracle, Minified, Oracle, minify
+from fxkit.errors import FxkitError, NumericsError
+from fxkit.ir.journal import Change
+from fxkit.ir.printer import format_graph
+from fxkit.passes.base import Pass
+from fxkit.passes.running.differences import Difference, differences
+from fxkit.passes.running.groups import leaves
+from fxkit.passes.running.records import PassRecord
+from fxkit.passes.running.replays import Replay, Step
+from fxkit.passes.running.reproduction import write_rewrite
+from fxkit.passes.running.subjects import Subject, sample_inputs
+from fxkit.passes.running.tracking import Rewrite
+
+if TYPE_CHECKING:
+    from fxkit.passes.manager import PassManager
+
+Args = tuple[Any, ...]
+Pair = tuple[fx.GraphModule, fx.GraphModule]
+
+# Of the places in a candidate where a rule applies, this many are looked at.
+_MOST_SITES = 8
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """Where a run of passes broke a program.
+
+    Attributes:
+        in_pass: The pass, with its place in the list.
+        rewrite: The application of a rule, or the replacement; None for a change outside of any.
+        changes: What was changed there.
+        before: The graph right before that.
+        after: The graph right after it.
+        args: Its inputs, one for each placeholder.
+        calls: How often the oracle was asked to find it.
+        minified: A small program that the same pass breaks, or None.
+        reproducer: The script that shows it, or None.
+        notes: Why there is no smaller change, no small program or no script.
+    """
+
+    in_pass: str
+    rewrite: Rewrite | None
+    changes: tuple[Change, ...]
+    before: fx.GraphModule
+    after: fx.GraphModule
+    args: Args
+    calls: int
+    minified: Minified | None = None
+    reproducer: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rule(self) -> str | None:
+        """Name of the rule, or of the pass where it replaced something itself."""
+        return None if self.rewrite is None else self.rewrite.by
+
+    @property
+    def site(self) -> tuple[str, ...]:
+        """Names of the nodes that were replaced, or changed where there was no rewrite."""
+        if self.rewrite is not None:
+            return self.rewrite.at
+        return tuple(dict.fromkeys(change.name for change in self.changes))
+
+    def __str__(self) -> str:
+        culprit = f": {self.rewrite}" if self.rewrite else ""
+        lines = [f"{self.in_pass}{culprit}, found in {self.calls} calls of the oracle"]
+        lines.extend(f"  {change}" for change in self.changes)
+        if self.minified is not None:
+            small = f"minified to {self.minified.nodes} nodes in {self.minified.calls} trials"
+            lines.extend([f"{small}:", format_graph(self.minified.graph_module)])
+        lines.extend(f"note: {note}" for note in self.notes)
+        if self.reproducer is not None:
+            lines.append(f"repro: {self.reproducer}")
+        return "\n".join(lines)
+
+
+def find_fault(
+    manager: PassManager, program: Any, bad: Oracle, folder: str | Path | None = None
+) -> Bisection:
+    """Find the rewrite after which an oracle says bad; see `PassManager.bisect`."""
+    subject = Subject.of(program, manager.args, manager.kwargs)
+    args, kwargs = subject.args, subject.kwargs
+    if args is None:
+        args, kwargs = sample_inputs(subject.graph_module), {}
+    start, args = flat_program(subject.graph_module, args, kwargs)
+    record, current, before, oracle = _first_bad_pass(manager, start, args, bad)
+    found, step = _in_pass(record, current, before, args, oracle)
+    return _shown(found, step, current, before, manager, bad, folder)
+
+
+def _like(manager: PassManager, items: Any, args: Args, verify: str) -> PassManager:
+    """Return a manager with the same limits for other passes and inputs."""
+    return type(manager)(
+        items,
+        verify=verify,
+        args=args,
+        max_seconds=manager.max_seconds,
+        max_nodes=manager.max_nodes,
+    )
+
+
+def _first_bad_pass(
+    manager: PassManager, start: fx.GraphModule, args: Args, bad: Oracle
+) -> tuple[PassRecord, Pass, fx.GraphModule, CountedOracle]:
+    """Return the first pass after which the oracle says bad, and the module before it."""
+    oracle = CountedOracle(bad)
+    if oracle.answer((start, args), "the program as it was given"):
+        raise NumericsError(
+            "expected the oracle to say good of the program as it was given, got bad",
+            hint="it takes (gm, args) and returns True when the fault is there",
+        )
+    verify = "each" if manager.verify == "numerics" else manager.verify
+    result = _like(manager, manager.items, args, verify).run(copy_graph_module(start))
+    timeline, records = result.timeline, result.records
+    if not oracle.answer((timeline[-1].graph_module, args), "the program after all passes"):
+        raise NumericsError(
+            "expected the oracle to say bad of the program after all passes, got good",
+            hint="verify='numerics' finds differences of any kind",
+        )
+    index = _first_bad(
+        range(len(timeline)),
+        lambda i: oracle.answer((timeline[i].graph_module, args), f"the program after pass {i}"),
+    )
+    record = records[index - 1]
+    return record, _pass_of(manager, record), timeline[index - 1].graph_module, oracle
+
+
+def _pass_of(manager: PassManager, record: PassRecord) -> Pass:
+    """Return the pass of a record: one of the list, or one that was scheduled for it."""
+    number = re.search(r"\((\d+)/\d+", record.place)
+    if record.scheduled_for is None and number is not None:
+        return manager.passes[int(number[1]) - 1]
+    found = next((p for p in leaves(manager.items) if str(p) == record.name), None)
+    if found is not None:
+        return found
+    from fxkit.passes import PASSES
+
+    return PASSES[record.name]()
+
+
+def _in_pass(
+    record: PassRecord, current: Pass, before: fx.GraphModule, args: Args, oracle: CountedOracle
+) -> tuple[Bisection, Step | None]:
+    """Find the rewrite, or the single change, of a pass."""
+    replay = Replay(before, current, args)
+    whole = Step(0, len(replay.changes))
+    step, note = whole, ()
+    after = replay.after(whole)
+    if not replay.steps or not oracle.answer((after, args), f"{current.name}, run again"):
+        note = (f"{current.name} did something else when it ran again: no rewrite was found",)
+    else:
+        place = _first_bad(
+            range(len(replay.steps) + 1),
+            lambda i: oracle.answer((replay.after(replay.steps[i - 1]), args), "a step of a pass"),
+        )
+        step = replay.steps[place - 1]
+        before, after = replay.before(step), replay.after(step)
+    found = Bisection(
+        in_pass=record.place,
+        rewrite=step.rewrite,
+        changes=replay.changes[step.start : step.end],
+        before=before,
+        after=after,
+        args=args,
+        calls=oracle.calls,
+        notes=note,
+    )
+    return found, None if step is whole else step
+
+
+def _first_bad(places: range, is_bad: Callable[[int], bool]) -> int:
+    """Return the first bad place, where the first of all is good and the last is bad."""
+    good, bad = places[0], places[-1]
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if is_bad(middle):
+            bad = middle
+        else:
+            good = middle
+    return bad
+
+
+def _shown(
+    found: Bisection,
+    step: Step | None,
+    current: Pass,
+    before_pass: fx.GraphModule,
+    manager: PassManager,
+    bad: Oracle,
+    folder: str | Path | None,
+) -> Bisection:
+    """Minify the program before the rewrite, and write the script."""
+    pair = (found.before, found.after)
+    difference = next(
+        (d for d in differences(bad) if _holds(d, pair, found.args)), differences(bad)[-1]
+    )
+    again = _Again(manager, current, found.rule if step is not None else None, difference)
+    small = None
+    for candidate in (found.before, before_pass):
+        if again.bad(candidate, found.args):
+            small = minify(candidate, found.args, again.bad)
+            break
+    if small is None:
+        note = f"{current.name} does not do it alone: the program is not minified"
+        found = replace(found, notes=(*found.notes, note))
+        gm, args = found.before, found.args
+    else:
+        gm, args = small.graph_module, small.args
+        pair = again.pair(gm, args) or pair
+        small = replace(small, nodes_before=len(before_pass.graph.nodes))
+    found = replace(found, minified=small)
+    target = Path(tempfile.mkdtemp(prefix="fxkit-bisect-") if folder is None else folder)
+    try:
+        script = write_rewrite(
+            target, gm, pair, args, rule=again.rule, current=current,
+            run_pass=lambda m: again.run(m, args), difference=difference, title=_title(found),
+        )  # fmt: skip
+    except FxkitError as error:
+        return replace(found, notes=(*found.notes, f"no script: {error.message}"))
+    return replace(found, reproducer=script)
+
+
+def _title(found: Bisection) -> str:
+    culprit = f": {found.rewrite}" if found.rewrite else ""
+    return f"{found.in_pass}{culprit}\nEnds with status 1 while the fault is there."
+
+
+def _holds(difference: Difference, pair: Pair, args: Args) -> bool:
+    try:
+        return difference.differ(*pair, args)
+    except Exception:  # the program before raises: another way may still tell them apart
+        return False
+
+
+class _Again:
+    """Runs the pass on candidates, and looks at what the rule does there."""
+
+    def __init__(
+        self, manager: PassManager, current: Pass, rule: str | None, difference: Difference
+    ) -> None:
+        self.manager = manager
+        self.current = current
+        self.rule = rule
+        self.difference = difference
+
+    def bad(self, gm: fx.GraphModule, args: Args) -> bool:
+        """Tell whether the rule breaks a program."""
+        return self.pair(gm, args) is not None
+
+    def run(self, gm: fx.GraphModule, args: Args) -> fx.GraphModule:
+        """Return what the whole pass makes of a program."""
+        copied = copy_graph_module(gm)
+        _like(self.manager, [self.current], args, "off").run(copied)
+        return copied
+
+    def pair(self, gm: fx.GraphModule, args: Args) -> Pair | None:
+        """Return the graphs before and after the first rewrite that breaks a program."""
+        pairs = self._pairs(gm, args)
+        return next((p for p in pairs if self.difference.differ(*p, args)), None)
+
+    def _pairs(self, gm: fx.GraphModule, args: Args) -> Iterator[Pair]:
+        result = _like(self.manager, [self.current], args, "off").run(copy_graph_module(gm))
+        timeline = result.timeline
+        if self.rule is None:
+            if result.modified:
+                yield timeline[0].graph_module, timeline[-1].graph_module
+            return
+        places = [i for i, site in enumerate(result.sites) if site.by == self.rule]
+        for place in places[:_MOST_SITES]:
+            yield (
+                timeline.after_rewrites(place).graph_module,
+                timeline.after_rewrites(place + 1).graph_module,
+            )

@@ -1,0 +1,30 @@
+"""The lists name just the operators that torch registers an autocast kernel for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxkit.passes.building_blocks.autocast_lists import AUTOCAST, BANNED, WITH_DTYPE, overload_key
+
+KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+@pytest.mark.parametrize("device", KEYS)
+def test_every_kernel_is_listed_and_nothing_else(device):
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key(KEYS[device])
+    names = {name.removeprefix("aten::") for name in registered}
+    assert set(AUTOCAST[device]) | BANNED.get(device, set()) == names
+
+
+def test_overloads_with_a_dtype_exist():
+    for name, wider in WITH_DTYPE.items():
+        packet = getattr(torch.ops.aten, name.partition(".")[0])
+        assert "dtype" in [a.name for a in getattr(packet, wider)._schema.arguments]
+
+
+def test_a_key_is_the_name_in_the_lists():
+    aten = torch.ops.aten
+    assert overload_key(aten.linear.default) == "linear"
+    assert overload_key(aten.conv2d.padding) == "conv2d.padding"
+    assert overload_key(torch.ops.prims.add.default) == ""

@@ -103,7 +103,11 @@ def _copy(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[list[f
 
 
 def _batch_norm(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[list[Any], Any]:
-    """Normalise a batch, and return its statistics beside the result."""
+    """Normalise a batch, and return its statistics beside the result.
+
+    The operator keeps the statistics that it is given for its derivative, so it is given copies:
+    the buffers themselves are written at the end.
+    """
     import operator
 
     names = (
@@ -116,8 +120,10 @@ def _batch_norm(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[
         "momentum",
         "eps",
     )
-    given = [current(call.arguments[name]) for name in names]
-    both = emit(_aten._native_batch_norm_legit_functional.default, *given)
+    given = {name: current(call.arguments[name]) for name in names}
+    for name in ("running_mean", "running_var"):
+        given[name] = emit(_aten.clone.default, given[name])
+    both = emit(_aten._native_batch_norm_legit_functional.default, *given.values())
     return [emit(operator.getitem, both, 3), emit(operator.getitem, both, 4)], emit(
         operator.getitem, both, 0
     )

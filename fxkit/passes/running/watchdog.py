@@ -36,22 +36,30 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 
 class _Alarm:
-    """Raises in another thread, unless it was turned off before."""
+    """Raises in another thread, unless it was turned off before.
+
+    It goes on once a second until then: what is raised inside of a finaliser or a callback of the
+    garbage collector is lost.
+    """
 
     def __init__(self, thread: int) -> None:
         self._thread = ctypes.c_ulong(thread)
         self._lock = threading.Lock()
-        self._is_off = self._has_rung = False
+        self._has_rung = False
+        self._off = threading.Event()
 
     def ring(self) -> None:
-        with self._lock:
-            if not self._is_off:
+        while True:
+            with self._lock:
+                if self._off.is_set():
+                    return
                 self._has_rung = True
                 _raise_in(self._thread)
+            self._off.wait(1.0)
 
     def turn_off(self) -> None:
         with self._lock:
-            self._is_off = True
+            self._off.set()
         if not self._has_rung:
             return
         # One that has not been raised yet is replaced by one that is raised here. Taking it back

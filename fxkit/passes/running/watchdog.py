@@ -7,6 +7,8 @@ import ctypes
 import threading
 from collections.abc import Iterator
 
+from fxkit.tracing.interpreter import no_collection
+
 
 class OutOfTime(BaseException):
     """Time is up; raised inside the code that took too long."""
@@ -16,7 +18,8 @@ class OutOfTime(BaseException):
 def time_limit(seconds: float | None) -> Iterator[None]:
     """Raise `OutOfTime` inside the block once it has run for too long.
 
-    A call into compiled code is left to return first.
+    A call into compiled code is left to return first. No cyclic garbage is collected meanwhile:
+    what is raised inside of a finaliser or a callback of the collector is lost, and warned of.
 
     Args:
         seconds: How long the block may take; None for any time.
@@ -24,22 +27,22 @@ def time_limit(seconds: float | None) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    alarm = _Alarm(threading.get_ident())
-    timer = threading.Timer(seconds, alarm.ring)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        alarm.turn_off()
+    with no_collection():
+        alarm = _Alarm(threading.get_ident())
+        timer = threading.Timer(seconds, alarm.ring)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            alarm.turn_off()
 
 
 class _Alarm:
     """Raises in another thread, unless it was turned off before.
 
-    It goes on once a second until then: what is raised inside of a finaliser or a callback of the
-    garbage collector is lost.
+    It goes on once a second until then: what is raised inside of a finaliser is lost.
     """
 
     def __init__(self, thread: int) -> None:

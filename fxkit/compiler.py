@@ -12,7 +12,7 @@ from torch import fx
 
 from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
 from fxkit.lower import CompiledModule, to_cpp
-from fxkit.lower.compiled import left_to_eager
+from fxkit.lower.running.compiled import left_to_eager
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import SIMPLIFY

@@ -149,8 +149,8 @@ def _existing_cache(folder: Path) -> Check:
 
 def _compiler() -> Check:
     """Build a kernel in an empty cache, the way `fxkit.lower` does, and call it."""
-    from fxkit.lower import toolchain
-    from fxkit.lower.build import build
+    from fxkit.lower.cpp import toolchain
+    from fxkit.lower.cpp.build import build
 
     try:
         compiler = toolchain.current().compiler
@@ -166,7 +166,7 @@ def _compiler() -> Check:
 
 
 def _openmp() -> Check:
-    from fxkit.lower import toolchain
+    from fxkit.lower.cpp import toolchain
 
     try:
         flags = toolchain.current().flags

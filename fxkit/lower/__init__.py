@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxkit.lower.compiled import CompiledModule, LowerReport, to_cpp
-from fxkit.lower.regions import Policy, Region
+from fxkit.lower.loops.regions import Policy, Region
+from fxkit.lower.running.compiled import CompiledModule, LowerReport, to_cpp
 
 __all__ = ["CompiledModule", "LowerReport", "Policy", "Region", "to_cpp"]

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fxkit.analysis.equivalence import clone_inputs, compare
 from fxkit.analysis.float64 import widened
-from fxkit.lower.compiled import CompiledModule, to_cpp
+from fxkit.lower.running.compiled import CompiledModule, to_cpp
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
 from fxkit.passes.running.records import PassResult

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from fxkit.errors import BuildError
-from fxkit.lower import build as build_module
-from fxkit.lower import toolchain
-from fxkit.lower.build import build, cache_folder
+from fxkit.lower.cpp import build as build_module
+from fxkit.lower.cpp import toolchain
+from fxkit.lower.cpp.build import build, cache_folder
 
 SOURCE = 'extern "C" long answer() { return %d; }\n'
 
@@ -235,7 +235,7 @@ def test_a_killed_builder_blocks_nobody(cache: Path) -> None:
     """A process that dies while it builds leaves no lock behind, neither ours nor torch's."""
     code = f"""
 import os
-from fxkit.lower import build
+from fxkit.lower.cpp import build
 build._compile = lambda *args: os._exit(1)
 build.build({SOURCE % 16!r})
 """

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxkit.lower import CompiledModule, compiled, to_cpp
+from fxkit.lower import CompiledModule, to_cpp
+from fxkit.lower.running import compiled
 
 X, Y = torch.randn(40, 64), torch.randn(40, 64)
 

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import fx
 
 from fxkit.analysis.tensor_types import propagate_types
-from fxkit.lower.cpp_printer import print_unit
-from fxkit.lower.loop_ir import Kernel
-from fxkit.lower.plan import make_plan
-from fxkit.lower.regions import Policy, partition
-from fxkit.lower.schedule import schedule
+from fxkit.lower.cpp.printer import print_unit
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.regions import Policy, partition
+from fxkit.lower.loops.schedule import schedule
+from fxkit.lower.running.plan import make_plan
 
 
 def kernel_of(fn: Callable[..., Any], *args: torch.Tensor) -> Kernel:

@@ -7,7 +7,15 @@ import math
 import pytest
 import torch
 
-from fxkit.lower.loop_ir import Access, Buffer, Builder, Kernel, Store, Unfusable, distinct_axes
+from fxkit.lower.loops.loop_ir import (
+    Access,
+    Buffer,
+    Builder,
+    Kernel,
+    Store,
+    Unfusable,
+    distinct_axes,
+)
 
 
 def test_equal_instructions_are_made_once() -> None:

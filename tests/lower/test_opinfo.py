@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxkit.lower import row_ops, scalar_ops
+from fxkit.lower.operators import row_ops, scalar_ops
 from tests.lower.kernels import compile_all, fused_names
 
 SAMPLES = 4

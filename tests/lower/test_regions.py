@@ -243,7 +243,7 @@ def test_dead_candidates_do_no_harm() -> None:
 
 def test_partition_is_linear() -> None:
     """The work for a graph of twice the length is twice as much, counted in resolved nodes."""
-    from fxkit.lower import group, placement, regions
+    from fxkit.lower.loops import group, placement, regions
 
     def count(length: int) -> int:
         graph = fx.Graph()

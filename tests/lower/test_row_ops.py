@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fxkit.lower.row_ops import TABLE
+from fxkit.lower.operators.row_ops import TABLE
 from tests.lower.kernels import compile_all, difference, fused_names
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

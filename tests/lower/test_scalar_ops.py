@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxkit.lower.scalar_ops import TABLE
-from fxkit.lower.scalar_table import ScalarOp
+from fxkit.lower.operators.scalar_ops import TABLE
+from fxkit.lower.operators.scalar_table import ScalarOp
 from tests.lower.kernels import compile_all, difference, fused_names
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

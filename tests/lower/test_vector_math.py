@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fxkit.lower import toolchain, vector_math
-from fxkit.lower.build import build
+from fxkit.lower.cpp import toolchain, vector_math
+from fxkit.lower.cpp.build import build
 
 FUNCTIONS = {
     "fx_exp": torch.exp,

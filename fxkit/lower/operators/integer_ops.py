@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from fxkit.lower.loop_ir import Ref, Unfusable
-from fxkit.lower.scalar_table import call, number, row, select
+from fxkit.lower.loops.loop_ir import Ref, Unfusable
+from fxkit.lower.operators.scalar_table import call, number, row, select
 
 
 def truncated_quotient(self: Ref, other: Ref) -> Ref:

@@ -16,11 +16,11 @@ from torch import fx
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
-from fxkit.lower import row_ops, scalar_ops
-from fxkit.lower.loop_ir import SUPPORTED, Unfusable
-from fxkit.lower.region_space import ONE, Coordinates, RegionSpace, is_axis
-from fxkit.lower.row_ops import RowOp
-from fxkit.lower.scalar_table import ScalarOp
+from fxkit.lower.loops.loop_ir import SUPPORTED, Unfusable
+from fxkit.lower.loops.region_space import ONE, Coordinates, RegionSpace, is_axis
+from fxkit.lower.operators import row_ops, scalar_ops
+from fxkit.lower.operators.row_ops import RowOp
+from fxkit.lower.operators.scalar_table import ScalarOp
 
 _ALIASING = frozenset(
     "aten.alias aten.detach aten.contiguous aten.expand aten.expand_as aten.unsqueeze aten.squeeze "

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fxkit.lower import cpp_text
-from fxkit.lower.cpp_kernel import KernelPrinter, scaled
-from fxkit.lower.loop_ir import Access, Kernel
-from fxkit.lower.schedule import Pass, schedule
+from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.kernel import KernelPrinter, scaled
+from fxkit.lower.loops.loop_ir import Access, Kernel
+from fxkit.lower.loops.schedule import Pass, schedule
 
 # Rows in a tile.
 LANES = 64

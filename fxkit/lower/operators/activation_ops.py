@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from fxkit.lower.loop_ir import Number, Ref, Unfusable
-from fxkit.lower.scalar_table import call, const_like, row, select
+from fxkit.lower.loops.loop_ir import Number, Ref, Unfusable
+from fxkit.lower.operators.scalar_table import call, const_like, row, select
 
 
 @row("aten.relu")

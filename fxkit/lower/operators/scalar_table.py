@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from fxkit.lower.loop_ir import Number, Operand, Ref, Unfusable
+from fxkit.lower.loops.loop_ir import Number, Operand, Ref, Unfusable
 
 
 class Computes(Enum):

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import torch
 
-from fxkit.lower import cpp_text
-from fxkit.lower.loop_ir import Access, Instruction, Kernel
-from fxkit.lower.schedule import Pass, Schedule
+from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
+from fxkit.lower.loops.schedule import Pass, Schedule
 
 
 class KernelPrinter(ABC):

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from fxkit.lower.loop_ir import Unfusable
-from fxkit.lower.placement import Candidate, place, place_alias
-from fxkit.lower.region_space import Coordinates, RegionSpace
+from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loops.placement import Candidate, place, place_alias
+from fxkit.lower.loops.region_space import Coordinates, RegionSpace
 
 # A kernel of more operators takes the compiler long and runs out of registers.
 MAX_MEMBERS = 48

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fxkit.lower.loop_ir import Instruction, Kernel
+from fxkit.lower.loops.loop_ir import Instruction, Kernel
 
 # Row buffers live on the stack and should stay in the first-level cache.
 MAX_BUFFER_BYTES = 64 * 1024

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fxkit.lower.loop_ir import Unfusable
+from fxkit.lower.loops.loop_ir import Unfusable
 
 ONE: int | None = None
 Coordinates = tuple[int | None, ...]

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from fxkit.lower.loop_ir import Ref, Unfusable
-from fxkit.lower.scalar_table import Computes, call, const_like, floats_only, row, select
+from fxkit.lower.loops.loop_ir import Ref, Unfusable
+from fxkit.lower.operators.scalar_table import Computes, call, const_like, floats_only, row, select
 
 # --- tests of numbers
 

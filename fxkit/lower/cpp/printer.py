@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import torch
 
-from fxkit.lower import cpp_text, vector_math
-from fxkit.lower.cpp_columns import ColumnPrinter, runs_down_columns
-from fxkit.lower.cpp_rows import RowPrinter
-from fxkit.lower.loop_ir import Access, Kernel
+from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp import vector_math
+from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
+from fxkit.lower.cpp.rows import RowPrinter
+from fxkit.lower.loops.loop_ir import Access, Kernel
 
 
 def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> str:

@@ -28,8 +28,8 @@ from pathlib import Path
 
 from fxkit import config
 from fxkit.errors import BuildError
-from fxkit.lower import toolchain
-from fxkit.lower.toolchain import Toolchain
+from fxkit.lower.cpp import toolchain
+from fxkit.lower.cpp.toolchain import Toolchain
 
 _LINES_OF_LOG = 3
 

@@ -12,12 +12,12 @@ from torch import fx
 
 from fxkit.ir.provenance import derive
 from fxkit.ir.types import TensorType, set_type, type_of
-from fxkit.lower.emit import Emitted, Operand, emit, outputs_of
-from fxkit.lower.group import Group
-from fxkit.lower.kernel_call import KernelCall
-from fxkit.lower.loop_ir import Kernel
-from fxkit.lower.placement import operand_type
-from fxkit.lower.regions import Partition, Region
+from fxkit.lower.loops.emit import Emitted, Operand, emit, outputs_of
+from fxkit.lower.loops.group import Group
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.placement import operand_type
+from fxkit.lower.loops.regions import Partition, Region
+from fxkit.lower.running.kernel_call import KernelCall
 
 
 @dataclass

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxkit.analysis.effects import AliasSets, effects_of
-from fxkit.lower.emit import emit
-from fxkit.lower.group import Group
-from fxkit.lower.loop_ir import Unfusable
-from fxkit.lower.placement import Candidate, candidate, first_space, is_alias, is_candidate
-from fxkit.lower.row_ops import RowOp
+from fxkit.lower.loops.emit import emit
+from fxkit.lower.loops.group import Group
+from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loops.placement import Candidate, candidate, first_space, is_alias, is_candidate
+from fxkit.lower.operators.row_ops import RowOp
 
 
 @dataclass(frozen=True)

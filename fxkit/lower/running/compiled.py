@@ -17,12 +17,12 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import BuildError
 from fxkit.ir import types
 from fxkit.ir.types import TensorType, type_of, type_of_value
-from fxkit.lower.build import Library, build
-from fxkit.lower.cpp_printer import print_unit
-from fxkit.lower.placement import is_candidate
-from fxkit.lower.plan import Plan, make_plan, python_function
-from fxkit.lower.regions import Policy, Region, partition
-from fxkit.lower.toolchain import vector_library
+from fxkit.lower.cpp.build import Library, build
+from fxkit.lower.cpp.printer import print_unit
+from fxkit.lower.cpp.toolchain import vector_library
+from fxkit.lower.loops.placement import is_candidate
+from fxkit.lower.loops.regions import Policy, Region, partition
+from fxkit.lower.running.plan import Plan, make_plan, python_function
 
 
 def to_cpp(

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from fxkit.lower.loop_ir import Number, Ref, Unfusable
-from fxkit.lower.scalar_table import call, const_like, row, select
+from fxkit.lower.loops.loop_ir import Number, Ref, Unfusable
+from fxkit.lower.operators.scalar_table import call, const_like, row, select
 
 
 @row("aten.threshold_backward")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from fxkit.ir.types import TensorType
-from fxkit.lower.loop_ir import Kernel
-from fxkit.lower.schedule import cost_of_point
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.schedule import cost_of_point
 
 # Operations below which waking the other threads costs more than they save.
 PARALLEL_WORK = 300_000

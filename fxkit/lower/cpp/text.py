@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loop_ir import Instruction
+from fxkit.lower.loops.loop_ir import Instruction
 
 TYPES = {
     torch.float32: "float",

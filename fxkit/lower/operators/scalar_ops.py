@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from fxkit.lower import activation_ops, gradient_ops, integer_ops, special_ops
-from fxkit.lower.integer_ops import (
+from fxkit.lower.loops.loop_ir import Number, Ref, Unfusable
+from fxkit.lower.operators import activation_ops, gradient_ops, integer_ops, special_ops
+from fxkit.lower.operators.integer_ops import (
     floored_quotient,
     floored_rest,
     truncated_quotient,
     truncated_rest,
 )
-from fxkit.lower.loop_ir import Number, Ref, Unfusable
-from fxkit.lower.scalar_table import (
+from fxkit.lower.operators.scalar_table import (
     TABLE,
     Computes,
     call,

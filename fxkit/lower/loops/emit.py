@@ -16,8 +16,8 @@ from torch import fx
 
 from fxkit.ir.op import Attribute
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.group import Group
-from fxkit.lower.loop_ir import (
+from fxkit.lower.loops.group import Group
+from fxkit.lower.loops.loop_ir import (
     Access,
     Buffer,
     Builder,
@@ -29,10 +29,10 @@ from fxkit.lower.loop_ir import (
     distinct_axes,
     register_of,
 )
-from fxkit.lower.placement import Candidate, operand_type
-from fxkit.lower.region_space import ONE, Coordinates, is_axis
-from fxkit.lower.row_ops import RowOp
-from fxkit.lower.scalar_table import Computes, ScalarOp
+from fxkit.lower.loops.placement import Candidate, operand_type
+from fxkit.lower.loops.region_space import ONE, Coordinates, is_axis
+from fxkit.lower.operators.row_ops import RowOp
+from fxkit.lower.operators.scalar_table import Computes, ScalarOp
 
 Operand = fx.Node | Attribute
 

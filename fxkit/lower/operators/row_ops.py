@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loop_ir import Ref, Unfusable, register_of
-from fxkit.lower.scalar_table import select
+from fxkit.lower.loops.loop_ir import Ref, Unfusable, register_of
+from fxkit.lower.operators.scalar_table import select
 
 
 @dataclass(frozen=True)

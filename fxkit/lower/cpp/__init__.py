@@ -1,0 +1,1 @@
+"""Loop IR as C++ text, and from the text to a loaded library."""

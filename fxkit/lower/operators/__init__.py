@@ -1,0 +1,1 @@
+"""What each operator computes: one row of a table each."""

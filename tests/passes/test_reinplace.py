@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, reject, settings
+from hypothesis import given, settings
 
 import fxkit
-from fxkit.analysis.tensor_types import propagate_types
-from fxkit.errors import InvalidGraphError
-from fxkit.ir.printer import format_graph
 from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.functionalise import Functionalise
 from fxkit.passes.manager import PassManager
 from fxkit.passes.reinplace import Reinplace
-from tests.patterns.random_graphs import GRAPHS, SHAPE, difference, observe
+from tests.passes.random_programs import check_passes_on
+from tests.patterns.random_graphs import GRAPHS
 from tests.patterns.test_random_graphs import _QUIET
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
@@ -109,24 +107,11 @@ def test_an_input_whose_old_value_is_read_is_copied_to_at_the_end():
 @settings(_QUIET, max_examples=150)
 @given(gm=GRAPHS)
 def test_random_programs(gm):
-    _check_random(gm)
+    check_passes_on(gm, [Functionalise(), Reinplace()])
 
 
 @pytest.mark.sweep
 @settings(_QUIET, max_examples=2000)
 @given(gm=GRAPHS)
 def test_many_random_programs(gm):
-    _check_random(gm)
-
-
-def _check_random(gm):
-    args = (torch.empty(SHAPE), torch.empty(SHAPE))
-    try:
-        expected = observe(gm, transposed=False, same=False)
-        propagate_types(gm, args)
-    except (RuntimeError, InvalidGraphError):
-        reject()
-    before = format_graph(gm)
-    PassManager([Functionalise(), Reinplace()], args=args).run(gm)
-    differs = difference(expected, observe(gm, transposed=False, same=False))
-    assert differs is None, f"{differs}\n{before}\n{format_graph(gm)}"
+    check_passes_on(gm, [Functionalise(), Reinplace()])

@@ -7,6 +7,7 @@ walk as one are merged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +30,7 @@ from fxkit.lower.loops.loop_ir import (
     distinct_axes,
     register_of,
 )
-from fxkit.lower.loops.placement import Candidate, operand_type
+from fxkit.lower.loops.placement import Candidate, operand_type, row_shape
 from fxkit.lower.loops.region_space import ONE, Coordinates, is_axis
 from fxkit.lower.operators.row_ops import RowOp
 from fxkit.lower.operators.scalar_table import Computes, ScalarOp
@@ -44,26 +45,27 @@ class Emitted:
     Attributes:
         kernel: The loop IR.
         inputs: Tensors from outside, in the order of the kernel's input buffers.
-        outputs: Nodes whose values it writes, in the order of its output buffers.
+        outputs: What it writes, in the order of its output buffers: members of the region, each
+            with the position of the result.
     """
 
     kernel: Kernel
     inputs: tuple[Operand, ...]
-    outputs: tuple[fx.Node, ...]
+    outputs: tuple[tuple[fx.Node, int], ...]
 
 
-def emit(group: Group, outputs: Sequence[fx.Node], root: torch.nn.Module) -> Emitted:
+def emit(group: Group, outputs: Sequence[tuple[fx.Node, int]], root: torch.nn.Module) -> Emitted:
     """Return the kernel of a region.
 
     Args:
         group: The region.
-        outputs: Its nodes whose values are used outside.
+        outputs: Its results that are used outside.
         root: The module that owns the graph.
     """
     emitter = _Emitter(group, root)
     for member in group.members:
         emitter.compute(member)
-    stores = [emitter.store(node) for node in outputs]
+    stores = [emitter.store(node, position) for node, position in outputs]
     kernel = _ordered(
         Kernel(
             group.space.sizes,
@@ -84,14 +86,15 @@ class _Emitter:
     builder: Builder = field(default_factory=Builder)
     buffers: list[Buffer] = field(default_factory=list)
     inputs: dict[Operand, int] = field(default_factory=dict)
-    values: dict[fx.Node, Ref] = field(default_factory=dict)
+    values: dict[fx.Node, tuple[Ref, ...]] = field(default_factory=dict)
 
     def compute(self, member: Candidate) -> None:
         if isinstance(member.row, RowOp):
-            value = self._row(member, member.row)
+            values = self._row(member, member.row)
         else:
-            value = self._scalar(member, member.row)
-        self.values[member.node] = value.cast(member.type.dtype)
+            values = (self._scalar(member, member.row),)
+        typed = zip(values, member.types, strict=True)
+        self.values[member.node] = tuple(value.cast(known.dtype) for value, known in typed)
 
     def _scalar(self, member: Candidate, row: ScalarOp) -> Ref:
         dtype = self._compute_dtype(member, row)
@@ -144,35 +147,32 @@ class _Emitter:
             raise Unfusable("it takes a number where a tensor is expected")
         return self.builder.const(value, register_of(dtype) if exact else dtype)
 
-    def _row(self, member: Candidate, row: RowOp) -> Ref:
-        operand, *others = member.operands.values()
-        coordinates = self._row_coordinates(member, operand)
-        own = operand_type(operand, self.root).dtype
-        dtype = row.input_dtype(member.call.arguments, own)
-        x = self._read(operand, coordinates).cast(dtype)
-        along = [None if o is None else self._read(o, coordinates).cast(x.dtype) for o in others]
+    def _row(self, member: Candidate, row: RowOp) -> tuple[Ref, ...]:
+        shape = row_shape(member, self.root)
+        coordinates = self._row_coordinates(member, shape)
+        dtypes = [operand_type(t, self.root).dtype for t in member.tensors]
+        dtype = row.input_dtype(member.call.arguments, dtypes)
+        operands = [
+            None if o is None else self._read(o, coordinates).cast(dtype)
+            for o in member.operands.values()
+        ]
         attributes = member.attributes
-        if "count" in row.attributes:
-            shape = operand_type(operand, self.root).shape
-            count = 1
-            for d in row.axes(member.call.arguments, len(shape)):
-                count *= shape[d]
-            attributes["count"] = count
-        for name in row.attributes:
-            attributes.setdefault(name, None)
-        result = row.build(x, *along, **attributes)
-        return result[0] if isinstance(result, tuple) else result
+        dims = row.axes(member.call.arguments, len(shape))
+        attributes["count"] = math.prod(shape[d] for d in dims)
+        result = row.build(*operands, **{name: attributes.get(name) for name in row.attributes})
+        return result if isinstance(result, tuple) else (result,)
 
-    def _row_coordinates(self, member: Candidate, operand: Any) -> Coordinates:
-        return self.group.coordinates.get(operand) or self.group.space.identity
+    def _row_coordinates(self, member: Candidate, shape: Sequence[int]) -> Coordinates:
+        """Return the coordinates of what is reduced: its operands' elements, broadcast."""
+        inside = [self.group.coordinates[t] for t in member.tensors if t in self.group.coordinates]
+        space = self.group.space
+        return space.broadcast(inside, shape) if inside else space.identity
 
     def _read(self, operand: Operand, coordinates: Coordinates) -> Ref:
         """Return an operand's element at the coordinates of the value that reads it."""
-        inside = operand
-        while isinstance(inside, fx.Node) and inside in self.group.aliases:
-            inside = self.group.aliases[inside]
-        if isinstance(inside, fx.Node) and inside in self.values:
-            return self.values[inside]
+        if isinstance(operand, fx.Node) and operand in self.group.coordinates:
+            member, position = self.group.origin(operand)
+            return self.values[member][position]
         known = operand_type(operand, self.root)
         if operand not in self.inputs:
             self.inputs[operand] = len(self.buffers)
@@ -191,13 +191,12 @@ class _Emitter:
                 strides[coordinate] = stride
         return Access(buffer, tuple(strides))
 
-    def store(self, node: fx.Node) -> Store:
-        known = type_of(node)
-        known = known[0] if isinstance(known, tuple) else known
+    def store(self, node: fx.Node, position: int) -> Store:
+        known = result_type(node, position)
         buffer = len(self.buffers)
         self.buffers.append(Buffer(f"out{buffer - len(self.inputs)}", known.dtype, True))
-        access = self._access(buffer, known, self.group.coordinates[node])
-        return Store(access, self.values[node].position)
+        access = self._access(buffer, known, self.group.results[node][position])
+        return Store(access, self.values[node][position].position)
 
 
 def _common_dtype(values: Iterable[Any]) -> torch.dtype:
@@ -209,10 +208,11 @@ def _ordered(kernel: Kernel, reduced: Sequence[int]) -> Kernel:
     """Order the axes as memory runs, the reduced ones last, and merge those that run as one."""
     accesses = _accesses(kernel)
     guide = max((s.access for s in kernel.stores), key=lambda a: sum(1 for s in a.strides if s))
-    loads = [a for a in accesses if all(a.strides[axis] for axis in reduced)] or [guide]
+    in_memory = [a for a in accesses if a.buffer >= 0]
+    loads = [a for a in in_memory if all(a.strides[axis] for axis in reduced)] or [guide]
 
     def by_stride(axes: Iterable[int], access: Access) -> list[int]:
-        return sorted(axes, key=lambda axis: -access.strides[axis])
+        return sorted(axes, key=lambda axis: -abs(access.strides[axis]))
 
     outer = by_stride((a for a in range(len(kernel.sizes)) if a not in reduced), guide)
     groups = _merged(kernel, outer, accesses)
@@ -221,7 +221,7 @@ def _ordered(kernel: Kernel, reduced: Sequence[int]) -> Kernel:
 
 
 def _accesses(kernel: Kernel) -> list[Access]:
-    loads = [i.detail for i in kernel.body if i.op == "load"]
+    loads = [i.detail for i in kernel.body if i.op in ("load", "index")]
     return loads + [s.access for s in kernel.stores]
 
 
@@ -238,7 +238,9 @@ def _regrouped(kernel: Kernel, outer: list[list[int]], rows: list[list[int]]) ->
         return replace(old, strides=tuple(old.strides[group[-1]] for group in groups))
 
     def instruction(old: Instruction) -> Instruction:
-        return replace(old, detail=access(old.detail)) if old.op == "load" else old
+        if old.op not in ("load", "index"):
+            return old
+        return replace(old, detail=access(old.detail))
 
     sizes = []
     for group in groups:
@@ -255,13 +257,7 @@ def _regrouped(kernel: Kernel, outer: list[list[int]], rows: list[list[int]]) ->
     )
 
 
-def outputs_of(group: Group) -> list[fx.Node]:
-    """Return the nodes of a region whose values, or views of them, are used outside of it."""
-    needed: set[fx.Node] = set()
-    for node in group.coordinates:
-        if any(user not in group.coordinates for user in node.users):
-            source = node
-            while source in group.aliases:
-                source = group.aliases[source]
-            needed.add(source)
-    return [m.node for m in group.members if m.node in needed]
+def result_type(node: fx.Node, position: int) -> TensorType:
+    """Return the type of one of a node's results."""
+    known = type_of(node)
+    return known[position] if isinstance(known, tuple) else known

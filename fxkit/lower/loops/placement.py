@@ -6,11 +6,14 @@ node's value, or raises `Unfusable` with the reason, in words for the person who
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from fxkit.ir.attributes import find_attribute
@@ -38,14 +41,19 @@ class Candidate:
         call: Its operator and arguments.
         row: The row of one of the two tables.
         operands: Operand name → node, attribute of the module, number or None.
-        type: Type of its (first) result.
+        types: Type of each of its results.
     """
 
     node: fx.Node
     call: Call
     row: ScalarOp | RowOp
     operands: Mapping[str, Any]
-    type: TensorType
+    types: tuple[TensorType, ...]
+
+    @property
+    def type(self) -> TensorType:
+        """Type of its first result."""
+        return self.types[0]
 
     @property
     def tensors(self) -> Iterator[fx.Node | Attribute]:
@@ -59,8 +67,9 @@ class Candidate:
         return {n: self.call.arguments.get(n) for n in names if n in self.call.arguments}
 
 
-def row_of(name: str) -> ScalarOp | RowOp | None:
-    """Return the table's row of an operator."""
+def row_of(call: Call, name: str | None = None) -> ScalarOp | RowOp | None:
+    """Return the table's row for a call; of an operator that has several, the one that serves."""
+    name = row_ops.variant(call.name if name is None else name, call.arguments)
     return scalar_ops.TABLE.get(name) or row_ops.TABLE.get(name)
 
 
@@ -69,7 +78,7 @@ def is_candidate(node: fx.Node) -> bool:
     call = resolve(node)
     if call is None or is_alias(node):
         return False
-    if row_of(call.name) or row_of(call.name.removesuffix("_")):
+    if row_of(call) or row_of(call, call.name.removesuffix("_")):
         return isinstance(_first(type_of(node)), TensorType | None)
     overload = call.operator.overload
     return overload is not None and torch.Tag.pointwise in overload.tags
@@ -82,13 +91,10 @@ def candidate(node: fx.Node, root: torch.nn.Module) -> Candidate:
         Unfusable: When no kernel can compute it, wherever it stands.
     """
     call = resolve(node)
-    row = call and row_of(call.name)
+    row = call and row_of(call)
     if call is None or row is None:
         raise Unfusable(_no_row(call))
-    result = _first(type_of(node))
-    _check_type(result, "its result")
-    if isinstance(type_of(node), tuple) and not all(_takes_first(user) for user in node.users):
-        raise Unfusable("more than the first of its results is used")
+    types = _results(node)
     arguments = _arguments(call)
     operands = {name: arguments.get(name) for name in row.operands}
     for name, value in operands.items():
@@ -96,7 +102,7 @@ def candidate(node: fx.Node, root: torch.nn.Module) -> Candidate:
             _check_type(operand_type(value, root), f"its operand {name}")
         elif value is not None and not isinstance(value, (bool, int, float)):
             raise Unfusable(f"its operand {name} is {type(value).__name__}")
-    found = Candidate(node, Call(call.operator, arguments), row, operands, result)
+    found = Candidate(node, Call(call.operator, arguments), row, operands, types)
     if not any(found.tensors):
         raise Unfusable("it has no tensor operand")
     if not set(node.all_input_nodes) <= set(found.tensors):
@@ -104,28 +110,53 @@ def candidate(node: fx.Node, root: torch.nn.Module) -> Candidate:
     return found
 
 
-def _takes_first(user: fx.Node) -> bool:
-    call = resolve(user)
-    return call is not None and call.name == "python.getitem" and call.arguments.get("1") == 0
+def _results(node: fx.Node) -> tuple[TensorType, ...]:
+    """Return the types of a node's results."""
+    known = type_of(node)
+    if not isinstance(known, tuple):
+        _check_type(known, "its result")
+        return (known,)
+    for one in known:
+        _check_type(one, "one of its results")
+    if any(position_taken(user) is None for user in node.users):
+        raise Unfusable("its results are taken whole")
+    return known
+
+
+def position_taken(node: fx.Node) -> int | None:
+    """Return which of an operator's results a node takes, or None when it does something else."""
+    call = resolve(node)
+    position = call.arguments.get("1") if call and call.name == "python.getitem" else None
+    return position if type(position) is int else None
 
 
 def _no_row(call: Call | None) -> str:
     name = call.name if call else "it"
-    if name.endswith("_") and row_of(name.removesuffix("_")):
+    if call and name.endswith("_") and row_of(call, name.removesuffix("_")):
         return "it changes its operand in place"
     return f"the table of operators has no row for {name}"
 
 
 def _arguments(call: Call) -> Mapping[str, Any]:
     """Return arguments by name, also for a Python function that has no schema."""
-    if call.name != "torch.nn.functional.normalize":
+    signature = _signature(call.name)
+    if signature is None:
         return call.arguments
-    names = ("input", "p", "dim", "eps", "out")
-    given = {names[int(k)] if k.isdigit() else k: v for k, v in call.arguments.items()}
-    merged = {"p": 2.0, "dim": 1, "eps": 1e-12, **given}
-    if merged.pop("out", None) is not None:
+    positions = sorted((k for k in call.arguments if k.isdigit()), key=int)
+    named = {k: v for k, v in call.arguments.items() if not k.isdigit()}
+    bound = signature.bind(*(call.arguments[k] for k in positions), **named)
+    bound.apply_defaults()
+    if bound.arguments.get("out") is not None:
         raise Unfusable("it writes to a tensor that was passed as out")
-    return {**merged, "self": merged.pop("input")}
+    return bound.arguments
+
+
+@functools.cache
+def _signature(name: str) -> inspect.Signature | None:
+    """Return the parameters of a function of torch that is no operator."""
+    home, _, function = name.rpartition(".")
+    homes = {"torch.nn.functional": F, "torch": torch}
+    return inspect.signature(getattr(homes[home], function)) if home in homes else None
 
 
 def _first(value_type: Any) -> Any:
@@ -160,8 +191,8 @@ def place(
     space: RegionSpace,
     inside: Mapping[fx.Node, Coordinates],
     root: torch.nn.Module,
-) -> Coordinates:
-    """Return the coordinates of a candidate's value in a region.
+) -> tuple[Coordinates, ...]:
+    """Return the coordinates of each of a candidate's results in a region.
 
     Args:
         found: The candidate.
@@ -174,10 +205,18 @@ def place(
     """
     if isinstance(found.row, RowOp):
         return _place_row(found, found.row, space, inside, root)
+    return (_place_points(found, found.type.shape, space, inside),)
+
+
+def _place_points(
+    found: Candidate,
+    shape: Sequence[int],
+    space: RegionSpace,
+    inside: Mapping[fx.Node, Coordinates],
+) -> Coordinates:
+    """Return the coordinates of what a candidate's operands broadcast to."""
     operands = [inside[t] for t in found.tensors if isinstance(t, fx.Node) and t in inside]
-    if not operands:
-        return _place_beside(found.type.shape, space)
-    return space.broadcast(operands, found.type.shape)
+    return space.broadcast(operands, shape) if operands else _place_beside(shape, space)
 
 
 def _place_beside(shape: Sequence[int], space: RegionSpace) -> Coordinates:
@@ -192,26 +231,25 @@ def _place_row(
     space: RegionSpace,
     inside: Mapping[fx.Node, Coordinates],
     root: torch.nn.Module,
-) -> Coordinates:
-    operand = found.operands[row.operands[0]]
-    shape = operand_type(operand, root).shape
-    coordinates = inside.get(operand) if isinstance(operand, fx.Node) else None
-    if coordinates is None:
-        coordinates = _place_beside(shape, space)
-    for name in row.operands[1:]:
-        other = found.operands[name]
-        if isinstance(other, fx.Node) and other in inside:
-            space.broadcast([coordinates, inside[other]], shape)
+) -> tuple[Coordinates, ...]:
+    shape = row_shape(found, root)
+    coordinates = _place_points(found, shape, space, inside)
     dims = row.axes(found.call.arguments, len(shape))
-    keepdim = bool(found.call.arguments.get("keepdim", row.name == "aten.native_layer_norm"))
+    keepdim = bool(found.call.arguments.get("keepdim", row.keeps_dims))
     scalars = space.reduce(coordinates, dims, keepdim)
-    return coordinates if row.keeps_row else scalars
+    first = coordinates if row.keeps_row else scalars
+    return (first, *[scalars] * (len(found.types) - 1))
+
+
+def row_shape(found: Candidate, root: torch.nn.Module) -> tuple[int, ...]:
+    """Return the shape that a row operator's operands broadcast to, and whose rows it reduces."""
+    return tuple(torch.broadcast_shapes(*(operand_type(t, root).shape for t in found.tensors)))
 
 
 def first_space(found: Candidate, root: torch.nn.Module) -> RegionSpace:
     """Return the space of a region that begins with this candidate."""
     if isinstance(found.row, RowOp):
-        return RegionSpace(tuple(operand_type(found.operands[found.row.operands[0]], root).shape))
+        return RegionSpace(row_shape(found, root))
     return RegionSpace(tuple(found.type.shape))
 
 
@@ -243,7 +281,10 @@ def _alias_source(call: Call) -> fx.Node | None:
 
 
 def place_alias(
-    node: fx.Node, space: RegionSpace, inside: Mapping[fx.Node, Coordinates]
+    node: fx.Node,
+    space: RegionSpace,
+    inside: Mapping[fx.Node, Coordinates],
+    results: Mapping[fx.Node, tuple[Coordinates, ...]],
 ) -> tuple[fx.Node, Coordinates]:
     """Return the value inside a region that a view is of, and the view's coordinates.
 
@@ -257,9 +298,7 @@ def place_alias(
     before, after = type_of(source), type_of(node)
     coordinates = inside[source]
     if isinstance(before, tuple):
-        if call.arguments["1"] != 0:
-            raise Unfusable("only the first of several results is fused")
-        return source, coordinates
+        return source, results[source][call.arguments["1"]]
     if call.name in ("aten.transpose", "aten.t", "aten.permute", "aten.mT"):
         order = _order(call, len(coordinates))
         return source, tuple(coordinates[d] for d in order)

@@ -148,7 +148,7 @@ class _Partitioner:
         found = candidate(node, self._gm)
         alone = Group(first_space(found, self._gm))
         alone.take(found, self._gm)
-        emit(alone, [node], self._gm)
+        emit(alone, [(node, position) for position in range(len(found.types))], self._gm)
         return found
 
     def _emit(self, node: fx.Node) -> None:

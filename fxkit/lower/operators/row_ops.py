@@ -8,6 +8,7 @@ and kept in float64 between blocks of the row, so that long rows stay accurate.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ class RowOp:
         build: Makes the row program; returns one value, or a tuple for several results.
         axes: Returns the dimensions that are reduced, from the arguments and the operand's rank.
         keeps_row: Whether the first result has the operand's shape, as that of softmax has.
+        keeps_dims: Whether row scalars keep their reduced dimensions where nothing says so.
         tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
         operands: Names of the operands; the first one's rows are reduced.
         attributes: Names of the attributes.
@@ -38,15 +40,19 @@ class RowOp:
     build: Callable[..., Ref | tuple[Ref, ...]]
     axes: Callable[[Mapping[str, Any], int], tuple[int, ...]]
     keeps_row: bool
+    keeps_dims: bool
     tolerance: float
     operands: tuple[str, ...]
     attributes: tuple[str, ...]
 
-    def input_dtype(self, arguments: Mapping[str, Any], own: torch.dtype) -> torch.dtype:
-        """Return the dtype that the operand is cast to before anything else."""
+    def input_dtype(
+        self, arguments: Mapping[str, Any], dtypes: Sequence[torch.dtype]
+    ) -> torch.dtype:
+        """Return the dtype that the operands are cast to before anything else."""
         asked = arguments.get("dtype")
         if isinstance(asked, torch.dtype):
             return asked
+        own = functools.reduce(torch.promote_types, dtypes)
         if self.name in ("aten.sum", "aten.prod") and not own.is_floating_point:
             return torch.int64
         return own
@@ -59,6 +65,7 @@ def _row(
     *names: str,
     axes: Callable[[Mapping[str, Any], int], tuple[int, ...]],
     keeps_row: bool = False,
+    keeps_dims: bool = False,
     tolerance: float = 8,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add_row(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,10 +73,17 @@ def _row(
         attributes = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
         operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         for name in names:
-            TABLE[name] = RowOp(name, build, axes, keeps_row, tolerance, operands, attributes)
+            TABLE[name] = RowOp(
+                name, build, axes, keeps_row, keeps_dims, tolerance, operands, attributes
+            )
         return build
 
     return add_row
+
+
+def variant(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return the name of the row that serves a call of an operator that has several."""
+    return name
 
 
 def _dims(value: Any, rank: int) -> tuple[int, ...]:
@@ -152,8 +166,8 @@ def _norm(self: Ref, *, p: float | None) -> Ref:
 
 
 @_row("torch.nn.functional.normalize", axes=_dim, keeps_row=True)
-def _normalize(self: Ref, *, p: float, eps: float) -> Ref:
-    return self / self.builder.scalar("max", _vector_norm(self, ord=p), eps)
+def _normalize(input: Ref, *, p: float, eps: float) -> Ref:
+    return input / input.builder.scalar("max", _vector_norm(input, ord=p), eps)
 
 
 @_row("aten.softmax", axes=_dim, keeps_row=True)
@@ -181,7 +195,7 @@ def _layer_norm(input: Ref, weight: Ref | None, bias: Ref | None, *, eps: float,
     return _native_layer_norm(input, weight, bias, eps=eps, count=count)[0]
 
 
-@_row("aten.native_layer_norm", axes=_normalized_shape, keeps_row=True)
+@_row("aten.native_layer_norm", axes=_normalized_shape, keeps_row=True, keeps_dims=True)
 def _native_layer_norm(
     input: Ref, weight: Ref | None, bias: Ref | None, *, eps: float, count: int
 ) -> tuple[Ref, ...]:

@@ -12,10 +12,10 @@ from torch import fx
 
 from fxkit.ir.provenance import derive
 from fxkit.ir.types import TensorType, set_type, type_of
-from fxkit.lower.loops.emit import Emitted, Operand, emit, outputs_of
+from fxkit.lower.loops.emit import Emitted, Operand, emit, result_type
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.loops.placement import operand_type
+from fxkit.lower.loops.placement import operand_type, position_taken
 from fxkit.lower.loops.regions import Partition, Region
 from fxkit.lower.running.kernel_call import KernelCall
 
@@ -52,6 +52,7 @@ class _Planner:
         self._plan = Plan(fx.Graph(gm))
         self._names: dict[Kernel, str] = {}
         self._env: dict[fx.Node, fx.Node] = {}
+        self._parts: dict[tuple[fx.Node, int], fx.Node] = {}
 
     def run(self) -> Plan:
         for step in self._partition.steps:
@@ -67,12 +68,16 @@ class _Planner:
         return self._plan
 
     def _copy(self, node: fx.Node) -> None:
-        self._env[node] = self._plan.graph.node_copy(node, self._env.__getitem__)
+        position = position_taken(node)
+        part = None if position is None else self._parts.get((node.all_input_nodes[0], position))
+        if part is None:
+            part = self._plan.graph.node_copy(node, self._env.__getitem__)
+        self._env[node] = part
 
     def _add_group(self, group: Group) -> None:
         inside = [*(m.node for m in group.members), *group.aliases]
         inside.sort(key=self._position.__getitem__)
-        outputs = outputs_of(group)
+        outputs = group.outputs()
         emitted = emit(group, outputs, self._gm) if outputs else None
         if emitted is None:
             for node in inside:
@@ -88,17 +93,21 @@ class _Planner:
         plan.kernels[kernel] = emitted.kernel
         name = f"region_{len(plan.calls)}"
         inputs = [operand_type(operand, self._gm) for operand in emitted.inputs]
-        results = [_tensor_type(node) for node in emitted.outputs]
+        results = [result_type(*output) for output in emitted.outputs]
         eager = _Eager(self._gm, emitted, inside)
         call = KernelCall(name, emitted.kernel, inputs, results, eager)
         plan.calls[name], plan.kernel_of[name] = call, kernel
         node = plan.graph.call_function(call, tuple(self._input(o) for o in emitted.inputs))
         derive(node, inside, name)
         set_type(node, results[0] if len(results) == 1 else tuple(results))
-        for position, output in enumerate(emitted.outputs):
-            self._env[output] = node if len(results) == 1 else plan.graph.call_function(
-                operator.getitem, (node, position)
-            )  # fmt: skip
+        for place, (member, position) in enumerate(emitted.outputs):
+            value = node
+            if len(results) > 1:
+                value = plan.graph.call_function(operator.getitem, (node, place))
+            if isinstance(type_of(member), tuple):
+                self._parts[member, position] = value
+            else:
+                self._env[member] = value
         plan.regions.append(
             Region(
                 name,
@@ -125,25 +134,15 @@ class _Planner:
             while (alias := group.aliases[alias]) in group.aliases:
                 wanted.add(alias)
         for node in inside:
-            if node not in wanted:
-                continue
-            source = group.aliases[node]
-            if isinstance(type_of(source), tuple):
-                self._env[node] = self._env[source]
-            else:
+            if node in wanted:
                 self._copy(node)
-
-
-def _tensor_type(node: fx.Node) -> TensorType:
-    known = type_of(node)
-    return known[0] if isinstance(known, tuple) else known
 
 
 def _traffic(group: Group, root: torch.nn.Module) -> int:
     """Return the bytes that eager reads and writes for a group, operator by operator."""
     total = 0
     for member in group.members:
-        total += _bytes(member.type)
+        total += sum(map(_bytes, member.types))
         total += sum(_bytes(operand_type(t, root)) for t in member.tensors)
     return total
 
@@ -180,10 +179,10 @@ class _Eager:
         for node in self._inside:
             env[node] = graph.node_copy(node, env.__getitem__)
         results = [
-            graph.call_function(operator.getitem, (env[n], 0))
-            if isinstance(type_of(n), tuple)
-            else env[n]
-            for n in self._emitted.outputs
+            graph.call_function(operator.getitem, (env[node], position))
+            if isinstance(type_of(node), tuple)
+            else env[node]
+            for node, position in self._emitted.outputs
         ]
         graph.output(results[0] if len(results) == 1 else tuple(results))
         return graph

@@ -28,12 +28,24 @@ _MODULES = frozenset(
 _IN_MODULES = frozenset(
     """
     sys._getframe sys.getrecursionlimit sys.intern sys.exc_info sys.getsizeof sys.is_finalizing
-    sys.getrefcount posix.fspath sys.setprofile sys.getprofile _thread.get_ident sys.audit
+    posix.fspath sys.setprofile sys.getprofile _thread.get_ident sys.audit
     posix.getpid nt.fspath _thread.allocate_lock _thread.RLock
     """.split()
 )
+_EFFECTFUL = frozenset(
+    """
+    io _io posix nt time _socket socket _ssl select _posixsubprocess mmap _random fcntl termios
+    datetime _datetime _winapi _thread _queue _curses readline _tkinter _sqlite3 sqlite3
+    """.split()
+)
+_CLOCKS = frozenset({"now", "today", "utcnow"})
+_OWN_MODULES = ("importlib", "_frozen_importlib", "linecache")
+_DENIED_OF_NUMPY = frozenset({"fromfile", "get_state", "bit_generator"})
+_DENIED_OF_TORCH = frozenset(
+    "initial_seed seed get_num_threads get_num_interop_threads _get_num_threads".split()
+)
 _DENIED_BUILTINS = frozenset(
-    "input open exec eval compile __import__ globals locals breakpoint id".split()
+    "input open exec eval compile __import__ globals locals breakpoint id hash".split()
 )
 _CONTAINERS: tuple[type, ...] = (
     *(object, type, list, dict, set, frozenset, tuple, str, bytes, bytearray, int, float, complex),
@@ -57,6 +69,8 @@ _LOCKS = ("lock", "RLock")
 
 @functools.lru_cache(maxsize=8192)
 def _is_known_method(kind: type, name: str) -> bool:
+    if kind.__module__ == "torch._C" and name in _DENIED_OF_TORCH:
+        return False
     for base in kind.__mro__:
         if name in base.__dict__ and not isinstance(base.__dict__[name], types.FunctionType):
             if base in _CONTAINERS or base.__name__ in _LOCKS:
@@ -71,7 +85,38 @@ def _is_known_function(module: str, name: str) -> bool:
         return name not in _DENIED_BUILTINS
     if module in _MODULES or f"{module}.{name}" in _IN_MODULES:
         return True
+    if name in _DENIED_OF_NUMPY | _DENIED_OF_TORCH:
+        return False
     return is_trusted(module) and not module.startswith("builtins")
+
+
+def has_effects(function: Any, caller: str | None) -> bool:
+    """Tell whether a C function that a trusted package calls reaches out of the program.
+
+    Args:
+        function: The function.
+        caller: The name of the module whose code calls it.
+    """
+    if caller is not None and caller.startswith(_OWN_MODULES):
+        return False
+    owner = getattr(function, "__self__", None)
+    name = function.__name__
+    if owner is None or isinstance(owner, types.ModuleType):
+        module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
+        if module.startswith("torch"):
+            return name in _DENIED_OF_TORCH
+        return module in _EFFECTFUL and f"{module}.{name}" not in _IN_MODULES
+    return _reaches_out(owner if isinstance(owner, type) else type(owner), name)
+
+
+@functools.lru_cache(maxsize=8192)
+def _reaches_out(kind: type, name: str) -> bool:
+    if kind.__module__ == "torch._C":
+        return name in _DENIED_OF_TORCH
+    base = next((base for base in kind.__mro__ if name in base.__dict__), kind)
+    if base.__module__ in ("datetime", "_datetime"):
+        return name in _CLOCKS
+    return base.__module__ in _EFFECTFUL and base.__name__ not in _LOCKS
 
 
 def is_known(function: Any) -> bool:

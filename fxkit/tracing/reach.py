@@ -26,6 +26,7 @@ from fxkit.tracing import reach_kinds as kinds
 from fxkit.tracing.code_names import CodeNames, names_in
 from fxkit.tracing.outside import Place
 from fxkit.tracing.refusals import Refusal
+from fxkit.tracing.strangers import handed_on, hidden_name, is_hidden, is_stranger
 from fxkit.tracing.trust import is_standard, is_trusted, is_trusted_class
 
 Visit = tuple[Any, str]
@@ -196,6 +197,8 @@ class Reach:
         if isinstance(value, types.MethodType):
             parts = [value.__self__, value.__func__]
         elif isinstance(value, functools.partial):
+            if handed_on(("partial",), value.func):
+                raise _hidden_call(path, value.func)
             parts = [value.func, value.args, value.keywords]
         elif isinstance(value, (staticmethod, classmethod)):
             parts = [value.__func__]
@@ -294,6 +297,7 @@ class Reach:
         for name in sorted(code.globals):
             is_new = name not in holder.entries
             value = holder.add(name)
+            self._check_handed_on(code, name, value)
             if isinstance(value, types.ModuleType):
                 self._python_module_names(value, attributes, name)
             elif is_new and value is not h.ABSENT:
@@ -303,9 +307,21 @@ class Reach:
             if module is not None:
                 self._python_module_names(module, attributes, name)
 
+    def _check_handed_on(self, code: CodeNames, name: str, value: Any) -> None:
+        """Refuse code that may let C code call a function in C, which nothing would report."""
+        names = code.globals | code.attributes
+        found = [(name, value)]
+        if isinstance(value, types.ModuleType):
+            own = vars(value)
+            found = [(f"{name}.{key}", own[key]) for key in code.attributes if key in own]
+        for path, item in found:
+            if handed_on(names, item):
+                raise _hidden_call(path, item)
+
     def _python_module_names(self, module: Any, names: Iterable[str], path: str) -> None:
         """Look at those attributes of a Python module that a function which sees it names."""
         if is_trusted(module.__name__):
+            self._check_trusted_names(module, names)
             return
         attributes = vars(module)
         holder = self._namespaces.get(id(attributes))
@@ -321,6 +337,20 @@ class Reach:
                 self._python_module_names(value, names, f"{path}.{name}")
             else:
                 self._child(attributes, name, value, f"{path}.{name}")
+
+    def _check_trusted_names(self, module: Any, names: Iterable[str]) -> None:
+        if module.__name__.partition(".")[0] != "numpy":
+            return
+        for name in names:
+            hidden = hidden_name(module, name)
+            if hidden is not None:
+                raise Refusal(
+                    f"the program may call {hidden}, which a graph can't repeat",
+                    "call it outside, or put it into a function marked with fxkit.opaque",
+                )
+            inner = vars(module).get(name)
+            if isinstance(inner, types.ModuleType):
+                self._check_trusted_names(inner, set(names) - {name})
 
     def _visit_python_module(self, module: Any, path: str) -> None:
         if not is_trusted(module.__name__):
@@ -363,6 +393,12 @@ class Reach:
                 f"the program may read {path or 'an object'}, a {kind.__qualname__}, which is "
                 "another one after each read",
                 "pass what it gives as an argument",
+            )
+        if is_stranger(kind) or is_hidden(value):
+            raise Refusal(
+                f"the program may read {path or 'an object'}, a {kind.__qualname__}, whose state "
+                "can't be told",
+                "read it outside, and pass what it gives as an argument",
             )
         self._visit_attributes(value, kind, path)
         if not is_trusted_class(kind):
@@ -459,3 +495,10 @@ class Reach:
                     holder.names = None
         self._todo.extend(self._any)
         self._any.clear()
+
+
+def _hidden_call(path: str, function: Any) -> Refusal:
+    return Refusal(
+        f"{path or 'the program'} hands {function.__name__} on to what calls it unseen",
+        "call it outside, or put it into a function marked with fxkit.opaque",
+    )

@@ -134,7 +134,7 @@ class Watcher:
                 self._streams = _Streams()
             elif isinstance(getattr(function, "__self__", None), ContextVar):
                 self._reach.enter_context(function.__self__)
-            elif not foreign_calls.is_known(function) and self._streams is None:
+            elif self._streams is None and not foreign_calls.is_known(function):
                 self._see_foreign(frame, function)
         elif event in ("c_return", "c_exception") and function is print:
             self._end_of_print()
@@ -156,7 +156,10 @@ class Watcher:
 
     def _see_foreign(self, frame: FrameType, function: Any) -> None:
         # id() and sys functions inside of trusted packages serve their own bookkeeping.
-        if is_trusted(frame.f_globals.get("__name__")):
+        caller = frame.f_globals.get("__name__")
+        if is_trusted(caller) and not foreign_calls.has_effects(function, caller):
+            return
+        if function is hash and frame.f_code.co_name == "__hash__":
             return
         self._listener.refuse(
             f"the program calls {foreign_calls.name_of(function)}, which a graph can't repeat",

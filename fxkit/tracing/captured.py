@@ -7,9 +7,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
 from fxkit.errors import CaptureError
+from fxkit.tracing.dynamic_recording import record_free
+from fxkit.tracing.free_sizes import FreeAxes, Request, check_request, requested, seen_to_change
 from fxkit.tracing.guards import Call, Guard, GuardFailed, Mismatch
 from fxkit.tracing.opaque_calls import called_once
 from fxkit.tracing.recorder import active_recorder
@@ -21,6 +24,7 @@ from fxkit.tracing.variants import Backend, Repeat, Variant
 MAX_VARIANTS = 8
 MAX_EVICTIONS = 8
 MAX_RUNS = 4
+MAX_STATIC = 3  # calls that could not be given free sizes, before that is no longer tried
 
 
 class RecaptureWarning(UserWarning):
@@ -55,13 +59,23 @@ class Captured:
         backend: Makes, of each graph module and the tensors that it was captured with, what is run
             in its place; the graph module itself runs when left out.
         mode: `whole` or `live`.
+        dynamic: Which sizes are free; see `fxkit.capture`.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], *, backend: Backend | None = None, mode: str = "whole"
+        self,
+        fn: Callable[..., Any],
+        *,
+        backend: Backend | None = None,
+        mode: str = "whole",
+        dynamic: Request = None,
     ) -> None:
+        check_request(dynamic)
         self.fn = fn
         self.mode = mode
+        self._dynamic = dynamic
+        self._static_because: Failure | None = None
+        self._static_again = 0
         self._learned = Learned() if mode == "whole" else None
         self._last_ran_in_python = False
         self.recaptures = 0
@@ -75,8 +89,9 @@ class Captured:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program: through a graph whose guards hold, else in Python."""
-        if active_recorder() is not None:
-            return self.fn(*args, **kwargs)  # a capture around this one records the program itself
+        if active_recorder() is not None or torch._C._are_functorch_transforms_active():
+            # What is around this one sees the program itself: another capture, or torch.func.
+            return self.fn(*args, **kwargs)
         call, kwargs = self._call(args, kwargs)
         if any(variant.has_opaque_calls for variant in self._variants):
             with called_once() as start_over:
@@ -158,6 +173,8 @@ class Captured:
             reasons.append(str(mismatch))
         if self._failure is not None:
             reasons.append(f"the last call ran in Python: {_failure_text(self._failure)}")
+        if reasons and self._static_because is not None:
+            reasons.append(f"sizes are not free: {self._static_because.reason}")
         return "\n".join(reasons) or "no call has been captured yet"
 
     def take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -218,7 +235,11 @@ class Captured:
         if learned is not None:
             for variant in tuple(self._variants):
                 learned.replaced.update(replaced_tensors(variant.guards))
-        attempt = record(self.fn, args, kwargs, call, self._backend, learned)
+        free = self._free_axes(call)
+        backend = None if free else self._backend
+        attempt = record(self.fn, args, kwargs, call, backend, learned)
+        if free and attempt.variant is not None:
+            self._let_free(args, kwargs, call, attempt, free)
         self._last_ran_in_python = attempt.variant is None
         with self._lock:
             self._failure = attempt.failure
@@ -231,6 +252,39 @@ class Captured:
                 self._evictions += 1
                 self._warn(changed)
         return attempt
+
+    def _free_axes(self, call: Call) -> FreeAxes:
+        """Return which sizes a graph of this call should leave open."""
+        if self._dynamic is False or self._static_again >= MAX_STATIC:
+            return {}
+        if self._dynamic is not None:
+            return requested(self._dynamic, self.fn, call)
+        return seen_to_change([variant.guards for variant in tuple(self._variants)], call)
+
+    def _let_free(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Call,
+        attempt: Attempt,
+        free: FreeAxes,
+    ) -> None:
+        """Put a graph for more sizes in the place of the one for those of a call, if there is one."""
+        static = attempt.variant
+        assert static is not None
+        found = record_free(
+            self.fn, args, kwargs, call, self._backend, self._learned, attempt, free
+        )
+        if isinstance(found, Failure):
+            self._static_because = found
+            self._static_again += 1
+            if self._backend is not None:
+                tensors = [*call.parts.tensors, *static.extra_tensors()]
+                static.run = self._backend(static.graph_module, tuple(tensors))
+            return
+        attempt.variant = found
+        with self._lock:
+            self._variants[:] = [old for old in self._variants if not found.serves(old)]
 
     def _warn(self, changed: Mismatch | None) -> None:
         if self._warned:

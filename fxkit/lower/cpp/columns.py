@@ -51,8 +51,8 @@ class ColumnPrinter(KernelPrinter):
             if self._is_float_sum(position):
                 self._add(f"alignas(64) double t{position}[{LANES}];")
 
-    def _open_lanes(self) -> None:
-        self._add("#pragma omp simd")
+    def _open_lanes(self, values: Iterable[int] = ()) -> None:
+        self._add(f"#pragma omp simd{self._fault_clause(values)}")
         self._open("for (long l = 0; l < width; ++l) {")
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
@@ -60,9 +60,10 @@ class ColumnPrinter(KernelPrinter):
         stores = list(stores)
         if not (computed or stores):
             return
-        self._open_lanes()
+        self._open_lanes(computed)
         for value in computed:
             self._add(f"v{value}[l] = {self._value(value)};")
+            self._check(value)
         for position in stores:
             self._store(position)
         self._close()
@@ -77,9 +78,10 @@ class ColumnPrinter(KernelPrinter):
         if sums and length > BLOCK:
             begin, end = self._open_blocks(length, BLOCK)
         self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
-        self._open_lanes()
+        self._open_lanes(one.values)
         for value in one.values:
             self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+            self._check(value)
         for position in one.stores:
             self._store(position)
         for position in one.reductions:
@@ -118,10 +120,9 @@ class ColumnPrinter(KernelPrinter):
             return self._value(position)
         return f"v{position}" if self._schedule.wide[position] else f"v{position}[l]"
 
-    def _address(self, access: Access) -> str:
+    def _lane_terms(self, access: Access) -> list[str]:
         stride = access.strides[self._lane_axis]
-        terms = self._row_terms(access) + ([scaled("l", stride)] if stride else [])
-        return f"{self._pointers[self._key(access)]}[{' + '.join(terms) or '0'}]"
+        return [scaled("l", stride)] if stride else []
 
 
 def runs_down_columns(kernel: Kernel) -> bool:
@@ -130,7 +131,7 @@ def runs_down_columns(kernel: Kernel) -> bool:
     if not outer or kernel.outer_sizes[-1] < 8 or not any(i.is_reduction for i in kernel.body):
         return False
     accesses = [i.detail for i in kernel.body if i.op == "load"]
-    wide = [a for a in accesses if a.strides[-1]]
+    wide = [a for a in accesses if a.strides[-1] or a.scales]
     down = sum(a.strides[outer - 1] == 1 for a in wide)
     along = sum(a.strides[-1] == 1 for a in wide)
     return down > along

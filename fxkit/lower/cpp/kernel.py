@@ -13,6 +13,9 @@ from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule
 
 
+_ASSIGNMENTS = {"add": "+=", "mul": "*="}
+
+
 class KernelPrinter(ABC):
     """Writes one kernel as a C++ function.
 
@@ -36,8 +39,16 @@ class KernelPrinter(ABC):
 
     def text(self) -> str:
         """Return the function's text."""
-        self._open(f'extern "C" void {self._name}({self._parameters()}) {{')
-        self._add("#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)")
+        faulty = self._kernel.has_checks
+        self._open(
+            f'extern "C" {"long" if faulty else "void"} {self._name}({self._parameters()}) {{'
+        )
+        if faulty:
+            self._add("long fault = 0;")
+        self._add(
+            "#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)"
+            + self._fault_clause(range(len(self._kernel.body)))
+        )
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
         self._point_into_buffers()
@@ -48,6 +59,8 @@ class KernelPrinter(ABC):
                 self._pass(one)
         self._row_scalars(self._schedule.scalars, self._row_stores())
         self._close()
+        if faulty:
+            self._add("return fault;")
         self._close()
         return "\n".join(self._lines) + "\n"
 
@@ -76,8 +89,28 @@ class KernelPrinter(ABC):
         """Return the text that stands for a value."""
 
     @abstractmethod
-    def _address(self, access: Access) -> str:
+    def _lane_terms(self, access: Access) -> list[str]:
+        """Return the terms of an address that vary along the rows of a tile."""
+
+    def _address(self, access: Access, indices: Iterable[str] = ()) -> str:
         """Return the text of an element in memory."""
+        terms = self._row_terms(access) + self._lane_terms(access)
+        terms += [scaled(n, s) for n, s in zip(indices, access.scales, strict=True)]
+        return f"{self._pointers[self._key(access)]}[{' + '.join(terms) or '0'}]"
+
+    def _index(self, access: Access) -> str:
+        """Return the text of an address as a number."""
+        terms = self._tile_terms(access) + self._row_terms(access) + self._lane_terms(access)
+        return " + ".join([*terms, *([f"{access.offset}"] if access.offset else [])]) or "0"
+
+    def _check(self, position: int) -> None:
+        """Note where a check does not hold."""
+        if self._body(position).op == "check":
+            self._add(f"fault |= !{self._ref(position)};")
+
+    def _fault_clause(self, values: Iterable[int]) -> str:
+        has_checks = any(self._body(value).op == "check" for value in values)
+        return " reduction(|:fault)" if has_checks else ""
 
     def _parameters(self) -> str:
         parts = [
@@ -150,8 +183,8 @@ class KernelPrinter(ABC):
     def _accumulate(self, position: int, into: str) -> None:
         """Fold the operand of a reduction into its accumulator."""
         operand = self._ref(self._body(position).operands[0])
-        if self._monoid(position) == "add":
-            self._add(f"{into} += {operand};")
+        if self._monoid(position) in _ASSIGNMENTS:
+            self._add(f"{into} {_ASSIGNMENTS[self._monoid(position)]} {operand};")
         else:
             self._add(f"{into} = fx_{self._monoid(position)}({into}, {operand});")
 
@@ -167,10 +200,19 @@ class KernelPrinter(ABC):
 
     def _value(self, position: int) -> str:
         instruction = self._body(position)
+        if instruction.op == "index":
+            return self._index(instruction.detail)
+        operands = [self._ref(o) for o in instruction.operands]
+        if instruction.op == "check":
+            return operands[0]
         if instruction.op == "load":
             dtype = self._kernel.buffers[instruction.detail.buffer].dtype
-            return cpp_text.load_expression(self._address(instruction.detail), dtype)
-        operands = [self._ref(o) for o in instruction.operands]
+            indices = operands[: len(instruction.indices)]
+            text = cpp_text.load_expression(self._address(instruction.detail, indices), dtype)
+            if instruction.guard is None:
+                return text
+            otherwise = cpp_text.literal(instruction.detail.otherwise.value, instruction.dtype)
+            return f"{operands[-1]} ? {text} : {otherwise}"
         source = self._body(instruction.operands[0]).dtype if operands else instruction.dtype
         return cpp_text.expression(instruction, operands, source)
 

@@ -6,14 +6,15 @@ Rows are divided among threads; along a row the compiler makes vector code of pl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
 
+from fxkit.lower.cpp import products, vector_math
 from fxkit.lower.cpp import text as cpp_text
-from fxkit.lower.cpp import vector_math
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
+from fxkit.lower.cpp.products import ProductPrinter, product_of
 from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.loops.loop_ir import Access, Kernel
 
@@ -29,7 +30,7 @@ def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> 
     return "\n".join([_preamble(kernels.values(), glibc), *texts])
 
 
-def _preamble(kernels: Iterable[Kernel], glibc: tuple[int, int] | None) -> str:
+def _preamble(kernels: Collection[Kernel], glibc: tuple[int, int] | None) -> str:
     own: set[str] = set()
     library: set[tuple[str, torch.dtype]] = set()
     composed: set[str] = set()
@@ -45,6 +46,8 @@ def _preamble(kernels: Iterable[Kernel], glibc: tuple[int, int] | None) -> str:
     parts += sorted(composed)
     parts.append(vector_math.definitions(own))
     parts.append(_REDUCTIONS)
+    if any(product_of(kernel) is not None for kernel in kernels):
+        parts.append(products.header())
     return "\n".join(parts)
 
 
@@ -58,6 +61,8 @@ _REDUCTIONS = "".join(
 
 def print_kernel(kernel: Kernel, name: str) -> str:
     """Return the text of one kernel."""
+    if product_of(kernel) is not None:
+        return ProductPrinter(kernel, name).text()
     kernel = _with_row(kernel)
     printer = ColumnPrinter if runs_down_columns(kernel) else RowPrinter
     return printer(kernel, name).text()
@@ -73,6 +78,9 @@ def _with_row(kernel: Kernel) -> Kernel:
     def widened(access: Access) -> Access:
         return replace(access, strides=(0,))
 
-    body = tuple(replace(i, detail=widened(i.detail)) if i.op == "load" else i for i in kernel.body)
+    body = tuple(
+        replace(i, detail=widened(i.detail)) if i.op in ("load", "index") else i
+        for i in kernel.body
+    )
     stores = tuple(replace(s, access=widened(s.access)) for s in kernel.stores)
     return replace(kernel, sizes=(1,), row_rank=1, body=body, stores=stores)

@@ -46,6 +46,7 @@ class RowPrinter(KernelPrinter):
         for value in values:
             if self._body(value).op != "const":
                 self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+                self._check(value)
         for position in stores:
             self._store(position)
 
@@ -61,7 +62,8 @@ class RowPrinter(KernelPrinter):
             begin, end = self._open_blocks(self._length, BLOCK)
         for p in sums:
             self._add(f"float v{p} = 0;")
-        self._add(f"#pragma omp simd{self._clauses(one.reductions)}")
+        clauses = self._clauses(one.reductions) + self._fault_clause(one.values)
+        self._add(f"#pragma omp simd{clauses}")
         self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
         self._loop_body(one)
         self._close()
@@ -73,7 +75,7 @@ class RowPrinter(KernelPrinter):
             self._add(f"const float s{p} = (float)t{p};")
 
     def _clauses(self, reductions: Iterable[int]) -> str:
-        names = {"add": "+", "max": "fx_max", "min": "fx_min"}
+        names = {"add": "+", "mul": "*", "max": "fx_max", "min": "fx_min"}
         return "".join(f" reduction({names[self._monoid(p)]} : v{p})" for p in reductions)
 
     def _loop_body(self, one: Pass) -> None:
@@ -81,6 +83,7 @@ class RowPrinter(KernelPrinter):
             is_kept = value in one.buffered
             text = f"b{value}[{self._row_offset()}]" if is_kept else self._value(value)
             self._add(f"const {self._type(value)} v{value} = {text};")
+            self._check(value)
         for value in one.keeps:
             self._add(f"b{value}[{self._row_offset()}] = v{value};")
         for position in one.stores:
@@ -103,5 +106,5 @@ class RowPrinter(KernelPrinter):
             return self._value(position)
         return f"{'s' if self._is_float_sum(position) else 'v'}{position}"
 
-    def _address(self, access: Access) -> str:
-        return f"{self._pointers[self._key(access)]}[{' + '.join(self._row_terms(access)) or '0'}]"
+    def _lane_terms(self, access: Access) -> list[str]:
+        return []

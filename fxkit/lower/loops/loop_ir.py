@@ -4,7 +4,20 @@ A kernel runs over a box of integer axes. The last `row_rank` axes form the *row
 run along; the others say which row it is. Its body is a list of instructions in single-assignment
 form, each with an explicit register dtype. Loads and stores address a buffer by an offset and one
 stride for each axis, so that views, transposes and broadcasting (stride 0) are folded into the
-address.
+address. A load may also add integer values times strides to its address, as a gather does, and may
+be guarded: where its guard is false the memory is not touched, and the value is a given number.
+`index` is such an address as a number, `check` says what must hold everywhere: where it does not,
+the kernel returns other than zero, what it wrote is void, and eager runs to raise its error.
+An embedding whose first row reads as zeros, as text:
+
+    kernel [100] [64]
+      %0: i64 = load in0[1, 0]
+      %1: i64 = const 0
+      %2: bool = ge %0, %1
+      ...
+      %5: bool = check %4
+      %6: f32 = load in1[0, 1] + %0 * 64 if %5 else 0.0
+      store out0[64, 1] %6
 
 A value is *row-wide* when it has one element for each point of the row, else it is a *row scalar*:
 a constant, a load that is the same all along the row, or the result of a reduction. The body says
@@ -26,7 +39,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -84,11 +97,22 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The address of an element: `offset + sum(stride * axis)`, in elements."""
+    """The address of an element: `offset + sum(stride * axis) + sum(scale * index)`, in elements.
+
+    Attributes:
+        buffer: Position of the buffer.
+        strides: A stride for each axis of the kernel.
+        offset: Where the address begins.
+        scales: For each index that a load has among its operands, its stride.
+        otherwise: The value of a guarded load where its guard, its last operand, is false; None for
+            a load without a guard.
+    """
 
     buffer: int
     strides: tuple[int, ...]
     offset: int = 0
+    scales: tuple[int, ...] = ()
+    otherwise: Bits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +120,12 @@ class Instruction:
     """One step of the body.
 
     Attributes:
-        op: `load`, `const`, `cast`, `round`, `reduce_<monoid>`, or a scalar operation.
-        operands: Positions of earlier instructions.
+        op: `load`, `index`, `check`, `const`, `cast`, `round`, `reduce_<monoid>`, or a scalar
+            operation.
+        operands: Positions of earlier instructions; of a load, its indices, then its guard.
         dtype: Register dtype of the result.
-        detail: The access of a load, the number of a constant, the storage dtype of a rounding.
+        detail: The access of a load or an index, the number of a constant, the storage dtype of a
+            rounding.
     """
 
     op: str
@@ -111,6 +137,16 @@ class Instruction:
     def is_reduction(self) -> bool:
         """Whether it folds a row into a row scalar."""
         return self.op.startswith("reduce_")
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The values that a load adds to its address."""
+        return self.operands[: len(self.detail.scales)]
+
+    @property
+    def guard(self) -> int | None:
+        """The value that says where a load touches memory; None when it does everywhere."""
+        return None if self.detail.otherwise is None else self.operands[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +195,25 @@ class Kernel:
         wide: list[bool] = []
         rank = self.row_rank
         for instruction in self.body:
-            if instruction.op == "load":
+            if instruction.is_reduction or instruction.op == "product":
+                wide.append(not instruction.is_reduction)
+                continue
+            varies = any(wide[operand] for operand in instruction.operands)
+            if instruction.op in ("load", "index"):
                 strides = instruction.detail.strides
-                wide.append(any(strides[len(strides) - rank :]))
-            elif instruction.is_reduction:
-                wide.append(False)
-            else:
-                wide.append(any(wide[operand] for operand in instruction.operands))
+                varies = varies or any(strides[len(strides) - rank :])
+            wide.append(varies)
         return wide
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether it tells by the number that it returns that eager has to raise an error."""
+        return any(instruction.op == "check" for instruction in self.body)
 
     def __str__(self) -> str:
         lines = [f"kernel {list(self.outer_sizes)} {list(self.row_sizes)}"]
         for position, i in enumerate(self.body):
-            operands = ", ".join(f"%{o}" for o in i.operands)
+            operands = "" if i.op == "load" else ", ".join(f"%{o}" for o in i.operands)
             lines.append(
                 f"  %{position}: {short_dtype(i.dtype)} = {i.op} {operands}{self._detail(i)}"
             )
@@ -180,15 +222,25 @@ class Kernel:
 
     def _detail(self, instruction: Instruction) -> str:
         detail = instruction.detail
+        if instruction.op == "index":
+            return _affine(detail)
         if isinstance(detail, Access):
-            return self._address(detail)
+            terms = zip(instruction.indices, detail.scales, strict=True)
+            indices = "".join(f" + %{o} * {scale}" for o, scale in terms)
+            guard = instruction.guard
+            condition = "" if guard is None else f" if %{guard} else {detail.otherwise}"
+            return f"{self._address(detail)}{indices}{condition}"
         if isinstance(detail, torch.dtype):
             return f" to {short_dtype(detail)}"
         return "" if detail is None else f"{detail}"
 
     def _address(self, access: Access) -> str:
-        offset = f" + {access.offset}" if access.offset else ""
-        return f"{self.buffers[access.buffer].name}{list(access.strides)}{offset}"
+        return f"{self.buffers[access.buffer].name}{_affine(access)}"
+
+
+def _affine(access: Access) -> str:
+    offset = f" + {access.offset}" if access.offset else ""
+    return f"{list(access.strides)}{offset}"
 
 
 @dataclass(eq=False, slots=True)
@@ -298,16 +350,45 @@ class Builder:
             self.body.append(instruction)
         return Ref(self, position)
 
-    def load(self, access: Access, dtype: torch.dtype) -> Ref:
-        """Read an element of memory that holds `dtype`."""
-        value = self.append(Instruction("load", (), register_of(dtype), access))
+    def load(
+        self,
+        access: Access,
+        dtype: torch.dtype,
+        indices: Sequence[Ref] = (),
+        guard: Ref | None = None,
+        otherwise: Number = 0,
+    ) -> Ref:
+        """Read an element of memory that holds `dtype`.
+
+        Args:
+            access: The address, with a scale for each of the indices.
+            dtype: Element type in memory.
+            indices: Integers that are added to the address, each times its scale.
+            guard: Where it is false, memory is not touched.
+            otherwise: The value there.
+        """
+        operands = [index.position for index in indices]
+        if guard is not None:
+            operands.append(guard.position)
+            access = replace(access, otherwise=Bits(round_number(otherwise, dtype)))
+        value = self.append(Instruction("load", tuple(operands), register_of(dtype), access))
         self._rounded[value.position] = dtype
         return value
+
+    def index(self, strides: Sequence[int], offset: int = 0) -> Ref:
+        """Return the number `offset + sum(stride * axis)`, one stride for each axis, as i64."""
+        return self.append(
+            Instruction("index", (), torch.int64, Access(-1, tuple(strides), offset))
+        )
+
+    def check(self, condition: Ref) -> Ref:
+        """Return a condition that must hold, or else eager is asked to raise its error."""
+        return self.append(Instruction("check", (condition.position,), torch.bool))
 
     def const(self, value: Number, dtype: torch.dtype) -> Ref:
         """Make a number of `dtype`, rounded as torch rounds a Python number."""
         rounded = round_number(value, dtype)
-        return self.append(Instruction("const", (), register_of(dtype), _Bits(rounded)))
+        return self.append(Instruction("const", (), register_of(dtype), Bits(rounded)))
 
     def scalar(self, op: str, *operands: Operand, dtype: torch.dtype | None = None) -> Ref:
         """Apply a scalar operation; Python numbers take the dtype of the first `Ref` operand."""
@@ -331,7 +412,7 @@ class Builder:
         return value
 
 
-class _Bits:
+class Bits:
     """A number that equals only itself: -0.0 is not 0.0, and a NaN equals the same NaN."""
 
     __slots__ = ("_key", "value")
@@ -341,7 +422,7 @@ class _Bits:
         self._key = (type(value), struct.pack("d", value) if type(value) is float else value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Bits) and self._key == other._key
+        return isinstance(other, Bits) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)

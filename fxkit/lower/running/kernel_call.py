@@ -57,7 +57,7 @@ class KernelCall:
     def bind(self, function: Any) -> None:
         """Take the built function."""
         function.argtypes = [ctypes.c_void_p] * len(self.kernel.buffers) + [ctypes.c_long]
-        function.restype = None
+        function.restype = ctypes.c_long if self.kernel.has_checks else None
         self._function = function
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -76,9 +76,11 @@ class KernelCall:
             torch.empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in self._made
         ]
         self.calls += 1
-        self._function(
+        fault = self._function(
             *[tensor.data_ptr() for tensor in tensors],
             *[result.data_ptr() for result in results],
             torch.get_num_threads() if self._is_parallel else 1,
         )
+        if fault:
+            return self._eager(*tensors)
         return results[0] if len(results) == 1 else tuple(results)

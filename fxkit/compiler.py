@@ -13,9 +13,10 @@ from torch import fx
 from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
 from fxkit.lower import CompiledModule, to_cpp
 from fxkit.lower.running.compiled import left_to_eager
+from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
-from fxkit.passes.pipelines import SIMPLIFY
+from fxkit.passes.pipelines import SIMPLIFY, TRAINING
 from fxkit.tracing.captured import Captured
 
 
@@ -27,9 +28,16 @@ class Compiled:
         modules: What was compiled, one module for each captured graph, the last one last.
     """
 
-    def __init__(self, fn: Callable[..., Any], passes: tuple[Pass, ...]) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        passes: tuple[Pass, ...] | None = None,
+        *,
+        train: bool | None = None,
+    ) -> None:
         self._passes = passes
-        self.modules: list[CompiledModule] = []
+        self._train = train
+        self.modules: list[CompiledModule | TrainingModule] = []
         self.captured = Captured(fn, backend=self._lower)
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn)
@@ -48,29 +56,50 @@ class Compiled:
             return "nothing has been compiled yet: call it first"
         return "\n\n".join(str(module.report()) for module in self.modules)
 
-    def _lower(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> CompiledModule:
+    def _lower(
+        self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]
+    ) -> CompiledModule | TrainingModule:
+        is_trained = self._train is not False and _asks_for_gradients(gm, args)
+        passes = self._passes
+        if passes is None:
+            passes = TRAINING if is_trained else SIMPLIFY
         try:
             copied = fx.GraphModule(gm, _copy_graph(gm.graph))
-            PassManager(self._passes, verify="structure", args=args).run(copied)
-            module = to_cpp(copied, args)
+            PassManager(passes, verify="structure", args=args).run(copied)
+            module = to_cpp_training(copied, args) if is_trained else to_cpp(copied, args)
         except InvalidGraphError as error:
             warnings.warn(f"{error}\n  The captured graph runs in eager.", stacklevel=2)
             module = left_to_eager(gm, error.message)
+        if self._train and isinstance(module, TrainingModule) and module.reason is not None:
+            warnings.warn(f"trained in eager: {module.reason}", stacklevel=2)
         self.modules.append(module)
         return module
 
 
-def compile(fn: Callable[..., Any] | None = None, *, passes: tuple[Pass, ...] = SIMPLIFY) -> Any:
+def _asks_for_gradients(gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:
+    tensors = (*args, *gm.parameters(), *gm.buffers())
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def compile(
+    fn: Callable[..., Any] | None = None,
+    *,
+    passes: tuple[Pass, ...] | None = None,
+    train: bool | None = None,
+) -> Any:
     """Make a program run as fused C++ kernels; works as a decorator and as a call.
 
     The first call with inputs of a kind runs the program once, records it, rewrites the graph by
     the simplifying passes and builds its kernels. Later calls run those as long as every guard
-    holds; what can't be captured runs in Python. With gradients on and asked for, the captured
-    graph runs in eager, since kernels have no gradient.
+    holds; what can't be captured runs in Python. With gradients on and asked for, the graph is
+    differentiated, and its forward and its backward both run as kernels under autograd.
 
     Args:
         fn: A function, module or bound method.
-        passes: The passes to run before lowering.
+        passes: The passes to run before lowering; by default `SIMPLIFY`, and `TRAINING` where
+            gradients are asked for.
+        train: Whether to compile gradients: where they are asked for when left out; True also warns
+            where a graph is trained in eager, with the reason; with False all are.
 
     Returns:
         A `Compiled`, callable like `fn`; as a decorator with options, the decorator.
@@ -87,13 +116,13 @@ def compile(fn: Callable[..., Any] | None = None, *, passes: tuple[Pass, ...] = 
         ...     y = f(torch.ones(4, 8))
     """
     if fn is None:
-        return functools.partial(compile, passes=passes)
+        return functools.partial(compile, passes=passes, train=train)
     if not callable(fn):
         raise UnsupportedError(
             f"expected something to call, got {type(fn).__name__}",
             hint="pass a function or a module",
         )
-    return Compiled(fn, tuple(passes))
+    return Compiled(fn, None if passes is None else tuple(passes), train=train)
 
 
 def dynamo_backend(
@@ -105,7 +134,7 @@ def dynamo_backend(
     """Compile one graph of Dynamo's; registered as `torch.compile(fn, backend="fxkit")`.
 
     A graph of dynamic shapes is compiled once for each set of sizes that it is called with. Graphs
-    that need gradients run in eager, and autograd sees through them.
+    that need gradients get a compiled backward too.
 
     Args:
         gm: The graph that Dynamo has captured.
@@ -120,13 +149,13 @@ def dynamo_backend(
     """
     del example_inputs
     chosen = dict(options or {})
-    passes = chosen.pop("passes", SIMPLIFY)
+    passes = chosen.pop("passes", None)
     if chosen:
         raise UnsupportedError(
             f"expected no option but passes, got {', '.join(chosen)}",
             hint='write torch.compile(fn, backend="fxkit", options={"passes": [...]})',
         )
-    return Compiled(gm.forward, tuple(passes))
+    return Compiled(gm.forward, None if passes is None else tuple(passes))
 
 
 def _copy_graph(graph: fx.Graph) -> fx.Graph:

@@ -1,0 +1,68 @@
+"""What is computed by simpler operators before forward and backward are split and lowered.
+
+Operators that give several results, of which a gradient wants the second and third, are spelled out
+so that one kernel computes all of them; gradients that torch has a kernel for are spelled out where
+the loops do better. Everything else stays one call of ATen.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_FROM_TORCH = (
+    *("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"),
+    *("_fused_rms_norm", "_fused_rms_norm_backward", "glu_backward", "l1_loss", "smooth_l1_loss"),
+    *("smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "mse_loss_backward"),
+    *("mse_loss", "rsub", "addcmul", "addcdiv", "lerp", "log_sigmoid_backward", "masked_fill"),
+    *("binary_cross_entropy", "binary_cross_entropy_backward", "detach", "var_mean"),
+)
+
+
+@functools.cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the table, operator → function that computes it by others."""
+    from torch._decomp import get_decompositions
+
+    packets = [p for name in _FROM_TORCH if (p := getattr(torch.ops.aten, name, None)) is not None]
+    aten = torch.ops.aten
+    own = {
+        aten.native_layer_norm.default: _layer_norm,
+        aten.native_dropout.default: _dropout,
+    }
+    return {**get_decompositions(packets), **own}
+
+
+def _layer_norm(
+    x: torch.Tensor,
+    shape: list[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> Any:
+    """Normalise; the mean and the reciprocal deviation are the same sums that the result needs."""
+    axes = list(range(x.dim() - len(shape), x.dim()))
+    if x.numel() == 0 or x.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    count = math.prod(shape)
+    mean = x.sum(axes, keepdim=True) / count
+    centred = x - mean
+    scale = torch.rsqrt((centred * centred).sum(axes, keepdim=True) / count + eps)
+    result = centred * scale
+    if weight is not None:
+        result = result * weight
+    if bias is not None:
+        result = result + bias
+    return result, mean, scale
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    """Draw the mask as the operator does, and apply it where a kernel can take it in."""
+    if train is False or p == 0 or p == 1:
+        return NotImplemented
+    mask = torch.ops.aten.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1 - p)
+    return x * mask * (1 / (1 - p)), mask

@@ -1,0 +1,176 @@
+"""A captured program that is trained: its forward and its backward both run as kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxkit.lower.loops.regions import Policy, Region
+from fxkit.lower.running.compiled import CompiledModule, LowerReport, to_cpp
+from fxkit.lower.training.decompositions import decompositions
+from fxkit.tracing.functional.functional_program import FunctionalProgram
+from fxkit.tracing.refusals import Refusal
+
+MAX_SIZES = 8
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What became of a program that is trained.
+
+    Attributes:
+        forward: Of its forward; None where it is left to eager.
+        backward: Of its backward; None where there is none.
+        reason: Why it is left to eager, or None.
+        eager_calls: How often the captured graph itself ran.
+        differentiated_again: How often a gradient was itself differentiated: eager does that, since
+            kernels have a first derivative only.
+    """
+
+    forward: LowerReport | None
+    backward: LowerReport | None
+    reason: str | None
+    eager_calls: int
+    differentiated_again: int
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """Regions of the forward, then of the backward."""
+        parts = (self.forward, self.backward)
+        return tuple(region for part in parts if part is not None for region in part.regions)
+
+    def __str__(self) -> str:
+        lines = []
+        if self.reason is not None:
+            lines.append(f"left to eager, which autograd sees through: {self.reason}")
+        if self.forward is not None:
+            lines += ["forward", str(self.forward)]
+        if self.backward is not None:
+            lines += ["backward", str(self.backward)]
+        lines.append(
+            f"{self.eager_calls} calls in eager, {self.differentiated_again} gradients "
+            "differentiated again, in eager"
+        )
+        return "\n".join(lines)
+
+
+@dataclass
+class _Built:
+    """The program for one set of sizes."""
+
+    program: FunctionalProgram
+    forward: CompiledModule
+    backward: CompiledModule | None
+
+
+class TrainingModule(nn.Module):
+    """A graph whose forward and backward run as kernels under autograd; made by `to_cpp_training`.
+
+    Attributes:
+        graph_module: The captured graph; parameters are read from it at each call.
+        reason: Why it is left to eager, or None.
+    """
+
+    def __init__(self, gm: fx.GraphModule, policy: Policy | None) -> None:
+        super().__init__()
+        self.graph_module = gm
+        self.reason: str | None = None
+        self._policy = policy
+        self._built: dict[Any, _Built | None] = {}
+        self._eager_calls = 0
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        """Run the program; autograd gets the compiled backward."""
+        key = tuple([(a.shape, a.stride(), a.dtype) for a in args])
+        if key not in self._built:
+            self.build(args)
+        built = self._built.get(key)
+        if built is None:
+            self._eager_calls += 1
+            return self.graph_module(*args)
+        return built.program(*args)
+
+    def build(self, args: tuple[torch.Tensor, ...]) -> None:
+        """Make the kernels for inputs of these types."""
+        key = tuple([(a.shape, a.stride(), a.dtype) for a in args])
+        if len(self._built) >= MAX_SIZES:
+            return
+        try:
+            self._built[key] = self._make(args)
+        except Refusal as refusal:
+            self.reason = refusal.reason
+            self._built[key] = None
+
+    def _make(self, args: tuple[torch.Tensor, ...]) -> _Built:
+        program = FunctionalProgram(self.graph_module, args, decompositions(), train=True)
+        forward = _lowered(program.forward, self._policy)
+        backward = None if program.backward is None else _lowered(program.backward, self._policy)
+        program.bind(_runner(forward), None if backward is None else _runner(backward))
+        return _Built(program, forward, backward)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """What became of each pointwise or normalising node, forward and backward."""
+        return self.report().regions
+
+    @property
+    def source(self) -> str:
+        """The C++ text of the kernels of the sizes that were built last."""
+        built = self._last()
+        if built is None:
+            return ""
+        return built.forward.source + (built.backward.source if built.backward else "")
+
+    @property
+    def program(self) -> FunctionalProgram | None:
+        """The functional program that was built last, or None."""
+        built = self._last()
+        return None if built is None else built.program
+
+    def _last(self) -> _Built | None:
+        return next((b for b in reversed(self._built.values()) if b is not None), None)
+
+    def report(self) -> TrainingReport:
+        """Return what was fused, what was not and why, and how calls went."""
+        built = self._last()
+        return TrainingReport(
+            None if built is None else built.forward.report(),
+            None if built is None or built.backward is None else built.backward.report(),
+            self.reason,
+            self._eager_calls,
+            0 if built is None else built.program.differentiated_again,
+        )
+
+
+def to_cpp_training(
+    gm: fx.GraphModule, args: tuple[torch.Tensor, ...], *, policy: Policy | None = None
+) -> TrainingModule:
+    """Compile a captured graph and its gradient into fused C++ kernels.
+
+    The graph is brought into functional form, differentiated and split by torch's own parts; what
+    has no functional form is left to eager, with the reason in the report.
+
+    Args:
+        gm: A captured graph. It is not changed.
+        args: Inputs of the types to compile for; each other set of sizes is compiled when it comes.
+        policy: When a kernel pays.
+
+    Returns:
+        A module that is called like `gm`.
+    """
+    module = TrainingModule(gm, policy)
+    module.build(tuple(args))
+    return module
+
+
+def _lowered(gm: fx.GraphModule, policy: Policy | None) -> CompiledModule:
+    inputs = tuple(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
+    return to_cpp(gm, inputs, policy=policy)
+
+
+def _runner(module: CompiledModule) -> Callable[..., Any]:
+    return module.forward

@@ -1,0 +1,1 @@
+"""Captured graphs as functional ATen, forward alone or forward and backward."""

@@ -1,0 +1,86 @@
+"""Torch's own parts that make functional ATen: the one place that knows where torch keeps them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.tracing.refusals import Refusal
+from fxkit.tracing.rollback import random_states, set_random_states
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+
+def trace_functional(
+    function: Callable[..., Sequence[Any]],
+    inputs: Sequence[torch.Tensor],
+    decompositions: Decompositions | None = None,
+    *,
+    train: bool = False,
+) -> fx.GraphModule:
+    """Follow a function of tensors down to functional ATen, on fake tensors.
+
+    Args:
+        function: Takes the inputs, writes to none of them, and returns tensors of their own.
+        inputs: Tensors of the types to follow it with; those that require a gradient get one.
+        decompositions: Operator → how to compute it by others.
+        train: Whether to append the gradients of the inputs: the graph then takes the inputs and a
+            tangent for each result that requires a gradient.
+
+    Returns:
+        The graph; each node knows the user's line.
+
+    Raises:
+        Refusal: When torch can't follow it; the reason is torch's.
+
+    Source: torch/_functorch/aot_autograd.py, `aot_export_joint_simple`.
+    """
+    from torch._functorch.aot_autograd import aot_export_joint_simple
+    from torch.fx import traceback
+
+    state = random_states()
+    try:
+        with traceback.preserve_node_meta(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch warns of was said when the program ran
+            found: Any = aot_export_joint_simple(
+                function,
+                tuple(inputs),
+                trace_joint=train,
+                decompositions=dict(decompositions or {}),
+            )
+    except Exception as error:  # whatever torch says, the graph can run as it is
+        reason = str(error).strip().splitlines() or [""]
+        raise Refusal(f"torch can't trace it: {type(error).__name__}: {reason[0]}") from error
+    finally:
+        set_random_states(state)
+    return found
+
+
+def partition(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a graph with gradients into forward and backward so that little memory lies between.
+
+    What is cheap to compute again is computed again in the backward.
+
+    Args:
+        joint: What `trace_functional` gave with `train=True`. It is changed.
+        results: How many of its outputs the function itself has.
+
+    Returns:
+        The forward, which also gives what is kept, and the backward, which takes it and tangents.
+
+    Raises:
+        Refusal: When torch can't split it; the reason is torch's.
+
+    Source: torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    try:
+        return min_cut_rematerialization_partition(joint, None, num_fwd_outputs=results)
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [""]
+        raise Refusal(f"torch can't split it: {type(error).__name__}: {reason[0]}") from error

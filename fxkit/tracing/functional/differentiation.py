@@ -1,0 +1,165 @@
+"""Run a forward and a backward graph under autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._C import _autograd
+
+from fxkit.ir.types import TensorType, type_of
+from fxkit.tracing.functional.flat_program import FlatProgram
+from fxkit.tracing.refusals import Refusal
+from fxkit.tracing.rollback import random_states, set_random_states
+
+_MODIFIED = (
+    "one of the variables needed for gradient computation has been modified by an inplace "
+    "operation: an input of a captured program, whose second derivative runs it again"
+)
+
+
+class Backward:
+    """What a backward needs beside the tensors that its forward kept.
+
+    Args:
+        graph: The backward graph.
+        flat: The program that it belongs to.
+
+    Attributes:
+        run: What is run in place of the graph.
+        again: How often a gradient was itself differentiated, so that the program ran again.
+    """
+
+    def __init__(self, graph: fx.GraphModule, flat: FlatProgram) -> None:
+        self.run: Callable[..., Any] = graph.forward
+        self.again = 0
+        self.flat = flat
+        carrying = flat.observation.carrying
+        self.is_wanted = (
+            *flat.is_differentiable,
+            *(False for _ in flat.read),
+            *(position in carrying for position in flat.mutated),
+        )
+        placeholders = list(graph.graph.find_nodes(op="placeholder"))
+        tangents = [node for node in placeholders if node.name.startswith("tangents")]
+        if len(tangents) != sum(self.is_wanted):
+            raise Refusal("torch differentiates other results than eager does")
+        self.types = [type_of(node) for node in tangents]
+        self.reached = _reached(graph.graph, tangents)
+        self.is_random = flat.observation.is_random
+
+    def tangents(self, given: tuple[Any, ...]) -> list[torch.Tensor]:
+        """Return the gradients of the results in the form that the graph was made for."""
+        wanted = [g for g, is_wanted in zip(given, self.is_wanted, strict=True) if is_wanted]
+        return [_fitted(g, kind) for g, kind in zip(wanted, self.types, strict=True)]
+
+    def unreached(self, given: tuple[Any, ...]) -> frozenset[int]:
+        """Return the inputs to which no gradient flows, as some results have none."""
+        wanted = [g for g, is_wanted in zip(given, self.is_wanted, strict=True) if is_wanted]
+        absent = {i for i, gradient in enumerate(wanted) if gradient is None}
+        if not absent:
+            return frozenset()
+        return frozenset(i for i, from_ in enumerate(self.reached) if from_ <= absent)
+
+
+def _fitted(gradient: torch.Tensor | None, kind: TensorType) -> torch.Tensor:
+    if gradient is None:
+        fresh = torch.empty_strided(kind.shape, kind.stride or (), dtype=kind.dtype)
+        return fresh.zero_()
+    if gradient.stride() == kind.stride and gradient.dtype is kind.dtype:
+        return gradient
+    fresh = torch.empty_strided(kind.shape, kind.stride or (), dtype=kind.dtype)
+    return fresh.copy_(gradient)
+
+
+def _reached(graph: fx.Graph, tangents: list[fx.Node]) -> list[frozenset[int]]:
+    """Return, for each gradient, the tangents that it depends on."""
+    reached: dict[fx.Node, frozenset[int]] = {}
+    for node in graph.nodes:
+        own = frozenset({tangents.index(node)}) if node in tangents else frozenset()
+        reached[node] = own.union(*(reached[operand] for operand in node.all_input_nodes))
+    gradients: Any = graph.output_node().args[0]
+    return [reached[g] if isinstance(g, fx.Node) else frozenset() for g in gradients]
+
+
+class Differentiable(torch.autograd.Function):
+    """A forward graph whose gradient is a backward graph.
+
+    A gradient that is itself differentiated comes from the captured graph, which runs again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], backward: Backward, *inputs: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.program = backward
+        ctx.random = random_states() if backward.is_random else None
+        mutated = set(backward.flat.mutated)
+        ctx.inputs = [t.clone() if i in mutated else t for i, t in enumerate(inputs)]
+        ctx.versions = [t._version for t in ctx.inputs]
+        ctx.autocast = _autocast_dtype()
+        guard = torch._C._DisableAutocast()
+        computed = run(*ctx.inputs)
+        del guard
+        count = len(backward.is_wanted)
+        results = tuple(computed[:count])
+        ctx.save_for_backward(*computed[count:])
+        pairs = zip(results, backward.is_wanted, strict=True)
+        ctx.mark_non_differentiable(*(value for value, is_wanted in pairs if not is_wanted))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        backward: Backward = ctx.program
+        if torch.is_grad_enabled():
+            return (None, None, *_differentiable_gradients(ctx, given))
+        unreached = backward.unreached(given)
+        guard = torch._C._DisableAutocast()
+        gradients = list(backward.run(*ctx.saved_tensors, *backward.tangents(given)))
+        del guard
+        for position in unreached:
+            gradients[position] = None
+        if not _keeps_graph():
+            ctx.inputs = None
+        return (None, None, *gradients)
+
+
+def _keeps_graph() -> bool:
+    """Tell whether the backward that runs may run again."""
+    asks = getattr(_autograd, "_get_current_graph_task_keep_graph", None)
+    return asks is None or asks()
+
+
+def _autocast_dtype() -> Any:
+    if not torch._C._is_any_autocast_enabled():
+        return None
+    return torch.get_autocast_dtype("cpu")
+
+
+def _differentiable_gradients(ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Compute gradients that autograd can follow: run the captured graph once more."""
+    program: Backward = ctx.program
+    program.again += 1
+    if any(t._version != v for t, v in zip(ctx.inputs, ctx.versions, strict=True)):
+        raise RuntimeError(_MODIFIED)
+    state = random_states() if ctx.random is not None else None
+    if ctx.random is not None:
+        set_random_states(ctx.random)
+    try:
+        with torch.autocast("cpu", dtype=ctx.autocast, enabled=ctx.autocast is not None):
+            results = program.flat.functional(*ctx.inputs)
+    finally:
+        if state is not None:
+            set_random_states(state)
+    pairs = [(r, g) for r, g in zip(results, given, strict=True) if g is not None]
+    wanted = [t for t in ctx.inputs if t.requires_grad]
+    found = torch.autograd.grad(
+        [result for result, _ in pairs],
+        wanted,
+        [gradient for _, gradient in pairs],
+        create_graph=True,
+        allow_unused=True,
+    )
+    gradients = iter(found)
+    return tuple(next(gradients) if t.requires_grad else None for t in ctx.inputs)

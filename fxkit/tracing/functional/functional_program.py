@@ -1,0 +1,192 @@
+"""A captured graph that runs as functional ATen, forward alone or forward and backward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import fx
+
+from fxkit.analysis.effects import effects_of
+from fxkit.tracing.functional.aot_autograd import Decompositions, partition, trace_functional
+from fxkit.tracing.functional.differentiation import Backward, Differentiable
+from fxkit.tracing.functional.flat_program import TAIL, VALUE, FlatProgram, flatten
+from fxkit.tracing.rollback import random_states, set_random_states
+
+Run = Callable[..., Any]
+
+
+class FunctionalProgram:
+    """Runs a captured graph through its functional form, and does around it what that can't hold.
+
+    Written inputs get their new content, views are views of what they were views of, guards on
+    values are checked and texts are written.
+
+    Args:
+        gm: The captured graph; parameters and buffers are read from it at each call.
+        args: Inputs of the types that the functional form is for.
+        decompositions: Operator → how to compute it by others.
+        train: Whether there is a backward.
+
+    Attributes:
+        graph_module: The captured graph.
+        forward: The functional graph, over the inputs and then the parameters and buffers.
+        backward: The graph of the gradients, over what the forward kept and the tangents; None
+            without one.
+
+    Raises:
+        Refusal: When there is no functional form, with the reason.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        args: Sequence[torch.Tensor],
+        decompositions: Decompositions | None = None,
+        *,
+        train: bool = False,
+    ) -> None:
+        self.graph_module = gm
+        self._flat = flat = flatten(gm, args)
+        self._places = _places(gm, flat.attributes)
+        inputs = [*args, *(table[name] for table, name in self._places)]
+        self._is_differentiable = any(flat.is_differentiable)
+        self._count = len(flat.values) + len(flat.read) + len(flat.mutated)
+        self.forward, self.backward = _trace(
+            flat, inputs, decompositions, train and self._is_differentiable
+        )
+        self.run_forward: Run = self.forward.forward
+        if self.backward is not None:
+            self._backward = Backward(self.backward, flat)
+
+    def bind(self, forward: Run, backward: Run | None = None) -> None:
+        """Take what runs in place of the graphs."""
+        self.run_forward = forward
+        if backward is not None:
+            self._backward.run = backward
+
+    @property
+    def differentiated_again(self) -> int:
+        """How often a gradient was itself differentiated, so that the captured graph ran again."""
+        return 0 if self.backward is None else self._backward.again
+
+    def __call__(self, *args: torch.Tensor) -> Any:
+        """Run the program."""
+        flat = self._flat
+        if self._objection() is not None:
+            return self.graph_module(*args)
+        inputs = (*args, *[table[name] for table, name in self._places])
+        computed = self._compute(inputs)
+        count = len(flat.values)
+        written = computed[count + len(flat.read) :]
+        for position, value in zip(flat.mutated, written, strict=True):
+            _write(inputs[position], value)
+        values = computed[:count]
+        tail = () if flat.tail is None else flat.tail(*inputs, *values)
+        sources = {VALUE: values, TAIL: tail}
+        results = [sources.get(r.kind, inputs)[r.index] for r in flat.results]
+        return results[0] if flat.is_single else tuple(results)
+
+    def _objection(self) -> str | None:
+        """Return why the captured graph itself has to run, or None."""
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            return "a function transform is active"
+        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+            return "a torch mode is active"
+        if self.backward is None and torch.is_grad_enabled() and self._is_differentiable:
+            return "gradients are asked for"
+        return None
+
+    def _compute(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        flat = self._flat
+        state = random_states() if flat.checks and flat.observation.is_random else None
+        if self.backward is None or not torch.is_grad_enabled():
+            with torch.no_grad(), _WithoutAutocast():
+                computed = tuple(self.run_forward(*inputs))[: self._count]
+        else:
+            computed = Differentiable.apply(self.run_forward, self._backward, *inputs)
+        if flat.checks is None:
+            return computed
+        try:
+            with torch.no_grad():
+                flat.checks(*inputs, *computed[: len(flat.values) + len(flat.read)])
+        except BaseException:
+            if state is not None:
+                set_random_states(state)
+            raise
+        return computed
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FunctionalProgram:
+        """Copy the program with the module whose parameters it reads; graphs are shared."""
+        twin = copy.copy(self)
+        twin.graph_module = copy.deepcopy(self.graph_module, memo)
+        twin._places = _places(twin.graph_module, self._flat.attributes)
+        return twin
+
+
+def _places(gm: fx.GraphModule, names: Sequence[str]) -> list[tuple[dict[str, Any], str]]:
+    """Return where parameters and buffers lie: a table of a module, and the name in it."""
+    found: list[tuple[dict[str, Any], str]] = []
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        owner = gm.get_submodule(path)
+        tables = (owner._parameters, owner._buffers, owner.__dict__)
+        found.append((next(table for table in tables if leaf in table), leaf))
+    return found
+
+
+class _WithoutAutocast:
+    """Turns autocast off for what holds its casts already."""
+
+    def __enter__(self) -> None:
+        self._guard = torch._C._DisableAutocast()
+
+    def __exit__(self, *_: object) -> None:
+        del self._guard
+
+
+def _write(target: torch.Tensor, value: torch.Tensor) -> None:
+    if value.requires_grad:
+        target.copy_(value)
+        return
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def _trace(
+    flat: FlatProgram,
+    inputs: list[torch.Tensor],
+    decompositions: Decompositions | None,
+    train: bool,
+) -> tuple[fx.GraphModule, fx.GraphModule | None]:
+    if not train:
+        plain = [tensor.detach() for tensor in inputs]
+        forward = trace_functional(flat.functional, plain, decompositions)
+        _drop_copies(forward, flat)
+        return forward, None
+    joint = trace_functional(flat.functional, inputs, decompositions, train=True)
+    count = len(flat.values) + len(flat.read) + len(flat.mutated)
+    forward, backward = partition(joint, count)
+    _drop_copies(forward, flat)
+    return forward, backward
+
+
+def _drop_copies(forward: fx.GraphModule, flat: FlatProgram) -> None:
+    """Read inputs that are written behind the graph without a copy of them."""
+    inputs = list(forward.graph.find_nodes(op="placeholder"))
+    for position in flat.mutated:
+        if position >= len(inputs):
+            continue
+        for user in list(inputs[position].users):
+            is_copy = user.target is torch.ops.aten.clone.default
+            if is_copy and not any(_may_keep(other) for other in user.users):
+                user.replace_all_uses_with(inputs[position])
+                forward.graph.erase_node(user)
+    forward.recompile()
+
+
+def _may_keep(user: fx.Node) -> bool:
+    return user.op == "output" or bool(effects_of(user).aliases)

@@ -1,0 +1,185 @@
+"""One run of a graph on fake tensors, to see what its values share and what it writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from fxkit.analysis.effects import Effects, effects_of
+from fxkit.tracing.data_dependence import META_KEY
+from fxkit.tracing.effects import quietly, write_text
+from fxkit.tracing.guards import check_value
+from fxkit.tracing.refusals import Refusal
+from fxkit.tracing.regions import Modes
+
+MODES = frozenset(
+    {
+        torch._C._set_grad_enabled,
+        torch.amp.autocast_mode._enter_autocast,
+        torch.amp.autocast_mode._exit_autocast,
+    }
+)
+SIDE_NODES = frozenset({check_value, write_text})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of the tensor or tensors that a node gives.
+
+    Attributes:
+        memories: A key for the memory of each.
+        geometry: Shape, stride and offset of each.
+        requires_grad: Whether autograd follows each, at first.
+        has_grad_mode: Whether gradients were on.
+    """
+
+    memories: tuple[int, ...]
+    geometry: tuple[Any, ...]
+    requires_grad: tuple[bool, ...]
+    has_grad_mode: bool
+
+
+@dataclass(slots=True)
+class Observation:
+    """What one run on fake tensors has shown.
+
+    Attributes:
+        seen: What was seen of each node's tensors.
+        mutated: Positions of the inputs that are written to.
+        carrying: Those among them that autograd follows afterwards.
+        followed: Nodes whose tensors autograd follows at the end.
+        is_random: Whether random numbers are drawn.
+    """
+
+    seen: dict[fx.Node, Seen]
+    mutated: tuple[int, ...]
+    carrying: frozenset[int]
+    followed: frozenset[fx.Node]
+    is_random: bool
+
+
+def is_read(node: fx.Node) -> bool:
+    """Tell whether a node gives a Python value that a guard in the graph checks."""
+    return bool(node.users) and all(user.target is check_value for user in node.users)
+
+
+def observe(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Observation:
+    """Run a graph whose inputs are all placeholders on fake tensors.
+
+    Raises:
+        Refusal: When it does what a functional graph can't hold.
+    """
+    effects = {node: effects_of(node) for node in gm.graph.nodes}
+    for node, found in effects.items():
+        _check(node, found)
+    fakes, observer = _run(gm, inputs)
+    seen = observer.seen
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    written = {
+        memory
+        for found in effects.values()
+        for target in found.writes
+        if isinstance(target, fx.Node)
+        for memory in seen[target].memories
+    }
+    mutated = tuple(
+        i for i, node in enumerate(placeholders) if not written.isdisjoint(seen[node].memories)
+    )
+    _check_mutated(mutated, fakes, [seen[node] for node in placeholders])
+    is_random = any(found.is_random for found in effects.values())
+    carrying = frozenset(i for i in mutated if fakes[i].requires_grad)
+    return Observation(seen, mutated, carrying, observer.followed(), is_random)
+
+
+def _check(node: fx.Node, effects: Effects) -> None:
+    if node.op not in ("placeholder", "output", "call_function", "call_method"):
+        raise Refusal(f"%{node.name} is a {node.op}, which is not followed")
+    if node.meta.get(META_KEY):
+        raise Refusal(f"the shape of %{node.name} depends on the numbers in a tensor")
+    if node.target in MODES or node.target in SIDE_NODES:
+        return
+    if effects.is_opaque or effects.is_global:
+        raise Refusal(f"%{node.name} is a call of {_name(node)}, which is not looked into")
+    if node.target is setattr or node.target in ("requires_grad_", "detach_"):
+        raise Refusal(f"%{node.name} changes what autograd knows of a tensor")
+
+
+def _name(node: fx.Node) -> str:
+    return getattr(node.target, "__qualname__", str(node.target))
+
+
+def _check_mutated(mutated: tuple[int, ...], fakes: list[Any], seen: list[Seen]) -> None:
+    for position in mutated:
+        fake = fakes[position]
+        if seen[position].requires_grad[0]:
+            raise Refusal("a tensor whose gradient is wanted is written to in place")
+        if (_geometry(fake),) != seen[position].geometry:
+            raise Refusal("an input is given another shape or stride in place")
+        memory = seen[position].memories[0]
+        if sum(memory in other.memories for other in seen) > 1:
+            raise Refusal("a tensor that is written to shares memory with another input")
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+class _Observer(fx.Interpreter):
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm, garbage_collect_values=False)
+        self.seen: dict[fx.Node, Seen] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        if is_read(n) or n.target in SIDE_NODES:
+            return None
+        value = super().run_node(n)
+        if n.op != "output":
+            self.seen[n] = _see(value)
+        return value
+
+    def followed(self) -> frozenset[fx.Node]:
+        """Return the nodes whose tensors require a gradient by now."""
+        return frozenset(
+            node for node in self.seen if any(t.requires_grad for t in _tensors(self.env[node]))
+        )
+
+
+def _see(value: Any) -> Seen:
+    tensors = list(_tensors(value))
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            raise Refusal(f"a value is {tensor.layout}, which is not strided")
+    return Seen(
+        tuple(tensor.untyped_storage()._cdata for tensor in tensors),
+        tuple(_geometry(tensor) for tensor in tensors),
+        tuple(tensor.requires_grad for tensor in tensors),
+        torch.is_grad_enabled(),
+    )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _run(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tuple[list[Any], _Observer]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    observer = _Observer(gm)
+    modes = Modes.now()
+    try:
+        fake_mode = FakeTensorMode()
+        fakes: list[Any] = [fake_mode.from_tensor(tensor, static_shapes=True) for tensor in inputs]
+        with fake_mode, quietly():
+            observer.run(*fakes)
+    except Refusal:
+        raise
+    except Exception as error:  # whatever torch says of fake tensors, the graph can run as it is
+        modes.restore(error)
+        reason = str(error).strip().splitlines() or [""]
+        raise Refusal(f"it can't be followed: {type(error).__name__}: {reason[0]}") from error
+    return fakes, observer

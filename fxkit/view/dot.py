@@ -11,7 +11,11 @@ from fxkit.view.scene import Box, Scene
 from fxkit.view.theme import FAMILY_COLOURS, LIGHT
 
 TIME_LIMIT = 20.0
-"""Seconds after which `dot` is stopped."""
+"""Seconds after which `dot` is stopped where nothing else writes the format."""
+
+SVG_TIME_LIMIT = 0.5
+"""Seconds after which `dot` is stopped for a picture that needs no program; a hundred boxes take it
+a tenth of that, and thousands minutes."""
 
 
 def source(scene: Scene, title: str) -> str:
@@ -29,8 +33,8 @@ def source(scene: Scene, title: str) -> str:
     return graph.source
 
 
-def render(text: str, kind: str) -> bytes | None:
-    """Run `dot`; None when it is missing, fails, or takes longer than `TIME_LIMIT`."""
+def render(text: str, kind: str, limit: float) -> bytes | None:
+    """Run `dot`; None when it is missing, fails, or takes longer than `limit` seconds."""
     program = shutil.which("dot")
     if program is None:
         return None
@@ -39,7 +43,7 @@ def render(text: str, kind: str) -> bytes | None:
             [program, f"-T{kind}"],
             input=text.encode(),
             capture_output=True,
-            timeout=TIME_LIMIT,
+            timeout=limit,
             check=False,
         )
     except (subprocess.TimeoutExpired, OSError):
@@ -53,7 +57,7 @@ def render_or_raise(text: str, kind: str) -> bytes:
     Raises:
         UnsupportedError: When it gave no picture; the hint says what needs no program.
     """
-    picture = render(text, kind)
+    picture = render(text, kind, TIME_LIMIT)
     if picture is None:
         state = "none on the PATH" if shutil.which("dot") is None else "one that failed or hung"
         raise UnsupportedError(

@@ -105,9 +105,9 @@ class GraphView:
     def svg(self) -> str:
         """Return the drawing as SVG text."""
         if self.engine == "dot":
-            rendered = dot.render(self.dot(), "svg")
-            if rendered is not None:
-                return rendered.decode()
+            rendered = dot.render(self.dot(), "svg", dot.SVG_TIME_LIMIT)
+            if rendered is not None and b"<svg" in rendered:
+                return rendered.decode("utf-8", "replace")
         return svg.render(
             self.scene,
             title=str(self),
@@ -210,7 +210,7 @@ def draw(
             `"effect"`, `"region"`, `"error"`, or a number for each node name. An HTML page can
             change between all that is known.
         engine: `"builtin"` places boxes here; `"dot"` asks the `dot` program, and falls back
-            when it is missing or takes too long; `"auto"` is `"builtin"`.
+            when it is missing, fails or takes longer than half a second; `"auto"` is `"builtin"`.
         max_nodes: How many boxes `depth="auto"` shows.
         profile: What `fxkit.profile` measured of this graph, to colour by time.
         regions: The regions of a compiled module, to colour by them.

@@ -1,8 +1,9 @@
 """The modules of a graph as a tree of groups, with repeated layers folded.
 
 Groups come from the module stack that a capture recorded, else from the targets of `call_module`
-nodes. A module that is called twice, or whose nodes other nodes come between, would make a cycle of
-groups: it is split into as many groups as it takes. Constants (`get_attr`) belong to their users.
+nodes; where there is neither, from the paths of constants or from what repeats (`structure`). A
+module that is called twice, or whose nodes other nodes come between, would make a cycle of groups:
+it is split into as many groups as it takes. Constants (`get_attr`) belong to their users.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,6 +20,7 @@ from fxkit.ir.attributes import find_attribute
 from fxkit.ir.provenance import module_stack
 from fxkit.view.grouping import acyclic_groups
 from fxkit.view.labels import Label, label_of
+from fxkit.view.structure import Stack, infer_stacks
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -97,9 +100,6 @@ class _Draft:
     nodes: list[fx.Node] = field(default_factory=list)
 
 
-Stack = tuple[tuple[str, str], ...]
-
-
 class Hierarchy:
     """The tree of groups of one graph module.
 
@@ -127,7 +127,28 @@ class Hierarchy:
         ]
         self.operands, self.users = edges(self.nodes)
         self.labels = {node: label_of(node) for node in self.nodes}
-        self._build({node: stack_of(node) for node in self.nodes}, constant_sizes(gm))
+        stacks = {node: stack_of(node) for node in self.nodes}
+        self._build(self._inferred(stacks) if fold else stacks, constant_sizes(gm))
+
+    def _inferred(self, stacks: dict[Any, Stack]) -> dict[Any, Stack]:
+        """Return the modules around each node, with groups for those that have none."""
+
+        def words(node: Any) -> object:
+            label = self.labels[node]
+            return (*_work(label, self.subject(node).target), label.type)
+
+        def reads(node: Any) -> str:
+            operands = self.subject(node).all_input_nodes
+            return next((str(o.target) for o in operands if o.op == "get_attr"), "")
+
+        return infer_stacks(self.nodes, stacks, self.users, words, reads, self._kind)
+
+    def _kind(self, path: str) -> str:
+        try:
+            name = type(self.graph_module.get_submodule(path)).__name__
+        except AttributeError:
+            return ""
+        return "" if name in ("Module", "ModuleList", "ModuleDict") else name
 
     def _build(self, stacks: dict[fx.Node, Stack], sizes: dict[fx.Node, dict[int, int]]) -> None:
         """Make the groups; nodes, edges and labels are there."""

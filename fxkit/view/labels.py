@@ -41,7 +41,7 @@ _FAMILY_WORDS = (
     (
         "reduction",
         r".*norm|norm|.*softmax|softmax|sum|mean|var|std|var_mean|prod|amax|amin|argmax|argmin"
-        r"|logsumexp|cumsum|cumprod|any|all|.*pool\dd|topk|sort",
+        r"|logsumexp|cumsum|cumprod|any|all|.*pool\dd(_with_indices)?|topk|sort",
     ),
     (
         "layout",

@@ -23,6 +23,7 @@ CHARACTER, SMALL_CHARACTER = 7.35, 6.45
 
 _BOX_PAD, _MARGIN, _FRAME_PAD, _FRAME_HEAD = 12.0, 24.0, 16.0, 30.0
 _STUB_HEIGHT, _STUB_TEXT, _NOTE_LENGTH, _NAME_LENGTH = 18.0, 30, 26, 42
+_EXITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,7 @@ class _Level:
         self._items = [_item(hierarchy, item, opened) for item in group.items]
         self._values: list[fx.Node] = []
         links, top, bottom = self._connect()
+        self._tops = len(top)
         sizes = [(4.0, 0.0)] * len(top)
         sizes += [(item.width, item.height) for item in self._items]
         sizes += [(4.0, 0.0)] * len(bottom)
@@ -194,7 +196,6 @@ class _Level:
             (link.source, link.exit): value for link, value in zip(links, self._values, strict=True)
         }
         self._links = links
-        self._tops = len(top)
         self._placed: Placement = place(
             sizes, links, top=len(top), bottom=len(bottom), stub_size=self._stub_size
         )
@@ -251,7 +252,10 @@ class _Level:
         return ((columns(text) + 2) * SMALL_CHARACTER + 18, _STUB_HEIGHT)
 
     def _stub_text(self, source: int, exit_: float, uses: int) -> str:
-        text = clip(one_line(self._origin[source, exit_].name), _STUB_TEXT)
+        value = self._origin[source, exit_]
+        inside = 0 <= source - self._tops < len(self._items)
+        name = self._items[source - self._tops].exit_name(value) if inside else value.name
+        text = clip(one_line(name), _STUB_TEXT)
         return f"{text} ×{uses}" if uses else text
 
     def emit(self, scene: Scene, x: float, y: float, depth: int, frame: int) -> None:
@@ -304,8 +308,10 @@ class _LeafItem:
         inside = set(self.nodes)
         users = hierarchy.users
         outside = [node for node in self.nodes if any(u not in inside for u in users[node])]
-        step = min(26.0, (self.width - 24) / max(len(outside), 1))
-        self._exits = {node: (i - (len(outside) - 1) / 2) * step for i, node in enumerate(outside)}
+        self._is_bundle = len(outside) > _EXITS
+        spread = [] if self._is_bundle else outside
+        step = min(26.0, (self.width - 24) / max(len(spread), 1))
+        self._exits = {node: (i - (len(spread) - 1) / 2) * step for i, node in enumerate(spread)}
 
     @property
     def arrow_name(self) -> str:
@@ -326,6 +332,10 @@ class _LeafItem:
 
     def exit(self, value: fx.Node) -> float:
         return self._exits.get(value, 0.0)
+
+    def exit_name(self, value: fx.Node) -> str:
+        """Return what a label says that stands for a value; many values leave as one."""
+        return self.title if self._is_bundle else value.name
 
     def emit(self, scene: Scene, x: float, y: float, _depth: int, frame: int, around: str) -> None:
         label = self.leaf.label if self.leaf else None
@@ -377,6 +387,9 @@ class _FrameItem:
 
     def exit(self, value: fx.Node) -> float:
         return self._left + self.level.outputs[value] - self.width / 2
+
+    def exit_name(self, value: fx.Node) -> str:
+        return value.name
 
     def emit(self, scene: Scene, x: float, y: float, depth: int, frame: int, _around: str) -> None:
         group = self.group
@@ -453,7 +466,8 @@ def _words(item: Leaf | Group) -> tuple[str, str, str]:
         if leaf is None:
             count = sum(1 for _ in _nodes(item)) * (item.fold.count if item.fold else 1)
             size = f" · {quantity(item.parameters)} params" if item.parameters else ""
-            return clip(item.title, _NAME_LENGTH), "", f"{item.kind} · {count} nodes{size}"
+            kind = f"{item.kind} · " if item.kind else ""
+            return clip(item.title, _NAME_LENGTH), "", f"{kind}{count} nodes{size}"
         note = leaf.label.constants if leaf.label.family == "kernel" else one_line(item.title)
         return leaf.label.short, clip(note, _NOTE_LENGTH), leaf.label.type
     label = item.label

@@ -57,7 +57,8 @@ class Union(Hierarchy):
         for gm in states:
             sizes.update(constant_sizes(gm))
         own: dict[Any, dict[int, int]] = {v: sizes.get(v.node, {}) for v in nodes}
-        self._build({vertex: stack_of(vertex.node) for vertex in nodes}, own)
+        stacks = {vertex: stack_of(vertex.node) for vertex in nodes}
+        self._build(self._inferred(stacks), own)
 
     def subject(self, node: Any) -> fx.Node:
         """Return the last node that a vertex was."""

@@ -180,26 +180,63 @@ def test_pictures_need_the_dot_program(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
-def test_dot_engine_falls_back_when_the_program_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "dot"
-    program.write_text("#!/bin/sh\nexec sleep 5\n")
+def put_dot(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program = folder / "dot"
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(dot_module, "TIME_LIMIT", 0.2)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["exec sleep 60", "exit 3", "echo broken >&2; exit 1", "true", "cat", "printf '\\377\\376'"],
+    ids=["hangs", "fails", "complains", "says nothing", "echoes", "says no text"],
+)
+def test_dot_engine_falls_back(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_dot(tmp_path, monkeypatch, script)
     gm = models.stack(1)
     assert draw(gm, engine="dot").svg() == draw(gm).svg()
+
+
+def test_a_dot_that_is_no_program_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_dot(tmp_path, monkeypatch, "")
+    (tmp_path / "dot").write_bytes(b"\x7fELF garbage")
+    gm = models.stack(1)
+    assert draw(gm, engine="dot").svg() == draw(gm).svg()
+
+
+@pytest.mark.parametrize("script", ["exec sleep 60", "exit 3", "true"])
+def test_pictures_from_a_broken_dot_are_a_clear_error(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_dot(tmp_path, monkeypatch, script)
+    monkeypatch.setattr(dot_module, "TIME_LIMIT", 0.2)
+    with pytest.raises(UnsupportedError, match="got one that failed or hung"):
+        draw(models.stack(1)).save(tmp_path / "graph.pdf")
+    assert not (tmp_path / "graph.pdf").exists()
 
 
 def test_dot_engine_takes_what_the_program_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "dot"
-    program.write_text('#!/bin/sh\ncat > /dev/null\necho "<svg>$1</svg>"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(dot_module, "SVG_TIME_LIMIT", 20.0)
+    put_dot(tmp_path, monkeypatch, 'cat > /dev/null\necho "<svg>$1</svg>"')
     assert draw(models.stack(1), engine="dot").svg() == "<svg>-Tsvg</svg>\n"
+
+
+def test_only_the_dot_engine_runs_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_dot(tmp_path, monkeypatch, f"touch {tmp_path}/was_run; cat > /dev/null; echo '<svg/>'")
+    view = draw(models.stack(1))
+    for kind in ("svg", "html", "dot", "json"):
+        view.save(tmp_path / f"graph.{kind}")
+    assert not (tmp_path / "was_run").exists()
+    assert "<svg/>" not in (tmp_path / "graph.svg").read_text()
 
 
 def test_dot_text_has_each_box_and_edge() -> None:

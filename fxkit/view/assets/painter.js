@@ -221,7 +221,8 @@ const fxPainter = (v) => {
 
   function onPath(line) {
     if (!state.path) return false;
-    return state.path.has(line.value) && (line.edges.length ? someEdge(line, (n) => state.path.has(n)) : true);
+    if (!line.edges.length) return state.path.has(line.value);
+    return someEdge(line, (n, k) => state.path.has(n) && state.path.has(data.operands[n][k]));
   }
   function isLit(line) {
     if (state.path) return onPath(line);

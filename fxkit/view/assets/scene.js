@@ -4,7 +4,7 @@
 // fxkit/view/scene.py.
 const fxScene = (() => {
   const BOX_PAD = 12, MARGIN = 24, FRAME_PAD = 16, FRAME_HEAD = 30;
-  const NAME_LENGTH = 42, NOTE_LENGTH = 26, STUB_TEXT = 30;
+  const NAME_LENGTH = 42, NOTE_LENGTH = 26, STUB_TEXT = 30, EXITS = 12;
   const clip = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
   const oneLine = (text) => text.replace(/[\u0000-\u001f\u007f]+/g, " ").trim();
 
@@ -105,10 +105,12 @@ const fxScene = (() => {
     return { g, leaf, lists, folded, width, height, words, isFrame: false, head, exits };
   }
 
-  // Where on the lower side of a closed module each value leaves that is read outside.
+  // Where on the lower side of a closed module each value leaves that is read outside; very many leave
+  // as one.
   function exitsOf(graph, list, width) {
     const inside = new Set(list);
     const outside = list.filter((n) => graph.users[n].some((u) => !inside.has(u)));
+    if (outside.length > EXITS) return new Map();
     const step = Math.min(26, (width - 24) / Math.max(outside.length, 1));
     return new Map(outside.map((n, i) => [n, (i - (outside.length - 1) / 2) * step]));
   }
@@ -167,16 +169,19 @@ const fxScene = (() => {
     const { links, top, bottom, entering } = connect(graph, level);
     const pin = [4, 0];
     const sizes = [...top.map(() => pin), ...level.items.map((item) => [item.width, item.height]), ...bottom.map(() => pin)];
-    const stubSize = (link, uses) => [measure.detail(stubText(graph, link.value, uses)) + 32, 18];
+    const stubSize = (link, uses) => [measure.detail(stubText(graph, level, link, uses)) + 32, 18];
+    level.tops = top.length;
     const placed = fxLayout.place(sizes, links, top.length, bottom.length, stubSize);
     const first = top.length + level.items.length;
     level.inputs = new Map(top.map((value, i) => [value, placed.x[i]]));
     level.outputs = new Map(bottom.map((value, i) => [value, placed.x[first + i]]));
-    return Object.assign(level, { links, entering, placed, tops: top.length, width: placed.width, height: placed.height });
+    return Object.assign(level, { links, entering, placed, width: placed.width, height: placed.height });
   }
 
-  const stubText = (graph, value, uses) => {
-    const text = clip(oneLine(graph.get("name", value)), STUB_TEXT);
+  const stubText = (graph, level, link, uses) => {
+    const item = level.items[link.source - level.tops];
+    const isBundle = item && item.exits && !item.exits.size;
+    const text = clip(isBundle ? item.words.title : oneLine(graph.get("name", link.value)), STUB_TEXT);
     return uses ? `${text} ×${uses}` : text;
   };
 
@@ -239,7 +244,7 @@ const fxScene = (() => {
       if (placed.routes[i]) addLine(scene, placed.routes[i], link, target(link.target), x, y);
     });
     for (const stub of placed.stubs) {
-      const text = stubText(graph, stub.link.value, stub.uses);
+      const text = stubText(graph, level, stub.link, stub.uses);
       const w = measure.detail(text) + 32;
       const edges = stub.index < 0 ? [] : stub.link.edges;
       scene.tags.push({ x: x + stub.x - w / 2, y: y + stub.y, w, h: 18, text, value: stub.link.value, atSource: stub.index < 0, edges });

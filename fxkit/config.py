@@ -6,6 +6,7 @@
 | `FXKIT_CXX` | `$CXX`, else `g++`, else `c++` | the C++ compiler |
 | `FXKIT_BACKEND` | `cpp` | `eager` turns code generation off |
 | `FXKIT_MAX_REWRITES` | unlimited | how many rewrites may be applied in one run: for bisecting |
+| `FXKIT_POOL_MB` | `1024` | memory in MB that is kept for the next call; 0 keeps none |
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ class Config:
         cxx: The C++ compiler asked for, or None to look for one on the PATH.
         backend: `cpp` or `eager`.
         max_rewrites: Bound on rewrites in one run, or None.
+        pool_bytes: Bound on the memory that is kept for the next call, in bytes.
     """
 
     cache_dir: Path
     cxx: str | None
     backend: str
     max_rewrites: int | None
+    pool_bytes: int = 1024 << 20
 
 
 def current(environ: Mapping[str, str] | None = None) -> Config:
@@ -53,6 +56,7 @@ def current(environ: Mapping[str, str] | None = None) -> Config:
         cxx=env.get("FXKIT_CXX") or env.get("CXX") or None,
         backend=_choice(env, "FXKIT_BACKEND", BACKENDS),
         max_rewrites=_count(env, "FXKIT_MAX_REWRITES"),
+        pool_bytes=(1024 if (kept := _count(env, "FXKIT_POOL_MB")) is None else kept) << 20,
     )
 
 
@@ -93,6 +97,6 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
         return None
     if not value.isdigit():
         raise UnsupportedError(
-            f"expected {name} to be a count, got {value!r}", hint=f"unset {name} for no limit"
+            f"expected {name} to be a count, got {value!r}", hint=f"unset {name} for the default"
         )
     return int(value)

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from fxkit.errors import BuildError
 from fxkit.lower.cpp import build as build_module
 from fxkit.lower.cpp import toolchain
-from fxkit.lower.cpp.build import build, cache_folder
+from fxkit.lower.cpp.build import Order, build, cache_folder
 
 SOURCE = 'extern "C" long answer() { return %d; }\n'
 
@@ -48,26 +49,48 @@ def test_folder_and_library_are_the_users_own(cache: Path) -> None:
     assert not list(cache.glob("build-*"))
 
 
-def test_the_key_holds_all_that_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    tools = toolchain.current()
-    key = build_module._key(SOURCE, tools)
-    changes = {"flags": (*tools.flags, "-g"), "identity": tools.identity + " "}
-    for name, value in changes.items():
-        fields = {f: getattr(tools, f) for f in ("compiler", "flags", "glibc", "identity")}
-        other = toolchain.Toolchain(**{**fields, name: value})
-        assert build_module._key(SOURCE, other) != key
-    assert build_module._key(SOURCE + " ", tools) != key
+def test_the_key_holds_all_that_matters() -> None:
+    tools, alone = toolchain.current(), toolchain.Linking()
+    orders = [
+        Order((SOURCE,), tools, alone),
+        Order((SOURCE + " ",), tools, alone),
+        Order((SOURCE, ""), tools, alone),
+        Order((SOURCE,), replace(tools, flags=(*tools.flags, "-g")), alone),
+        Order((SOURCE,), replace(tools, identity=tools.identity + " "), alone),
+        Order((SOURCE,), tools, replace(alone, libraries=("c10",))),
+        Order((SOURCE,), tools, replace(alone, flags=("-O0",))),
+        Order((SOURCE,), tools, replace(alone, identity="another Python")),
+    ]
+    assert len({order.key for order in orders}) == len(orders)
+    assert orders[0].key == Order((SOURCE,), toolchain.current(), toolchain.Linking()).key
     import torch
 
     assert torch.__version__ in tools.identity
 
 
-def test_a_broken_library_is_built_again(cache: Path) -> None:
-    path = cache_folder() / f"{build_module._key(SOURCE % 4, toolchain.current())}.so"
-    path.write_bytes(b"\x7fELF but no more")
+DAMAGES = {
+    "another file": lambda content: b"\x7fELF but no more",
+    "nothing": lambda content: b"",
+    "cut off": lambda content: content[: len(content) // 2],
+    "cut off near the end": lambda content: content[:-1],
+    "one bit": lambda content: content[:700] + bytes([content[700] ^ 4]) + content[701:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_library_is_built_again(
+    cache: Path, damage: Callable[[bytes], bytes], request: pytest.FixtureRequest
+) -> None:
+    """It is not even loaded: that may kill the process."""
+    number = 40 + list(DAMAGES).index(request.node.callspec.id)
+    path = build(SOURCE % number).path
+    sound = path.read_bytes()
+    path.unlink()
+    path.write_bytes(damage(sound))
     path.chmod(0o700)
-    library = build(SOURCE % 4)
-    assert (library.handle.answer(), library.cache_hit) == (4, False)
+    library = build(SOURCE % number)
+    assert (library.handle.answer(), library.cache_hit) == (number, False)
+    assert len(path.read_bytes()) == len(sound)
 
 
 def test_a_library_that_others_may_write_is_not_loaded(cache: Path) -> None:
@@ -158,10 +181,10 @@ def test_a_folder_that_cannot_be_written_is_replaced(
 def test_a_full_disk_is_replaced(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = build_module._compile
 
-    def full(source: str, tools: toolchain.Toolchain, name: str, workplace: Path) -> Path:
+    def full(order: Order, name: str, workplace: Path) -> Path:
         if workplace.parent == cache:
             raise build_module._failure("error: No space left on device", cache, name)
-        return real(source, tools, name, workplace)
+        return real(order, name, workplace)
 
     monkeypatch.setattr(build_module, "_compile", full)
     with pytest.warns(UserWarning, match="No space left on device"):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fxkit.lower import CompiledModule, to_cpp
-from fxkit.lower.running import compiled
+from fxkit.lower.running import building, compiled
 
 X, Y = torch.randn(40, 64), torch.randn(40, 64)
 
@@ -197,7 +197,7 @@ def test_without_a_compiler_everything_runs_in_eager(monkeypatch: pytest.MonkeyP
 def test_a_failing_compiler_costs_only_that_graph(
     monkeypatch: pytest.MonkeyPatch, module: CompiledModule
 ) -> None:
-    monkeypatch.setattr(compiled, "print_unit", lambda *args: "this is no C++;")
+    monkeypatch.setattr(building, "print_unit", lambda *args: "this is no C++;")
     with pytest.warns(UserWarning, match="error:") as caught:
         broken = to_cpp(fx.symbolic_trace(lambda x: x.exp() + 2), (X,))
     text = str(caught[0].message)

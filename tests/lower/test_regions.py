@@ -229,6 +229,7 @@ def test_a_region_in_eager_takes_its_own_inputs() -> None:
     module = compiled(fn, X, Y, torch.arange(9))
     for call in module._plan.calls.values():  # as if a tensor inside had come with other strides
         call._expected[:] = [(dtype, shape, (7, 7)) for dtype, shape, _ in call._expected]
+    module.native_program = None  # it checks by itself
     torch.testing.assert_close(module(X, Y, torch.arange(9)), fn(X, Y, torch.arange(9)))
     assert module.report().kernel_misses == len(module._plan.calls) > 0
 

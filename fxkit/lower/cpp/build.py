@@ -29,9 +29,11 @@ from pathlib import Path
 from fxkit import config
 from fxkit.errors import BuildError
 from fxkit.lower.cpp import toolchain
-from fxkit.lower.cpp.toolchain import Toolchain
+from fxkit.lower.cpp.toolchain import Linking, Toolchain
 
-_LINES_OF_LOG = 3
+_LOCK_SECONDS = 120.0
+_SEAL = b"fxkit sha256 "
+_ALONE = Linking()
 
 
 @dataclass(frozen=True)
@@ -51,76 +53,133 @@ class Library:
     cache_hit: bool
 
 
-def build(source: str) -> Library:
-    """Return the library made from a header-free C++ text, from the cache when it is there.
+def build(*texts: str) -> Library:
+    """Return the library made from header-free C++ texts, from the cache when it is there.
+
+    Each text is a translation unit; two are compiled at once.
 
     Raises:
-        BuildError: When there is no compiler, or it fails.
+        BuildError: When there is no compiler, it fails, or there is nowhere to write.
     """
     start = time.perf_counter()
-    tools = toolchain.current()
-    key = _key(source, tools)
-    folder = cache_folder()
-    try:
-        path, hit = _find_or_build(source, tools, key, folder)
-    except OSError as error:
-        folder = _fall_back(folder, error.strerror or str(error))
-        path, hit = _find_or_build(source, tools, key, folder)
+    path, hit = library_path(*texts)
     return Library(_load(path), path, time.perf_counter() - start, hit)
 
 
-def _key(source: str, tools: Toolchain) -> str:
-    text = "\0".join([source, *tools.flags, tools.identity])
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def library_path(*texts: str, linking: Linking = _ALONE) -> tuple[Path, bool]:
+    """Return where the library made from some texts lies, and whether it was there already.
+
+    Raises:
+        BuildError: When there is no compiler, it fails, or there is nowhere to write.
+    """
+    order = Order(texts, toolchain.current(), linking)
+    folder = cache_folder()
+    try:
+        return _find_or_build(order, folder)
+    except OSError as error:
+        folder = _fall_back(folder, error.strerror or str(error))
+    try:
+        return _find_or_build(order, folder)
+    except OSError as error:
+        raise BuildError(
+            f"expected a folder that a kernel can be built in, got {folder}: {error}",
+            hint="make room on the disk, or set FXKIT_CACHE_DIR",
+        ) from error
 
 
-def _find_or_build(source: str, tools: Toolchain, key: str, folder: Path) -> tuple[Path, bool]:
-    path = folder / f"{key}.so"
+@dataclass(frozen=True)
+class Order:
+    """What is to be built, with what."""
+
+    texts: tuple[str, ...]
+    tools: Toolchain
+    linking: Linking
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Flags for compiling."""
+        return self.linking.flags or self.tools.flags
+
+    @functools.cached_property
+    def key(self) -> str:
+        """A name that no other library has."""
+        linking = (*self.linking.link_flags, self.linking.identity)
+        parts = (*self.texts, *self.flags, self.tools.identity, *linking)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _find_or_build(order: Order, folder: Path) -> tuple[Path, bool]:
+    path = folder / f"{order.key}.so"
     if _is_sound(path):
         return path, True
-    with _locked(folder / f"lock-{key[:2]}"):
+    with _locked(folder / f"lock-{order.key[:2]}"):
         if _is_sound(path):
             return path, True
-        _build_into(path, source, tools, key)
+        _build_into(path, order)
     return path, False
 
 
 def _is_sound(path: Path) -> bool:
-    """Tell whether a library is there, is ours alone to write, and loads."""
+    """Tell whether a library is there, is ours alone to write, and is what was built."""
     try:
         state = path.lstat()
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
+            return False
+        content = path.read_bytes()
     except FileNotFoundError:
         return False
-    if not stat.S_ISREG(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
-        return False
-    try:
-        _load(path)
-    except OSError:
-        return False
-    return True
+    built, seal = content[: -len(_seal(b""))], content[-len(_seal(b"")) :]
+    return seal == _seal(built)
+
+
+def _seal(content: bytes) -> bytes:
+    """Return what follows a library in its file: to load a damaged one may kill the process."""
+    return _SEAL + hashlib.sha256(content).digest()
 
 
 @functools.cache
 def _load(path: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(path))
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(
+            f"expected a library that loads, got {error}",
+            hint="this graph runs in eager; remove the file if it was copied from elsewhere",
+        ) from error
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that the system drops when its holder dies; go on without it after a while."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _wait_for(descriptor)
         yield
     finally:
         os.close(descriptor)
 
 
-def _build_into(path: Path, source: str, tools: Toolchain, key: str) -> None:
+def _wait_for(descriptor: int) -> None:
+    """Wait until a lock is had. Who holds it for long hangs: what is built twice does no harm."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.005)
+        else:
+            return
+
+
+def _build_into(path: Path, order: Order) -> None:
     workplace = Path(tempfile.mkdtemp(prefix="build-", dir=path.parent))
     try:
-        built = _compile(source, tools, f"fxkit_{key}", workplace)
-        built.chmod(0o700)
-        os.replace(built, path)
+        built = _compile(order, f"fxkit_{order.key}", workplace)
+        content = built.read_bytes()
+        sealed = workplace / "sealed"
+        sealed.write_bytes(content + _seal(content))
+        sealed.chmod(0o700)
+        os.replace(sealed, path)
     except BuildError as error:
         if error.log and "No space left on device" in Path(error.log).read_text():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
@@ -129,26 +188,31 @@ def _build_into(path: Path, source: str, tools: Toolchain, key: str) -> None:
         shutil.rmtree(workplace, ignore_errors=True)
 
 
-def _compile(source: str, tools: Toolchain, name: str, workplace: Path) -> Path:
+def _compile(order: Order, name: str, workplace: Path) -> Path:
     """Compile with torch's `load_inline`, or with the compiler alone where that can't be used."""
     from torch.utils import cpp_extension
 
     torchs = shutil.which(cpp_extension.get_cxx_compiler())
-    is_torchs = torchs is not None and Path(torchs).resolve() == Path(tools.compiler).resolve()
-    if not is_torchs or shutil.which("ninja") is None or _has_precompiled_header():
-        return _compile_directly(source, tools, name, workplace)
+    is_torchs = (
+        torchs is not None and Path(torchs).resolve() == Path(order.tools.compiler).resolve()
+    )
+    is_simple = is_torchs and len(order.texts) == 1
+    if not is_simple or shutil.which("ninja") is None or _has_precompiled_header():
+        return _compile_directly(order, name, workplace)
     # torch remembers by name what this process has built, also when the file is gone since.
     unique = f"{name}_{workplace.name.removeprefix('build-')}"
     try:
         cpp_extension.load_inline(
             unique,
-            [source],
-            extra_cflags=list(tools.flags),
+            list(order.texts),
+            extra_cflags=list(order.flags),
+            extra_include_paths=list(order.linking.includes),
+            extra_ldflags=list(order.linking.link_flags),
             build_directory=str(workplace),
             is_python_module=False,
             no_implicit_headers=True,
         )
-    except RuntimeError as error:
+    except (RuntimeError, ImportError) as error:
         raise _failure(str(error), workplace.parent, name) from error
     return workplace / f"{unique}.so"
 
@@ -164,16 +228,35 @@ def _has_precompiled_header() -> bool:
     return any(include.glob("extension.h.gch*"))
 
 
-def _compile_directly(source: str, tools: Toolchain, name: str, workplace: Path) -> Path:
-    text, built = workplace / "main.cpp", workplace / f"{name}.so"
-    text.write_text(source)
-    command = [tools.compiler, "-std=c++20", *tools.flags, "-fPIC", "-shared", str(text), "-o",
-               str(built)]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        output = f"FAILED: {built}\n{' '.join(command)}\n{done.stdout}{done.stderr}"
-        raise _failure(output, workplace.parent, name)
+def _compile_directly(order: Order, name: str, workplace: Path) -> Path:
+    """Compile each text by a process of its own, all at once, and link them."""
+    tools, linking = order.tools, order.linking
+    first = [tools.compiler, "-std=c++20", *order.flags, "-fPIC"]
+    first += [f"-I{folder}" for folder in linking.includes]
+    built = workplace / f"{name}.so"
+    objects = [workplace / f"unit{number}.o" for number in range(len(order.texts))]
+    commands = []
+    for text, compiled in zip(order.texts, objects, strict=True):
+        source = compiled.with_suffix(".cpp") if len(objects) > 1 else workplace / "main.cpp"
+        source.write_text(text)
+        commands.append([*first, "-c", str(source), "-o", str(compiled)])
+    # No runtime of OpenMP is linked: calls find that which torch has loaded.
+    link = [tools.compiler, "-shared", *map(str, objects), "-o", str(built), *linking.link_flags]
+    for batch in (commands, [link]):
+        _run_all(batch, built, workplace.parent, name)
     return built
+
+
+def _run_all(commands: list[list[str]], built: Path, folder: Path, name: str) -> None:
+    """Run commands at once; all have ended when this returns or raises."""
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for command in commands
+    ]
+    outputs = [process.communicate()[0] for process in running]
+    for process, command, output in zip(running, commands, outputs, strict=True):
+        if process.returncode:
+            raise _failure(f"FAILED: {built}\n{' '.join(command)}\n{output}", folder, name)
 
 
 def _failure(output: str, folder: Path, name: str) -> BuildError:

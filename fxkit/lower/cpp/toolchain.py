@@ -49,6 +49,30 @@ class Toolchain:
     identity: str
 
 
+@dataclass(frozen=True)
+class Linking:
+    """What a library needs besides its own text.
+
+    Attributes:
+        includes: Folders of headers.
+        folders: Folders of libraries.
+        libraries: Names of libraries.
+        flags: Flags for compiling in place of the toolchain's; its own where there are none.
+        identity: Text that differs wherever a library built elsewhere might not fit.
+    """
+
+    includes: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    identity: str = ""
+
+    @property
+    def link_flags(self) -> tuple[str, ...]:
+        """Flags for the linker."""
+        return (*(f"-L{f}" for f in self.folders), *(f"-l{name}" for name in self.libraries))
+
+
 def current() -> Toolchain:
     """Return the toolchain that the configuration asks for.
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +15,14 @@ from torch import fx, nn
 
 from fxkit import config
 from fxkit.analysis.tensor_types import propagate_types
-from fxkit.errors import BuildError
 from fxkit.ir import types
 from fxkit.ir.types import TensorType, type_of, type_of_value
-from fxkit.lower.cpp.build import Library, build
-from fxkit.lower.cpp.printer import print_unit
-from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.loops.placement import is_candidate
 from fxkit.lower.loops.regions import Policy, Region, partition
+from fxkit.lower.running import binding
+from fxkit.lower.running.building import Built, build_kernels
 from fxkit.lower.running.plan import Plan, make_plan, python_function
+from fxkit.lower.running.program import make_program
 
 
 def to_cpp(
@@ -50,20 +50,22 @@ def to_cpp(
     """
     if not _is_typed(gm, args, dict(kwargs or {})):
         propagate_types(gm, args, kwargs)
+    return _lower(policy, gm)
+
+
+def _lower(policy: Policy | None, gm: fx.GraphModule) -> CompiledModule:
+    """Compile a graph whose nodes have their types."""
     if config.current().backend == "eager":
         return left_to_eager(gm, "FXKIT_BACKEND=eager turns kernels off")
     plan = make_plan(gm, partition(gm, policy))
-    if not plan.kernels:
-        return CompiledModule(gm, plan)
-    source = print_unit(plan.kernels, vector_library())
-    try:
-        library = build(source)
-    except BuildError as error:
+    built = build_kernels(plan.kernels)
+    if built.failures:
+        error = next(iter(built.failures.values()))
         _warn_once(str(error))
-        return CompiledModule(gm, _in_eager(gm, error.message), source)
-    for region, kernel in plan.kernel_of.items():
-        plan.calls[region].bind(getattr(library.handle, kernel))
-    return CompiledModule(gm, plan, source, library)
+        if not built.libraries:
+            return left_to_eager(gm, error.message, built.source)
+    built.bind(plan)
+    return CompiledModule(gm, plan, built, functools.partial(_lower, policy))
 
 
 def _is_typed(gm: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -86,15 +88,12 @@ def _same_type(expected: Any, value: Any) -> bool:
     return type(expected) is type(found) and bool(expected == found)
 
 
-def left_to_eager(gm: fx.GraphModule, reason: str) -> CompiledModule:
+def left_to_eager(gm: fx.GraphModule, reason: str, source: str = "") -> CompiledModule:
     """Return a module that runs a graph as it is, and says why for each node of interest."""
-    return CompiledModule(gm, _in_eager(gm, reason))
-
-
-def _in_eager(gm: fx.GraphModule, reason: str) -> Plan:
-    """Return the plan that leaves every node to eager."""
     names = [node.name for node in gm.graph.nodes if is_candidate(node)]
-    return Plan(gm.graph, regions=[Region(name, (name,), None, reason, None) for name in names])
+    regions = [Region(name, (name,), None, reason, None) for name in names]
+    again = functools.partial(left_to_eager, reason=reason, source=source)
+    return CompiledModule(gm, Plan(gm.graph, regions=regions), Built(source), again)
 
 
 @functools.cache
@@ -169,35 +168,59 @@ class CompiledModule(nn.Module):
     """
 
     def __init__(
-        self, gm: fx.GraphModule, plan: Plan, source: str = "", library: Library | None = None
+        self,
+        gm: fx.GraphModule,
+        plan: Plan,
+        built: Built,
+        lower_again: Callable[[fx.GraphModule], CompiledModule],
     ) -> None:
         super().__init__()
         self.graph_module = gm
         self.regions = tuple(plan.regions)
-        self.source = source
-        self.build_seconds = library.seconds if library else 0.0
-        self.cache_hit = library.cache_hit if library else False
-        self._library = library
+        self.source = built.source
+        self.build_seconds = built.seconds
+        self.cache_hit = built.cache_hit
+        self._lower_again = lower_again
         self._plan = plan
         self._calls: Counter[str] = Counter()
         self._inputs = [
             (str(n.target), type_of(n)) for n in gm.graph.nodes if n.op == "placeholder"
         ]
-        self._run = python_function(plan.graph) if plan.calls else None
+        self._has_kernels = bool(plan.calls)
+        self._run: Callable[..., Any] | None = None
+        self.native_program = make_program(gm, plan.graph) if plan.calls else None
+        self._miss = binding.miss()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        """Copy the graph and its parameters, and compile them: kernels are found in the cache."""
+        copied = self._lower_again(copy.deepcopy(self.graph_module, memo))
+        memo[id(self)] = copied
+        kept = ("training", *(name for name in vars(self) if name.endswith("_hooks")))
+        vars(copied).update({n: copy.deepcopy(vars(self)[n], memo) for n in kept})
+        return copied
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the graph; see `to_cpp` for when the original one runs."""
+        if self.native_program is not None and not kwargs:
+            result = self.native_program(*args)
+            if result is not self._miss:
+                return result
         objection = self._objection(args, kwargs)
-        if objection is None and self._run is not None:
+        if objection is None:
             self._calls[_FUSED] += 1
-            return self._run(self.graph_module, *args, **kwargs)
-        if objection is not None:
-            self._calls[objection] += 1
+            return self._in_python()(self.graph_module, *args, **kwargs)
+        self._calls[objection] += 1
         return self.graph_module(*args, **kwargs)
+
+    def _in_python(self) -> Callable[..., Any]:
+        """Return the graph of kernels as a function of Python."""
+        if self._run is None:
+            self._run = python_function(self._plan.graph)
+        return self._run
 
     def _objection(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """Return why the kernels can't serve a call, or None."""
-        if self._run is None:
+        if not self._has_kernels:
             return "there are no kernels"
         values = args if not kwargs else self._ordered(args, kwargs)
         if len(values) != len(self._inputs):
@@ -231,7 +254,7 @@ class CompiledModule(nn.Module):
             self.regions,
             self.build_seconds,
             self.cache_hit,
-            self._calls[_FUSED],
+            self._calls[_FUSED] + (self.native_program.calls if self.native_program else 0),
             {why: count for why, count in self._calls.items() if why != _FUSED},
             sum(call.misses for call in self._plan.calls.values()),
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from fxkit.ir.types import TensorType
+from fxkit.lower.cpp.packing import SUFFIX
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import cost_of_point
 
@@ -16,6 +18,9 @@ from fxkit.lower.loops.schedule import cost_of_point
 PARALLEL_WORK = 300_000
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+# A forked process has none of the threads that OpenMP believes to have started.
+_PROCESS = os.getpid()
 
 
 class KernelCall:
@@ -30,8 +35,11 @@ class KernelCall:
         eager: Computes the same with torch, from the same tensors, for other types.
 
     Attributes:
-        calls: How often the kernel ran.
+        calls: How often the kernel ran from here; programs call it by its address.
         misses: How often eager ran instead.
+        work: Operations of a call, roughly.
+        is_parallel: Whether they are worth several threads.
+        address: Where its packed function lies, or None until it is built.
     """
 
     def __init__(
@@ -52,15 +60,21 @@ class KernelCall:
         self._function: Any = None
         self._expected = [(t.dtype, t.shape, t.stride) for t in inputs]
         self._made = [(t.shape, t.stride or (), t.dtype) for t in outputs]
-        self._is_parallel = kernel.points * cost_of_point(kernel.body) >= PARALLEL_WORK
+        self.work = kernel.points * cost_of_point(kernel.body)
+        self.is_parallel = self.work >= PARALLEL_WORK
+        self.address: int | None = None
 
-    def bind(self, function: Any) -> None:
-        """Take the built function."""
+    def bind(self, library: ctypes.CDLL, name: str) -> None:
+        """Take the built function of this name."""
+        function = getattr(library, name)
+        self.address = ctypes.cast(getattr(library, name + SUFFIX), ctypes.c_void_p).value
         function.argtypes = [ctypes.c_void_p] * len(self.kernel.buffers) + [ctypes.c_long]
         function.restype = ctypes.c_long if self.kernel.has_checks else None
         self._function = function
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
+        if self._function is None:
+            return self._eager(*tensors)
         for tensor, (dtype, shape, stride) in zip(tensors, self._expected, strict=True):
             if (
                 type(tensor) not in _TENSORS
@@ -79,7 +93,7 @@ class KernelCall:
         fault = self._function(
             *[tensor.data_ptr() for tensor in tensors],
             *[result.data_ptr() for result in results],
-            torch.get_num_threads() if self._is_parallel else 1,
+            torch.get_num_threads() if self.is_parallel and os.getpid() == _PROCESS else 1,
         )
         if fault:
             return self._eager(*tensors)

@@ -1,0 +1,26 @@
+"""The way in which all kernels are called alike: with one array of pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.loops.loop_ir import Kernel
+
+SUFFIX = "_packed"
+
+
+def print_packed(kernels: Mapping[str, Kernel]) -> str:
+    """Return, for each kernel, a function of its buffers' addresses and the number of threads.
+
+    It returns zero, or else what the kernel has written is void.
+    """
+    return "\n".join(_function(name, kernel) for name, kernel in kernels.items())
+
+
+def _function(name: str, kernel: Kernel) -> str:
+    types = [f"{'' if b.is_output else 'const '}{cpp_text.TYPES[b.dtype]}*" for b in kernel.buffers]
+    arguments = [f"({type_})buffers[{position}]" for position, type_ in enumerate(types)]
+    call = f"{name}({', '.join([*arguments, 'threads'])})"
+    body = f"return {call};" if kernel.has_checks else f"{call};\n  return 0;"
+    return f'extern "C" long {name}{SUFFIX}(void* const* buffers, long threads) {{\n  {body}\n}}\n'

@@ -1,0 +1,154 @@
+"""The C binding that runs whole programs in one call: built once, and checked before it is trusted.
+
+It reads tensors where torch keeps them. What it takes for granted of that is found and checked by
+`_find_layout` on sample tensors, against what torch itself says; where anything differs, or there
+is no compiler or no header of Python's, there is no binding, and programs run in Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sysconfig
+from collections.abc import Iterator
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxkit import config
+from fxkit.errors import BuildError
+from fxkit.lower.cpp.build import library_path
+from fxkit.lower.cpp.toolchain import Linking
+
+_NAME = "fxkit_binding"
+_PARTS = ("declarations", "tensors", "pool", "program", "entry")
+
+
+def load() -> Any | None:
+    """Return the binding; None where there can't be one."""
+    return _loaded() if _is_quiet() or _loaded.cache_info().currsize else None
+
+
+def loaded() -> Any | None:
+    """Return the binding if it has been loaded already."""
+    return _loaded() if _loaded.cache_info().currsize else None
+
+
+def miss() -> Any:
+    """Return what a program answers where it does not hold; None without a binding."""
+    module = loaded()
+    return None if module is None else module.MISS
+
+
+@functools.cache
+def _loaded() -> Any | None:
+    try:
+        path, _ = library_path(_source(), linking=_linking())
+        module = _import(path)
+    except (BuildError, ImportError, OSError):
+        return None
+    if not (_find_layout(module) and all(_is_read_well(module, t) for t in _samples())):
+        return None
+    module.limit_memory(config.current().pool_bytes)
+    return module
+
+
+def _is_quiet() -> bool:
+    """Tell whether no mode is on that would be taken for the usual state of things."""
+    return not (
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_any_autocast_enabled()
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+def _source() -> str:
+    folder = Path(__file__).parent / "native"
+    return "\n".join((folder / f"{part}.cpp").read_text() for part in _PARTS)
+
+
+def _linking() -> Linking:
+    return Linking(
+        (sysconfig.get_paths()["include"],),
+        (str(Path(torch.__file__).parent / "lib"),),
+        ("torch_python", "torch_cpu", "c10"),
+        ("-O1", "-fno-exceptions", "-fno-rtti"),
+        str(sysconfig.get_config_var("SOABI")),
+    )
+
+
+def _import(path: Path) -> Any:
+    loader = ExtensionFileLoader(_NAME, str(path))
+    spec = importlib.util.spec_from_file_location(_NAME, path, loader=loader)
+    if spec is None:
+        raise ImportError(f"expected an extension module, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _samples() -> Iterator[torch.Tensor]:
+    with torch.inference_mode(False):
+        yield torch.zeros(2, 3)
+        yield torch.zeros(3, 5, dtype=torch.bfloat16).t()[1:]
+        yield torch.zeros((), dtype=torch.int64)
+        yield torch.zeros(0, 4, dtype=torch.bool)
+        yield torch.zeros(4, requires_grad=True)
+        yield torch.nn.Parameter(torch.zeros(1, 2, 1, 1), requires_grad=False)
+        yield torch.zeros(4, dtype=torch.complex64).conj()
+        yield torch.zeros(2, device="meta")
+        yield torch.zeros(4, dtype=torch.complex64).conj().imag
+    with torch.inference_mode():
+        yield torch.zeros(7, dtype=torch.float64)
+
+
+def _find_layout(module: Any) -> bool:
+    samples = list(_samples())
+    described = tuple((t, t._cdata, _keys(t), _has_autograd(t)) for t in samples)
+    with torch.inference_mode(False):
+        if module.read_local_keys() != (0, 0):
+            return False
+    with torch.inference_mode():
+        inference = module.read_local_keys()
+    keys = (_keys(samples[0]), _keys(samples[-1]))
+    classes = (torch.Tensor, torch.nn.Parameter)
+    return module.find_layout(*classes, described, keys, inference)
+
+
+def _has_autograd(tensor: torch.Tensor) -> bool | None:
+    """Tell whether a tensor has metadata of autograd; None where that is not known."""
+    if tensor.requires_grad:
+        return True
+    return None if isinstance(tensor, torch.nn.Parameter) or tensor._is_view() else False
+
+
+def _keys(tensor: torch.Tensor) -> int:
+    return torch._C._dispatch_keys(tensor).raw_repr()
+
+
+def _is_read_well(module: Any, tensor: torch.Tensor) -> bool:
+    """Tell whether the binding reads of a tensor what torch says."""
+    if tensor.device.type != "cpu":
+        return True
+    found = module.describe(tensor)
+    expected = (
+        module.describe(torch.empty(0, dtype=tensor.dtype))[0],
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.data_ptr(),
+        tensor.requires_grad,
+    )
+    return found == expected
+
+
+@functools.cache
+def code_of(dtype: torch.dtype) -> int:
+    """Return torch's number for a dtype, as the binding reads it."""
+    module = _loaded()
+    if module is None:
+        raise LookupError("the binding")
+    with torch.inference_mode(False):
+        return module.describe(torch.empty(0, dtype=dtype, device="cpu"))[0]

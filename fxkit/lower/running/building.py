@@ -1,0 +1,110 @@
+"""The kernels of a graph, built: in two units at once, and one by one where a unit fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from fxkit.errors import BuildError
+from fxkit.lower.cpp.build import Library, build
+from fxkit.lower.cpp.packing import print_packed
+from fxkit.lower.cpp.printer import print_unit
+from fxkit.lower.cpp.toolchain import vector_library
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.running import binding
+from fxkit.lower.running.plan import Plan
+
+# A second unit costs what a compiler takes to start; it pays from this many instructions on.
+_TWO_UNITS = 150
+
+
+@dataclass
+class Built:
+    """Built kernels.
+
+    Attributes:
+        source: The C++ text of all kernels.
+        libraries: Name of a kernel → the library that holds it.
+        failures: Name of a kernel → why it could not be built.
+    """
+
+    source: str = ""
+    libraries: dict[str, Library] = field(default_factory=dict)
+    failures: dict[str, BuildError] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds to build, or to find, and load the kernels."""
+        return sum({it.path: it.seconds for it in self.libraries.values()}.values())
+
+    @property
+    def cache_hit(self) -> bool:
+        """Whether the kernels were there already."""
+        return bool(self.libraries) and all(it.cache_hit for it in self.libraries.values())
+
+    def bind(self, plan: Plan) -> None:
+        """Give each call of a plan its function; those without one compute with eager."""
+        for region, name in plan.kernel_of.items():
+            if name in self.libraries:
+                plan.calls[region].bind(self.libraries[name].handle, name)
+        plan.regions[:] = [
+            replace(region, kernel=None, reason=self.failures[region.kernel].message,
+                    bytes_saved=None)
+            if region.kernel in self.failures else region
+            for region in plan.regions
+        ]  # fmt: skip
+
+
+def build_kernels(kernels: Mapping[str, Kernel]) -> Built:
+    """Build kernels, and the binding that calls them, at the same time."""
+    if not kernels:
+        return Built()
+    helper = threading.Thread(target=binding.load)
+    helper.start()
+    try:
+        return _build(kernels)
+    finally:
+        helper.join()
+
+
+def _build(kernels: Mapping[str, Kernel]) -> Built:
+    texts = [_text(unit) for unit in _units(kernels)]
+    built = Built("\n".join(texts))
+    try:
+        library = build(*texts)
+    except BuildError as error:
+        return _one_by_one(kernels, built, error)
+    built.libraries.update(dict.fromkeys(kernels, library))
+    return built
+
+
+def _one_by_one(kernels: Mapping[str, Kernel], built: Built, error: BuildError) -> Built:
+    """Build each kernel alone, to lose those only which the compiler refuses."""
+    if error.log is None or len(kernels) == 1:
+        built.failures.update(dict.fromkeys(kernels, error))
+        return built
+    for name, kernel in kernels.items():
+        try:
+            built.libraries[name] = build(_text({name: kernel}))
+        except BuildError as refused:
+            built.failures[name] = refused
+    return built
+
+
+def _units(kernels: Mapping[str, Kernel]) -> list[dict[str, Kernel]]:
+    """Divide kernels into one unit, or two of like size."""
+    sizes = {name: len(kernel.body) for name, kernel in kernels.items()}
+    if len(kernels) < 2 or sum(sizes.values()) < _TWO_UNITS:
+        return [dict(kernels)]
+    units: tuple[dict[str, Kernel], ...] = ({}, {})
+    totals = [0, 0]
+    for name in sorted(kernels, key=lambda n: -sizes[n]):
+        smaller = totals.index(min(totals))
+        units[smaller][name] = kernels[name]
+        totals[smaller] += sizes[name]
+    return [{name: unit[name] for name in kernels if name in unit} for unit in units]
+
+
+def _text(kernels: Mapping[str, Kernel]) -> str:
+    return f"{print_unit(kernels, vector_library())}\n{print_packed(kernels)}"

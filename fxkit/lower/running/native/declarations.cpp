@@ -1,0 +1,81 @@
+// What the parts of the binding share. Only Python.h is included: torch is reached through the C
+// functions that libtorch exports, declared here, and through what `find_layout` has made sure of.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <structmember.h>
+
+// The address of an at::Tensor, which is itself one pointer to a TensorImpl.
+typedef void* Handle;
+
+extern "C" {
+int32_t aoti_torch_get_dim(Handle, int64_t*);
+int32_t aoti_torch_get_sizes(Handle, int64_t**);
+int32_t aoti_torch_get_strides(Handle, int64_t**);
+int32_t aoti_torch_get_dtype(Handle, int32_t*);
+int32_t aoti_torch_empty_strided(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t,
+                                 Handle*);
+int32_t aoti_torch_delete_tensor_object(Handle);
+bool aoti_torch_grad_mode_is_enabled(void);
+int32_t torch_get_num_threads(uint32_t*);
+int32_t torch_get_const_data_ptr(Handle, const void**);
+int32_t torch_from_blob(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t, int32_t,
+                        int32_t, Handle*, int32_t, const uint8_t*, int64_t,
+                        void (*)(void*, void*), void*);
+}
+
+// C++ functions of torch that take and return nothing but plain values, by their linker names.
+PyObject* THPVariable_Wrap(Handle) __asm__("_Z16THPVariable_WrapRKN2at10TensorBaseE");
+int64_t count_function_modes(void)
+    __asm__("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv");
+
+// Dispatch keys that this thread adds and hides: both zero unless a mode, autocast, a transform or
+// a region without gradients is on.
+struct LocalKeys {
+  uint64_t included, excluded;
+};
+extern __thread LocalKeys local_keys __asm__("_ZN3c104impl26raw_local_dispatch_key_setE");
+
+// Where things lie in a Python tensor and in a TensorImpl; found by `find_layout`.
+struct Layout {
+  Py_ssize_t impl, keys, autograd;
+  bool is_known;
+  PyObject *tensor, *parameter;  // the two classes
+  uint64_t plain_keys, inference_keys;
+  LocalKeys inference;
+};
+static Layout layout;
+
+// The type of a tensor, as far as a kernel is concerned.
+struct Spec {
+  int32_t dtype;
+  int32_t rank;
+  int64_t bytes;  // of memory that it spans
+  int64_t geometry[];  // sizes, then strides
+};
+
+Spec* new_spec(PyObject* description);  // (dtype, bytes, sizes, strides)
+
+static inline Handle handle_of(PyObject* tensor) { return (char*)tensor + layout.impl; }
+
+static inline char* impl_of(PyObject* tensor) { return *(char**)handle_of(tensor); }
+
+static inline uint64_t keys_of(PyObject* tensor) {
+  return *(uint64_t*)(impl_of(tensor) + layout.keys);
+}
+
+static inline bool is_tensor(PyObject* value) {
+  PyObject* kind = (PyObject*)Py_TYPE(value);
+  return (kind == layout.tensor || kind == layout.parameter) && impl_of(value) != NULL;
+}
+
+// Whether gradients are asked for; -1 with an exception when torch can't say.
+int requires_grad(PyObject* tensor);
+
+// Whether a value is a plain strided tensor in main memory, of this type.
+bool fits(PyObject* value, const Spec* spec);
+
+// Memory that is kept for the next call. `pool_take` returns NULL when there is none left.
+void* pool_take(size_t bytes);
+void pool_give(void* block, size_t bytes);

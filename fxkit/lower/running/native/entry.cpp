@@ -1,0 +1,318 @@
+// Entries: whether a captured program holds for a call, told without Python where nothing changed.
+//
+// An entry says yes only when every fact is as it was; a no means nothing, since the guards decide.
+
+struct ArgumentFacts {
+  PyObject* kind;
+  uint64_t keys;
+  bool requires_grad;
+  int first;  // the first argument that is the same object
+};
+
+struct OutsideTensor {
+  PyObject* tensor;
+  PyObject* kind;
+  uint64_t keys;
+  bool requires_grad;
+  Spec* spec;
+};
+
+struct Table {  // a dict of which some values are guarded, or all
+  PyObject *dict, *keys, *values;
+  bool is_whole;
+  uint64_t version;  // when it was last found to hold
+};
+
+enum { MAX_TABLES = 512 };
+
+struct Sequence {
+  PyObject *list, *values;
+};
+
+struct Entry {
+  PyObject_HEAD
+  PyObject* parts;
+  Program* program;
+  PyObject *check_globals, *look_closer;
+  bool with_grad, always_look;
+  LocalKeys keys;
+  int argument_count, outside_count, table_count, sequence_count, cell_count, empty_count;
+  ArgumentFacts* arguments;
+  OutsideTensor* outside;
+  Table* tables;
+  Sequence* sequences;
+  Sequence* cells;
+  PyObject* empties;
+};
+
+// Python 3.11 counts up a number at each write to a dict; later versions can't be asked.
+static uint64_t version_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return ((PyDictObject*)dict)->ma_version_tag;
+#else
+  (void)dict;
+  return 0;
+#endif
+}
+
+static bool has_versions(void) { return PY_VERSION_HEX < 0x030C0000; }
+
+// Building --------------------------------------------------------------------------------------
+
+static bool parse_facts(PyObject* tuple, Entry* self) {
+  self->arguments = make_array<ArgumentFacts>(tuple, &self->argument_count);
+  for (int i = 0; self->arguments && i < self->argument_count; ++i) {
+    ArgumentFacts* one = self->arguments + i;
+    unsigned long long keys;
+    int grad;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "OKpi", &one->kind, &keys, &grad,
+                          &one->first))
+      return false;
+    one->keys = keys;
+    one->requires_grad = grad;
+  }
+  return self->arguments != nullptr;
+}
+
+static bool parse_outside(PyObject* tuple, Entry* self) {
+  self->outside = make_array<OutsideTensor>(tuple, &self->outside_count);
+  for (int i = 0; self->outside && i < self->outside_count; ++i) {
+    OutsideTensor* one = self->outside + i;
+    PyObject* spec;
+    unsigned long long keys;
+    int grad;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "OOKpO", &one->tensor, &one->kind, &keys,
+                          &grad, &spec) ||
+        !(one->spec = new_spec(spec)))
+      return false;
+    one->keys = keys;
+    one->requires_grad = grad;
+  }
+  return self->outside != nullptr;
+}
+
+static bool parse_tables(PyObject* tuple, Entry* self) {
+  self->tables = make_array<Table>(tuple, &self->table_count);
+  if (self->table_count > MAX_TABLES) {
+    PyErr_SetString(PyExc_ValueError, "too many tables");
+    return false;
+  }
+  for (int i = 0; self->tables && i < self->table_count; ++i) {
+    Table* one = self->tables + i;
+    unsigned long long version;
+    int whole;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "O!O!O!pK", &PyDict_Type, &one->dict,
+                          &PyTuple_Type, &one->keys, &PyTuple_Type, &one->values, &whole,
+                          &version))
+      return false;
+    one->is_whole = whole;
+    one->version = version;
+  }
+  return self->tables != nullptr;
+}
+
+static bool parse_sequences(PyObject* tuple, Sequence** sequences, int* count) {
+  if (!(*sequences = make_array<Sequence>(tuple, count))) return false;
+  for (int i = 0; i < *count; ++i)
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "OO", &(*sequences)[i].list,
+                          &(*sequences)[i].values))
+      return false;
+  return true;
+}
+
+// Entry(program, arguments, outside, (grad, included, excluded), check of globals, closer look,
+//       whether always to look closer, tables, lists, cells, tables that are empty)
+static PyObject* new_entry(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  PyObject *program, *arguments, *outside, *check, *look, *tables, *lists, *cells, *empties;
+  unsigned long long included, excluded;
+  int grad, always;
+  if (!PyArg_ParseTuple(args, "OOO(pKK)OOpOOOO!", &program, &arguments, &outside, &grad, &included,
+                        &excluded, &check, &look, &always, &tables, &lists, &cells, &PyTuple_Type,
+                        &empties))
+    return nullptr;
+  Entry* self = (Entry*)type->tp_alloc(type, 0);
+  if (!self) return nullptr;
+  self->parts = Py_NewRef(args);
+  self->program = (Program*)program;
+  self->check_globals = check;
+  self->look_closer = look;
+  self->always_look = always;
+  self->with_grad = grad;
+  self->keys.included = included;
+  self->keys.excluded = excluded;
+  self->empties = empties;
+  if (parse_facts(arguments, self) && parse_outside(outside, self) && parse_tables(tables, self) &&
+      parse_sequences(lists, &self->sequences, &self->sequence_count) &&
+      parse_sequences(cells, &self->cells, &self->cell_count))
+    return (PyObject*)self;
+  Py_DECREF(self);
+  return nullptr;
+}
+
+static int clear_entry(PyObject* object) {
+  Py_CLEAR(((Entry*)object)->parts);
+  return 0;
+}
+
+static void delete_entry(PyObject* object) {
+  Entry* self = (Entry*)object;
+  PyObject_GC_UnTrack(object);
+  for (int i = 0; self->outside && i < self->outside_count; ++i) PyMem_Free(self->outside[i].spec);
+  void* arrays[] = {self->arguments, self->outside, self->tables, self->sequences, self->cells};
+  for (void* array : arrays) PyMem_Free(array);
+  clear_entry(object);
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static int visit_entry(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(((Entry*)object)->parts);
+  return 0;
+}
+
+// Checking --------------------------------------------------------------------------------------
+
+static bool is_true(PyObject* function) {
+  PyObject* answer = PyObject_CallNoArgs(function);
+  if (!answer) return PyErr_Clear(), false;
+  int truth = PyObject_IsTrue(answer);
+  Py_DECREF(answer);
+  return truth == 1;
+}
+
+static bool has_facts(PyObject* value, PyObject* kind, uint64_t keys, bool grad) {
+  if ((PyObject*)Py_TYPE(value) != kind || !is_tensor(value) || keys_of(value) != keys)
+    return false;
+  int asks = requires_grad(value);
+  if (asks < 0) PyErr_Clear();
+  return asks == (int)grad;
+}
+
+static bool arguments_hold(Entry* self, PyObject* const* args) {
+  for (int i = 0; i < self->argument_count; ++i) {
+    ArgumentFacts* one = self->arguments + i;
+    if (!has_facts(args[i], one->kind, one->keys, one->requires_grad)) return false;
+    for (int j = 0; j < i; ++j)
+      if ((args[i] == args[j]) != (one->first == self->arguments[j].first)) return false;
+  }
+  return true;
+}
+
+static bool outside_holds(Entry* self) {
+  for (int i = 0; i < self->outside_count; ++i) {
+    OutsideTensor* one = self->outside + i;
+    if (!has_facts(one->tensor, one->kind, one->keys, one->requires_grad) ||
+        !fits(one->tensor, one->spec))
+      return false;
+  }
+  return true;
+}
+
+static bool same_items(PyObject* dict, PyObject* keys, PyObject* values) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
+    PyObject* now = PyDict_GetItemWithError(dict, PyTuple_GET_ITEM(keys, i));
+    if (now != PyTuple_GET_ITEM(values, i)) return PyErr_Clear(), false;
+  }
+  return true;
+}
+
+static bool tables_hold(Entry* self, const uint64_t* seen) {
+  for (int i = 0; i < self->table_count; ++i) {
+    Table* one = self->tables + i;
+    if (has_versions() && seen[i] == one->version) continue;
+    if (one->is_whole || !same_items(one->dict, one->keys, one->values)) return false;
+    one->version = seen[i];
+  }
+  return true;
+}
+
+static bool same_sequence(PyObject* list, PyObject* values) {
+  if (PyList_GET_SIZE(list) != PyTuple_GET_SIZE(values)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); ++i)
+    if (PyList_GET_ITEM(list, i) != PyTuple_GET_ITEM(values, i)) return false;
+  return true;
+}
+
+static bool sequences_hold(Entry* self) {
+  for (int i = 0; i < self->sequence_count; ++i)
+    if (!same_sequence(self->sequences[i].list, self->sequences[i].values)) return false;
+  for (int i = 0; i < self->cell_count; ++i)
+    if (PyCell_GET(self->cells[i].list) != self->cells[i].values) return false;
+  return true;
+}
+
+static bool state_holds(Entry* self) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->empties); ++i)
+    if (PyDict_Size(PyTuple_GET_ITEM(self->empties, i))) return PyErr_Clear(), false;
+  uint64_t seen[MAX_TABLES];  // before anything is looked at, which may take a while
+  for (int i = 0; i < self->table_count; ++i) seen[i] = version_of(self->tables[i].dict);
+  if (!self->always_look && tables_hold(self, seen) && sequences_hold(self)) return true;
+  if (!is_true(self->look_closer)) return false;
+  for (int i = 0; i < self->table_count; ++i) self->tables[i].version = seen[i];
+  return true;
+}
+
+static bool entry_holds(Entry* self, PyObject* const* args, Py_ssize_t count) {
+  return count == self->argument_count && !count_function_modes() &&
+         local_keys.included == self->keys.included &&
+         local_keys.excluded == self->keys.excluded &&
+         aoti_torch_grad_mode_is_enabled() == self->with_grad && arguments_hold(self, args) &&
+         is_true(self->check_globals) && outside_holds(self) && state_holds(self);
+}
+
+static PyObject* call_entry(PyObject* object, PyObject* args, PyObject* kwargs) {
+  Entry* self = (Entry*)object;
+  PyObject* const* values = &PyTuple_GET_ITEM(args, 0);
+  Py_ssize_t count = PyTuple_GET_SIZE(args);
+  if ((kwargs && PyDict_GET_SIZE(kwargs)) || !entry_holds(self, values, count))
+    return Py_NewRef(MISS);
+  Py_INCREF(object);
+  PyObject* result = run_program(self->program, values, count);
+  Py_DECREF(object);
+  // The program itself may handle what was raised here: it runs again.
+  if (result || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
+  PyErr_Clear();
+  return Py_NewRef(MISS);
+}
+
+static PyType_Slot entry_slots[] = {
+    {Py_tp_new, (void*)new_entry},        {Py_tp_dealloc, (void*)delete_entry},
+    {Py_tp_traverse, (void*)visit_entry}, {Py_tp_clear, (void*)clear_entry},
+    {Py_tp_call, (void*)call_entry},      {0, nullptr},
+};
+
+static PyType_Spec entry_type = {"fxkit_binding.Entry", sizeof(Entry), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, entry_slots};
+
+// The module ------------------------------------------------------------------------------------
+
+static PyMethodDef functions[] = {
+    {"find_layout", find_layout, METH_VARARGS, nullptr},
+    {"describe", describe, METH_O, nullptr},
+    {"read_local_keys", read_local_keys, METH_NOARGS, nullptr},
+    {"memory_statistics", memory_statistics, METH_NOARGS, nullptr},
+    {"trim_memory", trim_memory, METH_NOARGS, nullptr},
+    {"limit_memory", limit_memory, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fxkit_binding", nullptr, -1, functions};
+
+static bool add_type(PyObject* module, const char* name, PyType_Spec* spec) {
+  PyObject* type = PyType_FromSpec(spec);
+  return type && !PyModule_AddObject(module, name, type);
+}
+
+PyMODINIT_FUNC PyInit_fxkit_binding(void) {
+  PyObject* module = PyModule_Create(&definition);
+  if (!module) return nullptr;
+  pool_start();
+  MISS = PyObject_CallNoArgs((PyObject*)&PyBaseObject_Type);
+  if (MISS && !PyModule_AddObject(module, "MISS", Py_NewRef(MISS)) &&
+      add_type(module, "Program", &program_type) && add_type(module, "Entry", &entry_type))
+    return module;
+  Py_DECREF(module);
+  return nullptr;
+}

@@ -1,0 +1,355 @@
+"""From the graph that runs to a program of the binding: one call for all of it.
+
+The graph is cut into steps: runs of kernels, and calls of Python for what lies between them. A
+value that no other step sees is never a tensor: it lies in scratch memory, whose layout is planned
+by when each value is needed last.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.running import binding
+from fxkit.lower.running.kernel_call import KernelCall
+from fxkit.lower.running.scratch import plan_scratch
+
+# What the binding has room for on its stack.
+MAX_VALUES = 120
+_LONG_WORK = 100_000
+
+Key = tuple[fx.Node, int]
+Table = tuple[dict[str, Any], str]
+
+
+@dataclass
+class _Step:
+    """Consecutive nodes of one kind.
+
+    Attributes:
+        nodes: The nodes.
+        is_run: Whether they are kernels.
+        values: How many values a run handles, at most.
+    """
+
+    nodes: list[fx.Node] = field(default_factory=list)
+    is_run: bool = False
+    values: int = 0
+
+
+def make_program(gm: fx.GraphModule, graph: fx.Graph) -> Any | None:
+    """Return a graph of kernel calls as a program of the binding.
+
+    Args:
+        gm: The module that owns the graph's attributes; they are read at each call.
+        graph: Its kernels are built.
+
+    Returns:
+        A callable of the graph's tensors, which returns the binding's `MISS` where it does not
+        hold; None where there is no binding, or the graph's inputs are no plain tensors.
+    """
+    native = binding.load()
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if native is None or not all(_is_plain(type_of(node)) for node in inputs):
+        return None
+    return _Planner(gm, graph, inputs).program(native)
+
+
+def _is_plain(known: Any) -> bool:
+    return (
+        isinstance(known, TensorType)
+        and known.device.type == "cpu"
+        and known.stride is not None
+        and not known.is_symbolic
+    )
+
+
+def spec_of(known: TensorType) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """Return a type as the binding knows it: dtype, bytes spanned, sizes, strides."""
+    stride = known.stride or ()
+    last = sum((size - 1) * step for size, step in zip(known.shape, stride, strict=True))
+    count = last + 1 if all(known.shape) else 0
+    return binding.code_of(known.dtype), count * known.dtype.itemsize, tuple(known.shape), stride
+
+
+class _Planner:
+    def __init__(self, gm: fx.GraphModule, graph: fx.Graph, inputs: list[fx.Node]) -> None:
+        self._gm = gm
+        self._graph = graph
+        self._inputs = inputs
+        self._output = next(node for node in graph.nodes if node.op == "output")
+        self._slots: dict[Key, int] = {(node, 0): slot for slot, node in enumerate(inputs)}
+        self._steps = self._cut()
+        self._home = {n: number for number, step in enumerate(self._steps) for n in step.nodes}
+        self._last_use = self._find_last_uses()
+        self._grads: dict[str, tuple[dict[str, Any], str, None]] = {}
+        self._links: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+        self._runs_with_grad = not any(node.op == "call_module" for node in graph.nodes)
+
+    def program(self, native: Any) -> Any:
+        """Return the program."""
+        steps = tuple(self._step(number, step) for number, step in enumerate(self._steps))
+        for node in self._graph.nodes:
+            if node.op == "get_attr":
+                self._table(str(node.target))
+        returned = self._returned()
+        outputs = (self._finished,) if returned is None else returned
+        return native.Program(
+            tuple(spec_of(type_of(node)) for node in self._inputs),
+            len(self._slots) + (returned is None),
+            tuple(self._links.values()),
+            tuple(self._grads.values()),
+            self._runs_with_grad,
+            steps,
+            tuple(outputs),
+            isinstance(self._output.args[0], fx.Node) or returned is None,
+        )
+
+    # Cutting.
+
+    def _cut(self) -> list[_Step]:
+        steps: list[_Step] = []
+        for node in self._graph.nodes:
+            if node.op in ("placeholder", "get_attr") or self._is_part_of_run(node):
+                continue
+            if node.op == "output" and self._is_flat(node.args[0]):
+                continue
+            call = kernel_of(node)
+            is_run = call is not None
+            values = len(call.inputs) + len(call.outputs) if call is not None else 0
+            last = steps[-1] if steps else None
+            if last is None or last.is_run != is_run or last.values + values > MAX_VALUES:
+                last = _Step(is_run=is_run)
+                steps.append(last)
+            last.nodes.append(node)
+            last.values += values
+        return steps
+
+    def _is_part_of_run(self, node: fx.Node) -> bool:
+        """Tell whether a node names one of several results of a kernel."""
+        return key_of(node) != (node, 0) or (
+            node.target is operator.getitem and kernel_of(node.args[0]) is not None
+        )
+
+    def _is_flat(self, returned: Any) -> bool:
+        if isinstance(returned, fx.Node):
+            return returned.op != "get_attr"
+        is_tuple = isinstance(returned, tuple) and type(returned) is tuple
+        return is_tuple and all(isinstance(n, fx.Node) and n.op != "get_attr" for n in returned)
+
+    def _returned(self) -> tuple[int, ...] | None:
+        """Return the slots of the results; None where a step builds what is returned."""
+        value = self._output.args[0]
+        if not self._is_flat(value):
+            return None
+        nodes = (value,) if isinstance(value, fx.Node) else value
+        return tuple(self._slots[key_of(node)] for node in nodes)
+
+    def _find_last_uses(self) -> dict[Key, int]:
+        last: dict[Key, int] = {}
+        for number, step in enumerate(self._steps):
+            for node in step.nodes:
+                last.update((key, number) for key in _operands(node))
+        if self._is_flat(self._output.args[0]):
+            last.update((key, len(self._steps)) for key in _operands(self._output))
+        return last
+
+    # Steps.
+
+    def _step(self, number: int, step: _Step) -> tuple[Any, ...]:
+        made = list(dict.fromkeys(key for node in step.nodes for key in _results(node)))
+        own = set(made)
+        ins = [key for key in self._used(step) if key not in own and key[0].op != "get_attr"]
+        outs = [key for key in made if self._last_use.get(key, -1) > number]
+        for key in outs:
+            self._slots[key] = len(self._slots)
+        slots = tuple(self._slots[key] for key in ins)
+        dead = tuple(
+            slot
+            for key, slot in zip(ins, slots, strict=True)
+            if self._last_use[key] == number and key[0].op != "placeholder"
+        )
+        function = Piece(self._gm, step.nodes, ins, outs)
+        if not step.is_run:
+            function.prepare()
+        is_last = step.nodes[-1] is self._output
+        out_slots = (self._finished,) if is_last else tuple(self._slots[key] for key in outs)
+        run = self._run(step, ins, outs) if step.is_run else None
+        return (function, self._gm, slots, out_slots, dead, run)
+
+    @property
+    def _finished(self) -> int:
+        """The slot of what a step builds to be returned."""
+        return len(self._slots)
+
+    def _used(self, step: _Step) -> list[Key]:
+        return list(dict.fromkeys(key for node in step.nodes for key in _operands(node)))
+
+    def _run(self, step: _Step, ins: list[Key], outs: list[Key]) -> tuple[Any, ...]:
+        calls = [_kernel(node) for node in step.nodes]
+        attributes = [key for key in self._used(step) if key[0].op == "get_attr"]
+        made = set(outs)
+        scratch = [key for node in step.nodes for key in _results(node) if key not in made]
+        order = {key: i for i, key in enumerate([*ins, *attributes, *outs, *scratch])}
+        types = self._types(step)
+        born = {key: i for i, node in enumerate(step.nodes) for key in _results(node)}
+        used = {key: i for i, node in enumerate(step.nodes) for key in _operands(node)}
+        lives = [
+            (spec_of(types[key])[1], born[key], max(born[key], used.get(key, 0))) for key in scratch
+        ]
+        size, offsets = plan_scratch(lives)
+        kernels = tuple(
+            (
+                call.address,
+                tuple(order[key] for key in (*_operands(node, repeated=True), *_results(node))),
+                call.is_parallel,
+            )
+            for node, call in zip(step.nodes, calls, strict=True)
+        )
+        return (
+            tuple(spec_of(types[key]) for key in ins),
+            tuple((*self._table(str(key[0].target)), spec_of(types[key])) for key in attributes),
+            tuple(spec_of(types[key]) for key in outs),
+            size,
+            tuple(offsets),
+            kernels,
+            sum(call.work for call in calls) >= _LONG_WORK,
+        )
+
+    def _types(self, step: _Step) -> dict[Key, TensorType]:
+        """Return the type of each value of a run, as its kernels take it for granted."""
+        types: dict[Key, TensorType] = {}
+        for node in step.nodes:
+            call = _kernel(node)
+            types.update(zip(_operands(node, repeated=True), call.inputs, strict=True))
+            types.update(zip(_results(node), call.outputs, strict=True))
+        return types
+
+    def _table(self, path: str) -> Table:
+        """Return where an attribute lies, and note what must stay so for it to lie there."""
+        owner: Any = self._gm
+        *names, last = path.split(".")
+        for name in names:
+            self._link(vars(owner), "_modules", vars(owner)["_modules"])
+            self._link(vars(owner)["_modules"], name, vars(owner)["_modules"][name])
+            owner = vars(owner)["_modules"][name]
+        for kind in ("_parameters", "_buffers"):
+            table = vars(owner)[kind]
+            if last in table:
+                self._link(vars(owner), kind, table)
+                break
+        else:
+            table = vars(owner)
+        self._grads[path] = (table, last, None)
+        return table, last
+
+    def _link(self, table: dict[str, Any], key: str, value: Any) -> None:
+        self._links[id(table), key] = (table, key, value)
+
+
+def kernel_of(value: Any) -> KernelCall | None:
+    """Return the built kernel that a node calls, or None."""
+    if not isinstance(value, fx.Node) or not isinstance(value.target, KernelCall):
+        return None
+    return value.target if value.target.address is not None else None
+
+
+def _kernel(node: fx.Node) -> KernelCall:
+    call = kernel_of(node)
+    if call is None:
+        raise LookupError(node.name)
+    return call
+
+
+def key_of(node: fx.Node) -> Key:
+    """Return the value that a node stands for: one of a kernel's results, or its own."""
+    if node.target is operator.getitem and kernel_of(node.args[0]) is not None:
+        source, number = node.args
+        if isinstance(source, fx.Node) and isinstance(number, int):
+            return source, number
+    return node, 0
+
+
+def _operands(node: fx.Node, *, repeated: bool = False) -> list[Key]:
+    if repeated:
+        return [key_of(operand) for operand in node.args if isinstance(operand, fx.Node)]
+    return [key_of(operand) for operand in node.all_input_nodes]
+
+
+def _results(node: fx.Node) -> list[Key]:
+    call = kernel_of(node)
+    return [(node, number) for number in range(len(call.outputs) if call is not None else 1)]
+
+
+class Piece:
+    """Consecutive nodes of a graph as a function of Python, compiled when it is first needed.
+
+    It is called with the module that owns the attributes and a list of operands, which it empties:
+    so each operand is let go of after its last use. It returns a tuple.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, nodes: Iterable[fx.Node], ins: list[Key], outs: list[Key]
+    ) -> None:
+        self._gm = gm
+        self._nodes = list(nodes)
+        self._ins = ins
+        self._outs = outs
+        self._run: Callable[..., Any] | None = None
+
+    def __call__(self, owner: fx.GraphModule, box: list[Any]) -> Any:
+        return (self._run or self.prepare())(owner, box)
+
+    def prepare(self) -> Callable[..., Any]:
+        """Compile the function."""
+        self._run = boxed_function(self._graph())
+        return self._run
+
+    def _graph(self) -> fx.Graph:
+        graph = fx.Graph(self._gm)
+        values: dict[Key, fx.Node] = {}
+        for number, key in enumerate(self._ins):
+            values[key] = graph.placeholder(f"operand_{number}")
+
+        def value(node: fx.Node) -> fx.Node:
+            key = key_of(node)
+            if key not in values and node.op == "get_attr":
+                values[key] = graph.node_copy(node)
+            return values[key]
+
+        for node in self._nodes:
+            if node.op == "output":
+                graph.output((fx.map_arg(node.args[0], value),))
+                return graph
+            copied = graph.node_copy(node, value)
+            call = kernel_of(node)
+            if call is None or len(call.outputs) == 1:
+                values[node, 0] = copied
+                continue
+            for key in _results(node):
+                values[key] = graph.call_function(operator.getitem, (copied, key[1]))
+        graph.output(tuple(values[key] for key in self._outs))
+        return graph
+
+
+def boxed_function(graph: fx.Graph) -> Callable[..., Any]:
+    """Return a graph as a function of its owner and of a list of its inputs, which it empties."""
+    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
+    code = graph.python_code(root_module="self")
+    head, body = _split(code.src)
+    unpack = f"    [{', '.join(names)}] = box; box.clear()\n"
+    namespace: dict[str, Any] = dict(code.globals)
+    exec(compile(f"{head}def forward(self, box):\n{unpack}{body}", "<fxkit>", "exec"), namespace)
+    return namespace["forward"]
+
+
+def _split(source: str) -> tuple[str, str]:
+    """Return what comes before the line that begins the function, and what comes after it."""
+    lines = source.splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if line.startswith("def forward("))
+    return "".join(lines[:first]), "".join(lines[first + 1 :])

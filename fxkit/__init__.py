@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fxkit.compiler import compile
     from fxkit.ir.session import edit
     from fxkit.ir.verifier import verify
+    from fxkit.lower.running.memory import memory_stats, trim
     from fxkit.passes.manager import PassManager
     from fxkit.patterns.engine import find, rewrite
     from fxkit.patterns.reasons import explain
@@ -43,6 +44,8 @@ _HOMES = {
     "explain": "fxkit.patterns.reasons",
     "PassManager": "fxkit.passes.manager",
     "compile": "fxkit.compiler",
+    "memory_stats": "fxkit.lower.running.memory",
+    "trim": "fxkit.lower.running.memory",
     "tree": "fxkit.view",
     "draw": "fxkit.view",
     "diff": "fxkit.view",
@@ -65,6 +68,7 @@ __all__ = [
     "find",
     "graph",
     "lower",
+    "memory_stats",
     "opaque",
     "passes",
     "profile",
@@ -75,6 +79,7 @@ __all__ = [
     "symbolic_trace",
     "testing",
     "tree",
+    "trim",
     "verify",
 ]
 

@@ -12,12 +12,14 @@ from torch import fx
 
 from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
 from fxkit.lower import CompiledModule, to_cpp
+from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
 from fxkit.lower.running.compiled import left_to_eager
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import SIMPLIFY, TRAINING
 from fxkit.tracing.captured import Captured
+from fxkit.tracing.free_sizes import Request
 
 
 class Compiled:
@@ -25,7 +27,8 @@ class Compiled:
 
     Attributes:
         captured: The captured program, with its guards and graphs.
-        modules: What was compiled, one module for each captured graph, the last one last.
+        modules: What was compiled, one module for each captured graph, and for one of free sizes
+            one for each set of sizes that it ran with; the last one last.
     """
 
     def __init__(
@@ -34,11 +37,12 @@ class Compiled:
         passes: tuple[Pass, ...] | None = None,
         *,
         train: bool | None = None,
+        dynamic: Request = None,
     ) -> None:
         self._passes = passes
         self._train = train
         self.modules: list[CompiledModule | TrainingModule] = []
-        self.captured = Captured(fn, backend=self._lower)
+        self.captured = Captured(fn, backend=self._backend, dynamic=dynamic)
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn)
 
@@ -55,6 +59,13 @@ class Compiled:
         if not self.modules:
             return "nothing has been compiled yet: call it first"
         return "\n\n".join(str(module.report()) for module in self.modules)
+
+    def _backend(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+        if not has_free_sizes(gm):
+            return self._lower(gm, args)
+        run = BySizes(gm, self._lower)
+        run.prepare(*args)
+        return run
 
     def _lower(
         self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]
@@ -86,6 +97,7 @@ def compile(
     *,
     passes: tuple[Pass, ...] | None = None,
     train: bool | None = None,
+    dynamic: Request = None,
 ) -> Any:
     """Make a program run as fused C++ kernels; works as a decorator and as a call.
 
@@ -100,6 +112,8 @@ def compile(
             gradients are asked for.
         train: Whether to compile gradients: where they are asked for when left out; True also warns
             where a graph is trained in eager, with the reason; with False all are.
+        dynamic: Which sizes of the arguments' tensors a captured graph leaves open, as
+            `fxkit.capture` takes it. Kernels are built for each set of sizes.
 
     Returns:
         A `Compiled`, callable like `fn`; as a decorator with options, the decorator.
@@ -116,13 +130,13 @@ def compile(
         ...     y = f(torch.ones(4, 8))
     """
     if fn is None:
-        return functools.partial(compile, passes=passes, train=train)
+        return functools.partial(compile, passes=passes, train=train, dynamic=dynamic)
     if not callable(fn):
         raise UnsupportedError(
             f"expected something to call, got {type(fn).__name__}",
             hint="pass a function or a module",
         )
-    return Compiled(fn, None if passes is None else tuple(passes), train=train)
+    return Compiled(fn, None if passes is None else tuple(passes), train=train, dynamic=dynamic)
 
 
 def dynamo_backend(

@@ -137,6 +137,11 @@ class TypeAnalysis:
         """What was taken to hold of free sizes on the way, such as `batch <= 512`."""
         return () if self._now.symbolic is None else self._now.symbolic.assumptions()
 
+    @property
+    def relations(self) -> list[tuple[Symbol, fx.Node | None]]:
+        """The assumptions as expressions, each with the node that made it necessary."""
+        return [] if self._now.symbolic is None else self._now.symbolic.relations()
+
     def run(self) -> None:
         """Find all types from scratch.
 

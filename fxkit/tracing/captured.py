@@ -76,6 +76,7 @@ class Captured:
         self._dynamic = dynamic
         self._static_because: Failure | None = None
         self._static_again = 0
+        self._has_captured = False
         self._learned = Learned() if mode == "whole" else None
         self._last_ran_in_python = False
         self.recaptures = 0
@@ -238,13 +239,14 @@ class Captured:
         free = self._free_axes(call)
         backend = None if free else self._backend
         attempt = record(self.fn, args, kwargs, call, backend, learned)
+        is_first = not self._variants
         if free and attempt.variant is not None:
             self._let_free(args, kwargs, call, attempt, free)
         self._last_ran_in_python = attempt.variant is None
+        self._has_captured = True
         with self._lock:
             self._failure = attempt.failure
-            if self._variants:
-                self.recaptures += 1
+            self.recaptures += not is_first
             if attempt.variant is not None:
                 self._variants.insert(0, attempt.variant)
             if len(self._variants) > MAX_VARIANTS:
@@ -257,8 +259,10 @@ class Captured:
         """Return which sizes a graph of this call should leave open."""
         if self._dynamic is False or self._static_again >= MAX_STATIC:
             return {}
+        if self._dynamic is None and self.mode == "live":
+            return {}  # nobody watches what else a second run would do
         if self._dynamic is not None:
-            return requested(self._dynamic, self.fn, call)
+            return requested(self._dynamic, self.fn, call, is_first=not self._has_captured)
         return seen_to_change([variant.guards for variant in tuple(self._variants)], call)
 
     def _let_free(
@@ -269,7 +273,7 @@ class Captured:
         attempt: Attempt,
         free: FreeAxes,
     ) -> None:
-        """Put a graph for more sizes in the place of the one for those of a call, if there is one."""
+        """Put a graph for more sizes in the place of that for one call's, if there is one."""
         static = attempt.variant
         assert static is not None
         found = record_free(

@@ -234,6 +234,10 @@ class TensorGuard(Guard):
         """The fact, as text."""
         return type_text(self.type, self.kind, self.layout)
 
+    def has_type(self, found: TensorType) -> bool:
+        """Tell whether a tensor of this type would do."""
+        return found == self.type
+
     def check(self, call: Call) -> Mismatch | None:
         tensor, wanted = call.parts.tensors[self.index], self.type
         if (

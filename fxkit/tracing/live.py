@@ -9,6 +9,7 @@ import torch
 
 from fxkit.errors import UnsupportedError
 from fxkit.tracing.captured import Captured, capture_error
+from fxkit.tracing.free_sizes import Request
 from fxkit.tracing.symbolic import capture_symbolically
 
 MODES = ("whole", "live", "symbolic")
@@ -20,6 +21,7 @@ def capture(
     kwargs: dict[str, Any] | None = None,
     *,
     mode: str = "whole",
+    dynamic: Request = None,
 ) -> Captured:
     """Get a whole graph out of a Python program, with guards that say when it holds.
 
@@ -36,6 +38,14 @@ def capture(
         args: Positional arguments, as a tuple; they may be nested.
         kwargs: Keyword arguments.
         mode: `whole`, `live` or `symbolic`.
+        dynamic: Whether one graph is to serve several sizes of the arguments' tensors. None: once a
+            call differs from an earlier one in sizes only, a graph is captured in which those are
+            free. True: all are free from the first. A dict frees some: for each argument, by name,
+            an axis, a tuple of axes, or a dict whose keys are axes. False: none. What the program
+            takes for granted of free sizes becomes a guard, such as `x.shape[0] >= 2`. Where sizes
+            can't be free, there is a graph for each. To free sizes the program runs a second time,
+            on the state that it found, and leaves nothing behind; in mode `live`, which does not
+            see what a program does beside torch, that is done on request only.
 
     Returns:
         The captured program, callable like `fn`.
@@ -46,12 +56,21 @@ def capture(
     """
     _check(fn, args, kwargs, mode)
     if mode == "symbolic":
+        _check_symbolic(dynamic)
         return capture_symbolically(fn, args, kwargs or {})
-    captured = Captured(fn, mode=mode)
+    captured = Captured(fn, mode=mode, dynamic=dynamic)
     attempt = captured.capture_now(args, dict(kwargs or {}))
     if attempt.failure is not None:
         raise capture_error(attempt.failure)
     return captured
+
+
+def _check_symbolic(dynamic: Any) -> None:
+    if dynamic:
+        raise UnsupportedError(
+            "expected no dynamic in mode 'symbolic', got one",
+            hint="leave it out: a graph that was captured without tensors knows no sizes",
+        )
 
 
 def _check(fn: Any, args: Any, kwargs: Any, mode: str) -> None:

@@ -244,9 +244,9 @@ class Recorder(Tape, TorchFunctionMode):
             node_kwargs = {name: self._argument(arg, func) for name, arg in kwargs.items()}
         except Refusal as refusal:
             self.refuse(refusal.reason, refusal.hint)
-            return func(*args, **kwargs)
+            return self._run(func, args, kwargs)
         try:
-            result = func(*args, **kwargs)
+            result = self._run(func, args, kwargs)
         except BaseException as error:
             self._progress.raised = error
             raise
@@ -255,6 +255,9 @@ class Recorder(Tape, TorchFunctionMode):
         except Refusal as refusal:
             self.refuse(refusal.reason, refusal.hint)
         return result
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return func(*args, **kwargs)
 
     def _append(
         self,

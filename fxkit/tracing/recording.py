@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ from torch import fx
 from fxkit.errors import CaptureError
 from fxkit.ir.types import TensorType
 from fxkit.tracing import guards as g
+from fxkit.tracing.automatic_calls import call_through
 from fxkit.tracing.frames import source_text
+from fxkit.tracing.hooked_code import hooked
 from fxkit.tracing.interpreter import no_collection
 from fxkit.tracing.outside import Contents, Origins, Surroundings
 from fxkit.tracing.recorded import Outside
@@ -25,7 +27,7 @@ from fxkit.tracing.regions import read_ambient
 from fxkit.tracing.rollback import Undo
 from fxkit.tracing.state import Learned, State
 from fxkit.tracing.state_guards import ExtraGuard
-from fxkit.tracing.structure import Blueprint, Parts, content_of
+from fxkit.tracing.structure import Blueprint, Content, Parts, content_of
 from fxkit.tracing.tape import TENSOR_CLASSES
 from fxkit.tracing.variants import Backend, Extra, Replay, Variant
 from fxkit.tracing.watching import Watcher
@@ -40,12 +42,16 @@ class Attempt:
         variant: The graph, or None when the run could not be held in one.
         failure: Why not.
         was_first: Whether a memoised function was computed, as it won't be at the next call.
+        session: The run itself, with what it found before the program began.
+        has_learned: Whether the next recording keeps calls opaque that this one could not.
     """
 
     result: Any
     variant: Variant | None
     failure: Failure | None
     was_first: bool = False
+    session: Session | None = None
+    has_learned: bool = False
 
 
 def record(
@@ -69,22 +75,44 @@ def record(
     around = active_recorder()
     if around is not None:
         around.refuse("the program captures another program")
+    codes = frozenset() if learned is None else frozenset(learned.codes)
+    with hooked(codes, call_through):
+        return _record(fn, args, kwargs, call, backend, learned)
+
+
+def _record(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: g.Call,
+    backend: Backend | None,
+    learned: Learned | None,
+) -> Attempt:
     try:
-        session = _Session(fn, call, learned)
+        session = Session(fn, call, learned)
     except Refusal as refusal:
         return Attempt(fn(*args, **kwargs), None, Failure(refusal.reason, refusal.hint))
+    watcher = None
     try:
         result = session.run(fn, args, kwargs)
         variant = session.variant(result, backend)
     finally:
+        watcher = session.recorder.watcher
+        has_learned = watcher is not None and learned is not None and learned.learn(watcher.blamed)
         session.recorder.close()
     state = session.state
     was_first = state is not None and state.has_memoised()
-    return Attempt(result, variant, session.recorder.failure, was_first)
+    return Attempt(result, variant, session.recorder.failure, was_first, session, has_learned)
 
 
-class _Session:
-    """One run of a program, with what has to be compared before and after."""
+class Session:
+    """One run of a program, with what has to be compared before and after.
+
+    Attributes:
+        is_repeated: Whether the call has been recorded before, and its texts are printed.
+    """
+
+    is_repeated = False
 
     def __init__(self, fn: Callable[..., Any], call: g.Call, learned: Learned | None) -> None:
         parts = call.parts
@@ -97,7 +125,7 @@ class _Session:
         self.before = (call.ambient, call.defaults)
         self.learned = learned
         self.types = [TensorType.of(tensor) for tensor in parts.tensors]
-        self.containers = [_children(container) for container in parts.containers]
+        self.containers = [content_of(container) for container in parts.containers]
         self.arrays = [array.tobytes() for array in parts.arrays]
         self.state = None if learned is None else State(fn, parts, learned)
         self.surroundings: Origins
@@ -112,9 +140,13 @@ class _Session:
         ]
         names = placeholder_names(fn, parts.tensor_paths)
         leaves = zip(names, parts.tensors, strict=True)
-        self.recorder = Recorder(leaves, self.surroundings, sys._getframe())
+        self.recorder = self.make_recorder(leaves)
         self.changes = Undo()
         self.extras: list[Outside] = []
+
+    def make_recorder(self, leaves: Iterable[tuple[str, torch.Tensor]]) -> Recorder:
+        """Return what records the run."""
+        return Recorder(leaves, self.surroundings, sys._getframe())
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program under the recorder."""
@@ -122,6 +154,7 @@ class _Session:
         recorder._frames._boundary = sys._getframe()
         if self.state is not None:
             recorder.watcher = Watcher(self.state.reach, recorder)
+            recorder.watcher.is_muted = self.is_repeated
         with no_collection():
             try:
                 with recorder:
@@ -175,6 +208,7 @@ class _Session:
         self._check_undo(undo)
         module = _graph_module(recorder.graph, recorder.outside)
         inputs = (*parts.tensors, *(item.tensor for item in extras))
+        self.settle(module, inputs)
         return Variant(
             module,
             self._guards(),
@@ -194,6 +228,9 @@ class _Session:
             not recorder.writes_early,
         )
 
+    def settle(self, module: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> None:
+        """Look at the whole graph before guards are made of it."""
+
     def _undo(self) -> Undo:
         recorder = self.recorder
         if (
@@ -207,8 +244,8 @@ class _Session:
     def _changed_containers(self) -> list[tuple[int, Any, str]]:
         changed = []
         for number, container in enumerate(self.call.parts.containers):
-            label, before = self.containers[number]
-            new_label, after = _children(container)
+            label, before = _label_and_values(self.containers[number])
+            new_label, after = _label_and_values(content_of(container))
             if (
                 label != new_label
                 or len(before) != len(after)
@@ -269,7 +306,7 @@ class _Session:
             structure_guard(parts),
         ]
         for index, (tensor, kind, path, use) in enumerate(tensors):
-            found.append(self._tensor_guard(index, tensor, kind, path, use))
+            found.append(self.tensor_guard(index, tensor, kind, path, use))
             if id(tensor) in self.surroundings.places:
                 place = self.surroundings.places[id(tensor)][1][0]
                 found.append(
@@ -277,6 +314,7 @@ class _Session:
                         path, source=use, index=index, tensor=tensor, place=place.name
                     )
                 )
+        found += self.size_guards()
         if len(parts.tensors) > 1:
             found += self._alias_guards()
         found += [*module_guards(self.training), *self._outside_guards()]
@@ -300,9 +338,14 @@ class _Session:
             for item in self.extras
         ]
 
-    def _tensor_guard(
+    def size_guards(self) -> list[g.Guard]:
+        """Return the guards on sizes that are free."""
+        return []
+
+    def tensor_guard(
         self, index: int, tensor: torch.Tensor, kind: TensorType, path: str, use: str | None
-    ) -> g.TensorGuard:
+    ) -> g.Guard:
+        """Return the guard on one argument."""
         return g.TensorGuard(
             path,
             source=use,
@@ -372,8 +415,7 @@ def _graph_module(graph: fx.Graph, outside: list[Outside]) -> fx.GraphModule:
     return fx.GraphModule(root, graph)
 
 
-def _children(container: Any) -> tuple[Any, list[Any]]:
-    content = content_of(container)
+def _label_and_values(content: Content | None) -> tuple[Any, list[Any]]:
     return (None, []) if content is None else (content.label, content.values)
 
 

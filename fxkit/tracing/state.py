@@ -47,6 +47,9 @@ class State:
         fn: The program.
         parts: The arguments; the classes, functions and modules among them are looked into.
         learned: What earlier runs have shown.
+
+    Attributes:
+        before: What held values that the program has changed, and what it held before.
     """
 
     def __init__(self, fn: Any, parts: Parts, learned: Learned) -> None:
@@ -58,6 +61,7 @@ class State:
         self._learned = learned
         self._replaced = set(learned.replaced)
         self._codes: frozenset[CodeType] = frozenset()
+        self.before: list[tuple[h.Holder, dict[Any, Any]]] = []
 
     def finish(self, watcher: Watcher) -> None:
         """Close the books after the run.
@@ -120,6 +124,7 @@ class State:
         return tuple(found)
 
     def _replay(self, holder: h.Holder, changes: dict[Any, Any], plan: Plan) -> Replay:
+        self.before.append((holder, dict(holder.entries)))
         planned: dict[Any, Blueprint | None] = {}
         for key, value in changes.items():
             planned[key] = None if value is h.ABSENT else plan(value, holder.name_of(key))

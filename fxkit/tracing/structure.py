@@ -21,6 +21,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxkit.errors import CaptureError
+from fxkit.tracing.size_numbers import NUMBERS
 
 _LIMIT = 20_000
 
@@ -330,7 +331,7 @@ class Blueprint:
         self._place, self._existing, self._builders, self._kept = _no_place, {}, {}, None
 
     def _plan(self, value: Any, path: str) -> Build:
-        if isinstance(value, (torch.Tensor, fx.Proxy)):
+        if isinstance(value, (torch.Tensor, fx.Proxy)) or type(value) in NUMBERS:
             number = self._place(value, path)
             return lambda tensors, _: tensors[number]
         if id(value) in self._existing:

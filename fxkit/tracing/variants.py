@@ -16,6 +16,7 @@ from fxkit.tracing.holders import ABSENT, Holder
 from fxkit.tracing.outside import Place
 from fxkit.tracing.regions import Modes
 from fxkit.tracing.rollback import Snapshot, Undo
+from fxkit.tracing.size_guards import FreeTensorGuard, SizeGuard
 from fxkit.tracing.state_guards import StateWatch
 from fxkit.tracing.structure import Blueprint
 
@@ -124,6 +125,25 @@ class Variant:
         """
         return self._finish(call, self._execute(call, self.undo, self.run or self._forward()))
 
+    def serves(self, other: Variant) -> bool:
+        """Tell whether this graph of free sizes holds wherever another one does."""
+        if self.value_guards != other.value_guards or self.guards[0] != other.guards[0]:
+            return False
+        mine, theirs = self.guards[1], other.guards[1]
+        assert isinstance(mine, g.StructureGuard) and isinstance(theirs, g.StructureGuard)
+        if mine.tokens != theirs.tokens:
+            return False
+        types = [it.type for it in other.guards if isinstance(it, (g.TensorGuard, FreeTensorGuard))]
+        return all(
+            guard.has_type(types[guard.index])
+            for guard in self.guards
+            if isinstance(guard, (g.TensorGuard, FreeTensorGuard))
+        ) and all(guard.check_types(types) for guard in self.guards if isinstance(guard, SizeGuard))
+
+    def tensors_written(self, call: g.Call) -> list[torch.Tensor]:
+        """Return the tensors that the graph writes to when it runs for `call`."""
+        return self._named(call, self.changes)
+
     def probe(self, call: g.Call) -> g.Mismatch | None:
         """Return the first value guard that fails for `call`, and leave everything as it was."""
         if self.has_opaque_calls:
@@ -150,7 +170,7 @@ class Variant:
         modes = Modes.now() if self.has_regions else None
         try:
             if self.extras:
-                return run(*call.parts.tensors, *self._extra_tensors())
+                return run(*call.parts.tensors, *self.extra_tensors())
             return run(*call.parts.tensors)
         except BaseException as error:
             if modes is not None:
@@ -165,14 +185,17 @@ class Variant:
                 raise
             raise Repeat from error
 
-    def _extra_tensors(self) -> list[torch.Tensor]:
+    def extra_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors of the program's state that are inputs of the graph now."""
         return [extra.places[0].read() for extra in self.extras]
 
     def _snapshot(self, call: g.Call, undo: Undo) -> Snapshot:
+        return Snapshot(self._named(call, undo), undo.is_random)
+
+    def _named(self, call: g.Call, undo: Undo) -> list[torch.Tensor]:
         tensors = [call.parts.tensors[index] for index in undo.leaves]
         tensors += [self.outside[name] for name in undo.outside if name in self.outside]
-        tensors += [x.places[0].read() for x in self.extras if x.name in undo.outside]
-        return Snapshot(tensors, undo.is_random)
+        return tensors + [x.places[0].read() for x in self.extras if x.name in undo.outside]
 
     def _finish(self, call: g.Call, values: Any) -> Any:
         if self.is_single:
@@ -202,15 +225,20 @@ class _Quick:
         self._inference = modes.ambient.inference
         self._outside = list(variant.outside.values())
         arguments = call.parts.tensors
+        free = {it.index: it.free for it in variant.guards if isinstance(it, FreeTensorGuard)}
+        sizes, strides = _pinned((*arguments, *self._outside), free) if free else (None, None)
         self._tensors = TensorGuards(
-            *arguments, *self._outside, dynamic_dims_sizes=None, dynamic_dims_strides=None
+            *arguments,
+            *self._outside,
+            dynamic_dims_sizes=sizes,
+            dynamic_dims_strides=strides,
         )
         self._watch = variant.watch
         self._groups = g.alias_groups(arguments)
         self._rest = [
             guard
             for guard in variant.guards
-            if isinstance(guard, (g.OverlapGuard, g.SameTensorGuard))
+            if isinstance(guard, (g.OverlapGuard, g.SameTensorGuard, FreeTensorGuard, SizeGuard))
         ]
 
     @classmethod
@@ -238,3 +266,13 @@ class _Quick:
             and self._watch.holds()
             and all(guard.check(call) is None for guard in self._rest)
         )
+
+
+def _pinned(tensors: tuple[torch.Tensor, ...], free: dict[int, frozenset[int]]) -> tuple[Any, Any]:
+    """Return sizes and strides as `TensorGuards` takes them: None for what it is not to compare."""
+    sizes, strides = [], []
+    for index, tensor in enumerate(tensors):
+        axes = free.get(index, frozenset())
+        sizes.append([None if a in axes else size for a, size in enumerate(tensor.shape)])
+        strides.append([None if axes else stride for stride in tensor.stride()])
+    return sizes, strides

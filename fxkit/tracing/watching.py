@@ -51,6 +51,7 @@ class Watcher:
 
     Attributes:
         codes: Code of functions outside of the trusted packages, with the globals it ran on.
+        is_muted: Whether what the program prints is noted only.
     """
 
     def __init__(self, reach: Reach, listener: Listener) -> None:
@@ -61,6 +62,7 @@ class Watcher:
         self._listener = listener
         self._streams: _Streams | None = None
         self._special: tuple[FrameType, Callable[[Any], None]] | None = None
+        self.is_muted = False
         self._is_on = False
         self._depth = 0
         # CPython keeps no reference of its own while it calls this: it has to live as long as self.
@@ -131,7 +133,7 @@ class Watcher:
                 self._reach.enter_again(frame)
         elif event == "c_call":
             if function is print:
-                self._streams = _Streams()
+                self._streams = _Streams(self.is_muted)
             elif isinstance(getattr(function, "__self__", None), ContextVar):
                 self._reach.enter_context(function.__self__)
             elif self._streams is None and not foreign_calls.is_known(function):
@@ -180,10 +182,12 @@ class Watcher:
 class _Streams:
     """Stands in for the standard streams while one `print` runs, and keeps what is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_muted: bool) -> None:
         self.texts: list[tuple[str, str]] = []
         self._before = {"stdout": sys.stdout, "stderr": sys.stderr}
-        self._tees = {name: _Tee(stream, name, self.texts) for name, stream in self._before.items()}
+        self._tees = {
+            name: _Tee(stream, name, self.texts, is_muted) for name, stream in self._before.items()
+        }
         for name, tee in self._tees.items():
             setattr(sys, name, tee)
 
@@ -195,10 +199,13 @@ class _Streams:
 
 
 class _Tee:
-    def __init__(self, stream: Any, name: str, texts: list[tuple[str, str]]) -> None:
+    def __init__(
+        self, stream: Any, name: str, texts: list[tuple[str, str]], is_muted: bool
+    ) -> None:
         import threading
 
         self._stream = stream
+        self._is_muted = is_muted
         self._name = name
         self._texts = texts
         self._thread = threading.get_ident()
@@ -208,6 +215,8 @@ class _Tee:
 
         if threading.get_ident() == self._thread:
             self._texts.append((self._name, text))
+            if self._is_muted:
+                return len(text)
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxkit.analysis.type_inference.fake_tensors import new_fake_mode
@@ -33,6 +34,7 @@ class SymbolicShapes:
         self._must_stay_free: dict[Any, str] = {}
         self._seen = 0
         self._begun = 0
+        self._askers: list[fx.Node] = []
         setattr(self._env, NAMES, {})
 
     def inputs(self, values: Mapping[str, Any], spec: Any) -> dict[str, Any]:
@@ -82,7 +84,7 @@ class SymbolicShapes:
             self._size(wanted.get(axis), size, f"{path}.shape[{axis}]")
             for axis, size in enumerate(tensor.shape)
         ]
-        stride = _like_strides(tensor, shape)
+        stride = like_strides(tensor.shape, tensor.stride(), shape)
         made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
         return made.requires_grad_() if tensor.requires_grad else made
 
@@ -173,8 +175,13 @@ class SymbolicShapes:
 
     # What was learnt.
 
-    def fixed(self) -> tuple[str, Any] | None:
-        """Return a size that should stay free and turned out to have one value only, if any."""
+    def fixed(self, node: fx.Node) -> tuple[str, Any] | None:
+        """Return a size that should stay free and turned out to have one value only, if any.
+
+        Args:
+            node: The node at which something may have been learnt since the last call.
+        """
+        self._askers += [node] * (len(self._env.guards) - len(self._askers))
         replaced = self._env.replacements
         if len(replaced) == self._seen:
             return None
@@ -184,6 +191,15 @@ class SymbolicShapes:
             if value is not None and value.is_number:
                 return name, value
         return None
+
+    def relations(self) -> list[tuple[Symbol, fx.Node | None]]:
+        """Return what was taken to hold of the free sizes, each with the node that asked for it."""
+        names = getattr(self._env, NAMES)
+        found = []
+        for index, guard in enumerate(self._env.guards):
+            node = self._askers[index] if index < len(self._askers) else None
+            found.append((Symbol(guard.expr.xreplace(names), kind=bool), node))
+        return found
 
     @property
     def learnt(self) -> int:
@@ -248,14 +264,21 @@ def _misfit(path: str, spec: Any) -> UnsupportedError:
     )
 
 
-def _like_strides(tensor: torch.Tensor, shape: list[Any]) -> list[Any]:
-    """Return strides for a shape with free sizes that lie as the example's elements do."""
-    strides: list[Any] = list(tensor.stride())
-    expected, free = 1, 1
-    order = sorted(range(tensor.dim()), key=lambda axis: (strides[axis], -axis))
+def like_strides(example: Sequence[int], strides: Sequence[int], shape: Sequence[Any]) -> list[Any]:
+    """Return strides for a shape with other sizes, whose elements lie as those of an example do.
+
+    Args:
+        example: Shape of the example.
+        strides: Its strides; those that no density explains are kept as they are.
+        shape: The other shape; its sizes may be symbolic.
+    """
+    found: list[Any] = list(strides)
+    expected: int = 1
+    free: Any = 1
+    order = sorted(range(len(found)), key=lambda axis: (found[axis], -axis))
     for axis in order:
-        if strides[axis] == expected or tensor.shape[axis] == 1:
-            strides[axis] = free
-            expected *= max(tensor.shape[axis], 1)
+        if strides[axis] == expected or example[axis] == 1:
+            found[axis] = free
+            expected *= max(example[axis], 1)
             free = free * shape[axis]
-    return strides
+    return found

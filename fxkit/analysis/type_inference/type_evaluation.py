@@ -486,9 +486,7 @@ class Evaluation:
         return bool(fresh)
 
     def _check_free_sizes(self, node: fx.Node) -> None:
-        if self.symbolic is None:
-            return
-        fixed = self.symbolic.fixed()
+        fixed = None if self.symbolic is None else self.symbolic.fixed(node)
         if fixed is not None:
             raise type_errors.fixed_size(node, *fixed, self._shown_operands(node))
 

@@ -1,0 +1,297 @@
+"""Stand-ins for the sizes of a program's tensors, which write down what is computed of them.
+
+A stand-in behaves as the number that it stands for. Arithmetic on it is written down and gives
+another stand-in; whatever else a program does with it (comparing it, printing it, counting up to
+it, handing it to a function in C) uses its value, and notes that the value was used.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+
+class Listener(Protocol):
+    """What stand-ins tell of what a program does with them."""
+
+    def compute(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+        """Compute a number, and return a stand-in for it where an operand is one."""
+
+    def fix(self, number: Any) -> Any:
+        """Note that the value of a stand-in is used, and return it."""
+
+
+class _Node:
+    """What torch asks of a `SymInt` where it has to have a plain number."""
+
+    def __init__(self, number: Any) -> None:
+        self._number = number
+
+    def is_int(self) -> bool:
+        return isinstance(self._number, SizeInt)
+
+    def is_float(self) -> bool:
+        return not self.is_int()
+
+    def is_bool(self) -> bool:
+        return False
+
+    def is_constant(self) -> bool:
+        return False
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def maybe_as_int(self) -> None:
+        return None
+
+    def int_(self) -> Any:
+        return self._number._fix()
+
+    def guard_int(self, file: str, line: int) -> Any:
+        return self._number._fix()
+
+    def guard_float(self, file: str, line: int) -> Any:
+        return self._number._fix()
+
+    def expect_size(self, file: str, line: int) -> bool:
+        return self._number._fix() >= 0
+
+
+class _Number:
+    """What stand-ins for ints and floats share.
+
+    Attributes:
+        value: The number in this run.
+        fx_node: The node that computes it.
+        listener: Is told of what is done with it.
+    """
+
+    value: Any
+    fx_node: fx.Node
+    listener: Listener
+
+    def __init__(self, value: Any, fx_node: fx.Node, listener: Listener) -> None:
+        self.node = _Node(self)
+        self.value = value
+        self.fx_node = fx_node
+        self.listener = listener
+
+    def _fix(self) -> Any:
+        return self.listener.fix(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._fix(), name)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return (type(self.value), (self._fix(),))
+
+
+class SizeInt(_Number, torch.SymInt):
+    """Stands for an int; `isinstance(it, int)` holds."""
+
+    __class__ = property(lambda self: int)  # type: ignore[assignment]
+
+
+class SizeFloat(_Number, torch.SymFloat):
+    """Stands for a float that was computed of sizes; `isinstance(it, float)` holds."""
+
+    __class__ = property(lambda self: float)  # type: ignore[assignment]
+
+
+EXACT = (
+    *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg),
+    *(torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default),
+)
+"""What gives ints, of ints, as torch's expressions have them."""
+
+NUMBERS = (SizeInt, SizeFloat)
+_PLAIN = (int, float)
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "truediv": operator.truediv,
+    "pow": operator.pow,
+}
+_UNARY: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
+}
+_COMPARISONS: dict[str, Callable[..., Any]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+_FIXED_UNARY: dict[str, Callable[..., Any]] = {
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "trunc": math.trunc,
+    "str": str,
+    "repr": repr,
+    "hash": hash,
+    "invert": operator.invert,
+}
+_FIXED_BINARY: dict[str, Callable[..., Any]] = {
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+    "divmod": divmod,
+}
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a stand-in."""
+    return type(value) in NUMBERS
+
+
+def plain(value: Any) -> Any:
+    """Return a nested argument of a torch call with numbers in place of stand-ins."""
+    kind = type(value)
+    if kind in NUMBERS:
+        return value.value
+    if kind is tuple or kind is torch.Size:
+        return tuple([plain(item) for item in value]) if any_number(value) else value
+    if kind is list:
+        return [plain(item) for item in value] if any_number(value) else value
+    if kind is dict:
+        return {key: plain(item) for key, item in value.items()} if any_number(value) else value
+    if kind is slice:
+        return slice(plain(value.start), plain(value.stop), plain(value.step))
+    return value
+
+
+def any_number(value: Any) -> bool:
+    """Tell whether there is a stand-in in a nested argument."""
+    kind = type(value)
+    if kind in NUMBERS:
+        return True
+    if isinstance(value, (tuple, list)):
+        return any(map(any_number, value))
+    if kind is dict:
+        return any(map(any_number, value.values()))
+    return kind is slice and any(map(any_number, (value.start, value.stop, value.step)))
+
+
+def _arithmetic(target: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def forward(self: Any, other: Any) -> Any:
+        if type(other) not in NUMBERS and type(other) not in _PLAIN:
+            return _by_value(target, self, other, swap=False)
+        return self.listener.compute(target, (self, other))
+
+    def reflected(self: Any, other: Any) -> Any:
+        if type(other) not in NUMBERS and type(other) not in _PLAIN:
+            return _by_value(target, self, other, swap=True)
+        return self.listener.compute(target, (other, self))
+
+    return forward, reflected
+
+
+def _by_value(target: Callable[..., Any], number: Any, other: Any, *, swap: bool) -> Any:
+    if isinstance(other, torch.Tensor):
+        return NotImplemented  # the tensor's own method takes it
+    value = number._fix()
+    return target(other, value) if swap else target(value, other)
+
+
+def _unary(target: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self: self.listener.compute(target, (self,))
+
+
+def _comparison(target: Callable[..., Any]) -> Callable[..., Any]:
+    def compare(self: Any, other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return NotImplemented
+        if type(other) not in NUMBERS and type(other) not in _PLAIN:
+            return target(self._fix(), other)
+        return self.listener.compute(target, (self, other))
+
+    return compare
+
+
+def _fixed(target: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *args: target(self._fix(), *args)
+
+
+def _fixed_reflected(target: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: target(other, self._fix())
+
+
+def _methods() -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {}
+    for name, target in _ARITHMETIC.items():
+        found[f"__{name}__"], found[f"__r{name}__"] = _arithmetic(target)
+    for name, target in _UNARY.items():
+        found[f"__{name}__"] = _unary(target)
+    for name, target in _COMPARISONS.items():
+        found[f"__{name}__"] = _comparison(target)
+    for name, target in _FIXED_UNARY.items():
+        found[f"__{name}__"] = _fixed(target)
+    for name, target in _FIXED_BINARY.items():
+        found[f"__{name}__"] = _fixed(target)
+        found[f"__r{name}__"] = _fixed_reflected(target)
+    found["__bool__"] = lambda self: self != 0
+    found["__pos__"] = lambda self: self
+    found["__format__"] = lambda self, spec: format(self._fix(), spec)
+    found["__round__"] = _fixed(round)
+    found["__abs__"] = lambda self: self if self >= 0 else -self
+    return found
+
+
+def _complete(kind: type, extra: dict[str, Callable[..., Any]]) -> None:
+    for name, method in {**_methods(), **extra}.items():
+        setattr(kind, name, method)
+
+
+def _whole(target: Callable[..., Any]) -> Callable[..., Any]:
+    """Round a quotient of two ints, which torch knows exactly; any other float by its value."""
+
+    def rounded(self: Any) -> Any:
+        is_quotient = self.fx_node.target is operator.truediv and all(
+            type(operand) is int or getattr(operand, "target", None) in EXACT
+            for operand in self.fx_node.args
+        )
+        return self.listener.compute(target, (self,)) if is_quotient else target(self._fix())
+
+    return rounded
+
+
+def _itself(self: Any, digits: Any = None) -> Any:
+    return self if digits is None else round(self._fix(), digits)
+
+
+_complete(
+    SizeInt,
+    {
+        "__index__": _fixed(int),
+        "__trunc__": _itself,
+        "__round__": _itself,
+        "__ceil__": _itself,
+        "__floor__": _itself,
+    },
+)
+_complete(SizeFloat, {"__ceil__": _whole(math.ceil), "__floor__": _whole(math.floor)})

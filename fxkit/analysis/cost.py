@@ -16,6 +16,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxkit.analysis.effects import effects_of
+from fxkit.analysis.operation_counts import count
 from fxkit.analysis.tensor_types import fake_mode
 from fxkit.ir.attributes import type_of_operand
 from fxkit.ir.op import Call, resolve
@@ -140,9 +141,11 @@ def _gathered_bytes(node: fx.Node, call: Call, result: Any, otherwise: int) -> i
 def _flops(node: fx.Node, call: Call) -> int | None:
     if call.name in _FORMULAS:
         return _by_formula(node, call)
+    if call.name.startswith("guard."):
+        return sum(t.numel for t in _types_in([type_of(o) for o in node.all_input_nodes]))
     overload = call.operator.overload
     if overload is None:
-        return None
+        return _counted_by_target(node)
     result = list(_types_in(type_of(node)))
     if torch.Tag.pointwise in overload.tags:
         return sum(t.numel for t in result) if result else None
@@ -154,13 +157,34 @@ def _flops(node: fx.Node, call: Call) -> int | None:
 
 def _counted(node: fx.Node, call: Call) -> int | None:
     """Run the operator on fake tensors under torch's counter."""
+    overload: Any = call.operator.overload
+    return _operations(lambda: overload(**{k: _fake(v, node) for k, v in call.arguments.items()}))
+
+
+# Modules of torch whose functions compute values from their arguments, and nothing else.
+_FUNCTIONS = ("torch.nn.functional", "torch.functional", "torch._jit_internal")
+
+
+def _counted_by_target(node: fx.Node) -> int | None:
+    """Run a function of torch that is no operator itself, but is made of some."""
+    target: Any = node.target
+    if node.op != "call_function" or getattr(target, "__module__", "") not in _FUNCTIONS:
+        return None
+    return _operations(
+        lambda: target(
+            *(_fake(arg, node) for arg in node.args),
+            **{key: _fake(arg, node) for key, arg in node.kwargs.items()},
+        )
+    )
+
+
+def _operations(call: Callable[[], Any]) -> int | None:
     from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-    overload: Any = call.operator.overload
     counter = FlopCounterMode(display=False)
     try:
         with fake_mode(), torch.no_grad(), counter, _OperatorLog(flop_registry) as log:
-            overload(**{k: _fake(v, node) for k, v in call.arguments.items()})
+            call()
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
     return counter.get_total_flops() + log.elementwise if log.is_complete else None
@@ -185,41 +209,15 @@ class _OperatorLog(TorchDispatchMode):
         return result
 
 
-# Operators that only move or make data.
-_MOVES = frozenset(
-    """
-    aten.clone aten._to_copy aten.cat aten.copy_ aten.empty aten.zeros aten.ones aten.full
-    aten.arange aten.embedding aten.index aten.index_select aten.gather aten.scatter
-    aten.stack aten.constant_pad_nd aten.slice_scatter aten.select_scatter aten.repeat
-    aten.fill_ aten.alias aten.zeros_like aten.ones_like aten.full_like aten.empty_like
-    aten.scalar_tensor aten.roll aten.flip aten.tril aten.triu aten._unsafe_view
-    aten.new_empty aten.new_zeros aten.new_ones aten.empty_strided aten.masked_fill
-    aten.where aten.detach aten.lift_fresh
-    """.split()
-)
-
-# Operations an element that the normalisations take: mean, variance, scale, shift.
-_PER_ELEMENT = {
-    "aten.native_layer_norm": 8,
-    "aten.native_group_norm": 8,
-    "aten._native_batch_norm_legit_no_training": 4,
-    "aten.native_batch_norm": 8,
-    "aten._fused_rms_norm": 5,
-    "aten._softmax": 5,
-    "aten._safe_softmax": 5,
-    "aten._log_softmax": 5,
-}
-
-
 def _elements(func: Any, args: Any, result: Any) -> int | None:
     packet = f"aten.{func._schema.name.partition('::')[2]}"
     if packet == "aten._scaled_dot_product_flash_attention_for_cpu":
         return _attention_flops(*args[:3])
     tensors = [t for t in _leaves([result]) if isinstance(t, torch.Tensor)]
-    if packet in _MOVES:
-        return 0
-    if packet in _PER_ELEMENT and tensors:
-        return _PER_ELEMENT[packet] * tensors[0].numel()
+    if tensors:
+        known = count(packet.removeprefix("aten."), args, tensors[0])
+        if known is not None:
+            return known
     if torch.Tag.pointwise in func.tags and tensors:
         return tensors[0].numel()
     if torch.Tag.reduction in func.tags and args and isinstance(args[0], torch.Tensor):

@@ -78,3 +78,38 @@ def test_lookup_reads_the_rows_it_returns_and_no_more():
     propagate_types(gm, (torch.zeros(2, 3, dtype=torch.int64), torch.randn(1000, 8)))
     (node,) = gm.graph.find_nodes(op="call_function", target=F.embedding)
     assert cost_of(node).bytes == 2 * (2 * 3 * 8 * 4) + 2 * 3 * 8
+
+
+# program, shape of its operand, operations by hand
+_MORE: dict[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), (1, 3, 8, 8), 3 * 16 * 4),
+    "max_pool2d_overlapping": (lambda x: F.max_pool2d(x, 3, 2, 1), (2, 3, 8, 8), 2 * 3 * 16 * 9),
+    "max_pool1d": (lambda x: F.max_pool1d(x, 2), (1, 3, 8), 3 * 4 * 2),
+    "avg_pool2d": (lambda x: F.avg_pool2d(x, (2, 4)), (1, 3, 8, 8), 3 * 4 * 2 * 8),
+    "avg_pool3d": (lambda x: F.avg_pool3d(x, 2), (1, 1, 4, 4, 4), 8 * 8),
+    "adaptive_whole": (lambda x: F.adaptive_avg_pool2d(x, 1), (1, 3, 8, 8), 192),
+    "adaptive_overlapping": (lambda x: F.adaptive_avg_pool2d(x, 3), (1, 1, 4, 4), 6 * 6),
+    "cumsum": (lambda x: torch.cumsum(x, -1), (3, 8), 24),
+    "dot": (lambda x: torch.dot(x, x), (8,), 16),
+    "matrix_vector": (lambda x: x @ x[0], (8, 8), 128),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=2), (1, 3, 4, 4), 0),
+    "bilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (1, 3, 4, 4),
+                 7 * 192),
+    "unfold": (lambda x: F.unfold(x, 2), (1, 3, 4, 4), 0),
+    "reflection": (lambda x: F.pad(x, (1, 1), mode="reflect"), (1, 3, 4), 0),
+    "mse": (lambda x: F.mse_loss(x, x), (3, 4), 36),
+    "scatter_add": (lambda x: x.scatter_add(-1, torch.zeros(3, 4, dtype=torch.int64), x),
+                    (3, 4), 12),
+    "fft": (lambda x: torch.fft.fft(x), (8,), 5 * 8 * 3 // 2),
+    "distances": (lambda x: torch.cdist(x, x), (4, 6), 3 * 16 * 6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(_MORE))
+def test_formula_by_hand(name: str) -> None:
+    program, shape, flops = _MORE[name]
+    assert _cost(lambda x: program(x), shape).flops == flops
+
+
+def test_what_compares_by_the_data_is_not_guessed() -> None:
+    assert _cost(lambda x: torch.sort(x), (3, 4)).flops is None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
+from fxkit.lower.loops.product import Product
 
 
 def interpret(
@@ -84,6 +85,8 @@ class _Interpreter:
             return torch.full(shape, instruction.detail.value, dtype=instruction.dtype)
         if instruction.op == "load":
             return self._load(instruction, operands)
+        if instruction.op == "product":
+            return self._product(instruction.detail)
         if instruction.is_reduction:
             return self._reduced(instruction, operands[0])
         if instruction.op == "check":
@@ -105,6 +108,19 @@ class _Interpreter:
         result = torch.full(where.shape, otherwise, dtype=instruction.dtype)
         result[guard] = self._read(memory, where[guard]).to(instruction.dtype)
         return result
+
+    def _product(self, product: Product) -> torch.Tensor:
+        batch, (row, left_step) = product.batch, product.left_strides
+        right_step, column = product.right_strides
+        sizes = [b.size for b in batch]
+        left = self._memory[product.left].as_strided(
+            (*sizes, product.rows, product.depth), (*(b.left for b in batch), row, left_step)
+        )
+        right = self._memory[product.right].as_strided(
+            (*sizes, product.depth, product.columns),
+            (*(b.right for b in batch), right_step, column),
+        )
+        return (left @ right).view(self._kernel.sizes)
 
     def _read(self, memory: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         if bool(((where < 0) | (where >= memory.numel())).any()):

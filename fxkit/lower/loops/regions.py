@@ -22,6 +22,7 @@ from fxkit.lower.loops.emit import emit
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Unfusable
 from fxkit.lower.loops.placement import Candidate, candidate, first_space, is_alias, is_candidate
+from fxkit.lower.loops.product_regions import continues_product
 from fxkit.lower.operators.row_ops import RowOp
 
 
@@ -195,7 +196,7 @@ class _Partitioner:
 
     def _close(self, group: Group) -> None:
         objection = self._policy.objection(group)
-        if objection is None:
+        if objection is None or continues_product(group, self._gm):
             self._steps.append(group)
             return
         nodes = [*(m.node for m in group.members), *group.aliases]

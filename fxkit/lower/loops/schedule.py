@@ -191,4 +191,10 @@ _COSTLY = frozenset(
 
 def cost_of_point(body: tuple[Instruction, ...]) -> int:
     """Estimate the operations for one point of a kernel; a load or an addition is one."""
-    return sum(8 if i.op in _COSTLY else 1 for i in body if i.op != "const")
+    return sum(_cost_of(i) for i in body if i.op != "const")
+
+
+def _cost_of(instruction: Instruction) -> int:
+    if instruction.op == "product":
+        return 1 + instruction.detail.depth // 8
+    return 8 if instruction.op in _COSTLY else 1

@@ -16,8 +16,11 @@ from fxkit.lower.loops.emit import Emitted, Operand, emit, result_type
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.placement import operand_type, position_taken
+from fxkit.lower.loops.product_regions import MatrixProduct, alone, followed_by
 from fxkit.lower.loops.regions import Partition, Region
 from fxkit.lower.running.kernel_call import KernelCall
+from fxkit.lower.running.product_trial import objection
+from fxkit.lower.running.products import choose_products
 
 
 @dataclass
@@ -53,13 +56,18 @@ class _Planner:
         self._names: dict[Kernel, str] = {}
         self._env: dict[fx.Node, fx.Node] = {}
         self._parts: dict[tuple[fx.Node, int], fx.Node] = {}
+        self._products = choose_products(gm, partition.steps, objection)
+        self._reasons.update(self._products.reasons)
 
     def run(self) -> Plan:
-        for step in self._partition.steps:
-            if isinstance(step, fx.Node):
+        products = self._products
+        for position, step in enumerate(self._partition.steps):
+            if isinstance(step, Group):
+                self._add_group(step, products.followed.get(position))
+            elif step not in products.found:
                 self._copy(step)
-            else:
-                self._add_group(step)
+            elif not products.is_deferred(step):
+                self._add_product(products.found[step])
         left = sorted(self._reasons, key=self._position.__getitem__)
         for node in left:
             self._plan.regions.append(
@@ -74,20 +82,41 @@ class _Planner:
             part = self._plan.graph.node_copy(node, self._env.__getitem__)
         self._env[node] = part
 
-    def _add_group(self, group: Group) -> None:
+    def _add_group(self, group: Group, product: MatrixProduct | None) -> None:
+        """Add a group's kernel; with it the product that only the group reads, where they fit."""
         inside = [*(m.node for m in group.members), *group.aliases]
         inside.sort(key=self._position.__getitem__)
         outputs = group.outputs()
         emitted = emit(group, outputs, self._gm) if outputs else None
+        joined = followed_by(product, emitted) if product and emitted else None
+        if product is not None and joined is None:
+            self._add_product(product)
         if emitted is None:
             for node in inside:
                 self._copy(node)
             return
-        self._call(group, emitted, inside)
+        names = tuple(n.name for n in inside if n not in group.aliases)
+        traffic = _traffic(group, self._gm)
+        if product is None or joined is None:
+            self._call(emitted, inside, names, traffic)
+        else:
+            traffic += self._product_traffic(product)
+            self._call(joined, [product.node, *inside], (product.node.name, *names), traffic)
         self._repeat_views(group, inside)
 
-    def _call(self, group: Group, emitted: Emitted, inside: list[fx.Node]) -> None:
-        """Add the call of a group's kernel, and a node for each of its results."""
+    def _add_product(self, product: MatrixProduct) -> None:
+        """Add a kernel that computes a product alone."""
+        node = product.node
+        self._call(alone(product), [node], (node.name,), self._product_traffic(product))
+
+    def _product_traffic(self, product: MatrixProduct) -> int:
+        types = [operand_type(operand, self._gm) for operand in product.operands]
+        return sum(map(_bytes, types)) + _bytes(result_type(product.node, 0))
+
+    def _call(
+        self, emitted: Emitted, inside: list[fx.Node], names: tuple[str, ...], traffic: int
+    ) -> None:
+        """Add the call of a kernel, and a node for each of its results."""
         plan = self._plan
         kernel = self._names.setdefault(emitted.kernel, f"kernel_{len(self._names)}")
         plan.kernels[kernel] = emitted.kernel
@@ -111,10 +140,10 @@ class _Planner:
         plan.regions.append(
             Region(
                 name,
-                tuple(n.name for n in inside if n not in group.aliases),
+                names,
                 kernel,
                 None,
-                _traffic(group, self._gm) - sum(_bytes(t) for t in (*inputs, *results)),
+                traffic - sum(_bytes(t) for t in (*inputs, *results)),
             )
         )
 

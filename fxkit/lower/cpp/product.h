@@ -1,0 +1,184 @@
+// Matrix products, block by block. A block of up to FX_ROWS_MAX rows and FX_COLUMNS columns of
+// C = A B is summed in `sums`; B is brought into a panel that stays in the first-level cache.
+// Sums over more than FX_DEPTH terms are sums of such sums, so that errors do not grow with depth.
+
+#if defined(__AVX512F__)
+#define FX_LANES 16
+#define FX_TILE 8
+#elif defined(__AVX2__)
+#define FX_LANES 8
+#define FX_TILE 4
+#else
+#define FX_LANES 4
+#define FX_TILE 4
+#endif
+#if defined(__clang__)
+#define FX_FUSED
+#pragma clang fp contract(fast)
+#else
+#define FX_FUSED __attribute__((optimize("fp-contract=fast")))
+#endif
+
+enum { FX_COLUMNS = 48, FX_DEPTH = 192, FX_VECTORS = 3 };
+
+typedef float fx_vector __attribute__((vector_size(4 * FX_LANES), aligned(4), may_alias));
+
+// sums[r][j] += (a row of A) . (a column of the panel), for ROWS rows and all columns.
+template <int ROWS>
+FX_FUSED static inline __attribute__((always_inline)) void fx_tile(
+    const float* __restrict a, long row, long step, const float* __restrict panel, long panel_step,
+    long depth, float* __restrict sums, bool is_first) {
+  for (int from = 0; from < FX_COLUMNS; from += FX_VECTORS * FX_LANES) {
+    fx_vector total[ROWS][FX_VECTORS] = {};
+    for (long k = 0; k < depth; ++k) {
+      fx_vector b[FX_VECTORS];
+      for (int v = 0; v < FX_VECTORS; ++v)
+        b[v] = *(const fx_vector*)(panel + k * panel_step + from + v * FX_LANES);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 3
+        for (int v = 0; v < FX_VECTORS; ++v) total[r][v] += b[v] * a[r * row + k * step];
+    }
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < FX_VECTORS; ++v) {
+        fx_vector* sum = (fx_vector*)(sums + r * FX_COLUMNS + from + v * FX_LANES);
+        *sum = is_first ? total[r][v] : *sum + total[r][v];
+      }
+  }
+}
+
+template <bool IS_ROW_MAJOR>
+FX_FUSED static void fx_tiles(
+    const float* a, long row, long step, const float* panel, long panel_step, long rows, long depth,
+    float* sums, bool is_first) {
+  if (IS_ROW_MAJOR) step = 1;
+  long r = 0;
+  for (; r + FX_TILE <= rows; r += FX_TILE)
+    fx_tile<FX_TILE>(a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
+  if (FX_TILE > 4 && r + 4 <= rows) {
+    fx_tile<4>(a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
+    r += 4;
+  }
+  if (r + 2 <= rows) {
+    fx_tile<2>(a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
+    r += 2;
+  }
+  if (r < rows)
+    fx_tile<1>(a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
+}
+
+// Transpose FX_LANES x FX_LANES numbers by pairing rows that are half of them apart.
+template <int... I>
+struct fx_list {};
+template <int N, int... I>
+struct fx_count : fx_count<N - 1, N - 1, I...> {};
+template <int... I>
+struct fx_count<0, I...> { typedef fx_list<I...> type; };
+
+template <int... I>
+static inline fx_vector fx_low(fx_vector a, fx_vector b, fx_list<I...>) {
+  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * FX_LANES)...);
+}
+template <int... I>
+static inline fx_vector fx_high(fx_vector a, fx_vector b, fx_list<I...>) {
+  return __builtin_shufflevector(a, b, (FX_LANES / 2 + I / 2 + I % 2 * FX_LANES)...);
+}
+
+static void fx_transpose(const float* from, long row, float* to, long to_row) {
+  typedef fx_count<FX_LANES>::type lanes;
+  fx_vector a[FX_LANES], b[FX_LANES];
+  for (int i = 0; i < FX_LANES; ++i) a[i] = *(const fx_vector*)(from + i * row);
+#pragma GCC unroll 4
+  for (int half = 1; half < FX_LANES; half *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < FX_LANES / 2; ++i) {
+      b[2 * i] = fx_low(a[i], a[i + FX_LANES / 2], lanes());
+      b[2 * i + 1] = fx_high(a[i], a[i + FX_LANES / 2], lanes());
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < FX_LANES; ++i) a[i] = b[i];
+  }
+  for (int i = 0; i < FX_LANES; ++i) *(fx_vector*)(to + i * to_row) = a[i];
+}
+
+static void fx_pack(
+    const float* b, long step, long column, long depth, long columns, float* panel) {
+  if (columns < FX_COLUMNS)
+    for (long i = 0; i < depth * FX_COLUMNS; ++i) panel[i] = 0;
+  long k = 0;
+  if (step == 1)
+    for (; k + FX_LANES <= depth; k += FX_LANES) {
+      long j = 0;
+      for (; j + FX_LANES <= columns; j += FX_LANES)
+        fx_transpose(b + j * column + k, column, panel + k * FX_COLUMNS + j, FX_COLUMNS);
+      for (; j < columns; ++j)
+        for (int l = 0; l < FX_LANES; ++l)
+          panel[(k + l) * FX_COLUMNS + j] = b[j * column + k + l];
+    }
+  for (; k < depth; ++k)
+    for (long j = 0; j < columns; ++j)
+      panel[k * FX_COLUMNS + j] = b[k * step + j * column];
+}
+
+// A few rows of A, and columns of B that lie along memory: sums along the depth, without a panel.
+template <int ROWS, int COLUMNS>
+FX_FUSED static inline __attribute__((always_inline)) void fx_dots(
+    const float* __restrict a, long row, const float* __restrict b, long column, long depth,
+    float* __restrict sums) {
+  fx_vector total[ROWS][COLUMNS] = {};
+  long k = 0;
+  for (; k + FX_LANES <= depth; k += FX_LANES) {
+    fx_vector left[ROWS];
+    for (int r = 0; r < ROWS; ++r) left[r] = *(const fx_vector*)(a + r * row + k);
+#pragma GCC unroll 4
+    for (int c = 0; c < COLUMNS; ++c) {
+      const fx_vector right = *(const fx_vector*)(b + c * column + k);
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) total[r][c] += left[r] * right;
+    }
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < COLUMNS; ++c) {
+      fx_vector lanes = total[r][c];
+      float part[FX_LANES];
+      *(fx_vector*)part = lanes;
+      for (int half = FX_LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; ++l) part[l] += part[l + half];
+      float sum = part[0];
+      for (long rest = k; rest < depth; ++rest) sum += a[r * row + rest] * b[c * column + rest];
+      sums[r * FX_COLUMNS + c] = sum;
+    }
+}
+
+template <int ROWS>
+FX_FUSED static void fx_few_rows(
+    const float* a, long row, const float* b, long column, long columns, long depth, float* sums) {
+  long c = 0;
+  for (; c + 4 <= columns; c += 4)
+    fx_dots<ROWS, 4>(a, row, b + c * column, column, depth, sums + c);
+  for (; c < columns; ++c) fx_dots<ROWS, 1>(a, row, b + c * column, column, depth, sums + c);
+}
+
+// sums[rows][FX_COLUMNS] = A[rows, depth] B[depth, columns]; strides are in elements.
+static void fx_product(
+    const float* a, long row, long a_step, const float* b, long b_step, long column, long rows,
+    long columns, long depth, float* sums) {
+  if (rows <= 4 && a_step == 1 && b_step == 1) {
+    if (rows == 4) return fx_few_rows<4>(a, row, b, column, columns, depth, sums);
+    for (long r = 0; r < rows; ++r)
+      fx_few_rows<1>(a + r * row, row, b, column, columns, depth, sums + r * FX_COLUMNS);
+    return;
+  }
+  const bool is_panel = rows <= 2 * FX_TILE && column == 1 && columns == FX_COLUMNS;
+  alignas(64) float packed[FX_DEPTH * FX_COLUMNS];
+  for (long k = 0; k < depth; k += FX_DEPTH) {
+    const long count = depth - k < FX_DEPTH ? depth - k : FX_DEPTH;
+    if (!is_panel) fx_pack(b + k * b_step, b_step, column, count, columns, packed);
+    const float* panel = is_panel ? b + k * b_step : packed;
+    const long step = is_panel ? b_step : FX_COLUMNS;
+    if (a_step == 1)
+      fx_tiles<true>(a + k, row, 1, panel, step, rows, count, sums, k == 0);
+    else
+      fx_tiles<false>(a + k * a_step, row, a_step, panel, step, rows, count, sums, k == 0);
+  }
+}

@@ -1,0 +1,140 @@
+"""Kernels that begin with a matrix product: blocks of it are finished while they lie in the cache.
+
+The text of the product itself is `product.h`. A tile of such a kernel is a panel of columns of a
+block of rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from fxkit.lower.cpp.kernel import KernelPrinter, scaled
+from fxkit.lower.loops.loop_ir import Access, Kernel
+from fxkit.lower.loops.product import Product
+from fxkit.lower.loops.schedule import Pass, schedule
+
+# Columns of a panel; FX_COLUMNS in the text.
+COLUMNS = 48
+
+# Rows of a block. More rows share the work of bringing a panel into the cache; fewer make more
+# tiles for the threads.
+BLOCKS = (384, 192, 96, 48)
+MIN_TILES = 8
+
+
+@functools.cache
+def header() -> str:
+    """Return the text of matrix products."""
+    return Path(__file__).with_name("product.h").read_text()
+
+
+def product_of(kernel: Kernel) -> Product | None:
+    """Return the product that a kernel begins with, if it does."""
+    first = kernel.body[0] if kernel.body else None
+    return first.detail if first is not None and first.op == "product" else None
+
+
+class ProductPrinter(KernelPrinter):
+    """Writes a kernel that begins with a matrix product."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__(kernel, name, schedule(kernel))
+        product = product_of(kernel)
+        if product is None:
+            raise ValueError("expected a kernel that begins with a product")
+        self._product = product
+        self._panels = -(-product.columns // COLUMNS)
+        self._rows = block_rows(product)
+        self._blocks = -(-product.rows // self._rows)
+
+    def text(self) -> str:
+        """Return the function's text."""
+        self._open(f'extern "C" void {self._name}({self._parameters()}) {{')
+        self._add("#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)")
+        self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
+        self._tile_index()
+        self._declare()
+        self._multiply()
+        self._open("for (long row = first; row < last; ++row) {")
+        self._add(f"const long number = batch * {self._product.rows} + row;")
+        self._outer_index("number", self._kernel.outer_sizes)
+        self._point_into_buffers()
+        for one in self._schedule.passes:
+            self._pass(one)
+        for _ in range(3):
+            self._close()
+        return "\n".join(self._lines) + "\n"
+
+    def _tile_count(self) -> int:
+        return self._product.count * self._blocks * self._panels
+
+    def _tile_index(self) -> None:
+        product = self._product
+        self._add(f"const long from = tile % {self._panels} * {COLUMNS};")
+        self._add(f"const long block = tile / {self._panels} % {self._blocks};")
+        self._add(f"const long batch = tile / {self._panels * self._blocks};")
+        self._bound("to", f"from + {COLUMNS}", product.columns)
+        self._add(f"const long first = block * {self._rows};")
+        self._bound("last", f"first + {self._rows}", product.rows)
+
+    def _bound(self, name: str, end: str, limit: int) -> None:
+        self._add(f"const long {name} = {end} < {limit} ? {end} : {limit};")
+
+    def _declare(self) -> None:
+        rows = min(self._rows, self._product.rows)
+        self._add(f"alignas(64) float sums[{rows * COLUMNS}];")
+
+    def _multiply(self) -> None:
+        """Sum a block of the product."""
+        product = self._product
+        row, left_step = product.left_strides
+        right_step, column = product.right_strides
+        left, right = [f"in{product.left}"], [f"in{product.right}"]
+        below = product.count
+        for number, batch in enumerate(product.batch):
+            below //= batch.size
+            self._add(f"const long b{number} = batch / {below} % {batch.size};")
+            left += [scaled(f"b{number}", batch.left)] if batch.left else []
+            right += [scaled(f"b{number}", batch.right)] if batch.right else []
+        left += [f"first * {row}"] if row else []
+        right += [f"from * {column}"] if column else []
+        self._add(
+            f"fx_product({' + '.join(left)}, {row}, {left_step}, {' + '.join(right)}, "
+            f"{right_step}, {column}, last - first, to - from, {product.depth}, sums);"
+        )
+
+    def _pass(self, one: Pass) -> None:
+        self._add("#pragma omp simd")
+        self._open("for (long j = from; j < to; ++j) {")
+        for value, instruction in enumerate(self._kernel.body):
+            if instruction.op != "const":
+                self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+        for position in range(len(self._kernel.stores)):
+            self._store(position)
+        self._close()
+
+    def _value(self, position: int) -> str:
+        if self._body(position).op == "product":
+            return f"sums[(row - first) * {COLUMNS} + j - from]"
+        return super()._value(position)
+
+    def _ref(self, position: int) -> str:
+        return self._value(position) if self._body(position).op == "const" else f"v{position}"
+
+    def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
+        """Write nothing: what does not vary along the row is computed with the rest."""
+
+    def _lane_terms(self, access: Access) -> list[str]:
+        return []
+
+
+def block_rows(product: Product) -> int:
+    """Return how many rows of a product a tile has."""
+    panels = -(-product.columns // COLUMNS) * product.count
+    for rows in BLOCKS:
+        if panels * -(-product.rows // rows) >= MIN_TILES:
+            return rows
+    return BLOCKS[-1] if math.ceil(product.rows / BLOCKS[-1]) > 1 else BLOCKS[1]

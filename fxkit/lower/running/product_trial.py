@@ -1,0 +1,186 @@
+"""Whether a kernel multiplies faster than torch's library, on this machine and at these sizes.
+
+Libraries differ by the maker of the processor: the one that torch uses may leave half of its speed
+unused. So each shape of product is timed once, and the times are kept beside the built kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fxkit.errors import BuildError
+from fxkit.lower.cpp import products, toolchain
+from fxkit.lower.cpp.build import build, cache_folder
+from fxkit.lower.loops.product import Batch, Product
+
+# Multiplications below which the time of a call decides, not that of the product.
+MIN_TERMS = 1 << 18
+
+# Of larger products a part of this size is timed.
+MAX_ROWS, MAX_COUNT = 768, 16
+
+_ROUNDS = 4
+
+
+def objection(product: Product) -> str | None:
+    """Return why torch's library is as fast for a product, or None where a kernel is faster."""
+    if product.terms < MIN_TERMS:
+        return None
+    try:
+        kernel, library = _times(_part_of(product), torch.get_num_threads())
+    except BuildError as error:
+        return error.message
+    if kernel <= library:
+        return None
+    return (
+        f"torch's library multiplies {product} in {library * 1e6:.0f} us, "
+        f"a kernel in {kernel * 1e6:.0f} us"
+    )
+
+
+def _part_of(product: Product) -> Product:
+    """Return a product that is small enough to be timed, and like this one."""
+    room, batch = MAX_COUNT, []
+    for one in reversed(product.batch):
+        size = min(one.size, max(room, 1))
+        room //= size
+        batch.append(replace(one, size=size))
+    return replace(product, batch=tuple(reversed(batch)), rows=min(product.rows, MAX_ROWS))
+
+
+def _times(product: Product, threads: int) -> tuple[float, float]:
+    """Return the seconds of a kernel and of torch, measured now or at an earlier time."""
+    known = _known()
+    key = f"{threads} threads: {_key(product)}"
+    if key not in known:
+        known[key] = _measured(product, threads)
+        _write(known)
+    return known[key]
+
+
+def _key(product: Product) -> str:
+    batch = [(b.size, b.left, b.right) for b in product.batch]
+    return f"{product} {batch} {product.left_strides} {product.right_strides}"
+
+
+_Times = dict[str, tuple[float, float]]
+
+
+@functools.cache
+def _known_in(path: Path) -> _Times:
+    try:
+        read = json.loads(path.read_text())
+        return {str(key): (float(a), float(b)) for key, (a, b) in read.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _known() -> _Times:
+    return _known_in(_path())
+
+
+def _path() -> Path:
+    """Return the file of times of this compiler, processor and torch."""
+    text = "\0".join([_source(), *toolchain.current().flags, toolchain.current().identity])
+    return cache_folder() / f"products-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _write(times: _Times) -> None:
+    path = _path()
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="products-", dir=path.parent)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(times, file, indent=1)
+        os.replace(name, path)
+    except OSError:
+        return  # times that can't be kept are measured again by the next process
+
+
+def _source() -> str:
+    return f"{products.header()}\n{_TRIAL}"
+
+
+_TRIAL = f"""
+extern "C" void fx_trial(
+    const float* a, const float* b, float* c, const long* n, const long* strides, long threads) {{
+  const long rows = n[1], columns = n[2], depth = n[3], height = n[4];
+  const long panels = (columns + {products.COLUMNS - 1}) / {products.COLUMNS};
+  const long blocks = (rows + height - 1) / height;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (long tile = 0; tile < n[0] * panels * blocks; ++tile) {{
+    const long from = tile % panels * {products.COLUMNS}, batch = tile / (panels * blocks);
+    const long first = tile / panels % blocks * height;
+    const long width = columns - from < {products.COLUMNS} ? columns - from : {products.COLUMNS};
+    const long count = rows - first < height ? rows - first : height;
+    alignas(64) float sums[{max(products.BLOCKS)} * {products.COLUMNS}];
+    fx_product(
+        a + batch * strides[0] + first * strides[2], strides[2], strides[3],
+        b + batch * strides[1] + from * strides[5], strides[4], strides[5], count, width, depth,
+        sums);
+    for (long r = 0; r < count; ++r)
+      for (long j = 0; j < width; ++j)
+        c[(batch * rows + first + r) * columns + from + j] =
+            sums[r * {products.COLUMNS} + j];
+  }}
+}}
+"""
+
+
+def _measured(product: Product, threads: int) -> tuple[float, float]:
+    """Time a product, with the dimensions of its batch taken as one."""
+    count = product.count
+    left, right = _matrices(product, count)
+    result = torch.empty(count, product.rows, product.columns)
+    sizes = (ctypes.c_long * 5)(
+        count, product.rows, product.columns, product.depth, products.block_rows(product)
+    )
+    strides = (ctypes.c_long * 6)(*left.stride()[:1], *right.stride()[:1], *left.stride()[1:],
+                                  *right.stride()[1:])  # fmt: skip
+    function = build(_source()).handle.fx_trial
+    function.restype = None
+    function.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long]
+    pointers = [t.data_ptr() for t in (left, right, result)]
+
+    def kernel() -> None:
+        function(*pointers, ctypes.addressof(sizes), ctypes.addressof(strides), threads)
+
+    def library() -> None:
+        torch.matmul(left, right) if count > 1 else torch.mm(left[0], right[0])
+
+    with torch.no_grad():
+        return _fastest(kernel, library)
+
+
+def _matrices(product: Product, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return operands of the product's strides, with their batch as one dimension."""
+    batch = product.batch[-1] if product.batch else Batch(1, 0, 0)
+    shapes = ((count, product.rows, product.depth), (count, product.depth, product.columns))
+    strides = ((batch.left, *product.left_strides), (batch.right, *product.right_strides))
+    made = []
+    for shape, stride in zip(shapes, strides, strict=True):
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        made.append(torch.ones(span).as_strided(shape, stride))
+    return made[0], made[1]
+
+
+def _fastest(*candidates: Callable[[], None]) -> tuple[float, float]:
+    """Return the least time of each of two functions, which are called in turn."""
+    best = [float("inf")] * len(candidates)
+    for turn in range(_ROUNDS + 1):
+        for position, candidate in enumerate(candidates):
+            start = time.perf_counter()
+            candidate()
+            if turn:
+                best[position] = min(best[position], time.perf_counter() - start)
+    return best[0], best[1]

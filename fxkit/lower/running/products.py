@@ -1,0 +1,95 @@
+"""Which matrix products of a graph kernels compute, and with which region each goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from fxkit.analysis.effects import effects_of
+from fxkit.lower.loops.group import Group
+from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loops.product import Product
+from fxkit.lower.loops.product_regions import MatrixProduct, is_product, matrix_product
+
+
+@dataclass
+class Products:
+    """The products of a graph.
+
+    Attributes:
+        found: The products that kernels compute, by node.
+        followed: Position of a region among the steps → the product whose result it alone reads.
+        reasons: The other products, each with the reason why torch computes it.
+    """
+
+    found: dict[fx.Node, MatrixProduct] = field(default_factory=dict)
+    followed: dict[int, MatrixProduct] = field(default_factory=dict)
+    reasons: dict[fx.Node, str] = field(default_factory=dict)
+
+    def is_deferred(self, node: fx.Node) -> bool:
+        """Tell whether a product is computed together with the region that reads it."""
+        return any(product.node is node for product in self.followed.values())
+
+
+def choose_products(
+    gm: fx.GraphModule,
+    steps: Sequence[fx.Node | Group],
+    objection: Callable[[Product], str | None],
+) -> Products:
+    """Choose the products that kernels compute.
+
+    Args:
+        gm: The module; every node has its type.
+        steps: The graph in the order in which it runs.
+        objection: Says why torch is as fast for a product, or None where a kernel is faster.
+    """
+    result = Products()
+    place = _places(steps)
+    for position, step in enumerate(steps):
+        if isinstance(step, Group) or not is_product(step):
+            continue
+        try:
+            found = matrix_product(step, gm)
+            reason = objection(found.product)
+        except Unfusable as error:
+            reason = error.message
+        if reason is not None:
+            result.reasons[step] = reason
+            continue
+        result.found[step] = found
+        region = _only_reader(step, steps, place)
+        if region is None or region in result.followed:
+            continue
+        if not any(_writes(between) for between in steps[position + 1 : region]):
+            result.followed[region] = found
+    return result
+
+
+def _places(steps: Sequence[fx.Node | Group]) -> dict[fx.Node, int]:
+    """Return the position of the step that computes a node."""
+    place: dict[fx.Node, int] = {}
+    for position, step in enumerate(steps):
+        nodes = step.coordinates if isinstance(step, Group) else (step,)
+        place.update(dict.fromkeys(nodes, position))
+    return place
+
+
+def _only_reader(
+    node: fx.Node, steps: Sequence[fx.Node | Group], place: dict[fx.Node, int]
+) -> int | None:
+    """Return the position of the region that alone reads a node, if there is one."""
+    readers = {place.get(user) for user in node.users}
+    if len(readers) != 1:
+        return None
+    reader = readers.pop()
+    return reader if reader is not None and isinstance(steps[reader], Group) else None
+
+
+def _writes(step: fx.Node | Group) -> bool:
+    """Tell whether a step may change memory that a product reads."""
+    if isinstance(step, Group):
+        return False
+    effects = effects_of(step)
+    return bool(effects.writes) or effects.is_opaque or effects.is_global

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fxkit import lower, passes, testing
+    from fxkit.analysis.cost import flop_formula
     from fxkit.analysis.objects import graph
     from fxkit.analysis.tensor_types import TypeAnalysis, propagate_types
     from fxkit.analysis.type_inference.declared_types import declare_type
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from fxkit.patterns.rewriting import rule
     from fxkit.reporting import report
     from fxkit.tracing import capture, opaque, symbolic_trace
-    from fxkit.view import diff, draw, profile, tree
+    from fxkit.view import diff, draw, profile, timeline, tree
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,8 @@ _HOMES = {
     "draw": "fxkit.view",
     "diff": "fxkit.view",
     "profile": "fxkit.view",
+    "timeline": "fxkit.view",
+    "flop_formula": "fxkit.analysis.cost",
     "report": "fxkit.reporting",
 }
 
@@ -66,6 +69,7 @@ __all__ = [
     "edit",
     "explain",
     "find",
+    "flop_formula",
     "graph",
     "lower",
     "memory_stats",
@@ -78,6 +82,7 @@ __all__ = [
     "rule",
     "symbolic_trace",
     "testing",
+    "timeline",
     "tree",
     "trim",
     "verify",

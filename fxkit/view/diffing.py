@@ -137,7 +137,7 @@ class GraphDiff:
         return fragment_page("difference of two graphs", page, kind="fx-plain")
 
     def _drawing(self) -> str:
-        from fxkit.view.timeline import comparison
+        from fxkit.view.pass_timeline import comparison
 
         return comparison(self).html_fragment() if self.changes else ""
 

@@ -13,7 +13,7 @@ from fxkit.view.theme import FAMILY_COLOURS, LIGHT
 TIME_LIMIT = 20.0
 """Seconds after which `dot` is stopped where nothing else writes the format."""
 
-SVG_TIME_LIMIT = 0.5
+SVG_TIME_LIMIT = 0.4
 """Seconds after which `dot` is stopped for a picture that needs no program; a hundred boxes take it
 a tenth of that, and thousands minutes."""
 

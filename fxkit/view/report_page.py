@@ -39,9 +39,9 @@ from fxkit.view.drawing import draw
 from fxkit.view.highlighting import highlight
 from fxkit.view.module_tree import tree
 from fxkit.view.page import escape, fragment_page, notebook_bundle, write_file
+from fxkit.view.pass_timeline import timeline
 from fxkit.view.profile_result import Profile
 from fxkit.view.text_table import plural
-from fxkit.view.timeline import timeline
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fxkit.passes.pipelines import INFERENCE
 from fxkit.tracing.live import capture
 from fxkit.view import diff
 from fxkit.view.graph_data import column
-from fxkit.view.timeline import TimelineView, comparison, timeline
+from fxkit.view.pass_timeline import TimelineView, comparison, timeline
 from tests.view.browser import drive, needs_chromium
 
 

@@ -13,7 +13,7 @@ from fxkit.ir.journal import Change
 from fxkit.ir.text_table import aligned
 from fxkit.passes.running.analyses import AnalysisTally
 from fxkit.passes.running.subjects import export_again
-from fxkit.passes.running.timeline import Timeline
+from fxkit.passes.running.history import Timeline
 from fxkit.passes.running.tracking import Rewrite
 from fxkit.patterns.rewrite_report import Tally
 

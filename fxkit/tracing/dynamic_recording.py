@@ -8,6 +8,7 @@ can be told from the arguments.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -238,50 +239,73 @@ def is_same_but_for_sizes(static: fx.Graph, free: fx.Graph, numbers: Mapping[fx.
         free: The other graph, captured from the same call.
         numbers: The nodes of `free` that compute numbers, and their values in that call.
     """
-    same: dict[fx.Node, fx.Node] = {}
+    return _Comparison(numbers).holds(static, free)
 
-    def is_same(ours: Any, theirs: Any) -> bool:
-        if isinstance(theirs, fx.Node) and theirs in numbers:
-            return type(ours) is type(numbers[theirs]) and ours == numbers[theirs]
-        if isinstance(ours, fx.Node) or isinstance(theirs, fx.Node):
-            return isinstance(ours, fx.Node) and same.get(ours) is theirs
+
+class _Comparison:
+    """Goes through two graphs side by side.
+
+    Where one of several results is taken depends on who asks for it first, which a look at its size
+    does; such nodes are compared where they are used.
+    """
+
+    def __init__(self, numbers: Mapping[fx.Node, Any]) -> None:
+        self._numbers = numbers
+        self._same: dict[fx.Node, fx.Node] = {}
+
+    def holds(self, static: fx.Graph, free: fx.Graph) -> bool:
+        left = [node for node in static.nodes if not _takes(node)]
+        right = [n for n in free.nodes if n not in self._numbers and not _takes(n)]
+        return len(left) == len(right) and all(map(self._is_same_node, left, right))
+
+    def _is_same_node(self, ours: fx.Node, theirs: fx.Node) -> bool:
+        if ours.op != theirs.op:
+            return False
+        if ours.op == "output":
+            return self._is_same_output(ours.args[0], theirs.args[0])
+        self._same[ours] = theirs
+        return (
+            ours.target == theirs.target
+            and self._is_same(ours.args, theirs.args)
+            and self._is_same(ours.kwargs, theirs.kwargs)
+        )
+
+    def _is_same_output(self, ours: Any, theirs: Any) -> bool:
+        """Compare what is returned; the other graph's result has numbers of sizes as constants."""
+        if isinstance(theirs, fx.Node):
+            return self._is_same(ours, theirs)
+        return self._is_same(tuple(ours), tuple(it for it in theirs if it not in self._numbers))
+
+    def _is_same(self, ours: Any, theirs: Any) -> bool:
+        if isinstance(theirs, fx.Node) or isinstance(ours, fx.Node):
+            return self._is_same_operand(ours, theirs)
         if isinstance(ours, (tuple, list)) and isinstance(theirs, (tuple, list)):
-            return len(ours) == len(theirs) and all(map(is_same, ours, theirs))
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            return list(ours) == list(theirs) and all(map(is_same, ours.values(), theirs.values()))
+            return len(ours) == len(theirs) and all(map(self._is_same, ours, theirs))
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            values = (ours.values(), theirs.values())
+            return list(ours) == list(theirs) and all(map(self._is_same, *values))
         if isinstance(ours, slice) and isinstance(theirs, slice):
-            return all(
-                map(
-                    is_same,
-                    (ours.start, ours.stop, ours.step),
-                    (theirs.start, theirs.stop, theirs.step),
-                )
+            return self._is_same(
+                (ours.start, ours.stop, ours.step), (theirs.start, theirs.stop, theirs.step)
             )
         return g.is_same(ours, theirs)
 
-    rest = [node for node in free.nodes if node not in numbers]
-    if len(rest) != len(static.nodes):
+    def _is_same_operand(self, ours: Any, theirs: Any) -> bool:
+        if theirs in self._numbers:
+            return g.is_same(ours, self._numbers[theirs])
+        if not (isinstance(ours, fx.Node) and isinstance(theirs, fx.Node)):
+            return False
+        if _takes(ours) and _takes(theirs):
+            return self._is_same(ours.args, theirs.args)
+        return self._same.get(ours) is theirs
+
+
+def _takes(node: fx.Node) -> bool:
+    """Tell whether a node takes one of several results of another."""
+    if node.target is not operator.getitem:
         return False
-    for ours, theirs in zip(static.nodes, rest, strict=True):
-        if ours.op == "output":
-            return _is_same_output(ours, theirs, numbers, is_same)
-        if ours.op != theirs.op or ours.target != theirs.target:
-            return False
-        if not (is_same(ours.args, theirs.args) and is_same(ours.kwargs, theirs.kwargs)):
-            return False
-        same[ours] = theirs
-    return False
-
-
-def _is_same_output(
-    ours: fx.Node, theirs: fx.Node, numbers: Mapping[fx.Node, Any], is_same: Callable[..., bool]
-) -> bool:
-    """Compare what is returned; a number of sizes is a constant of the other graph's result."""
-    left, right = ours.args[0], theirs.args[0]
-    if isinstance(right, fx.Node):
-        return is_same(left, right)
-    given = [item for item in right if item not in numbers]  # type: ignore[union-attr]
-    return is_same(list(left) if isinstance(left, (tuple, list)) else [left], given)
+    source = node.args[0]
+    return isinstance(source, fx.Node) and isinstance(type_of(source), (tuple, list, dict))
 
 
 def _drop_unused(module: fx.GraphModule, numbers: Mapping[fx.Node, Any]) -> None:

@@ -16,6 +16,7 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.cpp.products import ProductPrinter, product_of
 from fxkit.lower.cpp.rows import RowPrinter
+from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
 from fxkit.lower.loops.loop_ir import Access, Kernel
 
 
@@ -46,6 +47,8 @@ def _preamble(kernels: Collection[Kernel], glibc: tuple[int, int] | None) -> str
     parts += sorted(composed)
     parts.append(vector_math.definitions(own))
     parts.append(_REDUCTIONS)
+    if any(crossing_axis(_with_row(kernel)) is not None for kernel in kernels):
+        parts.append(TRANSPOSE)
     if any(product_of(kernel) is not None for kernel in kernels):
         parts.append(products.header())
     return "\n".join(parts)
@@ -64,6 +67,8 @@ def print_kernel(kernel: Kernel, name: str) -> str:
     if product_of(kernel) is not None:
         return ProductPrinter(kernel, name).text()
     kernel = _with_row(kernel)
+    if crossing_axis(kernel) is not None:
+        return TilePrinter(kernel, name).text()
     printer = ColumnPrinter if runs_down_columns(kernel) else RowPrinter
     return printer(kernel, name).text()
 

@@ -1,0 +1,170 @@
+"""Kernels that read memory across the order in which they write it: both are walked in tiles.
+
+A transposed operand has its neighbours in memory along an outer axis. Read in the order of the
+row, each of its elements costs a cache line; so a tile of it is turned over first, by vectors, into
+a square that is then read in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.kernel import KernelPrinter, scaled
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
+from fxkit.lower.loops.schedule import Pass, schedule
+
+# Rows in a tile: two cache lines of four-byte elements of the transposed operand.
+ROWS = 32
+
+# Elements of a row in a tile.
+COLUMNS = 128
+
+# Turns a tile of `rows` times `columns` elements over. Blocks of 8 by 8 go through registers; lane
+# i of row k of a block becomes lane k of row i in three steps, each of which exchanges the halves
+# of ever smaller groups of rows.
+TRANSPOSE = """\
+template <class T> static inline __attribute__((always_inline)) void fx_transpose_block(
+    const T* from, long stride, T* to, long width) {
+  typedef T Row __attribute__((vector_size(8 * sizeof(T))));
+  typedef Row Loose __attribute__((aligned(sizeof(T)), may_alias));
+  Row a[8], b[8];
+  for (int k = 0; k < 8; ++k) a[k] = *(const Loose*)(from + k * stride);
+  for (int k = 0; k < 4; ++k) {
+    b[2 * k] = __builtin_shufflevector(a[k], a[k + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+    b[2 * k + 1] = __builtin_shufflevector(a[k], a[k + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+  }
+  for (int k = 0; k < 4; ++k) {
+    a[2 * k] = __builtin_shufflevector(b[k], b[k + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+    a[2 * k + 1] = __builtin_shufflevector(b[k], b[k + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+  }
+  for (int k = 0; k < 4; ++k) {
+    b[2 * k] = __builtin_shufflevector(a[k], a[k + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+    b[2 * k + 1] = __builtin_shufflevector(a[k], a[k + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+  }
+  for (int k = 0; k < 8; ++k) *(Loose*)(to + k * width) = b[k];
+}
+template <class T> static __attribute__((noinline, noclone)) void fx_transpose(
+    const T* from, long stride, long rows, long columns, T* to, long width) {
+  long j = 0;
+  for (; j + 8 <= columns; j += 8) {
+    long l = 0;
+    for (; l + 8 <= rows; l += 8)
+      fx_transpose_block(from + j * stride + l, stride, to + l * width + j, width);
+    for (; l < rows; ++l)
+      for (long k = j; k < j + 8; ++k) to[l * width + k] = from[k * stride + l];
+  }
+  for (; j < columns; ++j)
+    for (long l = 0; l < rows; ++l) to[l * width + j] = from[j * stride + l];
+}
+"""
+
+
+class TilePrinter(KernelPrinter):
+    """Writes a kernel without reductions in tiles of two axes: the row, and one that crosses it."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__(kernel, name, schedule(kernel))
+        axis = crossing_axis(kernel)
+        if axis is None:
+            raise ValueError("expected a kernel with a transposed operand")
+        self._axis = axis
+        self._others = [a for a in range(len(kernel.outer_sizes)) if a != axis]
+        self._down = -(-kernel.sizes[axis] // ROWS)
+        self._along = -(-kernel.sizes[-1] // COLUMNS)
+
+    def _tile_count(self) -> int:
+        others = math.prod(self._kernel.sizes[a] for a in self._others)
+        return others * self._down * self._along
+
+    def _tile_index(self) -> None:
+        below = self._tile_count()
+        for axis in self._others:
+            size = self._kernel.sizes[axis]
+            below //= size
+            self._add(f"const long i{axis} = tile / {below} % {size};")
+        self._add(f"const long i{self._axis} = tile / {self._along} % {self._down} * {ROWS};")
+        self._add(f"const long begin = tile % {self._along} * {COLUMNS};")
+        self._bound("width", self._kernel.sizes[self._axis], f"i{self._axis}", ROWS)
+        self._bound("length", self._kernel.sizes[-1], "begin", COLUMNS)
+
+    def _bound(self, name: str, size: int, start: str, most: int) -> None:
+        rest = f"{size} - {start}"
+        text = f"{rest} < {most} ? {rest} : {most}" if size % most else str(most)
+        self._add(f"const long {name} = {text};")
+
+    def _declare(self) -> None:
+        for position, instruction in enumerate(self._kernel.body):
+            if not self._is_turned(instruction):
+                continue
+            access = instruction.detail
+            element = cpp_text.TYPES[self._kernel.buffers[access.buffer].dtype]
+            bits = "unsigned char" if element == "bool" else element
+            stride = access.strides[-1]
+            start = f"{self._pointers[self._key(access)]} + {scaled('begin', stride)}"
+            self._add(f"alignas(64) {element} x{position}[{ROWS * COLUMNS}];")
+            self._add(
+                f"fx_transpose((const {bits}*)({start}), {stride}, width, length, "
+                f"({bits}*)x{position}, {COLUMNS});"
+            )
+
+    def _is_turned(self, instruction: Instruction) -> bool:
+        return instruction.op == "load" and _crosses(instruction) == self._axis
+
+    def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
+        """Write nothing: what does not vary along the row varies along the crossing axis."""
+
+    def _pass(self, one: Pass) -> None:
+        self._open("for (long l = 0; l < width; ++l) {")
+        for value in one.scalars:
+            if self._body(value).op != "const":
+                self._define(value)
+        self._add(f"#pragma omp simd{self._fault_clause(one.values)}")
+        self._open("for (long j = begin; j < begin + length; ++j) {")
+        for value in one.values:
+            self._define(value)
+        for position in one.stores:
+            self._store(position)
+        self._close()
+        self._close()
+
+    def _define(self, value: int) -> None:
+        self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+        self._check(value)
+
+    def _value(self, position: int) -> str:
+        instruction = self._body(position)
+        if not self._is_turned(instruction):
+            return super()._value(position)
+        dtype = self._kernel.buffers[instruction.detail.buffer].dtype
+        return cpp_text.load_expression(f"x{position}[l * {COLUMNS} + j - begin]", dtype)
+
+    def _ref(self, position: int) -> str:
+        return self._value(position) if self._body(position).op == "const" else f"v{position}"
+
+    def _lane_terms(self, access: Access) -> list[str]:
+        stride = access.strides[self._axis]
+        return [scaled("l", stride)] if stride else []
+
+
+def crossing_axis(kernel: Kernel) -> int | None:
+    """Return the outer axis along which transposed operands lie in memory, or None without any."""
+    if kernel.row_rank != 1 or any(i.is_reduction for i in kernel.body):
+        return None
+    if any(not store.access.strides[-1] for store in kernel.stores):
+        return None
+    found = Counter(axis for i in kernel.body if (axis := _crosses(i)) is not None)
+    axis = max(found, key=found.__getitem__) if found else None
+    if axis is None or min(kernel.sizes[axis], kernel.sizes[-1]) < 8:
+        return None
+    return axis
+
+
+def _crosses(instruction: Instruction) -> int | None:
+    """Return the outer axis along which a load that strides along the row walks memory."""
+    if instruction.op != "load" or instruction.operands:
+        return None
+    *outer, inner = instruction.detail.strides
+    return outer.index(1) if abs(inner) > 1 and 1 in outer else None

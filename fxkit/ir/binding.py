@@ -69,11 +69,15 @@ def binder_of(target: Any) -> _Binder | None:
 
 
 def _python_function_binder(target: Any, name: str) -> _Binder | None:
+    pure = functools.partial(_schemaless, f"torch.nn.functional.{name}")
     if target is getattr(F, name, None):
         if name in op_table.NN_FUNCTIONS:
-            return functools.partial(_spelled, name, op_table.NN_FUNCTIONS[name])
+            spelled = functools.partial(_spelled, name, op_table.NN_FUNCTIONS[name])
+            if name not in op_table.PURE_FUNCTIONS:
+                return spelled
+            return lambda args, kwargs: spelled(args, kwargs) or pure(args, kwargs)
         if name in op_table.PURE_FUNCTIONS:
-            return functools.partial(_schemaless, f"torch.nn.functional.{name}")
+            return pure
     if target is getattr(torch, name, None):
         if name in op_table.TORCH_FUNCTIONS:
             return functools.partial(_spelled, name, op_table.TORCH_FUNCTIONS[name])

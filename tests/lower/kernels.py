@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,12 +17,14 @@ ALWAYS = Policy(min_members=1)
 
 def compile_all(
     calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]],
+    results: Sequence[int] = (),
 ) -> tuple[CompiledModule, list[torch.Tensor], list[fx.Node]]:
     """Compile many calls as one graph, so that the compiler is started once.
 
     Args:
         calls: `(function, arguments, keyword arguments)`; each tensor becomes an input of its own,
             so that no two calls share a region.
+        results: How many results each call has, where one has several.
 
     Returns:
         The compiled module, its inputs, and the node of each call.
@@ -40,7 +43,14 @@ def compile_all(
              for _, args, kwargs in calls]  # fmt: skip
     for (function, _, _), (args, kwargs) in zip(calls, bound, strict=True):
         nodes.append(graph.call_function(function, tuple(args), kwargs))
-    graph.output(tuple(nodes))
+    given: list[Any] = list(nodes)
+    for place, count in enumerate(results):
+        if count > 1:
+            node = nodes[place]
+            given[place] = tuple(
+                graph.call_function(operator.getitem, (node, i)) for i in range(count)
+            )
+    graph.output(tuple(given))
     gm = fx.GraphModule(torch.nn.Module(), graph)
     return to_cpp(gm, tuple(inputs), policy=ALWAYS), inputs, nodes
 

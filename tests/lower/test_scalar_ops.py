@@ -51,13 +51,39 @@ ATTRIBUTES: dict[str, list[dict[str, Any]]] = {
     "aten.mse_loss": [{"reduction": 0}],
     "aten.l1_loss": [{"reduction": 0}],
     "aten.soft_margin_loss": [{"reduction": 0}],
+    "aten.binary_cross_entropy_with_logits": [{"reduction": 0}],
+    "aten.kl_div": [{"reduction": 0}, {"reduction": 0, "log_target": True}],
+    "torch.nn.functional.kl_div": [{"reduction": "none"}],
+    "aten.hinge_embedding_loss": [{"reduction": 0, "margin": 2.0}],
+    "torch.nn.functional.hinge_embedding_loss": [{"reduction": "none"}],
+    "aten.margin_ranking_loss": [{"reduction": 0, "margin": 0.5}],
+    "torch.nn.functional.margin_ranking_loss": [{"reduction": "none"}],
+    "torch.nn.functional.poisson_nll_loss": [
+        {"reduction": "none"},
+        {"reduction": "none", "log_input": False},
+    ],
     "aten.hardtanh": [{"min_val": -0.5, "max_val": 2.0}],
 }
 
 # Rows that leave some floating-point types to eager, in one of their forms at least.
 LEFT_TO_EAGER = {
     "aten.nextafter": (torch.bfloat16, torch.float16),
-    "aten.soft_margin_loss": (torch.bfloat16, torch.float16),
+    **dict.fromkeys(
+        (
+            "aten.soft_margin_loss",
+            "aten.binary_cross_entropy_with_logits",
+            "aten.kl_div",
+            "torch.nn.functional.kl_div",
+            "aten.hinge_embedding_loss",
+            "torch.nn.functional.hinge_embedding_loss",
+            "aten.margin_ranking_loss",
+            "torch.nn.functional.margin_ranking_loss",
+            "torch.nn.functional.poisson_nll_loss",
+            "torch.nn.functional.softsign",
+            "torch.nn.functional.tanhshrink",
+        ),
+        (torch.bfloat16, torch.float16),
+    ),
     "aten.gelu_backward": (torch.float64,),
 }
 
@@ -99,9 +125,8 @@ def operands(row: ScalarOp, dtype: torch.dtype, shape: tuple[int, ...]) -> list[
 
 def eager(row: ScalarOp, args: list[Any], attributes: dict[str, Any]) -> Any:
     """Return the tensor that ATen computes, or None where it has no kernel for these types."""
-    packet = getattr(torch.ops.aten, row.name.removeprefix("aten."))
     try:
-        return packet(args[0], **named(row, args, attributes))
+        return function_of(row)(args[0], **named(row, args, attributes))
     except (RuntimeError, NotImplementedError, TypeError):
         return None
 
@@ -123,7 +148,8 @@ def exact(row: ScalarOp, args: list[Any], attributes: dict[str, Any]) -> torch.T
 
 
 def function_of(row: ScalarOp) -> Any:
-    return getattr(torch.ops.aten, row.name.removeprefix("aten."))
+    home, _, name = row.name.rpartition(".")
+    return getattr(torch.ops.aten if home == "aten" else torch.nn.functional, name)
 
 
 def cases(dtype: torch.dtype, shape: tuple[int, ...]) -> list[tuple[ScalarOp, list[Any], dict]]:

@@ -195,8 +195,8 @@ def store_expression(value: str, dtype: torch.dtype) -> str:
 
 def identity_of(monoid: str, dtype: torch.dtype) -> str:
     """Return the element that a reduction starts from."""
-    if monoid == "add":
-        return literal(0, dtype)
+    if monoid in ("add", "mul"):
+        return literal(monoid == "mul", dtype)
     lowest: Any
     if dtype == torch.bool:
         lowest = monoid == "min"

@@ -30,7 +30,13 @@ from fxkit.lower.loops.loop_ir import (
     distinct_axes,
     register_of,
 )
-from fxkit.lower.loops.placement import Candidate, operand_type, row_shape
+from fxkit.lower.loops.placement import (
+    Candidate,
+    operand_type,
+    row_coordinates,
+    row_dims,
+    row_shape,
+)
 from fxkit.lower.loops.region_space import ONE, Coordinates, is_axis
 from fxkit.lower.operators.row_ops import RowOp
 from fxkit.lower.operators.scalar_table import Computes, ScalarOp
@@ -148,25 +154,26 @@ class _Emitter:
         return self.builder.const(value, register_of(dtype) if exact else dtype)
 
     def _row(self, member: Candidate, row: RowOp) -> tuple[Ref, ...]:
+        group = self.group
         shape = row_shape(member, self.root)
-        coordinates = self._row_coordinates(member, shape)
+        coordinates = row_coordinates(member, group.space, group.coordinates, self.root)
         dtypes = [operand_type(t, self.root).dtype for t in member.tensors]
         dtype = row.input_dtype(member.call.arguments, dtypes)
-        operands = [
-            None if o is None else self._read(o, coordinates).cast(dtype)
-            for o in member.operands.values()
-        ]
+        lies = row_dims(member, self.root)
+        operands: list[Ref | None] = []
+        for name, value in member.operands.items():
+            if name in lies:
+                read = self._read(value, tuple(coordinates[d] for d in lies[name]))
+                operands.append(read.cast(dtype))
+            else:
+                operands.append(None if value is None else self.builder.const(value, dtype))
         attributes = member.attributes
         dims = row.axes(member.call.arguments, len(shape))
         attributes["count"] = math.prod(shape[d] for d in dims)
+        attributes["sizes"] = shape
+        attributes["result_dtype"] = member.type.dtype
         result = row.build(*operands, **{name: attributes.get(name) for name in row.attributes})
         return result if isinstance(result, tuple) else (result,)
-
-    def _row_coordinates(self, member: Candidate, shape: Sequence[int]) -> Coordinates:
-        """Return the coordinates of what is reduced: its operands' elements, broadcast."""
-        inside = [self.group.coordinates[t] for t in member.tensors if t in self.group.coordinates]
-        space = self.group.space
-        return space.broadcast(inside, shape) if inside else space.identity
 
     def _read(self, operand: Operand, coordinates: Coordinates) -> Ref:
         """Return an operand's element at the coordinates of the value that reads it."""
@@ -200,8 +207,18 @@ class _Emitter:
 
 
 def _common_dtype(values: Iterable[Any]) -> torch.dtype:
-    first, second = values
-    return torch.result_type(first, second)
+    """Return what operands promote to: tensors without memory, and numbers."""
+    common: Any = None
+    for value in values:
+        if value is None:
+            continue
+        if common is None:
+            common = value
+            continue
+        dtype = torch.result_type(common, value)
+        rank = max(getattr(v, "ndim", 0) for v in (common, value))
+        common = torch.empty((1,) * rank, dtype=dtype, device="meta")
+    return torch.result_type(common, common)
 
 
 def _ordered(kernel: Kernel, reduced: Sequence[int]) -> Kernel:

@@ -23,6 +23,7 @@ from fxkit.lower.loops.loop_ir import SUPPORTED, Unfusable
 from fxkit.lower.loops.region_space import ONE, Coordinates, RegionSpace, is_axis
 from fxkit.lower.operators import row_ops, scalar_ops
 from fxkit.lower.operators.row_ops import RowOp
+from fxkit.lower.operators.row_table import no_dim
 from fxkit.lower.operators.scalar_table import ScalarOp
 
 _ALIASING = frozenset(
@@ -69,7 +70,7 @@ class Candidate:
 
 def row_of(call: Call, name: str | None = None) -> ScalarOp | RowOp | None:
     """Return the table's row for a call; of an operator that has several, the one that serves."""
-    name = row_ops.variant(call.name if name is None else name, call.arguments)
+    name = row_ops.variant(call.name if name is None else name, _arguments(call))
     return scalar_ops.TABLE.get(name) or row_ops.TABLE.get(name)
 
 
@@ -95,7 +96,11 @@ def candidate(node: fx.Node, root: torch.nn.Module) -> Candidate:
     if call is None or row is None:
         raise Unfusable(_no_row(call))
     types = _results(node)
-    arguments = _arguments(call)
+    arguments = dict(_arguments(call))
+    if "self" in row.operands and "input" in arguments:
+        arguments["self"] = arguments.pop("input")
+    if any(arguments.get(name) is not None for name in _OLD_FORMS):
+        raise Unfusable("it is called in a form that eager alone serves")
     operands = {name: arguments.get(name) for name in row.operands}
     for name, value in operands.items():
         if isinstance(value, (fx.Node, Attribute)):
@@ -137,6 +142,10 @@ def _no_row(call: Call | None) -> str:
     return f"the table of operators has no row for {name}"
 
 
+# Parameters of Python functions: memory to write to, and old ways to say how a loss is reduced.
+_OLD_FORMS = ("out", "size_average", "reduce")
+
+
 def _arguments(call: Call) -> Mapping[str, Any]:
     """Return arguments by name, also for a Python function that has no schema."""
     signature = _signature(call.name)
@@ -146,8 +155,6 @@ def _arguments(call: Call) -> Mapping[str, Any]:
     named = {k: v for k, v in call.arguments.items() if not k.isdigit()}
     bound = signature.bind(*(call.arguments[k] for k in positions), **named)
     bound.apply_defaults()
-    if bound.arguments.get("out") is not None:
-        raise Unfusable("it writes to a tensor that was passed as out")
     return bound.arguments
 
 
@@ -155,8 +162,8 @@ def _arguments(call: Call) -> Mapping[str, Any]:
 def _signature(name: str) -> inspect.Signature | None:
     """Return the parameters of a function of torch that is no operator."""
     home, _, function = name.rpartition(".")
-    homes = {"torch.nn.functional": F, "torch": torch}
-    return inspect.signature(getattr(homes[home], function)) if home in homes else None
+    found = getattr({"torch.nn.functional": F, "torch": torch}.get(home), function, None)
+    return inspect.signature(found) if inspect.isfunction(found) else None
 
 
 def _first(value_type: Any) -> Any:
@@ -205,6 +212,9 @@ def place(
     """
     if isinstance(found.row, RowOp):
         return _place_row(found, found.row, space, inside, root)
+    shapes = [operand_type(t, root).shape for t in found.tensors]
+    if tuple(torch.broadcast_shapes(*shapes)) != tuple(found.type.shape):
+        raise Unfusable("its result has another shape than its operands")
     return (_place_points(found, found.type.shape, space, inside),)
 
 
@@ -233,17 +243,59 @@ def _place_row(
     root: torch.nn.Module,
 ) -> tuple[Coordinates, ...]:
     shape = row_shape(found, root)
-    coordinates = _place_points(found, shape, space, inside)
+    coordinates = row_coordinates(found, space, inside, root)
     dims = row.axes(found.call.arguments, len(shape))
+    if row.axes is no_dim:
+        return (coordinates,)
     keepdim = bool(found.call.arguments.get("keepdim", row.keeps_dims))
     scalars = space.reduce(coordinates, dims, keepdim)
     first = coordinates if row.keeps_row else scalars
-    return (first, *[scalars] * (len(found.types) - 1))
+    placed = (first, *[scalars] * (len(found.types) - 1))
+    for known, lies in zip(found.types, placed, strict=True):
+        if tuple(known.shape) != tuple(space.size(coordinate) for coordinate in lies):
+            raise Unfusable("its result has another shape than its rows")
+    return placed
+
+
+def row_coordinates(
+    found: Candidate,
+    space: RegionSpace,
+    inside: Mapping[fx.Node, Coordinates],
+    root: torch.nn.Module,
+) -> Coordinates:
+    """Return the coordinates of what a row operator's operands broadcast to."""
+    shape = row_shape(found, root)
+    given: list[Coordinates] = []
+    for name, dims in row_dims(found, root).items():
+        operand = found.operands[name]
+        if isinstance(operand, fx.Node) and operand in inside:
+            spread: list[int | None] = [ONE] * len(shape)
+            for d, coordinate in zip(dims, inside[operand], strict=True):
+                spread[d] = coordinate
+            given.append(tuple(spread))
+    return space.broadcast(given, shape) if given else _place_beside(shape, space)
 
 
 def row_shape(found: Candidate, root: torch.nn.Module) -> tuple[int, ...]:
     """Return the shape that a row operator's operands broadcast to, and whose rows it reduces."""
-    return tuple(torch.broadcast_shapes(*(operand_type(t, root).shape for t in found.tensors)))
+    shapes = []
+    for name, dims in row_dims(found, root).items():
+        shape = [1] * (max(dims, default=-1) + 1)
+        for d, size in zip(dims, operand_type(found.operands[name], root).shape, strict=True):
+            shape[d] = size
+        shapes.append((shape, dims))
+    rank = max(len(shape) for shape, _ in shapes)
+    padded = [shape + [1] * (rank - len(shape)) for shape, _ in shapes]
+    return tuple(torch.broadcast_shapes(*padded))
+
+
+def row_dims(found: Candidate, root: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return, for each tensor that a row operator takes, where its dimensions lie."""
+    if not isinstance(found.row, RowOp):
+        raise TypeError(f"expected a candidate with a row program, got {found.row.name}")
+    tensors = {n: v for n, v in found.operands.items() if isinstance(v, (fx.Node, Attribute))}
+    ranks = {name: len(operand_type(value, root).shape) for name, value in tensors.items()}
+    return found.row.dims(ranks)
 
 
 def first_space(found: Candidate, root: torch.nn.Module) -> RegionSpace:

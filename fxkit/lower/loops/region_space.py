@@ -53,6 +53,10 @@ class RegionSpace:
         """Coordinates of a value whose dimensions are the axes."""
         return tuple(range(len(self.sizes)))
 
+    def size(self, coordinate: int | None) -> int:
+        """Return the size of a dimension with this coordinate."""
+        return self.sizes[coordinate] if coordinate is not None and coordinate >= 0 else 1
+
     def is_wide(self, coordinates: Coordinates) -> bool:
         """Tell whether a value has an element for each point of the space."""
         return self._long_axes <= {c for c in coordinates if is_axis(c)}

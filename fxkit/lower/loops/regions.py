@@ -23,7 +23,6 @@ from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Unfusable
 from fxkit.lower.loops.placement import Candidate, candidate, first_space, is_alias, is_candidate
 from fxkit.lower.loops.product_regions import continues_product
-from fxkit.lower.operators.row_ops import RowOp
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,7 @@ class Policy:
         if len(group.members) >= self.min_members:
             return None
         row = group.members[0].row
-        is_costly = isinstance(row, RowOp) or row.heavy
-        needed = self.min_costly_points if is_costly else self.min_points
+        needed = self.min_costly_points if row.heavy else self.min_points
         if needed is None:
             return (
                 "no neighbour can join it, and alone it only moves memory, which eager's kernel "

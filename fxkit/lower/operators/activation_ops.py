@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from fxkit.lower.loops.loop_ir import Number, Ref, Unfusable
-from fxkit.lower.operators.scalar_table import call, const_like, row, select
+from fxkit.lower.operators.scalar_table import call, const_like, needs_full_width, row, select
 
 
 @row("aten.relu")
@@ -132,3 +134,15 @@ def _xlogy(self: Ref, other: Ref) -> Ref:
 def _logit(self: Ref, *, eps: float | None) -> Ref:
     x = self if eps is None else call("min", call("max", self, eps), 1.0 - eps)
     return call("log", x / (1.0 - x))
+
+
+@row("torch.nn.functional.softsign", tolerance=1)
+def _softsign(self: Ref, *, result_dtype: torch.dtype) -> Ref:
+    needs_full_width(self, result_dtype)
+    return self / (1.0 + call("abs", self))
+
+
+@row("torch.nn.functional.tanhshrink", tolerance=3, heavy=True)
+def _tanhshrink(self: Ref, *, result_dtype: torch.dtype) -> Ref:
+    needs_full_width(self, result_dtype)
+    return self - call("tanh", self)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+import torch
+
 from fxkit.lower.loops.loop_ir import Number, Operand, Ref, Unfusable
 
 
@@ -78,6 +80,12 @@ def number(x: Ref) -> Number | None:
 def floats_only(x: Ref, what: str) -> None:
     if not x.is_float:
         raise Unfusable(f"{what} of integers is left to eager, which raises where it has no result")
+
+
+def needs_full_width(x: Ref, dtype: torch.dtype) -> None:
+    """Refuse results of 16 bits, where eager rounds each of several steps."""
+    if x.dtype != dtype:
+        raise Unfusable("eager computes it in 16 bits, step by step")
 
 
 def call(function: str, *operands: Operand) -> Ref:

@@ -6,8 +6,16 @@ import math
 
 import torch
 
-from fxkit.lower.loops.loop_ir import Ref, Unfusable
-from fxkit.lower.operators.scalar_table import Computes, call, const_like, floats_only, row, select
+from fxkit.lower.loops.loop_ir import Ref
+from fxkit.lower.operators.scalar_table import (
+    Computes,
+    call,
+    const_like,
+    floats_only,
+    needs_full_width,
+    row,
+    select,
+)
 
 # --- tests of numbers
 
@@ -74,11 +82,6 @@ def _copy(self: Ref, src: Ref) -> Ref:
     return src
 
 
-def _needs_full_width(self: Ref, dtype: torch.dtype) -> None:
-    if self.dtype != dtype:
-        raise Unfusable("eager computes it in 16 bits, step by step")
-
-
 # --- special functions
 
 
@@ -89,7 +92,7 @@ def _hypot(self: Ref, other: Ref) -> Ref:
 
 @row("aten.nextafter")
 def _nextafter(self: Ref, other: Ref, *, result_dtype: torch.dtype) -> Ref:
-    _needs_full_width(self, result_dtype)
+    needs_full_width(self, result_dtype)
     return call("nextafter", self, other)
 
 
@@ -132,49 +135,3 @@ def _deg2rad(self: Ref) -> Ref:
 @row("aten.rad2deg", tolerance=1)
 def _rad2deg(self: Ref) -> Ref:
     return self * (180 / math.pi)
-
-
-# --- losses without a reduction
-
-
-def _needs_no_reduction(self: Ref, reduction: int) -> None:
-    floats_only(self, "a loss")
-    if reduction:
-        raise Unfusable("it reduces to a single number, which eager does")
-
-
-@row("aten.mse_loss", tolerance=1)
-def _mse_loss(self: Ref, target: Ref, *, reduction: int) -> Ref:
-    _needs_no_reduction(self, reduction)
-    return (self - target) * (self - target)
-
-
-@row("aten.l1_loss")
-def _l1_loss(self: Ref, target: Ref, *, reduction: int) -> Ref:
-    _needs_no_reduction(self, reduction)
-    return call("abs", self - target)
-
-
-@row("aten.smooth_l1_loss", tolerance=2)
-def _smooth_l1_loss(self: Ref, target: Ref, *, reduction: int, beta: float) -> Ref:
-    _needs_no_reduction(self, reduction)
-    distance = call("abs", self - target)
-    if beta == 0:
-        return distance
-    near = 0.5 * distance * distance / beta
-    return select(distance < beta, near, distance - 0.5 * beta)
-
-
-@row("aten.huber_loss", tolerance=2)
-def _huber_loss(self: Ref, target: Ref, *, reduction: int, delta: float) -> Ref:
-    _needs_no_reduction(self, reduction)
-    distance = call("abs", self - target)
-    near = 0.5 * distance * distance
-    return select(distance < delta, near, delta * (distance - 0.5 * delta))
-
-
-@row("aten.soft_margin_loss", tolerance=5, heavy=True)
-def _soft_margin_loss(self: Ref, target: Ref, *, reduction: int, result_dtype: torch.dtype) -> Ref:
-    _needs_no_reduction(self, reduction)
-    _needs_full_width(self, result_dtype)
-    return call("log1p", call("exp", -target * self))

@@ -1,0 +1,184 @@
+"""The table of operators that reduce along axes, and the words that its rows are written in."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fxkit.lower.loops.loop_ir import Ref
+from fxkit.lower.operators.scalar_table import select
+
+Arguments = Mapping[str, Any]
+Axes = Callable[[Arguments, int], tuple[int, ...]]
+Dtype = Callable[[Arguments, torch.dtype], torch.dtype]
+Alignment = Callable[[Mapping[str, int]], Mapping[str, Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class RowOp:
+    """A row of the table.
+
+    Its operands are broadcast to one shape, some dimensions of which are reduced.
+
+    Attributes:
+        name: Operator identity.
+        build: Makes the row program; returns one value, or a tuple for several results.
+        axes: Returns the dimensions that are reduced, from the arguments and the number of
+            dimensions. None at all for an operator that reduces nothing.
+        dtype: Returns the dtype that the operands are cast to, from the arguments and the dtype
+            that they promote to.
+        alignment: Returns, from the operands' numbers of dimensions, where the dimensions lie of
+            those operands that are not aligned from the right.
+        keeps_row: Whether the first result has the operands' shape, as that of softmax has.
+        keeps_dims: Whether row scalars keep their reduced dimensions where nothing says so.
+        heavy: Whether a kernel for it alone is faster than eager's.
+        tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
+        operands: Names of the operands.
+        attributes: Names of the attributes. `count`, the number of elements in a row, is no
+            argument of the operator.
+    """
+
+    name: str
+    build: Callable[..., Ref | tuple[Ref, ...]]
+    axes: Axes
+    dtype: Dtype
+    alignment: Alignment
+    keeps_row: bool
+    keeps_dims: bool
+    heavy: bool
+    tolerance: float
+    operands: tuple[str, ...]
+    attributes: tuple[str, ...]
+
+    def input_dtype(self, arguments: Arguments, dtypes: Sequence[torch.dtype]) -> torch.dtype:
+        """Return the dtype that the operands are cast to before anything else."""
+        asked = arguments.get("dtype")
+        if isinstance(asked, torch.dtype):
+            return asked
+        return self.dtype(arguments, functools.reduce(torch.promote_types, dtypes))
+
+    def dims(self, ranks: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Return the dimensions of the common shape that each operand's dimensions are.
+
+        Args:
+            ranks: Operand → number of its dimensions.
+        """
+        aligned = {name: tuple(dims) for name, dims in self.alignment(ranks).items()}
+        rank = max(
+            max(aligned[name], default=-1) + 1 if name in aligned else own
+            for name, own in ranks.items()
+        )
+        return {n: aligned.get(n, tuple(range(rank - own, rank))) for n, own in ranks.items()}
+
+
+TABLE: dict[str, RowOp] = {}
+
+
+def _promoted(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
+def _from_the_right(ranks: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
+    return {}
+
+
+def row(
+    *names: str,
+    axes: Axes,
+    dtype: Dtype = _promoted,
+    alignment: Alignment = _from_the_right,
+    keeps_row: bool = False,
+    keeps_dims: bool = False,
+    heavy: bool = True,
+    tolerance: float = 8,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add_row(build: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(build).parameters.values()
+        attributes = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+        operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+        for name in names:
+            TABLE[name] = RowOp(
+                name, build, axes, dtype, alignment, keeps_row, keeps_dims, heavy, tolerance,
+                operands, attributes,
+            )  # fmt: skip
+        return build
+
+    return add_row
+
+
+# --- which dimensions
+
+
+def dims_of(value: Any, rank: int) -> tuple[int, ...]:
+    """Return dimensions counted from the front; None or an empty list means all of them."""
+    if isinstance(value, int):
+        value = [value]
+    if not isinstance(value, Sequence) or not len(value):
+        return tuple(range(rank))
+    return tuple(sorted(d % rank for d in value)) if rank else ()
+
+
+def by_dim(arguments: Arguments, rank: int) -> tuple[int, ...]:
+    """Reduce the dimensions that `dim` names."""
+    return dims_of(arguments.get("dim"), rank)
+
+
+def every_dim(arguments: Arguments, rank: int) -> tuple[int, ...]:
+    """Reduce all dimensions."""
+    return tuple(range(rank))
+
+
+def last_dim(arguments: Arguments, rank: int) -> tuple[int, ...]:
+    """Reduce the last dimension."""
+    return (rank - 1,)
+
+
+def no_dim(arguments: Arguments, rank: int) -> tuple[int, ...]:
+    """Reduce nothing."""
+    return ()
+
+
+# --- which dtype
+
+
+def sum_dtype(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
+    """Sum integers in int64."""
+    return dtype if dtype.is_floating_point else torch.int64
+
+
+# --- monoids and functions
+
+
+def total(x: Ref) -> Ref:
+    """Sum a value along the row."""
+    return x.builder.reduce("add", x)
+
+
+def largest(x: Ref) -> Ref:
+    """Return the largest element of the row; NaN when there is one."""
+    return x.builder.reduce("max", x)
+
+
+def smallest(x: Ref) -> Ref:
+    """Return the smallest element of the row; NaN when there is one."""
+    return x.builder.reduce("min", x)
+
+
+def function(name: str, x: Ref) -> Ref:
+    return x.builder.scalar(name, x)
+
+
+def at_least(x: Ref, bound: float) -> Ref:
+    """Clamp from below; NaN stays NaN."""
+    return x.builder.scalar("max", x, bound)
+
+
+def finite_or_zero(x: Ref) -> Ref:
+    """Return zero for an infinity."""
+    return select(function("abs", x).equals(math.inf), x.builder.const(0.0, x.dtype), x)

@@ -131,6 +131,16 @@ class Captured:
         return self._attempt(args, kwargs, call, changed).result
 
     @property
+    def kept(self) -> tuple[Variant, ...]:
+        """What is kept of each graph, the last used one first."""
+        return tuple(self._variants)
+
+    def note_run(self, variant: Variant) -> None:
+        """Note that a graph has run for a call that was not made through here."""
+        self._last_ran_in_python = False
+        self._touch(variant)
+
+    @property
     def graph_module(self) -> fx.GraphModule:
         """The graph that ran or was captured last.
 

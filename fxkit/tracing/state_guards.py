@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import is_
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch._C._dynamo.guards import dict_version
 
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guards import Call, Guard, Mismatch, shorten, storage_key, tensor_text, type_text
-from fxkit.tracing.holders import ABSENT, CellHolder, Holder, SequenceHolder
+from fxkit.tracing.holders import ABSENT, CellHolder, Holder, NamespaceHolder, SequenceHolder
 from fxkit.tracing.outside import Place
 
 
@@ -117,6 +117,29 @@ def line_that_names(codes: Iterable[CodeType], name: str) -> str | None:
     return min(found)[-1] if found else None
 
 
+@dataclass(frozen=True, slots=True)
+class WatchedState:
+    """What a `StateWatch` looks at, for a check elsewhere that is as quick.
+
+    Attributes:
+        empties: Dicts that have to stay empty.
+        tables: `(dict, version, values, whether all of it counts)`: nothing has changed while the
+            dict has this version, or, unless all of it counts, holds these very values; those that
+            are `ABSENT` it has to lack.
+        lists: `(list, items)`.
+        cells: `(cell, content)`.
+        has_more: Whether there is more, which only `holds` can tell.
+        holds: The check of all of it.
+    """
+
+    empties: tuple[dict[Any, Any], ...]
+    tables: tuple[tuple[dict[Any, Any], int, dict[Any, Any], bool], ...]
+    lists: tuple[tuple[list[Any], tuple[Any, ...]], ...]
+    cells: tuple[tuple[CellType, Any], ...]
+    has_more: bool
+    holds: Callable[[], bool]
+
+
 class StateWatch:
     """Tells quickly whether any of many holders has changed.
 
@@ -156,6 +179,18 @@ class StateWatch:
                 return False
         return all(holder.difference() is None for holder in self._others)
 
+    def state(self) -> WatchedState:
+        """Return what is watched."""
+        lists = [(items, tuple(before)) for _, items, before in self._lists if type(items) is list]
+        return WatchedState(
+            tuple(self._empties),
+            tuple(map(_table, self._holders, self._dicts, self._versions)),
+            tuple(lists),
+            tuple((cell, value) for _, cell, value in self._cells),
+            bool(self._others) or len(lists) < len(self._lists),
+            self.holds,
+        )
+
     def touched(self) -> list[Holder]:
         """Return the holders that may have changed since they were looked at."""
         now = list(map(dict_version, self._dicts))
@@ -174,6 +209,14 @@ class StateWatch:
                     return False
                 self._versions[index] = new
         return True
+
+
+def _table(
+    holder: Holder, table: dict[Any, Any], version: int
+) -> tuple[dict[Any, Any], int, dict[Any, Any], bool]:
+    guarded = {key: value for key, value in holder.entries.items() if holder.is_guarded(key)}
+    counts_whole = not isinstance(holder, NamespaceHolder) or holder.copied
+    return table, version, guarded, counts_whole
 
 
 def _is_full_cell(holder: Holder) -> bool:

@@ -107,13 +107,13 @@ def _samples() -> Iterator[torch.Tensor]:
 
 def _find_layout(module: Any) -> bool:
     samples = list(_samples())
-    described = tuple((t, t._cdata, _keys(t), _has_autograd(t)) for t in samples)
+    described = tuple((t, t._cdata, keys_of(t), _has_autograd(t)) for t in samples)
     with torch.inference_mode(False):
         if module.read_local_keys() != (0, 0):
             return False
     with torch.inference_mode():
         inference = module.read_local_keys()
-    keys = (_keys(samples[0]), _keys(samples[-1]))
+    keys = (keys_of(samples[0]), keys_of(samples[-1]))
     classes = (torch.Tensor, torch.nn.Parameter)
     return module.find_layout(*classes, described, keys, inference)
 
@@ -125,7 +125,8 @@ def _has_autograd(tensor: torch.Tensor) -> bool | None:
     return None if isinstance(tensor, torch.nn.Parameter) or tensor._is_view() else False
 
 
-def _keys(tensor: torch.Tensor) -> int:
+def keys_of(tensor: torch.Tensor) -> int:
+    """Return a tensor's dispatch keys as a number."""
     return torch._C._dispatch_keys(tensor).raw_repr()
 
 

@@ -244,6 +244,11 @@ class CompiledModule(nn.Module):
         return None
 
     @property
+    def input_types(self) -> tuple[Any, ...]:
+        """The type of each input that it was compiled for."""
+        return tuple(known for _, known in self._inputs)
+
+    @property
     def lowered(self) -> fx.GraphModule:
         """The graph that runs: calls of kernels among the nodes that eager computes."""
         return fx.GraphModule(self.graph_module, self._plan.graph)

@@ -17,7 +17,8 @@ struct OutsideTensor {
   Spec* spec;
 };
 
-struct Table {  // a dict of which some values are guarded, or all
+// A dict of which some values are guarded, or all; MISS stands for a key that it has to lack.
+struct Table {
   PyObject *dict, *keys, *values;
   bool is_whole;
   uint64_t version;  // when it was last found to hold
@@ -213,7 +214,7 @@ static bool outside_holds(Entry* self) {
 static bool same_items(PyObject* dict, PyObject* keys, PyObject* values) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
     PyObject* now = PyDict_GetItemWithError(dict, PyTuple_GET_ITEM(keys, i));
-    if (now != PyTuple_GET_ITEM(values, i)) return PyErr_Clear(), false;
+    if ((now ? now : MISS) != PyTuple_GET_ITEM(values, i)) return PyErr_Clear(), false;
   }
   return true;
 }

@@ -1,0 +1,117 @@
+"""The quick way in: the guards of a captured graph and its program, in one call of the binding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxkit.ir.types import TensorType
+from fxkit.lower.running import binding
+from fxkit.lower.running.compiled import CompiledModule
+from fxkit.lower.running.program import spec_of
+from fxkit.tracing.captured import Captured
+from fxkit.tracing.entry_facts import EntryFacts, entry_facts
+from fxkit.tracing.holders import ABSENT
+from fxkit.tracing.variants import Variant
+
+# More are compared pair by pair for too long.
+_MAX_ARGUMENTS = 32
+
+_MAX_TRIES = 3
+
+Way = tuple[Callable[..., Any], Variant, Callable[[Any], Any] | None]
+
+
+class Entries:
+    """The quick ways into a captured program, the last used one first.
+
+    Args:
+        captured: The program.
+
+    Attributes:
+        ways: For each way in: the entry, its graph, and what finishes its result if anything.
+        miss: What an entry returns where it is not sure.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        self.ways: tuple[Way, ...] = ()
+        self.miss: Any = None
+        self._captured = captured
+        self._tries: dict[int, tuple[Variant, int]] = {}
+
+    def use(self, way: Way) -> None:
+        """Note which way was taken, if it is another one than the last."""
+        self.ways = (way, *(other for other in self.ways if other is not way))
+        self._captured.note_run(way[1])
+
+    def learn(self, args: tuple[Any, ...]) -> None:
+        """Make a way in for a call that the captured program has just served, if one can be had."""
+        kept = self._captured.kept
+        self.ways = tuple(way for way in self.ways if any(way[1] is it for it in kept))
+        if not kept or not self._captured.is_whole or any(way[1] is kept[0] for way in self.ways):
+            return
+        tries = self._tries.get(id(kept[0]), (kept[0], 0))[1]
+        if tries >= _MAX_TRIES or not isinstance(kept[0].run, CompiledModule):
+            return
+        self._tries[id(kept[0])] = (kept[0], tries + 1)
+        facts = entry_facts(kept[0], args)
+        entry = None if facts is None else make_entry(facts, kept[0].run)
+        if facts is not None and entry is not None:
+            self.miss = binding.miss()
+            self.ways = ((entry, kept[0], facts.finish), *self.ways)
+
+
+def make_entry(facts: EntryFacts, module: CompiledModule) -> Any | None:
+    """Return a callable of the arguments; None where the binding can't check all facts.
+
+    It returns the binding's `MISS` where it is not sure that the facts hold; that they do not is
+    never said. It is made in the modes in which it is to be called.
+    """
+    native, program = binding.loaded(), module.native_program
+    if native is None or program is None or len(facts.arguments) > _MAX_ARGUMENTS:
+        return None
+    types = module.input_types
+    if len(types) != len(facts.arguments) or not all(map(_is_same, facts.arguments, types)):
+        return None
+    if any(not isinstance(t, torch.Tensor) or t.device.type != "cpu" for t in facts.outside):
+        return None
+    if any(t.layout is not torch.strided for t in facts.outside):
+        return None
+    state = facts.state
+    return native.Entry(
+        program,
+        tuple(
+            (guard.kind, keys, guard.type.requires_grad, first)
+            for guard, keys, first in zip(facts.arguments, facts.keys, facts.groups, strict=True)
+        ),
+        tuple(
+            (t, type(t), binding.keys_of(t), t.requires_grad, spec_of(TensorType.of(t)))
+            for t in facts.outside
+        ),
+        (torch.is_grad_enabled(), *native.read_local_keys()),
+        facts.check_globals,
+        state.holds,
+        state.has_more,
+        tuple(
+            (table, tuple(values), _or_miss(values, native.MISS), counts_whole, version)
+            for table, version, values, counts_whole in state.tables
+        ),
+        state.lists,
+        state.cells,
+        (*state.empties, module._forward_hooks, module._forward_pre_hooks),
+    )
+
+
+def _is_same(guard: Any, known: Any) -> bool:
+    ours = guard.type
+    return (
+        isinstance(known, TensorType)
+        and (ours.shape, ours.dtype, ours.stride) == (known.shape, known.dtype, known.stride)
+        and ours.device == known.device
+    )
+
+
+def _or_miss(values: dict[Any, Any], miss: Any) -> tuple[Any, ...]:
+    return tuple(miss if value is ABSENT else value for value in values.values())

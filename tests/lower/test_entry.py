@@ -1,0 +1,315 @@
+"""The quick way into a compiled program: used where nothing changed, and only there."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import fxkit
+from fxkit.lower.running import binding
+
+X = torch.randn(6, 8)
+
+
+def warm(fn: Callable[..., Any], *args: torch.Tensor) -> Any:
+    """Compile a function, and call it until the quick way is there."""
+    program = fxkit.compile(fn)
+    for _ in range(4):
+        program(*args)
+    assert program._entries.ways
+    return program
+
+
+@pytest.fixture(autouse=True)
+def slow_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the calls that the quick way did not take."""
+    from fxkit.tracing.captured import Captured
+
+    calls: list[int] = []
+    real = Captured.__call__
+    monkeypatch.setattr(
+        Captured, "__call__", lambda self, *a, **k: (calls.append(1), real(self, *a, **k))[1]
+    )
+    return calls
+
+
+def check(
+    program: Any, fn: Callable[..., Any], *args: Any, slow: int | None, count: list[int]
+) -> None:
+    """Compare with eager, and say whether the call went the slow way."""
+    expected, before = fn(*args), len(count)
+    torch.testing.assert_close(program(*args), expected)
+    assert slow is None or len(count) - before == slow
+
+
+def test_the_binding_is_there() -> None:
+    assert binding.load() is not None
+
+
+def test_calls_like_the_first_go_the_quick_way(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() * 2 + 1
+
+    program = warm(fn, X)
+    for x in (X, X + 1, torch.randn(6, 8)):
+        check(program, fn, x, slow=0, count=slow_ways)
+    kept = program(X)
+    assert program(X).data_ptr() != kept.data_ptr()
+    assert not kept.requires_grad and kept.is_leaf
+    assert "calls: 8 fused" in program.report()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        X.double(), X.half(), X[:5], X.t().contiguous().t(), X.clone().requires_grad_(),
+        nn.Parameter(X.clone(), requires_grad=False), X.to_sparse(), X.to("meta"), X[None],
+        X.as_subclass(type("Own", (torch.Tensor,), {})),
+        torch.randn(12, 8)[::2], 2.0, None, [X],
+    ],
+    ids=["f64", "f16", "shape", "stride", "grad", "parameter", "sparse", "meta", "rank",
+         "subclass", "step", "number", "none", "list"],
+)  # fmt: skip
+def test_other_arguments_go_the_slow_way(x: Any, slow_ways: list[int]) -> None:
+    def fn(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return (x * 2 + 1) if x.layout is torch.strided else x.to_dense() * 3
+
+    program = warm(fn, X)
+    check(program, fn, x, slow=1, count=slow_ways)
+
+
+def test_arguments_that_are_one_object_are_told_apart(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 2 + (1 if x is y else y)
+
+    other = torch.randn(6, 8)
+    program = warm(fn, X, other)
+    check(program, fn, X, other, slow=0, count=slow_ways)
+    check(program, fn, X, X, slow=1, count=slow_ways)
+
+
+def test_keywords_and_counts_go_the_slow_way(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        return x * 2 + 1 if y is None else x - y
+
+    program = warm(fn, X)
+    check(program, fn, X, X + 1, slow=1, count=slow_ways)
+    assert torch.equal(program(X, y=X + 1), fn(X, X + 1))
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "autocast off": lambda: torch.autocast("cpu", enabled=False),
+    "dispatch": lambda: FlopCounterMode(display=False),
+    "device": lambda: torch.device("cpu"),
+    "function": torch.overrides.BaseTorchFunctionMode,
+    "set": lambda: torch.set_grad_enabled(False),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+def test_modes_are_seen(mode: Callable[[], Any], slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x @ x.t() if torch.is_grad_enabled() else x @ x.t() + 1
+        return y * 2 + 1
+
+    program = warm(fn, X)
+    with mode():
+        check(program, fn, X, slow=None, count=slow_ways)
+        assert program(X).is_inference() is torch.is_inference_mode_enabled()
+    check(program, fn, X, slow=0, count=slow_ways)
+
+
+def test_transforms_and_settings_are_seen(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + torch.ones(8, dtype=torch.get_default_dtype())
+
+    program = warm(fn, X)
+    stacked = torch.stack([X, X + 1])
+    torch.testing.assert_close(torch.vmap(program)(stacked), torch.vmap(fn)(stacked))
+    torch.set_default_dtype(torch.float64)
+    try:
+        check(program, fn, X, slow=1, count=slow_ways)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    check(program, fn, X, slow=0, count=slow_ways)
+
+
+FACTOR = 2.0
+ITEMS = [1.0, 2.0]
+TABLE = {"a": 1.0}
+
+
+def test_the_programs_state_is_seen(slow_ways: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = 1.0
+
+    class Holder:
+        value = 3.0
+
+    holder = Holder()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * FACTOR + sum(ITEMS) + TABLE["a"] - inside + holder.value
+
+    program = warm(fn, X)
+    check(program, fn, X, slow=0, count=slow_ways)
+    inside = 2.0
+    check(program, fn, X, slow=1, count=slow_ways)
+    monkeypatch.setitem(globals(), "FACTOR", 5.0)
+    check(program, fn, X, slow=1, count=slow_ways)
+    ITEMS.append(4.0)
+    check(program, fn, X, slow=1, count=slow_ways)
+    monkeypatch.setitem(TABLE, "a", 7.0)
+    check(program, fn, X, slow=1, count=slow_ways)
+    holder.value = 9.0
+    check(program, fn, X, slow=1, count=slow_ways)
+    Holder.value = 1.0
+    del holder.value
+    check(program, fn, X, slow=1, count=slow_ways)
+
+
+def test_a_global_that_others_write_costs_no_capture(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * FACTOR + 1
+
+    program = warm(fn, X)
+    for number in range(5):
+        globals()["written_elsewhere"] = number
+        check(program, fn, X, slow=0, count=slow_ways)
+    del globals()["written_elsewhere"]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(8))
+        self.register_buffer("shift", torch.randn(8))
+        self.inner = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(torch.tanh(x * self.scale + self.get_buffer("shift")))
+
+
+@torch.no_grad()
+def test_a_modules_parameters_are_seen(slow_ways: list[int]) -> None:
+    net = Net()
+    program = warm(net, X)
+    check(program, net, X, slow=0, count=slow_ways)
+    net.scale.mul_(2)
+    check(program, net, X, slow=0, count=slow_ways)
+    net.load_state_dict(Net().state_dict())
+    check(program, net, X, slow=0, count=slow_ways)
+    net.scale = nn.Parameter(torch.randn(8))
+    check(program, net, X, slow=1, count=slow_ways)
+    net.shift = torch.randn(8)
+    check(program, net, X, slow=1, count=slow_ways)
+    net.inner.weight.data = torch.randn(8)
+    check(program, net, X, slow=None, count=slow_ways)
+    net.inner = nn.LayerNorm(8, eps=0.5)
+    check(program, net, X, slow=1, count=slow_ways)
+    handle = net.inner.register_forward_hook(lambda module, args, result: result + 1)
+    check(program, net, X, slow=1, count=slow_ways)
+    handle.remove()
+    check(program, net, X, slow=None, count=slow_ways)
+    net.double()
+    check(program, net, X.double(), slow=1, count=slow_ways)
+    net.eval()
+    check(program, net, X.double(), slow=None, count=slow_ways)
+
+
+@torch.no_grad()
+def test_another_size_under_an_unchanged_parameter_is_seen(slow_ways: list[int]) -> None:
+    net = Net()
+    program = warm(net, X)
+    net.scale.data = torch.randn(6, 1)
+    check(program, net, X, slow=1, count=slow_ways)
+
+
+def test_gradients_are_asked_for_at_each_call(slow_ways: list[int]) -> None:
+    net = Net().requires_grad_(False)
+    program = warm(net, X)
+    net.scale.requires_grad_()
+    result = program(X)
+    assert result.requires_grad
+    result.sum().backward()
+    assert net.scale.grad is not None
+
+
+def test_results_of_several_tensors_are_built(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor) -> dict[str, Any]:
+        y = x * 2 + 1
+        return {"y": y, "pair": (y, x), "n": 3}
+
+    program = warm(fn, X)
+    before = len(slow_ways)
+    result = program(X)
+    assert len(slow_ways) == before
+    assert result["pair"][0] is result["y"] and result["pair"][1] is X and result["n"] == 3
+    torch.testing.assert_close(result["y"], X * 2 + 1)
+
+
+def test_each_graph_has_its_way_and_the_last_one_is_first(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1 if x.dtype is torch.float32 else x.exp() - 3
+
+    program = warm(fn, X)
+    for _ in range(4):
+        program(X.double())
+    assert len(program._entries.ways) == 2
+    for x in (X, X.double(), X, X):
+        check(program, fn, x, slow=0, count=slow_ways)
+        assert program.captured.is_whole
+        first = program.captured.kept[0].graph_module
+        assert program.captured.graph_module is first
+        assert ("exp" in str(first.graph)) is (x.dtype is torch.float64)
+
+
+def test_what_raises_inside_is_left_to_the_program(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        try:
+            return (x * 2 + 1).index_select(0, i)
+        except IndexError:
+            return x
+
+    good, bad = torch.tensor([1, 2]), torch.tensor([1, 99])
+    program = warm(fn, X, good)
+    check(program, fn, X, good, slow=0, count=slow_ways)
+    assert program(X, bad) is X
+
+
+def test_hooks_on_the_compiled_module_are_called(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    program = warm(fn, X)
+    seen = []
+    handle = program.modules[0].register_forward_hook(lambda *args: seen.append(1))
+    program(X)
+    assert seen == [1]
+    handle.remove()
+    check(program, fn, X, slow=0, count=slow_ways)
+
+
+def test_a_compiled_module_is_copied_with_its_parameters() -> None:
+    net = Net()
+    with torch.no_grad():
+        module = fxkit.lower.to_cpp(torch.fx.symbolic_trace(net), (X,))
+        other = copy.deepcopy(module)
+        for parameter in other.parameters():
+            parameter.add_(1)
+        torch.testing.assert_close(module(X), net(X))
+        torch.testing.assert_close(other(X), other.graph_module(X))
+        assert not torch.allclose(other(X), module(X))
+        assert other.report().calls == 2
+        other.load_state_dict(module.state_dict())
+        torch.testing.assert_close(other(X), module(X))

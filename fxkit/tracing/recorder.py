@@ -26,12 +26,13 @@ from fxkit.tracing.recorded import (
 from fxkit.tracing.refusals import Failure, Refusal
 from fxkit.tracing.regions import Regions, read_ambient
 from fxkit.tracing.rollback import Undo, random_states, same_random_states
-from fxkit.tracing.tape import TENSOR_CLASSES, Tape
-from fxkit.tracing.watching import SEED, Watcher
+from fxkit.tracing.tape import TENSOR_CLASSES
+from fxkit.tracing.transforms import BelowTransforms, Transformed
+from fxkit.tracing.watching import LOAD, SEED, Watcher
 from fxkit.tracing.writes import version_of
 
 
-class Recorder(Tape, TorchFunctionMode):
+class Recorder(Transformed, TorchFunctionMode):
     """Runs each torch call as it comes and appends it to a graph.
 
     A program that can't be held in a graph is not disturbed: `failure` says why, and the rest of it
@@ -61,6 +62,13 @@ class Recorder(Tape, TorchFunctionMode):
         self._texts_written_early: int | None = None
         self.has_texts = False
         self._grad = self.regions.state.grad
+        self._entry_level = maybe_current_level()
+        self._below = BelowTransforms(self)
+        self._depth = 0
+
+    def __exit__(self, *error: Any) -> Any:
+        self._below.leave()
+        return super().__exit__(*error)
 
     # Entry points ---------------------------------------------------------------------------
 
@@ -70,9 +78,11 @@ class Recorder(Tape, TorchFunctionMode):
         if self.watcher is None:
             return self._handle(func, types, args, kwargs or {})
         self.watcher.pause()
+        self._depth += 1
         try:
             return self._handle(func, types, args, kwargs or {})
         finally:
+            self._depth -= 1
             self.watcher.resume()
 
     def _handle(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -82,6 +92,13 @@ class Recorder(Tape, TorchFunctionMode):
             return func(*args, **kwargs)
         spelling = spelling_of(func)
         reading = spelling.reading
+        if maybe_current_level() != self._entry_level:
+            if reading is Reading.METADATA:
+                return func(*args, **kwargs)
+            self._location = self._frames.locate(sys._getframe(2))
+            return self._below.run(func, spelling, args, kwargs)
+        if self._below.is_on:
+            self._below.leave()
         if reading is Reading.METADATA and not (self._tainted and self._reads_tainted(args)):
             return func(*args, **kwargs)
         if reading is Reading.STATE:
@@ -191,6 +208,11 @@ class Recorder(Tape, TorchFunctionMode):
         """See `Listener`: a custom autograd function, or the seeding of torch."""
         if self.failure is not None or self._is_suspended:
             return None
+        if frame.f_code is LOAD:  # what forward-mode differentiation imports at its first use
+            if not str(frame.f_locals.get("name")).startswith("torch._decomp"):
+                return None
+            self._is_suspended = True
+            return frame, self._end_of_load
         values = frame.f_locals
         target, args = torch.manual_seed, (values.get("seed"),)
         if frame.f_code is not SEED:
@@ -208,6 +230,9 @@ class Recorder(Tape, TorchFunctionMode):
             self._append_opaque(target, args, {}, None if target is torch.manual_seed else result)
 
         return frame, end
+
+    def _end_of_load(self, _: Any) -> None:
+        self._is_suspended = False
 
     def _needs_gradient(self, args: tuple[Any, ...]) -> bool:
         if not self._grad or torch.is_inference_mode_enabled():
@@ -292,11 +317,8 @@ class Recorder(Tape, TorchFunctionMode):
         for kind in types:
             if kind not in TENSOR_CLASSES:
                 raise Refusal(f"the program uses a {kind.__qualname__}, a tensor subclass")
-        if maybe_current_level() is not None:
-            raise Refusal(
-                "the program uses torch.func or torch.vmap",
-                "capture the function that is transformed, and transform what was captured",
-            )
+        if self._entry_level is not None:
+            raise Refusal("a function transform is active around the program")
         if forward_ad._current_level >= 0:
             raise Refusal("the program uses forward-mode differentiation")
         if torch.get_default_dtype() is not self._dtype:

@@ -6,6 +6,7 @@ while torch works, so that it sees the program and not what is recorded anyway.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -26,7 +27,8 @@ from fxkit.tracing.trust import is_trusted
 Refuse = Callable[[str, str | None], None]
 APPLY = Function.__dict__["apply"].__func__.__code__
 SEED = inspect.unwrap(torch.random.manual_seed).__code__
-SPECIAL = frozenset({APPLY, SEED})
+LOAD: CodeType = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
+SPECIAL = frozenset({APPLY, SEED, LOAD})
 
 
 class Listener(Protocol):

@@ -30,21 +30,29 @@ class Chart(str):
         return {"image/svg+xml": str(self), "text/plain": "a chart; .save('chart.svg') writes it"}
 
 
-def roofline(rows: Sequence[Row], peaks: Peaks, title: str) -> Chart:
+def roofline(
+    rows: Sequence[Row], peaks: Peaks, title: str, *, beside: Peaks | None = None
+) -> Chart:
     """Show how near each node comes to what the device can do.
 
     Args:
         rows: Nodes; those without time, operations or bytes are left out.
         peaks: What the device can do.
         title: What is measured.
+        beside: Roofs from elsewhere, drawn in dashes.
     """
     found = [r for r in rows if r.seconds and r.flops and r.intensity]
     points = [(r.intensity or 0.0, (r.flops or 0) / (r.seconds or 1.0), r) for r in found]
     ridge = peaks.flops_per_second / peaks.bytes_per_second
     xs = [ridge / 8, ridge * 8, *(x for x, _, _ in points)]
     ys = [peaks.flops_per_second / 1000, peaks.flops_per_second, *(y for _, y, _ in points)]
+    if beside is not None:
+        ys.append(beside.flops_per_second)
+        xs.append(8 * beside.flops_per_second / beside.bytes_per_second)
     x, y = _Log(xs, _LEFT, _WIDTH - _RIGHT), _Log(ys, _HEIGHT - _BOTTOM, _TOP)
-    parts = [*_log_axes(x, y, "FLOP a byte", "FLOP a second"), *_roofs(x, y, peaks, ridge)]
+    parts = [*_log_axes(x, y, "FLOP a byte", "FLOP a second"), *_roofs(x, y, peaks)]
+    if beside is not None:
+        parts.extend(_roofs(x, y, beside, "roof dashed"))
     whole = sum(r.seconds or 0.0 for r in rows) or 1.0
     placed: list[tuple[float, float]] = []
     for intensity, rate, row in sorted(points, key=lambda point: -(point[2].seconds or 0.0)):
@@ -52,7 +60,8 @@ def roofline(rows: Sequence[Row], peaks: Peaks, title: str) -> Chart:
         parts.append(_point(x(intensity), y(rate), share, row, placed))
     families = {row.family for _, _, row in points}
     left = len(rows) - len(points)
-    note = f"{peaks.how}; the area of a point is its share of the time"
+    sheet = f"; in dashes: {beside.how}" if beside is not None else ""
+    note = f"{peaks.how}{sheet}; the area of a point is its share of the time"
     note += f"; {left} nodes without FLOPs or bytes are left out" if left else ""
     return _chart(f"{title}: roofline", parts, note, families)
 
@@ -151,7 +160,8 @@ def _axis_title(below: str, beside: str) -> str:
     )
 
 
-def _roofs(x: _Log, y: _Log, peaks: Peaks, ridge: float) -> list[str]:
+def _roofs(x: _Log, y: _Log, peaks: Peaks, style: str = "roof") -> list[str]:
+    ridge = peaks.flops_per_second / peaks.bytes_per_second
     start = 10.0**x.low
     floor = 10.0**y.low
     from_x = max(start, floor / peaks.bytes_per_second)
@@ -161,7 +171,7 @@ def _roofs(x: _Log, y: _Log, peaks: Peaks, ridge: float) -> list[str]:
         f"H{_WIDTH - _RIGHT}"
     )
     return [
-        f'<path class="roof" d="{path}"/>',
+        f'<path class="{style}" d="{path}"/>',
         f'<text class="label" x="{_WIDTH - _RIGHT - 4}" y="{top - 7:.1f}" text-anchor="end">'
         f"{quantity(peaks.flops_per_second, 'FLOP/s')}</text>",
         f'<text class="label" x="{x(ridge) - 14:.1f}" y="{top + 4:.1f}" text-anchor="end">'
@@ -204,7 +214,7 @@ def _chart(title: str, parts: Sequence[str], note: str, families: set[str]) -> C
         f'<rect class="page" width="{_WIDTH:.0f}" height="{_HEIGHT + below:.0f}"/>'
         f'<text class="head" x="{_LEFT}" y="22">{escape(title)}</text>{shown}'
         f'<text class="tick" x="{_LEFT}" y="{_HEIGHT - 4 + below:.0f}">'
-        f"{escape(clip(note, 128))}</text></svg>"
+        f"{escape(clip(note, 150))}</text></svg>"
     )
 
 
@@ -226,6 +236,7 @@ def _rules(colours: Any, offset: int) -> str:
         f"{scope} .page{{fill:{colours['page']}}}"
         f"{scope} .grid{{stroke:{colours['line']};stroke-width:.7}}"
         f"{scope} .roof{{fill:none;stroke:{colours['accent']};stroke-width:2}}"
+        f"{scope} .dashed{{stroke-width:1.2;stroke-dasharray:6 4}}"
         f"{scope} .area{{fill:{colours['accent']};fill-opacity:.22;stroke:{colours['accent']}}}"
         f"{scope} .peak{{fill:{colours['bad']}}}{scope} .hit{{fill:transparent}}{families}"
     )

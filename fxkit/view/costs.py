@@ -15,6 +15,7 @@ from torch.fx.node import map_aggregate
 from fxkit.analysis.cost import FREE, Cost, cost_of
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.types import type_of, type_of_value
+from fxkit.view.labels import operator_name
 
 _QUIET = ("placeholder", "get_attr", "output")
 _UNKNOWN = Cost(None, None)
@@ -34,7 +35,7 @@ def is_call(node: fx.Node) -> bool:
 def _cost(node: fx.Node, known: dict[Any, Cost]) -> Cost:
     if node.op in _QUIET:
         return FREE
-    if type_of(node) is None:
+    if type_of(node) is None and not operator_name(node).startswith("guard."):
         return _UNKNOWN
     key = signature(node)
     if key is None:

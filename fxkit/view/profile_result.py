@@ -11,6 +11,7 @@ from typing import Any
 from fxkit.errors import UnsupportedError
 from fxkit.view.charts import Chart, memory_timeline, roofline
 from fxkit.view.chrome_trace import trace_events
+from fxkit.view.known_devices import device_name, find_device, known_peaks
 from fxkit.view.labels import clip, short_operator
 from fxkit.view.page import escape, fragment_page, notebook_bundle, write_file
 from fxkit.view.peaks import Peaks, measure_peaks
@@ -123,15 +124,18 @@ class Profile:
         shown = entries if limit is None else entries[:limit]
         title = "operator" if group_by == "op" else group_by
         headers = [title, "operator", "output", "nodes", "time", "share", "FLOP", "FLOP/s", "bytes"]
+        headers += ["live", "inside"]
         rows = [self._cells(entry) for entry in shown]
         dropped = {"node": [3], "region": [2]}.get(group_by, [1, 2])
+        if group_by != "node" or self.peak_bytes is None:
+            dropped = [*dropped, 9, 10]
         keep = [i for i in range(len(headers)) if i not in dropped]
         left = entries[len(shown) :]
         rest = sum(entry.seconds or 0.0 for entry in left)
         return (
             [headers[i] for i in keep],
             [[row[i] for i in keep] for row in rows],
-            "".join("<<<>>>>>>"[i] for i in keep),
+            "".join("<<<>>>>>>>>"[i] for i in keep),
             f"… {len(left)} more, {duration(rest)} in all" if left else "",
         )
 
@@ -151,22 +155,29 @@ class Profile:
         known = [row.flops for row in self.rows if row.flops is not None]
         if known or any(row.bytes is not None for row in self.uncounted):
             lines.append(self._flop_line(sum(known) if known else None))
-        if self.peak_bytes is not None:
-            where = max(self.rows, key=lambda row: row.live_bytes or 0, default=None)
-            at = f", while %{where.name} runs" if where else ""
-            lines.append(f"peak of live values {quantity(self.peak_bytes, 'B')}{at}")
-            lines.extend(self._memory_lines())
+        lines.extend(self._memory_lines())
         return [*lines, *self._marks()]
 
     def _memory_lines(self) -> list[str]:
+        """Say who holds the peak of live values, and what operators take besides."""
+        if self.peak_bytes is None:
+            return []
+        where = max(self.rows, key=lambda row: row.live_bytes or 0, default=None)
+        at = f", while %{where.name} runs" if where else ""
         held = [f"%{name} {quantity(size, 'B')}" for name, size in self.peak_holders[:4]]
         more = len(self.peak_holders) - len(held)
-        lines = [f"held by {', '.join(held)}{f' and {more} more' if more else ''}"] if held else []
-        if self.allocator_peak is not None:
-            inside = self.peak_with_workspace
-            words = f", with memory inside operators {quantity(inside, 'B')}" if inside else ""
-            lines.append(f"allocator's peak {quantity(self.allocator_peak, 'B')}{words}")
-        return ["; ".join(lines)] if lines else []
+        by = f": {', '.join(held)}{f' and {more} more' if more else ''}" if held else ""
+        lines = [f"peak of live values {quantity(self.peak_bytes, 'B')}{at}{by}"]
+        inside = self.peak_with_workspace
+        if self.allocator_peak is None or inside is None:
+            return lines
+        top = max(self.rows, key=lambda row: (row.live_bytes or 0) + (row.workspace_bytes or 0))
+        parts = f"{quantity(top.live_bytes, 'B')} live and {quantity(top.workspace_bytes, 'B')}"
+        lines.append(
+            f"peak with what operators take inside {quantity(inside, 'B')}: {parts} inside of "
+            f"%{top.name}; torch's allocator {quantity(self.allocator_peak, 'B')}"
+        )
+        return lines
 
     def _marks(self) -> list[str]:
         reused = sum(row.is_reused for row in self.rows)
@@ -227,6 +238,8 @@ class Profile:
             quantity(entry.flops) + mark,
             quantity(rate) if rate else "",
             quantity(entry.bytes),
+            quantity(entry.live_bytes),
+            quantity(entry.workspace_bytes),
         ]
 
     def __str__(self) -> str:
@@ -347,14 +360,20 @@ class Profile:
             )
         return compare(self, other, group_by)
 
-    def roofline(self, peaks: Peaks | None = None) -> Chart:
+    def roofline(self, peaks: Peaks | str | None = None) -> Chart:
         """Return a chart of how near each node comes to what the device can do.
 
         Args:
-            peaks: What the device can do; measured here, in a fraction of a second, when left out.
+            peaks: What the device can do; the name of a device, such as `"H100"`, for what its data
+                sheet says in float32. When left out it is measured here, in a fraction of a second,
+                and the data sheet of the device is drawn beside it where the table has it.
         """
-        roofs = peaks or measure_peaks(self.device)
-        return roofline(self.rows, roofs, self.title)
+        if peaks is not None:
+            roofs = known_peaks(peaks) if isinstance(peaks, str) else peaks
+            return roofline(self.rows, roofs, self.title)
+        known = find_device(device_name(self.device))
+        sheet = known_peaks(known.name) if known is not None else None
+        return roofline(self.rows, measure_peaks(self.device), self.title, beside=sheet)
 
     def memory_timeline(self) -> Chart:
         """Return a chart of the bytes that are live while each node runs."""

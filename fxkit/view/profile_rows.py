@@ -71,6 +71,7 @@ class Entry:
         uncounted: How many of its nodes have no FLOP formula.
         bytes: Sum of what is known; None when nothing is.
         live_bytes: Largest of theirs.
+        workspace_bytes: Largest of what one of them takes inside.
         computes: For a kernel the names of the nodes that it computes.
         reused: How many of its times are those of a baseline.
         launch_bound: How many of its nodes are bound by their launch.
@@ -85,6 +86,7 @@ class Entry:
     uncounted: int
     bytes: int | None
     live_bytes: int | None
+    workspace_bytes: int | None
     computes: tuple[str, ...] = ()
     reused: int = 0
     launch_bound: int = 0
@@ -94,7 +96,7 @@ SORTS: dict[str, Callable[[Entry], float]] = {
     "time": lambda entry: -(entry.seconds or 0.0),
     "flops": lambda entry: -(entry.flops or 0),
     "bytes": lambda entry: -(entry.bytes or 0),
-    "memory": lambda entry: -(entry.live_bytes or 0),
+    "memory": lambda entry: -((entry.live_bytes or 0) + (entry.workspace_bytes or 0)),
     "order": lambda entry: 0.0,
 }
 
@@ -129,12 +131,15 @@ def _entry(key: str, rows: Sequence[Row]) -> Entry:
         flops=total([row.flops for row in rows]),
         uncounted=sum(row.flops is None for row in rows),
         bytes=total([row.bytes for row in rows]),
-        live_bytes=max(
-            (row.live_bytes for row in rows if row.live_bytes is not None), default=None
-        ),
+        live_bytes=_largest([row.live_bytes for row in rows]),
+        workspace_bytes=_largest([row.workspace_bytes for row in rows]),
         reused=sum(row.is_reused for row in rows),
         launch_bound=sum(row.is_launch_bound for row in rows),
     )
+
+
+def _largest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def total(values: Sequence[Any]) -> Any:

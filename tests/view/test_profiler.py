@@ -328,6 +328,36 @@ def test_peak_memory_is_that_of_the_allocator() -> None:
     assert sum(size for _, size in found.peak_holders) == found.peak_bytes
 
 
+def test_the_table_has_live_memory_and_what_operators_take_inside() -> None:
+    class Convolves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.inv(x).relu()
+
+    found = quick(fx.symbolic_trace(Convolves()), (torch.eye(64),))
+    text = found.table(sort_by="memory")
+    assert text.splitlines()[-4].split()[-2:] == ["live", "inside"]
+    inverse, relu = text.splitlines()[-2:]
+    assert inverse.split()[-2] == "16.4k"
+    assert relu.split()[-2:] == ["32.8k", "0"]
+    assert "inside of %linalg_inv" in text
+    assert found.peak_with_workspace == found.allocator_peak
+    assert "inside" not in found.table(group_by="op").splitlines()[-3]
+    assert "inside" not in quick(models.stack(1), models.stack_args(), metrics=("flops",)).table()
+
+
+def test_guards_are_counted_and_no_riddle() -> None:
+    from fxkit.tracing import capture
+
+    def program(x: Tensor) -> Tensor:
+        return x + 1 if (x[0] > 0).all() else x - 1
+
+    with torch.no_grad():
+        captured = capture(program, (torch.ones(4, 2),))
+    found = quick(captured.graph_module, (torch.ones(4, 2),))
+    assert any(row.operator.startswith("guard.") for row in found.rows)
+    assert found.uncounted == ()
+
+
 def test_memory_inside_an_operator_is_told() -> None:
     class Sorts(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

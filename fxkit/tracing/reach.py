@@ -119,6 +119,11 @@ class Reach:
                 return
         self.missed.append(code)
 
+    @property
+    def reads_all(self) -> bool:
+        """Whether the program may read attributes by names that are not written in its code."""
+        return self._reads_all
+
     def enter_context(self, variable: contextvars.ContextVar[Any]) -> None:
         """Look at a context variable that is about to be read or set."""
         if id(variable) in self._contexts:

@@ -16,7 +16,7 @@ from fxkit.tracing.outside import Place
 from fxkit.tracing.reach import Reach
 from fxkit.tracing.reach_kinds import functions_of
 from fxkit.tracing.refusals import Refusal
-from fxkit.tracing.state_guards import EmptyGuard, StateGuard, StateWatch
+from fxkit.tracing.state_guards import EmptyGuard, StateGuard, StateWatch, is_asked
 from fxkit.tracing.structure import Blueprint, Parts
 from fxkit.tracing.variants import Replay
 from fxkit.tracing.watching import Watcher
@@ -82,7 +82,7 @@ class State:
                 raise Refusal(f"an opaque call changes {holder.path}, which the program may read")
         self.watch = StateWatch(
             [holder for holder in reach.holders if _has_guards(holder)],
-            [table for _, table in reach.empties],
+            [table for _, table in self._empties()],
         )
 
     def _learn(self, missed: list[CodeType], watcher: Watcher) -> None:
@@ -105,12 +105,17 @@ class State:
         memos = (holder for holder in self.reach.holders if isinstance(holder, h.MemoHolder))
         return any(memo.entries["misses"] != memo.read()["misses"] for memo in memos)
 
+    def _empties(self) -> list[tuple[str, dict[Any, Any]]]:
+        """Return the tables of modules that have to stay empty."""
+        reach = self.reach
+        return [it for it in reach.empties if is_asked(it[0], reach.names, reach.reads_all)]
+
     def check(self) -> None:
         """Raise where the program changed what can't be written again."""
         for holder in self.watch.touched():
             if isinstance(holder, h.ArrayHolder) and holder.changes():
                 raise Refusal(f"the program writes to the NumPy array {holder.path}")
-        for path, table in self.reach.empties:
+        for path, table in self._empties():
             if table:
                 raise Refusal(f"the program adds to {path}")
 
@@ -151,7 +156,7 @@ class State:
             StateGuard(holder.path or "the program", holder=holder, codes=self._codes)
             for holder in guarded
         ]
-        found += [EmptyGuard(path, table=table) for path, table in self.reach.empties]
+        found += [EmptyGuard(path, table=table) for path, table in self._empties()]
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from operator import is_
 from types import CellType, CodeType
@@ -14,7 +14,14 @@ from torch._C._dynamo.guards import dict_version
 
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guards import Call, Guard, Mismatch, shorten, storage_key, tensor_text, type_text
-from fxkit.tracing.holders import ABSENT, CellHolder, Holder, NamespaceHolder, SequenceHolder
+from fxkit.tracing.holders import (
+    ABSENT,
+    CellHolder,
+    Holder,
+    NamespaceHolder,
+    SequenceHolder,
+    SetHolder,
+)
 from fxkit.tracing.outside import Place
 
 
@@ -140,6 +147,33 @@ class WatchedState:
     holds: Callable[[], bool]
 
 
+# Tables of a module that are empty while those beside them are, or that only these methods ask.
+_ASKED_BY = {
+    "_forward_hooks_with_kwargs": (),
+    "_forward_hooks_always_called": (),
+    "_forward_pre_hooks_with_kwargs": (),
+    "_state_dict_hooks": ("state_dict",),
+    "_state_dict_pre_hooks": ("state_dict",),
+    "_load_state_dict_pre_hooks": ("load_state_dict", "_load_from_state_dict"),
+    "_load_state_dict_post_hooks": ("load_state_dict", "_load_from_state_dict"),
+}
+
+
+def is_asked(path: str, names: Container[str], reads_all: bool) -> bool:
+    """Tell whether a program may look into a table of a module that is empty.
+
+    Args:
+        path: The table, as `Reach.empties` names it.
+        names: The attributes that the program's code reads.
+        reads_all: Whether it may read others.
+    """
+    table = path.rpartition(".")[2]
+    methods = _ASKED_BY.get(table)
+    if methods is None or table in names or (reads_all and methods):
+        return True
+    return any(method in names for method in methods)
+
+
 class StateWatch:
     """Tells quickly whether any of many holders has changed.
 
@@ -158,8 +192,11 @@ class StateWatch:
         self._lists = [
             (it, it.value, list(it.entries.values())) for it in rest if type(it) is SequenceHolder
         ]
+        self._sets = [(it, it.value, set(it.entries)) for it in rest if type(it) is SetHolder]
         self._others = [
-            it for it in rest if not _is_full_cell(it) and type(it) is not SequenceHolder
+            it
+            for it in rest
+            if not _is_full_cell(it) and type(it) not in (SequenceHolder, SetHolder)
         ]
         self._versions = [holder.version for holder in self._holders]
 
@@ -177,6 +214,9 @@ class StateWatch:
             same = len(items) == len(before) and all(map(is_, items, before))
             if not same and holder.difference() is not None:
                 return False
+        for holder, items, before in self._sets:
+            if items != before and holder.difference() is not None:
+                return False
         return all(holder.difference() is None for holder in self._others)
 
     def state(self) -> WatchedState:
@@ -187,7 +227,7 @@ class StateWatch:
             tuple(map(_table, self._holders, self._dicts, self._versions)),
             tuple(lists),
             tuple((cell, value) for _, cell, value in self._cells),
-            bool(self._others) or len(lists) < len(self._lists),
+            bool(self._others or self._sets) or len(lists) < len(self._lists),
             self.holds,
         )
 
@@ -199,7 +239,7 @@ class StateWatch:
             for holder, new, old in zip(self._holders, now, self._versions, strict=True)
             if new != old
         ]
-        rest = [*(cell[0] for cell in self._cells), *(item[0] for item in self._lists)]
+        rest = [it[0] for it in (*self._cells, *self._lists, *self._sets)]
         return [*changed, *rest, *self._others]
 
     def _look_closer(self, now: list[int]) -> bool:

@@ -103,6 +103,7 @@ static void fx_transpose(const float* from, long row, float* to, long to_row) {
 
 static void fx_pack(
     const float* b, long step, long column, long depth, long columns, float* panel) {
+  if (columns > FX_COLUMNS) __builtin_unreachable();
   if (columns < FX_COLUMNS)
     for (long i = 0; i < depth * FX_COLUMNS; ++i) panel[i] = 0;
   long k = 0;
@@ -145,7 +146,7 @@ FX_FUSED static inline __attribute__((always_inline)) void fx_dots(
       for (int half = FX_LANES / 2; half; half /= 2)
         for (int l = 0; l < half; ++l) part[l] += part[l + half];
       float sum = part[0];
-      for (long rest = k; rest < depth; ++rest) sum += a[r * row + rest] * b[c * column + rest];
+      for (long i = 0; i < depth % FX_LANES; ++i) sum += a[r * row + k + i] * b[c * column + k + i];
       sums[r * FX_COLUMNS + c] = sum;
     }
 }
@@ -153,6 +154,7 @@ FX_FUSED static inline __attribute__((always_inline)) void fx_dots(
 template <int ROWS>
 FX_FUSED static void fx_few_rows(
     const float* a, long row, const float* b, long column, long columns, long depth, float* sums) {
+  if (columns > FX_COLUMNS) __builtin_unreachable();
   long c = 0;
   for (; c + 4 <= columns; c += 4)
     fx_dots<ROWS, 4>(a, row, b + c * column, column, depth, sums + c);

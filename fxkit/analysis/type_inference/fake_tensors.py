@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fxkit.analysis.type_inference.dynamo_config import call_with_settings
+
 
 @contextmanager
 def fake_mode(shape_env: Any = None) -> Iterator[Any]:
@@ -20,20 +22,33 @@ def fake_mode(shape_env: Any = None) -> Iterator[Any]:
 
 def new_fake_mode(shape_env: Any = None) -> Any:
     """Return a mode to enter; sizes that data decide become symbols when it has a `ShapeEnv`."""
-    return _mode_class()(allow_non_fake_inputs=True, shape_env=shape_env)
+    if shape_env is not None:
+        return _mode_class()(allow_non_fake_inputs=True, shape_env=shape_env)
+    return call_with_settings(_mode_class(), allow_non_fake_inputs=True)
 
 
 @functools.cache
 def _mode_class() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    # torch wraps it to hide it from TorchDynamo, and imports that for it.
+    wrapped = FakeTensorMode.__torch_dispatch__
+    dispatch = getattr(wrapped, "__wrapped__", wrapped)
+
     class FaithfulMode(FakeTensorMode):
         """torch's mode, with the strides of results put right where its kernels give others."""
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if self.shape_env is not None:
+                result = dispatch(self, func, types, args, kwargs)
+            else:
+                result = call_with_settings(dispatch, self, func, types, args, kwargs)
             if func in _DENSE_NORMS and isinstance(result, tuple):
                 return (_densely(self, result[0], args[0]), *result[1:])
             return result

@@ -115,7 +115,7 @@ class _Planner:
     def _cut(self) -> list[_Step]:
         steps: list[_Step] = []
         for node in self._graph.nodes:
-            if node.op in ("placeholder", "get_attr") or self._is_part_of_run(node):
+            if node.op in ("placeholder", "get_attr") or is_one_of_several(node):
                 continue
             if node.op == "output" and self._is_flat(node.args[0]):
                 continue
@@ -129,12 +129,6 @@ class _Planner:
             last.nodes.append(node)
             last.values += values
         return steps
-
-    def _is_part_of_run(self, node: fx.Node) -> bool:
-        """Tell whether a node names one of several results of a kernel."""
-        return key_of(node) != (node, 0) or (
-            node.target is operator.getitem and kernel_of(node.args[0]) is not None
-        )
 
     def _is_flat(self, returned: Any) -> bool:
         if isinstance(returned, fx.Node):
@@ -266,9 +260,15 @@ def _kernel(node: fx.Node) -> KernelCall:
     return call
 
 
+def is_one_of_several(node: fx.Node) -> bool:
+    """Tell whether a node names one of several results of a kernel."""
+    call = kernel_of(node.args[0]) if node.target is operator.getitem else None
+    return call is not None and len(call.outputs) > 1
+
+
 def key_of(node: fx.Node) -> Key:
     """Return the value that a node stands for: one of a kernel's results, or its own."""
-    if node.target is operator.getitem and kernel_of(node.args[0]) is not None:
+    if is_one_of_several(node):
         source, number = node.args
         if isinstance(source, fx.Node) and isinstance(number, int):
             return source, number

@@ -11,10 +11,12 @@ import torch
 from torch import fx
 
 from fxkit.errors import CaptureError
+from fxkit.tracing.automatic_calls import call_through
 from fxkit.tracing.dynamic_recording import record_free
 from fxkit.tracing.free_sizes import FreeAxes, Request, check_request, requested, seen_to_change
 from fxkit.tracing.guards import Call, Guard, GuardFailed, Mismatch
-from fxkit.tracing.opaque_calls import called_once
+from fxkit.tracing.hooked_code import hooked
+from fxkit.tracing.opaque_calls import called_once, repeats_calls
 from fxkit.tracing.recorder import active_recorder
 from fxkit.tracing.recording import Attempt, parameter_names, record
 from fxkit.tracing.refusals import Failure
@@ -121,13 +123,13 @@ class Captured:
             except Repeat:
                 if start_over is not None:
                     start_over()
-                return self.fn(*args, **kwargs)
+                return self._in_python(args, kwargs)
             self._last_ran_in_python = False
             self._touch(variant)
             return result
         if self._evictions >= MAX_EVICTIONS:
             self._last_ran_in_python = True
-            return self.fn(*args, **kwargs)
+            return self._in_python(args, kwargs)
         return self._attempt(args, kwargs, call, changed).result
 
     @property
@@ -139,6 +141,14 @@ class Captured:
         """Note that a graph has run for a call that was not made through here."""
         self._last_ran_in_python = False
         self._touch(variant)
+
+    def _in_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program; opaque calls that a graph has made for this call are not made again."""
+        learned = self._learned
+        if learned is None or not learned.codes or not repeats_calls():
+            return self.fn(*args, **kwargs)
+        with hooked(frozenset(learned.codes), call_through):
+            return self.fn(*args, **kwargs)
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -209,7 +219,7 @@ class Captured:
             runs, known = runs + 1, len(functions)
             call, kwargs = self._call(args, kwargs)
             attempt = self._attempt(args, kwargs, call, None)
-            may_hold = len(functions) > known or attempt.was_first
+            may_hold = len(functions) > known or attempt.was_first or attempt.has_learned
             if attempt.failure is None or not may_hold or runs == MAX_RUNS:
                 return attempt
 

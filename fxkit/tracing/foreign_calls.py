@@ -29,7 +29,7 @@ _IN_MODULES = frozenset(
     """
     sys._getframe sys.getrecursionlimit sys.intern sys.exc_info sys.getsizeof sys.is_finalizing
     posix.fspath sys.setprofile sys.getprofile _thread.get_ident sys.audit
-    posix.getpid nt.fspath _thread.allocate_lock _thread.RLock
+    _warnings._filters_mutated posix.getpid nt.fspath _thread.allocate_lock _thread.RLock
     """.split()
 )
 _EFFECTFUL = frozenset(
@@ -39,6 +39,7 @@ _EFFECTFUL = frozenset(
     """.split()
 )
 _CLOCKS = frozenset({"now", "today", "utcnow"})
+FILES_OF_TORCH = ("torch.serialization", "torch.hub", "torch.storage", "torch.utils.data")
 _OWN_MODULES = ("importlib", "_frozen_importlib", "linecache")
 _DENIED_OF_NUMPY = frozenset({"fromfile", "get_state", "bit_generator"})
 _DENIED_OF_TORCH = frozenset(
@@ -99,6 +100,8 @@ def has_effects(function: Any, caller: str | None) -> bool:
     """
     if caller is not None and caller.startswith(_OWN_MODULES):
         return False
+    if caller is not None and caller.startswith("torch.") and not caller.startswith(FILES_OF_TORCH):
+        return getattr(function, "__name__", "") in _DENIED_OF_TORCH
     owner = getattr(function, "__self__", None)
     name = function.__name__
     if owner is None or isinstance(owner, types.ModuleType):

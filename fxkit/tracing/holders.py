@@ -75,6 +75,7 @@ class Holder(ABC):
         entries: `{key: value}` of what it held.
         lenient: Keys whose tensors may be replaced by others, and their type.
         version: That of the dict before it was read, where there is one.
+        foreign: Keys whose values opaque calls change, which no graph writes again.
     """
 
     value: Any
@@ -82,6 +83,7 @@ class Holder(ABC):
     entries: dict[Any, Any] = field(default_factory=dict)
     lenient: dict[Any, TensorType] = field(default_factory=dict)
     version: int = 0
+    foreign: set[Any] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         table = self.versioned()
@@ -152,9 +154,10 @@ class Holder(ABC):
         found = {
             key: current
             for key, current in now.items()
-            if not is_same_value(current, self.entries.get(key, ABSENT))
+            if not is_same_value(current, self.entries.get(key, ABSENT)) and key not in self.foreign
         }
-        found.update({key: ABSENT for key in self.entries if key not in now})
+        missing = {key: ABSENT for key in self.entries if key not in now}
+        found.update({key: gone for key, gone in missing.items() if key not in self.foreign})
         if not found and self.is_ordered() and list(now) != list(self.entries):
             return dict(now)
         return found

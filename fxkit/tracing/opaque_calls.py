@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
 from fxkit.analysis.type_inference.declared_types import declare_type
-from fxkit.errors import UnsupportedError
+from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.ir.types import TensorType, type_of_value
 from fxkit.tracing.reach_kinds import OPAQUE
 from fxkit.tracing.recorder import active_recorder
@@ -97,10 +98,10 @@ def opaque(function: Any = None) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         recorder = active_recorder()
         if recorder is None or recorder.failure is not None:
-            return _call_once(function, args, kwargs)
+            return call_once(function, args, kwargs)
         key = _key(args, kwargs)
         result = recorder.record_opaque(
-            call, lambda: _call_once(function, args, kwargs), args, kwargs, function
+            call, lambda: call_once(function, args, kwargs), args, kwargs, function
         )
         observed[key] = type_of_value(result)
         return result
@@ -125,16 +126,41 @@ def _key(args: Any, kwargs: Any) -> str:
     return str(pytree.tree_map_only(torch.Tensor, TensorType.of, (args, kwargs)))
 
 
-def _call_once(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def declare_result(target: Any, result: Any) -> None:
+    """Let type inference know what a node with some target gives."""
+    kind = type_of_value(result)
+    declare_type(has_side_effect(target))(lambda *args, **kwargs: kind)
+
+
+def repeats_calls() -> bool:
+    """Tell whether opaque calls of this thread are noted, and some may be given again."""
+    return _current.tape is not None
+
+
+def call_once(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    frames: tuple[types.FunctionType, ...] = (),
+) -> Any:
+    """Call a function, or give again what it gave before the program was started over.
+
+    Args:
+        function: The function.
+        args: What it takes.
+        kwargs: What it takes by keyword.
+        frames: What the function is to see as its callers, innermost first; each takes a function
+            with its arguments.
+    """
     tape = _current.tape
     if tape is None:
-        return function(*args, **kwargs)
+        return _call(function, args, kwargs, frames)
     if tape.again:
         return _repeated(tape, function)
     entry = _Entry(function, None, None, [])
     tape.done.append(entry)
     try:
-        entry.result = function(*args, **kwargs)
+        entry.result = _call(function, args, kwargs, frames)
     except BaseException as error:
         entry.error = error
         raise
@@ -147,9 +173,25 @@ def _call_once(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return entry.result
 
 
+def _call(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    frames: tuple[types.FunctionType, ...],
+) -> Any:
+    for frame in frames:
+        function, args, kwargs = frame, (function, args, kwargs), {}
+    return function(*args, **kwargs)
+
+
 def _repeated(tape: _Tape, function: Any) -> Any:
     entry = tape.again.popleft()
-    assert entry.function is function
+    if entry.function is not function and entry.function != function:
+        raise CaptureError(
+            f"expected {getattr(entry.function, '__name__', 'a function')} to be called again, got "
+            f"{getattr(function, '__name__', 'another one')}",
+            hint="the program takes another way when it is run again with equal arguments",
+        )
     tape.done.append(entry)
     with torch.no_grad():
         for tensor, content in entry.tensors:

@@ -26,7 +26,7 @@ from fxkit.tracing import reach_kinds as kinds
 from fxkit.tracing.code_names import CodeNames, names_in
 from fxkit.tracing.outside import Place
 from fxkit.tracing.refusals import Refusal
-from fxkit.tracing.strangers import handed_on, hidden_name, is_hidden, is_stranger
+from fxkit.tracing.strangers import MARK_IT, handed_on, hidden_names, is_hidden, is_stranger
 from fxkit.tracing.trust import is_standard, is_trusted, is_trusted_class
 
 Visit = tuple[Any, str]
@@ -45,6 +45,8 @@ class Reach:
         names: The attributes that this code reads.
         missed: Code that was called and of which no function is known.
         refusal: Why the state can't be told, once that is known.
+        strangers: Objects whose state can't be told, and where they lie.
+        is_lenient: Whether objects that change when they are read are passed over.
         kept: All objects that were visited, by `id`.
     """
 
@@ -58,6 +60,8 @@ class Reach:
         self.names: set[str] = set()
         self.missed: list[types.CodeType] = []
         self.refusal: Refusal | None = None
+        self.strangers: list[Visit] = []
+        self.is_lenient = False
         self._functions: dict[types.CodeType, list[types.FunctionType]] = defaultdict(list)
         self._nested: set[types.CodeType] = set()
         self._reads_all = False
@@ -175,6 +179,8 @@ class Reach:
         if kind in h.PLAIN or id(value) in self.kept:
             return
         if isinstance(value, kinds.LEFT_ALONE) or kind is type(None):
+            if kind is torch.Generator:
+                self.kept[id(value)] = value
             return
         self.kept[id(value)] = value
         if isinstance(value, torch.nn.Module):
@@ -203,7 +209,7 @@ class Reach:
             parts = [value.__self__, value.__func__]
         elif isinstance(value, functools.partial):
             if handed_on(("partial",), value.func):
-                raise _hidden_call(path, value.func)
+                raise Refusal(*_hidden_call(path, value.func))
             parts = [value.func, value.args, value.keywords]
         elif isinstance(value, (staticmethod, classmethod)):
             parts = [value.__func__]
@@ -312,6 +318,9 @@ class Reach:
             if module is not None:
                 self._python_module_names(module, attributes, name)
 
+    def _refuse(self, reason: str, hint: str) -> None:
+        self.refusal = self.refusal or Refusal(reason, hint)
+
     def _check_handed_on(self, code: CodeNames, name: str, value: Any) -> None:
         """Refuse code that may let C code call a function in C, which nothing would report."""
         names = code.globals | code.attributes
@@ -321,12 +330,13 @@ class Reach:
             found = [(f"{name}.{key}", own[key]) for key in code.attributes if key in own]
         for path, item in found:
             if handed_on(names, item):
-                raise _hidden_call(path, item)
+                self._refuse(*_hidden_call(path, item))
 
     def _python_module_names(self, module: Any, names: Iterable[str], path: str) -> None:
         """Look at those attributes of a Python module that a function which sees it names."""
         if is_trusted(module.__name__):
-            self._check_trusted_names(module, names)
+            for hidden in hidden_names(module, names):
+                self._refuse(f"the program may call {hidden}, which a graph can't repeat", MARK_IT)
             return
         attributes = vars(module)
         holder = self._namespaces.get(id(attributes))
@@ -342,20 +352,6 @@ class Reach:
                 self._python_module_names(value, names, f"{path}.{name}")
             else:
                 self._child(attributes, name, value, f"{path}.{name}")
-
-    def _check_trusted_names(self, module: Any, names: Iterable[str]) -> None:
-        if module.__name__.partition(".")[0] != "numpy":
-            return
-        for name in names:
-            hidden = hidden_name(module, name)
-            if hidden is not None:
-                raise Refusal(
-                    f"the program may call {hidden}, which a graph can't repeat",
-                    "call it outside, or put it into a function marked with fxkit.opaque",
-                )
-            inner = vars(module).get(name)
-            if isinstance(inner, types.ModuleType):
-                self._check_trusted_names(inner, set(names) - {name})
 
     def _visit_python_module(self, module: Any, path: str) -> None:
         if not is_trusted(module.__name__):
@@ -394,17 +390,12 @@ class Reach:
         if kind.__module__ == "_io" and not kinds.is_readable(value):
             return
         if hasattr(kind, "__next__") or kind.__module__ == "_io":
-            raise Refusal(
-                f"the program may read {path or 'an object'}, a {kind.__qualname__}, which is "
-                "another one after each read",
-                "pass what it gives as an argument",
-            )
+            if not self.is_lenient:
+                self.strangers.append((value, path))
+            return
         if is_stranger(kind) or is_hidden(value):
-            raise Refusal(
-                f"the program may read {path or 'an object'}, a {kind.__qualname__}, whose state "
-                "can't be told",
-                "read it outside, and pass what it gives as an argument",
-            )
+            self.strangers.append((value, path))
+            return
         self._visit_attributes(value, kind, path)
         if not is_trusted_class(kind):
             self._visit_class(kind, path)
@@ -502,8 +493,6 @@ class Reach:
         self._any.clear()
 
 
-def _hidden_call(path: str, function: Any) -> Refusal:
-    return Refusal(
-        f"{path or 'the program'} hands {function.__name__} on to what calls it unseen",
-        "call it outside, or put it into a function marked with fxkit.opaque",
-    )
+def _hidden_call(path: str, function: Any) -> tuple[str, str]:
+    who = path or "the program"
+    return f"{who} hands {function.__name__} on to what calls it unseen", MARK_IT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterable
 from types import FrameType
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.autograd.forward_ad as forward_ad
+from torch import fx
 from torch._C import _autograd
 from torch._C._functorch import maybe_current_level
 from torch.overrides import TorchFunctionMode
@@ -17,17 +19,23 @@ from torch.overrides import TorchFunctionMode
 from fxkit.tracing.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.data_dependence import has_data_dependent_shape
 from fxkit.tracing.frames import Frames, Location
+from fxkit.tracing.opaque_numbers import OpaqueNumbers
 from fxkit.tracing.outside import Origins
+from fxkit.tracing.random_generators import draws_unseen, is_unseen, shares_memory
 from fxkit.tracing.recorded import (
+    Value,
     application_of,
+    holds_tensor,
     python_random_states,
     same_bytes,
 )
 from fxkit.tracing.refusals import Failure, Refusal
 from fxkit.tracing.regions import Regions, read_ambient
 from fxkit.tracing.rollback import Undo, random_states, same_random_states
+from fxkit.tracing.size_numbers import plain
 from fxkit.tracing.tape import TENSOR_CLASSES
 from fxkit.tracing.transforms import BelowTransforms, Transformed
+from fxkit.tracing.value_flow import UNKNOWN, Flow
 from fxkit.tracing.watching import LOAD, SEED, Watcher
 from fxkit.tracing.writes import version_of
 
@@ -61,6 +69,8 @@ class Recorder(Transformed, TorchFunctionMode):
         self._is_suspended = False
         self._texts_written_early: int | None = None
         self.has_texts = False
+        self._has_numbers = False
+        self.opaque_objects: dict[int, tuple[Any, fx.Node]] = {}
         self._grad = self.regions.state.grad
         self._entry_level = maybe_current_level()
         self._below = BelowTransforms(self)
@@ -75,7 +85,7 @@ class Recorder(Transformed, TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if self.watcher is None:
+        if self.watcher is None or self.failure is not None:
             return self._handle(func, types, args, kwargs or {})
         self.watcher.pause()
         self._depth += 1
@@ -107,14 +117,21 @@ class Recorder(Transformed, TorchFunctionMode):
             return result
         return self._record(func, spelling, types, args, kwargs)
 
-    def refuse(self, reason: str, hint: str | None = None) -> None:
-        """Stop recording; the first reason counts."""
+    def refuse(self, reason: str, hint: str | None = None, *, watch: bool = False) -> None:
+        """Stop recording; the first reason counts.
+
+        Args:
+            reason: Why the program can't be held in a graph.
+            hint: What to do.
+            watch: Whether to find out what else the program calls, for the next time.
+        """
         if self.failure is None:
             trace = self._location.trace
             if self.watcher is not None and self._frames.is_active:
                 trace = self._frames.locate(sys._getframe(1)).trace or trace
             self.failure = Failure(reason, hint, trace)
-        self.release()
+        if not watch:
+            self.release()
 
     def note_text(self, stream: str, text: str) -> None:
         """Note what the program writes to a standard stream."""
@@ -147,6 +164,7 @@ class Recorder(Transformed, TorchFunctionMode):
         self._values.clear()
         self._writes.clear()
         self._exported.clear()
+        self.opaque_objects.clear()
         self._progress.raised = None
         self._progress.random = []
 
@@ -180,12 +198,24 @@ class Recorder(Transformed, TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         function: Any,
+        *,
+        flow: Flow = UNKNOWN,
     ) -> Any:
-        """Run a function unrecorded, and append one node for it."""
+        """Run a function unrecorded, and append one node for it.
+
+        Args:
+            target: What the node calls.
+            run: Makes the call.
+            args: The arguments of the node.
+            kwargs: Those given by keyword.
+            function: What is called, in which code of the program may be reached.
+            flow: What the program does with the result.
+        """
         watcher = self.watcher
         if watcher is not None:
             watcher.pause()
         self._location = self._frames.locate(sys._getframe(1))
+        self._check_python_random()
         self._is_suspended = True
         if watcher is not None:
             watcher.enter_opaque(function)
@@ -196,10 +226,11 @@ class Recorder(Transformed, TorchFunctionMode):
             if watcher is not None:
                 watcher.leave_opaque()
         self.has_opaque_calls = True
+        self._progress.python = python_random_states()
         if self.texts:
             self._texts_written_early = len(self.reads)
             self.write_texts()
-        self._append_opaque(target, args, kwargs, result)
+        result = self._append_opaque(target, args, kwargs, result, flow)
         if watcher is not None:
             watcher.resume()
         return result
@@ -240,20 +271,80 @@ class Recorder(Transformed, TorchFunctionMode):
         return any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
 
     def _append_opaque(
-        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        flow: Flow = UNKNOWN,
+    ) -> Any:
         self._is_suspended = True
         try:
             self._follow_modes()
-            node_args = tuple([self._argument(arg, target) for arg in args])
+            known = self.opaque_objects
+            node_args = tuple(
+                [known[id(a)][1] if id(a) in known else self._argument(a, target) for a in args]
+            )
             node_kwargs = {name: self._argument(arg, target) for name, arg in kwargs.items()}
             node = self._create("call_function", target, node_args, node_kwargs, None)
             self._note_random()
-            self._register(node, result, isinstance(result, (torch.Tensor, tuple, list, dict)))
+            if flow.is_known and type(self) is Recorder:
+                if type(result) in (int, float):
+                    self._set_type(node, result)
+                    self._has_numbers = True
+                    return OpaqueNumbers(self).stand_in(result, node)
+                if self._may_be_object(result, flow):
+                    self.opaque_objects[id(result)] = (result, node)
+                    return result
+            if result is None or holds_tensor(result):
+                self._register(node, result, True)
+            else:
+                self._expect(node, result)
         except Refusal as refusal:
             self.refuse(refusal.reason, refusal.hint)
         finally:
             self._is_suspended = False
+        return result
+
+    # Numbers that opaque calls gave; see `Writer` in `opaque_numbers` ---------------------------
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the graph still grows."""
+        return self.failure is None and not self._is_suspended and self._frames.is_active
+
+    def _may_be_object(self, result: Any, flow: Flow) -> bool:
+        """Tell whether only opaque calls will see what an opaque call gave."""
+        if result is None or type(result) is bool or holds_tensor(result):
+            return False
+        if id(result) in self.kept or flow.computes or flow.returns:
+            return False
+        return not flow.enters or isinstance(result, io.IOBase)
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether an opaque call runs."""
+        return self._is_suspended
+
+    @property
+    def kept(self) -> dict[int, Any]:
+        """The objects that are older than the call and that the program refers to, by `id`."""
+        return {} if self.watcher is None else self.watcher.kept
+
+    def is_inside(self, frame: FrameType) -> bool:
+        """Tell whether a frame belongs to the program rather than to what called it."""
+        return frame is not self._frames._boundary
+
+    def append_number(self, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+        """Append a node that computes a number."""
+        self._location = self._frames.locate(sys._getframe(3))
+        node = self._emit(target, args)
+        self._set_type(node, value)
+        return node
+
+    def guard_number(self, node: fx.Node, value: Any) -> None:
+        """Append a guard that expects a number to be what it was."""
+        self._guard(node, value, node.name)
 
     # One call -------------------------------------------------------------------------------
 
@@ -268,6 +359,8 @@ class Recorder(Transformed, TorchFunctionMode):
             node_args = tuple([self._argument(arg, func) for arg in args])
             node_kwargs = {name: self._argument(arg, func) for name, arg in kwargs.items()}
         except Refusal as refusal:
+            if self.watcher is not None and is_unseen(func, (args, kwargs)):
+                self.watcher.blame_user(sys._getframe(3))
             self.refuse(refusal.reason, refusal.hint)
             return self._run(func, args, kwargs)
         try:
@@ -281,7 +374,17 @@ class Recorder(Transformed, TorchFunctionMode):
             self.refuse(refusal.reason, refusal.hint)
         return result
 
+    def _lift(self, tensor: torch.Tensor) -> Value:
+        try:
+            return super()._lift(tensor)
+        except Refusal:
+            if self.watcher is not None:
+                self.watcher.blamed.update(filter(shares_memory, self.watcher.codes))
+            raise
+
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if self._has_numbers:
+            return func(*plain(args), **plain(kwargs))
         return func(*args, **kwargs)
 
     def _append(
@@ -370,16 +473,21 @@ class Recorder(Transformed, TorchFunctionMode):
         if self._progress.raised is not None:
             error = self._progress.raised
             raise Refusal(f"the program caught a {type(error).__name__} that a torch call raised")
-        if python_random_states() != self._progress.python:
-            raise Refusal(
-                "the program draws random numbers from Python or NumPy",
-                "draw them with torch, or pass them as arguments",
-            )
+        self._check_python_random()
         for exported in self._exported:
             same = np.array_equal(exported.array, exported.copy, equal_nan=False)
             is_nan_only = not same and same_bytes(exported.array, exported.copy)
             if not (same or is_nan_only) or version_of(exported.tensor) != exported.version:
                 raise Refusal("an array that shares memory with a tensor is written to")
+
+    def _check_python_random(self) -> None:
+        if python_random_states() != self._progress.python:
+            if self.watcher is not None:
+                self.watcher.blamed.update(filter(draws_unseen, self.watcher.codes))
+            raise Refusal(
+                "the program draws random numbers from Python or NumPy",
+                "draw them with torch, or pass them as arguments",
+            )
 
 
 def active_recorder() -> Recorder | None:

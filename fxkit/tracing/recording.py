@@ -15,7 +15,9 @@ from torch import fx
 from fxkit.errors import CaptureError
 from fxkit.ir.types import TensorType
 from fxkit.tracing import guards as g
+from fxkit.tracing.automatic_calls import call_through
 from fxkit.tracing.frames import source_text
+from fxkit.tracing.hooked_code import hooked
 from fxkit.tracing.interpreter import no_collection
 from fxkit.tracing.outside import Contents, Origins, Surroundings
 from fxkit.tracing.recorded import Outside
@@ -41,6 +43,7 @@ class Attempt:
         failure: Why not.
         was_first: Whether a memoised function was computed, as it won't be at the next call.
         session: The run itself, with what it found before the program began.
+        has_learned: Whether the next recording keeps calls opaque that this one could not.
     """
 
     result: Any
@@ -48,6 +51,7 @@ class Attempt:
     failure: Failure | None
     was_first: bool = False
     session: Session | None = None
+    has_learned: bool = False
 
 
 def record(
@@ -71,18 +75,34 @@ def record(
     around = active_recorder()
     if around is not None:
         around.refuse("the program captures another program")
+    codes = frozenset() if learned is None else frozenset(learned.codes)
+    with hooked(codes, call_through):
+        return _record(fn, args, kwargs, call, backend, learned)
+
+
+def _record(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: g.Call,
+    backend: Backend | None,
+    learned: Learned | None,
+) -> Attempt:
     try:
         session = Session(fn, call, learned)
     except Refusal as refusal:
         return Attempt(fn(*args, **kwargs), None, Failure(refusal.reason, refusal.hint))
+    watcher = None
     try:
         result = session.run(fn, args, kwargs)
         variant = session.variant(result, backend)
     finally:
+        watcher = session.recorder.watcher
+        has_learned = watcher is not None and learned is not None and learned.learn(watcher.blamed)
         session.recorder.close()
     state = session.state
     was_first = state is not None and state.has_memoised()
-    return Attempt(result, variant, session.recorder.failure, was_first, session)
+    return Attempt(result, variant, session.recorder.failure, was_first, session, has_learned)
 
 
 class Session:

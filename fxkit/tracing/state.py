@@ -12,10 +12,13 @@ import torch
 from fxkit.ir.types import TensorType
 from fxkit.tracing import guards as g
 from fxkit.tracing import holders as h
+from fxkit.tracing.hooked_code import can_hook, original
 from fxkit.tracing.outside import Place
+from fxkit.tracing.random_generators import check_strangers
 from fxkit.tracing.reach import Reach
 from fxkit.tracing.reach_kinds import functions_of
 from fxkit.tracing.refusals import Refusal
+from fxkit.tracing.size_numbers import plain
 from fxkit.tracing.state_guards import EmptyGuard, StateGuard, StateWatch, is_asked
 from fxkit.tracing.structure import Blueprint, Parts
 from fxkit.tracing.variants import Replay
@@ -33,11 +36,19 @@ class Learned:
 
     Attributes:
         functions: Functions that ran although no walk had found them, with their names.
+        codes: Code whose calls go through a hook.
         replaced: Places, as `(id of what holds them, key)`, whose tensors are replaced by others.
     """
 
     functions: list[tuple[Any, str]] = field(default_factory=list)
     replaced: set[tuple[int, Any]] = field(default_factory=set)
+    codes: set[CodeType] = field(default_factory=set)
+
+    def learn(self, codes: Iterable[CodeType]) -> bool:
+        """Note code whose calls are to go through a hook, and tell whether any is new."""
+        new = {code for code in map(original, codes) if can_hook(code)} - self.codes
+        self.codes |= new
+        return bool(new)
 
 
 class State:
@@ -76,14 +87,25 @@ class State:
             self._learn(reach.missed, watcher)
         if reach.refusal is not None:
             raise reach.refusal
-        own = {id(holder.value) for holder in reach.holders}
-        for holder in watcher.foreign:
-            if id(holder.value) in own:
-                raise Refusal(f"an opaque call changes {holder.path}, which the program may read")
+        check_strangers(reach, watcher)
+        self._check_foreign(watcher.foreign)
         self.watch = StateWatch(
             [holder for holder in reach.holders if _has_guards(holder)],
             [table for _, table in self._empties()],
         )
+
+    def _check_foreign(self, foreign: dict[tuple[int, Any], str]) -> None:
+        """Refuse where an opaque call changes what the program reads; other keys are its own."""
+        if not foreign:
+            return
+        for holder in self.reach.holders:
+            for (where, key), name in foreign.items():
+                if where != id(holder.value):
+                    continue
+                is_named = not isinstance(holder, h.NamespaceHolder) or key in holder.entries
+                if is_named and holder.is_guarded(key):
+                    raise Refusal(f"an opaque call changes {name}, which the program may read")
+                holder.foreign.add(key)
 
     def _learn(self, missed: list[CodeType], watcher: Watcher) -> None:
         learned = self._learned.functions
@@ -132,10 +154,11 @@ class State:
         self.before.append((holder, dict(holder.entries)))
         planned: dict[Any, Blueprint | None] = {}
         for key, value in changes.items():
+            key = plain(key)
             planned[key] = None if value is h.ABSENT else plan(value, holder.name_of(key))
             if isinstance(value, torch.Tensor):
                 self._replaced.add((id(holder.value), key))
-        return Replay(holder, planned, tuple(holder.read()))
+        return Replay(holder, planned, tuple(map(plain, holder.read())))
 
     def is_replaced(self, places: Iterable[Place]) -> bool:
         """Tell whether the tensor in some places is likely to be another one at the next call."""

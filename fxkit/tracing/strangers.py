@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fxkit.tracing import foreign_calls
@@ -41,6 +41,7 @@ _CALL_BACK = frozenset(
     takewhile dropwhile groupby filterfalse sub subn partialmethod default_factory
     """.split()
 )
+MARK_IT = "call it outside, or put it into a function marked with fxkit.opaque"
 _HIDDEN = "cython_function_or_method"
 _READS_CLOCK = frozenset({("numpy", "datetime64")})
 
@@ -64,13 +65,22 @@ def is_hidden(function: Any) -> bool:
     return type(function).__name__ == _HIDDEN
 
 
-def hidden_name(module: types.ModuleType, name: str) -> str | None:
-    """Return what a trusted module has under a name, when a graph can't repeat a call of it."""
-    value = vars(module).get(name)
-    is_foreign = is_hidden(value) and not isinstance(value, types.MethodType)
-    if is_foreign or (module.__name__, name) in _READS_CLOCK:
-        return f"{module.__name__}.{name}"
-    return None
+def reads_clock(kind: Any) -> bool:
+    """Tell whether a class, when it is called, may ask for the time."""
+    return (getattr(kind, "__module__", None), getattr(kind, "__name__", None)) in _READS_CLOCK
+
+
+def hidden_names(module: types.ModuleType, names: Iterable[str]) -> Iterator[str]:
+    """Iterate over what NumPy has under some names that a graph can't repeat a call of."""
+    if module.__name__.partition(".")[0] != "numpy":
+        return
+    for name in names:
+        value = vars(module).get(name)
+        is_foreign = is_hidden(value) and not isinstance(value, types.MethodType)
+        if is_foreign or (module.__name__, name) in _READS_CLOCK:
+            yield f"{module.__name__}.{name}"
+        if isinstance(value, types.ModuleType):
+            yield from hidden_names(value, set(names) - {name})
 
 
 def handed_on(names: Iterable[str], value: Any) -> bool:

@@ -30,6 +30,7 @@ from fxkit.tracing.recorded import (
 )
 from fxkit.tracing.refusals import Refusal
 from fxkit.tracing.rollback import Undo, random_states
+from fxkit.tracing.size_numbers import NUMBERS
 from fxkit.tracing.writes import Writes, version_of
 
 TENSOR_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -75,6 +76,8 @@ class Tape:
         Raises:
             Refusal: When the tensor is neither recorded nor known to be older than the capture.
         """
+        if type(tensor) in NUMBERS:
+            return tensor.fx_node  # type: ignore[attr-defined]
         value = self._values.get(id(tensor)) or self._lift(tensor)
         if value.path:
             for step in value.path:
@@ -216,6 +219,8 @@ class Tape:
             return slice(*(self._argument(e, func) for e in (value.start, value.stop, value.step)))
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
             return {key: self._argument(item, func) for key, item in value.items()}
+        if kind in NUMBERS:
+            return value.fx_node  # type: ignore[union-attr]
         return plain_argument(value, func)
 
     # Values that Python sees ----------------------------------------------------------------
@@ -227,6 +232,10 @@ class Tape:
         if not node.all_input_nodes:
             self.graph.erase_node(node)
             return
+        self._expect(node, result)
+
+    def _expect(self, node: fx.Node, result: Any) -> None:
+        """Guard a plain value that a node gives to the program."""
         expected = plain_result(result, node)
         self._set_type(node, expected)
         self._guard(node, expected, node.name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import CodeType, FrameType
@@ -18,7 +19,8 @@ import torch
 from torch.autograd.function import Function
 
 from fxkit.tracing import foreign_calls
-from fxkit.tracing.holders import Holder
+from fxkit.tracing.blame import blame, user_code
+from fxkit.tracing.hooked_code import can_hook
 from fxkit.tracing.interpreter import settle
 from fxkit.tracing.reach import Reach
 from fxkit.tracing.refusals import Refusal
@@ -34,7 +36,7 @@ SPECIAL = frozenset({APPLY, SEED, LOAD})
 class Listener(Protocol):
     """What a watcher tells of."""
 
-    def refuse(self, reason: str, hint: str | None = None) -> None:
+    def refuse(self, reason: str, hint: str | None = None, *, watch: bool = False) -> None:
         """Note what a graph can't hold."""
 
     def note_text(self, stream: str, text: str) -> None:
@@ -52,6 +54,7 @@ class Watcher:
         listener: Is told of what the program does.
 
     Attributes:
+        blamed: Code of the program that calls what can't be looked into.
         codes: Code of functions outside of the trusted packages, with the globals it ran on.
         is_muted: Whether what the program prints is noted only.
     """
@@ -61,6 +64,10 @@ class Watcher:
         self._trusted: set[CodeType] = set()
         self._reach = reach
         self._opaque = Reach()
+        self._opaque.is_lenient = True
+        self._pending: set[int] = set()
+        self._foreign: dict[tuple[int, Any], str] = {}
+        self.blamed: set[CodeType] = set()
         self._listener = listener
         self._streams: _Streams | None = None
         self._special: tuple[FrameType, Callable[[Any], None]] | None = None
@@ -71,9 +78,14 @@ class Watcher:
         self._callback = self._see
 
     @property
-    def foreign(self) -> list[Holder]:
-        """What opaque calls have changed."""
-        return [holder for holder in self._opaque.holders if holder.changes()]
+    def foreign(self) -> dict[tuple[int, Any], str]:
+        """What opaque calls have changed: `(id of what holds it, key)`, and its name."""
+        return self._foreign
+
+    @property
+    def kept(self) -> dict[int, Any]:
+        """The objects that the program refers to, by `id`."""
+        return self._reach.kept
 
     def start(self) -> None:
         """Begin to watch this thread.
@@ -109,13 +121,36 @@ class Watcher:
     def enter_opaque(self, function: Any) -> None:
         """Watch what an opaque function may change, and let it do what it likes."""
         self._opaque.add(function, getattr(function, "__name__", "an opaque function"))
+        for holder in self._opaque.holders:
+            holder.entries = holder.read()
+        self._pending = self._changed_so_far(function)
         self._depth += 1
         self.resume()
+
+    def _changed_so_far(self, function: Any) -> set[int]:
+        """Return the `id` of what the program has written to; a graph writes to it at its end."""
+        changed: dict[int, Any] = {}
+        for holder in self._reach.holders:
+            own = [k for k in holder.changes() if (id(holder.value), k) not in self._foreign]
+            if own:
+                changed[id(holder.value)] = holder.value
+        if getattr(function, "__module__", None) == "_warnings":
+            filters = (id(vars(warnings)), id(warnings.filters))
+            if any(key in changed for key in filters):
+                self._listener.refuse("the program warns where it has changed which warnings count")
+        return set(changed)
 
     def leave_opaque(self) -> None:
         """Watch the program itself again."""
         self._depth -= 1
         self.pause()
+        for holder in self._opaque.holders:
+            if id(holder.value) in self._pending:
+                self._listener.refuse(
+                    f"an opaque call may read {holder.path}, which the program has changed before"
+                )
+            for key in holder.changes():
+                self._foreign[id(holder.value), key] = holder.name_of(key)
 
     def _see(self, frame: FrameType, event: str, function: Any) -> None:
         if not self._is_on:
@@ -165,10 +200,20 @@ class Watcher:
             return
         if function is hash and frame.f_code.co_name == "__hash__":
             return
+        code = blame(frame)
+        if code is not None and can_hook(code):
+            self.blamed.add(code)
         self._listener.refuse(
             f"the program calls {foreign_calls.name_of(function)}, which a graph can't repeat",
             "call it outside, or put it into a function marked with fxkit.opaque",
+            watch=True,
         )
+
+    def blame_user(self, frame: FrameType | None) -> None:
+        """Let the calls of the function that led to a frame go through a hook the next time."""
+        code = user_code(frame)
+        if code is not None and can_hook(code):
+            self.blamed.add(code)
 
     def _end_of_print(self) -> None:
         streams, self._streams = self._streams, None

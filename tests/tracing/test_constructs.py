@@ -12,9 +12,7 @@ WHOLE = tools(with_peer=False)[0]
 
 IN_PYTHON = frozenset(
     """
-    logging_to_a_stream warning_once numpy_in_the_middle random_of_python random_of_numpy clock
-    file_that_is_read iterator_that_advances generator_given functional_gradient
-    vectorised_map checkpointed_block deep_copy_inside
+    warning_once checkpointed_block deep_copy_inside
     """.split()
 )
 

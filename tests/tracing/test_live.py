@@ -698,7 +698,7 @@ def numpy_scalars():
     return fn, [(x(),), (x(),)]
 
 
-@program(graphs=0)
+@program(graphs=2)
 def generator_of_random_numbers():
     def fn(a, generator):
         return a + torch.rand(4, generator=generator)
@@ -788,10 +788,9 @@ def test_captured_is_the_program(name: str) -> None:
     assert_faithful(_PROGRAMS[name], graphs=_GRAPHS[name])
 
 
-@pytest.mark.parametrize("mode", ["live", "whole"])
-def test_random_numbers_of_python_are_not_baked_in(mode: str):
-    with pytest.raises(CaptureError, match=r"random numbers from|calls Random.random"):
-        capture(lambda a: a * random.random(), (x(),), mode=mode)
+def test_random_numbers_of_python_are_not_baked_in():
+    with pytest.raises(CaptureError, match="random numbers from"):
+        capture(lambda a: a * random.random(), (x(),), mode="live")
 
 
 def test_unknown_mode():

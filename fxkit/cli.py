@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        return options.run(options)
+        code = options.run(options)
+        sys.stdout.flush()
+        return code
     except FxkitError as error:
         print(f"fxkit {options.command}: {error}", file=sys.stderr)
         return EXIT_FAILED
+    except BrokenPipeError:
+        # Whoever reads has enough; nothing more may be written, not at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

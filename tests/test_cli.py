@@ -29,6 +29,16 @@ def test_doctor_fails_when_a_check_does(
     assert "hint: mend it" in capsys.readouterr().out
 
 
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    command = [sys.executable, "-m", "fxkit", "passes"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_an_error_is_a_message_and_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ VERSION = 2
 
 KINDS: tuple[str, ...] = ("added", "removed", "replaced", "rewired", "changed")
 
+_TYPES = (TensorType, tuple, list, dict)
 _SIGNS = {"added": "+", "removed": "-", "replaced": "~", "rewired": ">", "changed": "!"}
 
 
@@ -274,7 +275,11 @@ class _Finder:
         elif constants(a) != constants(b):
             why.append("constants")
         known = type_of(a), type_of(b)
-        if all(isinstance(t, TensorType) for t in known) and str(known[0]) != str(known[1]):
+        if (
+            a.op != "output"
+            and all(isinstance(t, _TYPES) for t in known)
+            and str(known[0]) != str(known[1])
+        ):
             why.append("type")
         if a.name != b.name:
             why.append("name")

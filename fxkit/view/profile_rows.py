@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fxkit.view.labels import clip
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -113,10 +115,16 @@ def _key(row: Row, group_by: str) -> str:
     if group_by == "node":
         return row.name
     if group_by == "op":
-        return "compiled kernels" if row.family == "kernel" else row.operator
+        return _work_of_kernel(row) if row.family == "kernel" else row.operator
     if group_by == "region":
         return row.name if row.computes else "in no region"
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", row.module) or "(top level)"
+
+
+def _work_of_kernel(row: Row) -> str:
+    """Name what a kernel computes, the same for the layers of a stack: `kernel: linear + gelu`."""
+    words = dict.fromkeys(re.sub(r"_\d+$", "", name) for name in row.computes)
+    return f"kernel: {clip(' + '.join(words), 48)}" if words else "compiled kernels"
 
 
 def _entry(key: str, rows: Sequence[Row]) -> Entry:

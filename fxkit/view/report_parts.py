@@ -80,7 +80,7 @@ def passes(records: Iterable[Any]) -> str:
             f'{_notes(record)}</td><td class="fx-num">{duration(record.seconds)}</td></tr>'
         )
     head = (
-        '<th class="fx-num">#</th><th>pass</th><th>what it is for</th>'
+        '<th class="fx-num">#</th><th>pass</th><th class="fx-words">what it is for</th>'
         '<th class="fx-num">nodes before</th>'
         '<th class="fx-num">after</th><th class="fx-num">change</th><th>rewrites by rule</th>'
         '<th class="fx-num">time</th>'

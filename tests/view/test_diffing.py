@@ -111,6 +111,24 @@ def test_changed_constant_and_renamed_node() -> None:
     assert "> %" not in str(found)
 
 
+def test_another_type_of_one_of_several_values_is_told() -> None:
+    def make(dtype: torch.dtype) -> fx.GraphModule:
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        graph.output(graph.call_function(torch.chunk, (x, 2)))
+        gm = fx.GraphModule({}, graph)
+        propagate_types(gm, (torch.ones(4, dtype=dtype),))
+        return gm
+
+    before, after = make(torch.float32), make(torch.bfloat16)
+    found = diff(before, after)
+    assert [(c.after, c.why) for c in found.changes] == [
+        (("x",), ("type",)),
+        (("chunk",), ("type",)),
+    ]
+    assert printed(found.apply(before)) == printed(after)
+
+
 def test_rewired_without_anything_added() -> None:
     before, after, nodes = pair()
     nodes["add"].args = (nodes["relu_1"], nodes["relu"])

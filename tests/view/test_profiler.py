@@ -460,6 +460,14 @@ def test_kernels_are_grouped_by_region() -> None:
     found = quick(models.stack(1), models.stack_args())
     kernel = replace(found.rows[0], name="region_0", computes=("add", "gelu"))
     some = replace(found, rows=(kernel, *found.rows[1:]))
+    operators = {entry.key for entry in some.entries(group_by="op")}
+    assert "kernel: add + gelu" in {
+        e.key
+        for e in replace(
+            some, rows=(replace(kernel, family="kernel", computes=("add_2", "gelu", "add_1")),)
+        ).entries(group_by="op")
+    }
+    assert "kernel: add + gelu" not in operators
     keys = {entry.key: entry.nodes for entry in some.entries(group_by="region")}
     assert keys == {"region_0": 1, "in no region": len(found.rows) - 1}
 

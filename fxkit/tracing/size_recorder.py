@@ -98,11 +98,15 @@ class SizeRecorder(Recorder):
 
     def compute(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
         """See `Listener` of stand-ins."""
-        value = target(*plain(operands))
         if self._is_off or self._is_suspended:
-            return value
+            return target(*plain(operands))
         if self._frames.is_active:
             self._location = self._frames.locate(sys._getframe(2))
+        try:
+            value = target(*plain(operands))
+        except Exception:
+            self._state_all(operands)
+            raise
         if target in _DIVISIONS and type(operands[1]) in NUMBERS:
             self._state(self.compute_node(operator.ne, (operands[1], 0)), True, 3)
         node = self.compute_node(target, operands)
@@ -114,10 +118,13 @@ class SizeRecorder(Recorder):
             return SizeInt(value, node, self)
         if type(value) is float:
             return SizeFloat(value, node, self)
+        self._state_all(operands)
+        return value
+
+    def _state_all(self, operands: tuple[Any, ...]) -> None:
         for operand in operands:
             if type(operand) in NUMBERS:
-                self._state(operand.fx_node, operand.value, 3)
-        return value
+                self._state(operand.fx_node, operand.value, 4)
 
     def compute_node(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> fx.Node:
         """Append the node that computes a number."""

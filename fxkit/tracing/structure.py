@@ -21,7 +21,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxkit.errors import CaptureError
-from fxkit.tracing.size_numbers import NUMBERS
+from fxkit.tracing.size_numbers import NUMBERS, any_number, plain
 
 _LIMIT = 20_000
 
@@ -175,7 +175,7 @@ def _list_content(value: list[Any]) -> Content:
 
 
 def _dict_content(value: dict[Any, Any], label: Any, make: Callable[[], Any]) -> Content | None:
-    keys = tuple(value)
+    keys = tuple([plain(key) for key in value])
     if not all(isinstance(key, (str, int, bool, type(None), enum.Enum, type)) for key in keys):
         return None
 
@@ -334,6 +334,8 @@ class Blueprint:
         if isinstance(value, (torch.Tensor, fx.Proxy)) or type(value) in NUMBERS:
             number = self._place(value, path)
             return lambda tensors, _: tensors[number]
+        if type(value) in (torch.Size, slice) and any_number(value):
+            return self._plan_sizes(value, path)
         if id(value) in self._existing:
             which = self._existing[id(value)]
             return lambda _, memo: memo[-1][which]
@@ -347,6 +349,15 @@ class Blueprint:
             return lambda tensors, memo: value
         known = self._builders.get(id(value))
         return known if known is not None else self._plan_container(value, path)
+
+    def _plan_sizes(self, value: Any, path: str) -> Build:
+        """Plan a value of plain type, some of whose numbers are computed of sizes."""
+        kind = type(value)
+        items = (value.start, value.stop, value.step) if kind is slice else tuple(value)
+        parts = [self._plan(item, path) for item in items]
+        if kind is slice:
+            return lambda tensors, memo: slice(*(part(tensors, memo) for part in parts))
+        return lambda tensors, memo: torch.Size([part(tensors, memo) for part in parts])
 
     def _plan_container(self, value: Any, path: str) -> Build:
         content = content_of(value)

@@ -154,11 +154,11 @@ FX_FUSED static inline __attribute__((always_inline)) void fx_dots(
 template <int ROWS>
 FX_FUSED static void fx_few_rows(
     const float* a, long row, const float* b, long column, long columns, long depth, float* sums) {
-  if (columns > FX_COLUMNS) __builtin_unreachable();
   long c = 0;
   for (; c + 4 <= columns; c += 4)
     fx_dots<ROWS, 4>(a, row, b + c * column, column, depth, sums + c);
-  for (; c < columns; ++c) fx_dots<ROWS, 1>(a, row, b + c * column, column, depth, sums + c);
+  for (long rest = columns % 4; rest; --rest, ++c)
+    fx_dots<ROWS, 1>(a, row, b + c * column, column, depth, sums + c);
 }
 
 // sums[rows][FX_COLUMNS] = A[rows, depth] B[depth, columns]; strides are in elements.

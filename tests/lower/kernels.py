@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from fxkit.lower import CompiledModule, Policy, to_cpp
 
@@ -39,8 +40,7 @@ def compile_all(
             return graph.placeholder(f"x{len(inputs)}")
         return value
 
-    bound = [([as_input(a) for a in args], {k: as_input(v) for k, v in kwargs.items()})
-             for _, args, kwargs in calls]  # fmt: skip
+    bound = [pytree.tree_map(as_input, (list(args), kwargs)) for _, args, kwargs in calls]
     for (function, _, _), (args, kwargs) in zip(calls, bound, strict=True):
         nodes.append(graph.call_function(function, tuple(args), kwargs))
     given: list[Any] = list(nodes)

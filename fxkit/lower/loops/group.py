@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import fx
 
-from fxkit.ir.types import type_of
+from fxkit.ir.op import resolve
+from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.loops.loop_ir import Unfusable
-from fxkit.lower.loops.placement import Candidate, place, place_alias, position_taken
+from fxkit.lower.loops.placement import (
+    Candidate,
+    first_space,
+    is_candidate,
+    place,
+    place_alias,
+    position_taken,
+)
 from fxkit.lower.loops.region_space import Coordinates, RegionSpace
+from fxkit.lower.loops.view_map import alias_source, is_alias, shown_by
+from fxkit.lower.operators.movement_table import MoveOp
+from fxkit.lower.operators.row_ops import RowOp
 
-# A kernel of more operators takes the compiler long and runs out of registers.
+# A kernel of more operators or operands takes the compiler long and runs out of registers.
 MAX_MEMBERS = 48
+MAX_READS = 48
+
+
+def _checks(found: Candidate) -> bool:
+    """Tell whether eager raises for some values of a candidate's operands."""
+    return isinstance(found.row, MoveOp) and found.row.checks
 
 
 @dataclass
@@ -23,25 +41,28 @@ class Group:
         space: Its iteration space.
         members: What it computes, in an order in which operands come first.
         aliases: Views of its values; they compute nothing.
-        coordinates: Where each of its values lies; of several results, the first.
+        coordinates: Where each of its values lies; of several results, the first. None for a value
+            that has no place in the space: it is computed wherever others read it.
         results: Where each result of each member lies.
         reads: Tensors from outside that it reads.
+        sources: What these are views of, or they themselves.
+        is_strict: Whether all its values must have a place.
     """
 
     space: RegionSpace
     members: list[Candidate] = field(default_factory=list)
     aliases: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    coordinates: dict[fx.Node, Coordinates] = field(default_factory=dict)
+    coordinates: dict[fx.Node, Coordinates | None] = field(default_factory=dict)
     results: dict[fx.Node, tuple[Coordinates, ...]] = field(default_factory=dict)
     reads: set[fx.Node] = field(default_factory=set)
+    sources: set[fx.Node] = field(default_factory=set)
+    is_strict: bool = False
 
     def takes(self, found: Candidate, root: fx.GraphModule) -> bool:
         """Take a candidate in when it fits and has to do with the region."""
-        tensors = {t for t in found.tensors if isinstance(t, fx.Node)}
-        is_related = not self.members or any(
-            t in self.coordinates or t in self.reads for t in tensors
-        )
-        if not is_related or len(self.members) >= MAX_MEMBERS:
+        if len(self.members) >= MAX_MEMBERS or len(self.reads) >= MAX_READS:
+            return False
+        if self.members and not self._is_related(found):
             return False
         try:
             self.take(found, root)
@@ -49,34 +70,123 @@ class Group:
             return False
         return True
 
+    def _is_related(self, found: Candidate) -> bool:
+        """Tell whether a candidate shares an operand with the region, or a reader."""
+        tensors = {t for t in found.tensors if isinstance(t, fx.Node)}
+        if any(t in self.coordinates or shown_by(t) in self.sources for t in tensors):
+            return True
+        readers = (user for user in found.node.users if user.op != "output")
+        return any(o in self.coordinates for user in readers for o in user.all_input_nodes)
+
     def take(self, found: Candidate, root: fx.GraphModule) -> None:
         """Take a candidate in.
 
         Raises:
             Unfusable: When it does not fit into the region's space.
         """
-        self.results[found.node] = place(found, self.space, self.coordinates, root)
-        self.coordinates[found.node] = self.results[found.node][0]
+        tensors = [t for t in found.tensors if isinstance(t, fx.Node)]
+        if self.is_strict and isinstance(found.row, MoveOp) and self.members:
+            raise Unfusable("it moves elements in a region that keeps to one space")
+        try:
+            self._place(found, root)
+        except Unfusable:
+            if self.is_strict:
+                raise
+            if self._can_float(found):
+                self.coordinates[found.node] = None
+            elif self._can_move_to(found, tensors, root):
+                self._move_to(found, root)
+            else:
+                raise
         self.members.append(found)
-        tensors = (t for t in found.tensors if isinstance(t, fx.Node))
-        self.reads.update(t for t in tensors if t not in self.coordinates)
+        outside = [t for t in tensors if t not in self.coordinates]
+        self.reads.update(outside)
+        self.sources.update(map(shown_by, outside))
+
+    def _place(self, found: Candidate, root: fx.GraphModule) -> None:
+        self.results[found.node] = place(found, self.space, self.placed, root)
+        self.coordinates[found.node] = self.results[found.node][0]
+
+    def _can_float(self, found: Candidate) -> bool:
+        """Tell whether a candidate may be computed where others of the region will read it."""
+        is_plain = not isinstance(found.row, RowOp) and not _checks(found)
+        return is_plain and self._leads_to(found.node, self.space.sizes)
+
+    def _can_move_to(
+        self, found: Candidate, tensors: Iterable[fx.Node], root: fx.GraphModule
+    ) -> bool:
+        """Tell whether the region may go on in the space of a candidate.
+
+        All that it has computed is then computed where the candidate and those after it read it.
+        """
+        if self.space.reduced is not None or any(map(_checks, self.members)):
+            return False
+        if not any(t in self.coordinates for t in tensors):
+            return False
+        shape = first_space(found, root).sizes
+        return all(
+            user is found.node or user in self.coordinates or self._leads(user, shape)
+            for node in self.coordinates
+            for user in node.users
+        )
+
+    def _move_to(self, found: Candidate, root: fx.GraphModule) -> None:
+        before = (self.space, dict(self.coordinates), dict(self.results))
+        self.space = first_space(found, root)
+        self.coordinates = dict.fromkeys(self.coordinates)
+        self.results = {}
+        try:
+            self._place(found, root)
+        except Unfusable:
+            self.space, self.coordinates, self.results = before
+            raise
+
+    def _leads_to(self, node: fx.Node, shape: tuple[int, ...], depth: int = 6) -> bool:
+        """Tell whether a value is only read on the way to values of a shape."""
+        return bool(node.users) and all(
+            user in self.coordinates or self._leads(user, shape, depth) for user in node.users
+        )
+
+    def _leads(self, user: fx.Node, shape: tuple[int, ...], depth: int = 6) -> bool:
+        if not depth or not (is_alias(user) or is_candidate(user)):
+            return False
+        known = type_of(user)
+        if isinstance(known, TensorType) and known.shape == shape and not is_alias(user):
+            return True
+        return self._leads_to(user, shape, depth - 1)
 
     def takes_alias(self, node: fx.Node) -> bool:
-        """Take a view of one of its values in, when a kernel can follow it."""
-        try:
-            source, coordinates = place_alias(node, self.space, self.coordinates, self.results)
-        except Unfusable:
+        """Take a view of one of its values in; a kernel that can't follow it is not made."""
+        call = resolve(node)
+        source = alias_source(call) if call else None
+        if source is None or source not in self.coordinates:
             return False
+        try:
+            self.coordinates[node] = place_alias(node, self.space, self.placed, self.results)
+        except Unfusable:
+            if self.is_strict:
+                return False
+            self.coordinates[node] = None
         self.aliases[node] = source
-        self.coordinates[node] = coordinates
         return True
+
+    @property
+    def placed(self) -> dict[fx.Node, Coordinates]:
+        """The values that have a place in the space, with their coordinates."""
+        return {node: c for node, c in self.coordinates.items() if c is not None}
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether each value is computed once, in its place."""
+        has_moves = any(isinstance(m.row, MoveOp) for m in self.members)
+        return not has_moves and None not in self.coordinates.values()
 
     def origin(self, node: fx.Node) -> tuple[fx.Node, int]:
         """Follow views to the member whose result a value is, and say which of its results."""
         position = 0
         while node in self.aliases:
             source = self.aliases[node]
-            if isinstance(type_of(source), tuple):
+            if isinstance(type_of(source), tuple) and source not in self.aliases:
                 position = position_taken(node) or 0
             node = source
         return node, position

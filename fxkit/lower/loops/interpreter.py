@@ -89,6 +89,10 @@ class _Interpreter:
             return self._product(instruction.detail)
         if instruction.is_reduction:
             return self._reduced(instruction, operands[0])
+        if instruction.is_scan:
+            row = (*operands[0].shape[:-1], self._kernel.sizes[-1])
+            scan = _SCANS[instruction.op.removeprefix("scan_")]
+            return scan(operands[0].expand(row)).to(instruction.dtype)
         if instruction.op == "check":
             self._holds = self._holds and bool(operands[0].all())
             return operands[0]
@@ -161,6 +165,15 @@ _MONOIDS: dict[str, Callable[[torch.Tensor, list[int]], torch.Tensor]] = {
     "min": lambda x, dims: x.amin(dims, keepdim=True),
     "and": lambda x, dims: x.amin(dims, keepdim=True),
     "or": lambda x, dims: x.amax(dims, keepdim=True),
+}
+
+
+_SCANS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "add": lambda x: x.cumsum(-1),
+    "mul": lambda x: x.cumprod(-1),
+    "max": lambda x: x.cummax(-1).values,
+    "min": lambda x: x.cummin(-1).values,
+    "logaddexp": lambda x: x.logcumsumexp(-1),
 }
 
 

@@ -70,6 +70,9 @@ SUPPORTED = REGISTERS | set(STORAGE_ONLY)
 # The monoids that reduce a row. `sum` of floats is kept in float64 between blocks of the row.
 MONOIDS = frozenset({"add", "mul", "max", "min", "and", "or"})
 
+# The monoids of scans. `logaddexp`, of float64 alone, adds numbers that are given by logarithms.
+SCANS = frozenset({"add", "mul", "max", "min", "logaddexp"})
+
 
 class Unfusable(FxkitError):
     """A call that a kernel can't compute as eager does; the message is the reason."""
@@ -120,8 +123,8 @@ class Instruction:
     """One step of the body.
 
     Attributes:
-        op: `load`, `index`, `check`, `const`, `cast`, `round`, `reduce_<monoid>`, or a scalar
-            operation.
+        op: `load`, `index`, `check`, `const`, `cast`, `round`, `reduce_<monoid>`, `scan_<monoid>`,
+            or a scalar operation.
         operands: Positions of earlier instructions; of a load, its indices, then its guard.
         dtype: Register dtype of the result.
         detail: The access of a load or an index, the number of a constant, the storage dtype of a
@@ -137,6 +140,11 @@ class Instruction:
     def is_reduction(self) -> bool:
         """Whether it folds a row into a row scalar."""
         return self.op.startswith("reduce_")
+
+    @property
+    def is_scan(self) -> bool:
+        """Whether it folds, for each point of a row, all of the row up to there."""
+        return self.op.startswith("scan_")
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -195,7 +203,7 @@ class Kernel:
         wide: list[bool] = []
         rank = self.row_rank
         for instruction in self.body:
-            if instruction.is_reduction or instruction.op == "product":
+            if instruction.is_reduction or instruction.is_scan or instruction.op == "product":
                 wide.append(not instruction.is_reduction)
                 continue
             varies = any(wide[operand] for operand in instruction.operands)
@@ -400,6 +408,10 @@ class Builder:
     def reduce(self, monoid: str, value: Ref) -> Ref:
         """Fold a value along the row."""
         return self.append(Instruction(f"reduce_{monoid}", (value.position,), value.dtype))
+
+    def scan(self, monoid: str, value: Ref) -> Ref:
+        """Fold, at each point of the row, all elements up to it; the row must have one axis."""
+        return self.append(Instruction(f"scan_{monoid}", (value.position,), value.dtype))
 
     def cast(self, value: Ref, dtype: torch.dtype) -> Ref:
         """Convert a value; see `Ref.cast`."""

@@ -21,8 +21,13 @@ from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.lower.loops.emit import emit
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Unfusable
-from fxkit.lower.loops.placement import Candidate, candidate, first_space, is_alias, is_candidate
+from fxkit.lower.loops.placement import Candidate, candidate, first_space, is_candidate
 from fxkit.lower.loops.product_regions import continues_product
+from fxkit.lower.loops.schedule import cost_of
+from fxkit.lower.loops.view_map import is_alias, shown_by, views_of
+
+# What a region may cost, measured by what its operators cost one by one.
+MAX_REPETITION = 1.5
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class _Partitioner:
         self._candidates: dict[fx.Node, Candidate] = {}
         self._steps: list[fx.Node | Group] = []
         self._reasons: dict[fx.Node, str] = {}
+        self._costs: dict[fx.Node, int] = {}
 
     def run(self) -> Partition:
         for node, count in self._waits_for.items():
@@ -147,7 +153,8 @@ class _Partitioner:
         found = candidate(node, self._gm)
         alone = Group(first_space(found, self._gm))
         alone.take(found, self._gm)
-        emit(alone, [(node, position) for position in range(len(found.types))], self._gm)
+        outputs = [(node, position) for position in range(len(found.types))]
+        self._costs[node] = cost_of(emit(alone, outputs, self._gm).kernel)
         return found
 
     def _emit(self, node: fx.Node) -> None:
@@ -177,9 +184,13 @@ class _Partitioner:
         return group
 
     def _siblings(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the fusable nodes that read what a node reads."""
+        """Yield the fusable nodes that share an operand or a reader with a node."""
         for operand in node.all_input_nodes:
-            yield from (user for user in operand.users if user in self._fusable)
+            for shown in views_of(shown_by(operand)):
+                yield from (user for user in shown.users if user in self._fusable)
+        for user in node.users:
+            if user.op != "output":
+                yield from (other for other in user.all_input_nodes if other in self._fusable)
 
     def _joins(self, node: fx.Node, group: Group) -> bool:
         if node in self._candidates:
@@ -193,6 +204,16 @@ class _Partitioner:
         return False
 
     def _close(self, group: Group) -> None:
+        if group.is_simple or self._has_kernel(group):
+            self._settle(group)
+            return
+        for part in self._in_one_space_each(group):
+            if isinstance(part, Group):
+                self._settle(part)
+            else:
+                self._steps.append(part)
+
+    def _settle(self, group: Group) -> None:
         objection = self._policy.objection(group)
         if objection is None or continues_product(group, self._gm):
             self._steps.append(group)
@@ -200,6 +221,39 @@ class _Partitioner:
         nodes = [*(m.node for m in group.members), *group.aliases]
         self._reasons.update((m.node, objection) for m in group.members)
         self._steps.extend(sorted(nodes, key=self._order.__getitem__))
+
+    def _has_kernel(self, group: Group) -> bool:
+        """Tell whether one kernel computes a region, and not much of it several times."""
+        outputs = group.outputs()
+        if not outputs:
+            return False
+        try:
+            kernel = emit(group, outputs, self._gm).kernel
+        except Unfusable:
+            return False
+        return cost_of(kernel) <= MAX_REPETITION * sum(self._costs[m.node] for m in group.members)
+
+    def _in_one_space_each(self, group: Group) -> Iterator[fx.Node | Group]:
+        """Divide a region into ones that compute each value once, and views left to eager."""
+        part: Group | None = None
+        for node in group.coordinates:
+            found = self._candidates.get(node)
+            if found is None:
+                if part is not None and part.takes_alias(node):
+                    continue
+                if part is not None:
+                    yield part
+                part = None
+                yield node
+                continue
+            if part is not None and part.takes(found, self._gm):
+                continue
+            if part is not None:
+                yield part
+            part = Group(first_space(found, self._gm), is_strict=True)
+            part.take(found, self._gm)
+        if part is not None:
+            yield part
 
 
 class _Ready:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fxkit.lower.loops.loop_ir import Instruction, Kernel
 
@@ -141,6 +141,9 @@ class _Scheduler:
         keeps = [p for p in sorted(self._kept) if self._pass_of[p] == number]
         roots = [self._body[p].operands[0] for p in reductions]
         roots += [self._kernel.stores[p].value for p in stores] + keeps
+        roots += [
+            p for p, i in enumerate(self._body) if i.op == "check" and self._pass_of[p] == number
+        ]
         values, buffered = self._needed(roots, number)
         return Pass(
             tuple(self._scalars_of(number)),
@@ -192,6 +195,18 @@ _COSTLY = frozenset(
 def cost_of_point(body: tuple[Instruction, ...]) -> int:
     """Estimate the operations for one point of a kernel; a load or an addition is one."""
     return sum(_cost_of(i) for i in body if i.op != "const")
+
+
+def cost_of(kernel: Kernel) -> int:
+    """Estimate the operations of a kernel; what is the same all along its last axis counts once."""
+    row = replace(kernel, row_rank=max(kernel.row_rank, min(1, len(kernel.sizes))))
+    wide = row.row_wide()
+    points, rows = kernel.points, math.prod(row.outer_sizes)
+    return sum(
+        _cost_of(i) * (points if is_wide else rows)
+        for i, is_wide in zip(kernel.body, wide, strict=True)
+        if i.op != "const"
+    )
 
 
 def _cost_of(instruction: Instruction) -> int:

@@ -17,6 +17,10 @@ FUNCTIONS = {
     "fx_tanh": torch.tanh,
     "fx_erf": torch.erf,
     "fx_sigmoid": torch.sigmoid,
+    "fx_sin": torch.sin,
+    "fx_cos": torch.cos,
+    "fx_expm1": torch.expm1,
+    "fx_log1p": torch.log1p,
 }
 NAMES = {*FUNCTIONS, "fx_bf16", "fx_f16"}
 BODIES = {

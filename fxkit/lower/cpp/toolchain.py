@@ -18,7 +18,8 @@ from fxkit.errors import BuildError
 
 # Same numbers as eager: no contraction, no re-association. Floating-point traps and errno, which
 # nothing reads, would stop the compiler from making vector code. Threaded jumps turn selections in
-# a loop into masks that cost more; unrolled loops wait less for their own results.
+# a loop into masks that cost more; unrolled loops wait less for their own results. The sine and the
+# cosine of one number are not merged into a call that has no vector version.
 FLAGS = (
     "-O3",
     "-march=native",
@@ -29,6 +30,8 @@ FLAGS = (
     "-fno-strict-aliasing",
     "-fno-thread-jumps",
     "-funroll-loops",
+    "-fno-builtin-sin",
+    "-fno-builtin-cos",
 )
 
 

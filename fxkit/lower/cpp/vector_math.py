@@ -9,7 +9,10 @@ machine an error may be up to one unit in the last place larger.
 
 from __future__ import annotations
 
-MAX_ULP = {"fx_exp": 1.0, "fx_log": 1.0, "fx_tanh": 1.5, "fx_erf": 1.5, "fx_sigmoid": 2.5}
+MAX_ULP = {
+    "fx_exp": 1.0, "fx_log": 1.0, "fx_tanh": 1.5, "fx_erf": 1.5, "fx_sigmoid": 2.5,
+    "fx_sin": 1.0, "fx_cos": 1.0, "fx_expm1": 1.5, "fx_log1p": 1.5,
+}  # fmt: skip
 
 # One rounding where the machine can, as torch's vector code; elsewhere two, as torch's scalar code.
 BASICS = """\
@@ -92,7 +95,7 @@ static inline float fx_tanh(float x) {
   float near = fx_fma(p * s, x, x);
   float b = a > 10.0f ? 10.0f : a;
   float far = 1.0f - 2.0f / (fx_exp_within(2.0f * b) + 1.0f);
-  return a < 0.625f ? near : __builtin_copysignf(far, x);
+  return __builtin_copysignf(a < 0.625f ? near : far, x);
 }
 """
 
@@ -150,6 +153,127 @@ static inline float fx_normal_cdf(float x) {
 }
 """
 
+# |x| = (q + f) pi/2 with f in [-1/2, 1/2], over the whole range: the mantissa of x times the bits
+# of 2/pi that matter at its exponent, kept modulo 4 by the overflow of integers, with 62 bits of
+# fraction. The remainder is a float and what the float leaves out.
+_TURN = """\
+static inline unsigned fx_word(
+    unsigned shift, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e) {
+  unsigned word = shift < 64u ? a : b;
+  word = shift < 96u ? word : c;
+  word = shift < 128u ? word : d;
+  return shift < 160u ? word : e;
+}
+static inline __attribute__((always_inline)) int fx_turn(float x, float* high, float* low) {
+  int bits = fx_bits(x) & 0x7fffffff;
+  unsigned shift = (unsigned)((bits >> 23) < 120 ? 32 : (bits >> 23) - 88);
+  unsigned s = shift & 31u, t = 31u - s;
+  unsigned w0 = fx_word(shift, 0u, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u);
+  unsigned w1 = fx_word(shift, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u);
+  unsigned w2 = fx_word(shift, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u);
+  unsigned w3 = fx_word(shift, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu);
+  unsigned m = (unsigned)((bits & 0x007fffff) | 0x00800000);
+  unsigned long second = (unsigned long)m * ((w1 << s) | ((w2 >> 1) >> t));
+  unsigned long third = (unsigned long)m * ((w2 << s) | ((w3 >> 1) >> t));
+  unsigned long below = second + (third >> 32);
+  unsigned turns = m * ((w0 << s) | ((w1 >> 1) >> t)) + (unsigned)(below >> 32);
+  unsigned quarters = (turns + 0x20000000u) >> 30;
+  int f = (int)(turns - (quarters << 30));
+  float g = (float)f;
+  float rest = (float)(f - (int)g) + (float)(int)((unsigned)below >> 1) * 0x1p-31f;
+  float h = g * 0x1.921fb6p-30f;
+  float l = fx_fma(g, 0x1.921fb6p-30f, -h) + fx_fma(rest, 0x1.921fb6p-30f, g * -0x1.777a5cp-55f);
+  float sum = h + l;
+  bool near = bits < 0x3f490fdb;
+  *high = near ? fx_float(bits) : sum;
+  *low = near ? 0.0f : l - (sum - h);
+  return near ? 0 : (int)quarters;
+}
+static inline __attribute__((always_inline)) float fx_sine(int quarters, float r, float low) {
+  float s = r * r;
+  float p = 0x1.6cd87ap-19f;
+  p = fx_fma(p, s, -0x1.a00f9ep-13f);
+  p = fx_fma(p, s, 0x1.111108p-7f);
+  p = fx_fma(p, s, -0x1.555556p-3f);
+  float sine = r + fx_fma(p * s, r, low);
+  float c = -0x1.242aeep-22f;
+  c = fx_fma(c, s, 0x1.a0112p-16f);
+  c = fx_fma(c, s, -0x1.6c16b8p-10f);
+  c = fx_fma(c, s, 0x1.555556p-5f);
+  float half = 0.5f * s;
+  float one = 1.0f - half;
+  float cosine = one + (((1.0f - one) - half) + fx_fma(c, s * s, -r * low));
+  float y = (quarters & 1) ? cosine : sine;
+  return fx_float(fx_bits(y) ^ ((quarters & 2) << 30));
+}
+"""
+_SIN = """\
+static inline float fx_sin(float x) {
+  float r, low;
+  int quarters = fx_turn(x, &r, &low);
+  float y = fx_float(fx_bits(fx_sine(quarters, r, low)) ^ (fx_bits(x) & (int)0x80000000));
+  return __builtin_fabsf(x) < __builtin_inff() ? y : x - x;
+}
+"""
+_COS = """\
+static inline float fx_cos(float x) {
+  float r, low;
+  int quarters = fx_turn(x, &r, &low);
+  float y = fx_sine(quarters + 1, r, low);
+  return __builtin_fabsf(x) < __builtin_inff() ? y : x - x;
+}
+"""
+
+# exp(x) - 1 = 2^n p + (2^n - 1) with p = exp(r) - 1; half of it is summed, since 2^128 is no float.
+_EXPM1 = """\
+static inline float fx_expm1(float x) {
+  float a = x < -18.0f ? -18.0f : x;
+  a = a > 89.0f ? 89.0f : a;
+  float shifted = fx_fma(a, 0x1.715476p+0f, 0x1.8p+23f);
+  float n = shifted - 0x1.8p+23f;
+  float r = fx_fma(n, -0x1.62e4p-1f, a);
+  r = fx_fma(n, -0x1.7f7d1cp-20f, r);
+  float p = 0x1.a1a43p-13f;
+  p = fx_fma(p, r, 0x1.6d790cp-10f);
+  p = fx_fma(p, r, 0x1.11108ep-7f);
+  p = fx_fma(p, r, 0x1.5554aap-5f);
+  p = fx_fma(p, r, 0x1.555556p-3f);
+  p = fx_fma(p, r, 0.5f);
+  p = fx_fma(p, r * r, r);
+  float scale = fx_float((fx_bits(shifted) << 23) + 0x3f000000);
+  float y = 2.0f * fx_fma(p, scale, scale - 0.5f);
+  y = n == 0.0f ? p : y;
+  y = x > 0x1.62e42ep+6f ? __builtin_inff() : y;
+  return __builtin_copysignf(y, x);
+}
+"""
+
+# log(1 + x) = n ln(2) + log(1 + f) with 1 + f = (1 + x) / 2^n, where f is made of x itself.
+_LOG1P = """\
+static inline float fx_log1p(float x) {
+  int bits = fx_bits(1.0f + x) - 0x3f3504f3;
+  int n = bits >> 23;
+  float large = fx_float((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+  float scale = fx_float((127 - n) << 23);
+  float f = n > 24 ? large : fx_fma(x, scale, scale - 1.0f);
+  float p = -0x1.38b57cp-4f;
+  p = fx_fma(p, f, 0x1.055b6ap-3f);
+  p = fx_fma(p, f, -0x1.0d8542p-3f);
+  p = fx_fma(p, f, 0x1.22da1ep-3f);
+  p = fx_fma(p, f, -0x1.547244p-3f);
+  p = fx_fma(p, f, 0x1.99a008p-3f);
+  p = fx_fma(p, f, -0x1.000226p-2f);
+  p = fx_fma(p, f, 0x1.555554p-2f);
+  float s = f * f;
+  float low = fx_fma((float)n, 0x1.7f7d1cp-20f, s * f * p);
+  low = fx_fma(s, -0.5f, low);
+  float y = __builtin_copysignf(fx_fma((float)n, 0x1.62e4p-1f, f + low), x);
+  y = x < __builtin_inff() ? y : x;
+  y = x == -1.0f ? -__builtin_inff() : y;
+  return x < -1.0f ? __builtin_nanf("") : y;
+}
+"""
+
 # Rounding is to nearest, ties to even; a NaN stays one.
 _BFLOAT16 = """\
 static inline float fx_from_bf16(unsigned short h) { return fx_float((int)((unsigned)h << 16)); }
@@ -190,6 +314,11 @@ _SOURCES = {
     "fx_erf": (_ERF, ("fx_exp",)),
     "fx_sigmoid": (_SIGMOID, ("fx_exp",)),
     "fx_normal_cdf": (_NORMAL_CDF, ("fx_exp",)),
+    "fx_turn": (_TURN, ()),
+    "fx_sin": (_SIN, ("fx_turn",)),
+    "fx_cos": (_COS, ("fx_turn",)),
+    "fx_expm1": (_EXPM1, ()),
+    "fx_log1p": (_LOG1P, ()),
     "fx_bf16": (_BFLOAT16, ()),
     "fx_f16": (_FLOAT16, ()),
 }

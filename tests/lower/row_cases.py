@@ -65,6 +65,15 @@ CALLS: dict[str, list[Call]] = {
         (torch.linalg.vecdot, "xy", {"dim": 0}),
     ],
     "aten.renorm": [(torch.renorm, "x", {"p": 2, "dim": 0, "maxnorm": 3.0})],
+    "aten.max.dim": [(torch.max, "x", {"dim": -1}), (torch.max, "x", {"dim": 0, "keepdim": True})],
+    "aten.min.dim": [(torch.min, "x", {"dim": 1})],
+    "aten.argmax": [(torch.argmax, "x", {"dim": -1}), (torch.argmax, "x", {})],
+    "aten.argmin": [(torch.argmin, "x", {"dim": 1, "keepdim": True})],
+    "aten.cumsum": [(torch.cumsum, "x", {"dim": -1}), (torch.cumsum, "x", {"dim": 0})],
+    "aten.cumprod": [(torch.cumprod, "p", {"dim": -1}), (torch.cumprod, "x", {"dim": 0})],
+    "aten.logcumsumexp": [(torch.logcumsumexp, "x", {"dim": d}) for d in (-1, 1)],
+    "aten.cummax": [(torch.cummax, "x", {"dim": d}) for d in (-1, 1)],
+    "aten.cummin": [(torch.cummin, "x", {"dim": d}) for d in (-1, 1)],
     # norms and distances
     "aten.linalg_vector_norm": [
         (torch.linalg.vector_norm, "x", {"dim": -1}),

@@ -45,6 +45,8 @@ class ColumnPrinter(KernelPrinter):
 
     def _declare(self) -> None:
         for position, instruction in enumerate(self._kernel.body):
+            if instruction.is_scan:
+                self._add(f"alignas(64) {self._type(position)} a{position}[{LANES}];")
             if self._schedule.wide[position] or instruction.op == "const":
                 continue
             self._add(f"alignas(64) {self._type(position)} v{position}[{LANES}];")
@@ -71,6 +73,7 @@ class ColumnPrinter(KernelPrinter):
     def _pass(self, one: Pass) -> None:
         sums = [p for p in one.reductions if self._is_float_sum(p)]
         self._start(one.reductions, sums)
+        self._start_scans(p for p in one.values if self._body(p).is_scan)
         depth = self._depth
         self._open_row_axes()
         length = self._kernel.row_sizes[-1]
@@ -80,6 +83,8 @@ class ColumnPrinter(KernelPrinter):
         self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
         self._open_lanes(one.values)
         for value in one.values:
+            if self._body(value).is_scan:
+                self._accumulate(value, f"a{value}[l]")
             self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
             self._check(value)
         for position in one.stores:
@@ -115,6 +120,16 @@ class ColumnPrinter(KernelPrinter):
                 self._add(f"t{p}[l] = 0;")
         self._close()
 
+    def _start_scans(self, scans: Iterable[int]) -> None:
+        for p in scans:
+            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
+            self._open_lanes()
+            self._add(f"a{p}[l] = {start};")
+            self._close()
+
+    def _scanned(self, position: int) -> str:
+        return f"a{position}[l]"
+
     def _ref(self, position: int) -> str:
         if self._body(position).op == "const":
             return self._value(position)
@@ -128,7 +143,9 @@ class ColumnPrinter(KernelPrinter):
 def runs_down_columns(kernel: Kernel) -> bool:
     """Tell whether neighbouring rows, rather than neighbours in a row, are neighbours in memory."""
     outer = len(kernel.outer_sizes)
-    if not outer or kernel.outer_sizes[-1] < 8 or not any(i.is_reduction for i in kernel.body):
+    if not outer or kernel.outer_sizes[-1] < 8:
+        return False
+    if not any(i.is_reduction or i.is_scan for i in kernel.body):
         return False
     accesses = [i.detail for i in kernel.body if i.op == "load"]
     wide = [a for a in accesses if a.strides[-1] or a.scales]

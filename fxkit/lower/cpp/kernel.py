@@ -181,7 +181,7 @@ class KernelPrinter(ABC):
         return "block", end
 
     def _accumulate(self, position: int, into: str) -> None:
-        """Fold the operand of a reduction into its accumulator."""
+        """Fold the operand of a reduction or a scan into its accumulator."""
         operand = self._ref(self._body(position).operands[0])
         if self._monoid(position) in _ASSIGNMENTS:
             self._add(f"{into} {_ASSIGNMENTS[self._monoid(position)]} {operand};")
@@ -200,6 +200,8 @@ class KernelPrinter(ABC):
 
     def _value(self, position: int) -> str:
         instruction = self._body(position)
+        if instruction.is_scan:
+            return self._scanned(position)
         if instruction.op == "index":
             return self._index(instruction.detail)
         operands = [self._ref(o) for o in instruction.operands]
@@ -216,12 +218,16 @@ class KernelPrinter(ABC):
         source = self._body(instruction.operands[0]).dtype if operands else instruction.dtype
         return cpp_text.expression(instruction, operands, source)
 
+    def _scanned(self, position: int) -> str:
+        """Return the text of what a scan has come to."""
+        return f"a{position}"
+
     def _is_float_sum(self, position: int) -> bool:
         instruction = self._body(position)
         return instruction.op == "reduce_add" and instruction.dtype == torch.float32
 
     def _monoid(self, position: int) -> str:
-        return self._body(position).op.removeprefix("reduce_")
+        return self._body(position).op.removeprefix("reduce_").removeprefix("scan_")
 
     def _body(self, position: int) -> Instruction:
         return self._kernel.body[position]

@@ -23,8 +23,8 @@ class RowPrinter(KernelPrinter):
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name, schedule(kernel))
         self._length = kernel.row_sizes[-1]
-        has_reductions = any(i.is_reduction for i in kernel.body)
-        self._tiles = 1 if has_reductions else -(-self._length // TILE)
+        is_whole = any(i.is_reduction or i.is_scan for i in kernel.body)
+        self._tiles = 1 if is_whole else -(-self._length // TILE)
 
     def _tile_count(self) -> int:
         return math.prod(self._kernel.outer_sizes) * self._tiles
@@ -55,6 +55,10 @@ class RowPrinter(KernelPrinter):
         for p in one.reductions:
             start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
             self._add(f"double t{p} = 0;" if p in sums else f"{self._type(p)} v{p} = {start};")
+        scans = [p for p in one.values if self._body(p).is_scan]
+        for p in scans:
+            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
+            self._add(f"{self._type(p)} a{p} = {start};")
         depth = self._depth
         self._open_row_axes()
         begin, end = ("begin", "end") if self._tiles > 1 else ("0", str(self._length))
@@ -63,7 +67,8 @@ class RowPrinter(KernelPrinter):
         for p in sums:
             self._add(f"float v{p} = 0;")
         clauses = self._clauses(one.reductions) + self._fault_clause(one.values)
-        self._add(f"#pragma omp simd{clauses}")
+        if not scans:
+            self._add(f"#pragma omp simd{clauses}")
         self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
         self._loop_body(one)
         self._close()
@@ -81,6 +86,8 @@ class RowPrinter(KernelPrinter):
     def _loop_body(self, one: Pass) -> None:
         for value in sorted({*one.values, *one.buffered}):
             is_kept = value in one.buffered
+            if self._body(value).is_scan and not is_kept:
+                self._accumulate(value, f"a{value}")
             text = f"b{value}[{self._row_offset()}]" if is_kept else self._value(value)
             self._add(f"const {self._type(value)} v{value} = {text};")
             self._check(value)

@@ -25,7 +25,7 @@ TYPES = {
 _STORAGE = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 # Functions for float32 that fxkit brings along; all else is the C library's.
-_OWN = frozenset("exp log tanh erf sigmoid normal_cdf sin cos expm1 log1p".split())
+_OWN = frozenset({"exp", "log", "tanh", "erf", "sigmoid", "normal_cdf"})
 
 # The same for float64, in terms of the C library's.
 _COMPOSED = {
@@ -55,6 +55,14 @@ _VECTOR_FUNCTIONS = {
 }
 
 _TWO_OPERANDS = frozenset({"pow", "atan2", "fmod", "hypot", "nextafter"})
+
+# Of two equal infinities, the first is the sum: their difference is no number.
+_LOGADDEXP = """\
+static inline double fx_logaddexp(double a, double b) {
+  double low = a < b ? a : b, high = a < b ? b : a;
+  bool is_infinite = (low == high) & (__builtin_fabs(a) == __builtin_inf());
+  return is_infinite ? a : log1p(exp(low - high)) + high;
+}"""
 
 MINMAX = """\
 template <class T> static inline T fx_max(T a, T b) { return (a > b) | (a != a) ? a : b; }
@@ -151,12 +159,15 @@ def library_functions(body: tuple[Instruction, ...]) -> set[tuple[str, torch.dty
         if i.op in _LIBRARY and not (i.op in _OWN and i.dtype == torch.float32)
     }
     found |= {(_COMPOSED[i.op][0], i.dtype) for i in body if i.op in _COMPOSED and _is_double(i)}
+    if any(i.op == "scan_logaddexp" for i in body):
+        found |= {("exp", torch.float64), ("log1p", torch.float64)}
     return found
 
 
 def composed_functions(body: tuple[Instruction, ...]) -> set[str]:
     """Return the definitions of float64 functions that a body calls and no library has."""
-    return {
+    scans = {_LOGADDEXP for i in body if i.op == "scan_logaddexp"}
+    return scans | {
         f"static inline double fx_{i.op}64(double x) {{ return {_COMPOSED[i.op][1]}; }}"
         for i in body
         if i.op in _COMPOSED and _is_double(i)
@@ -197,6 +208,8 @@ def identity_of(monoid: str, dtype: torch.dtype) -> str:
     """Return the element that a reduction starts from."""
     if monoid in ("add", "mul"):
         return literal(monoid == "mul", dtype)
+    if monoid == "logaddexp":
+        return literal(-math.inf, dtype)
     lowest: Any
     if dtype == torch.bool:
         lowest = monoid == "min"

@@ -151,7 +151,7 @@ class TilePrinter(KernelPrinter):
 
 def crossing_axis(kernel: Kernel) -> int | None:
     """Return the outer axis along which transposed operands lie in memory, or None without any."""
-    if kernel.row_rank != 1 or any(i.is_reduction for i in kernel.body):
+    if kernel.row_rank != 1 or any(i.is_reduction or i.is_scan for i in kernel.body):
         return None
     if any(not store.access.strides[-1] for store in kernel.stores):
         return None

@@ -13,7 +13,7 @@ import math
 import torch
 
 from fxkit.lower.loops.loop_ir import Ref, Unfusable
-from fxkit.lower.operators import distance_ops, loss_ops, normalising_ops
+from fxkit.lower.operators import distance_ops, loss_ops, normalising_ops, scan_ops
 from fxkit.lower.operators.distance_ops import vector_norm
 from fxkit.lower.operators.row_table import (
     TABLE,
@@ -31,7 +31,7 @@ from fxkit.lower.operators.row_table import (
 )
 from fxkit.lower.operators.scalar_table import select
 
-__all__ = ["TABLE", "RowOp", "distance_ops", "loss_ops", "normalising_ops", "variant"]
+__all__ = ["TABLE", "RowOp", "distance_ops", "loss_ops", "normalising_ops", "scan_ops", "variant"]
 
 
 def variant(name: str, arguments: Arguments) -> str:
@@ -39,7 +39,7 @@ def variant(name: str, arguments: Arguments) -> str:
     if name in ("aten.max", "aten.min"):
         if "other" in arguments:
             return f"{name}imum"
-        return f"a{name}.dim" if "dim" in arguments else name
+        return f"{name}.dim" if "dim" in arguments else name
     is_reduced = arguments.get("reduction") not in (None, 0, "none")
     return f"{name}.reduced" if is_reduced and f"{name}.reduced" in TABLE else name
 
@@ -110,6 +110,36 @@ def _any(self: Ref) -> Ref:
 @row("aten.all", axes=by_dim, tolerance=0)
 def _all(self: Ref) -> Ref:
     return smallest(self.cast(torch.bool))
+
+
+@row("aten.max.dim", axes=by_dim, tolerance=0)
+def _max_dim(self: Ref, *, place: Ref, count: int) -> tuple[Ref, ...]:
+    top = largest(self)
+    return top, _first_place(self, top, place, count)
+
+
+@row("aten.min.dim", axes=by_dim, tolerance=0)
+def _min_dim(self: Ref, *, place: Ref, count: int) -> tuple[Ref, ...]:
+    bottom = smallest(self)
+    return bottom, _first_place(self, bottom, place, count)
+
+
+@row("aten.argmax", axes=by_dim, tolerance=0)
+def _argmax(self: Ref, *, place: Ref, count: int) -> Ref:
+    return _first_place(self, largest(self), place, count)
+
+
+@row("aten.argmin", axes=by_dim, tolerance=0)
+def _argmin(self: Ref, *, place: Ref, count: int) -> Ref:
+    return _first_place(self, smallest(self), place, count)
+
+
+def _first_place(x: Ref, extremum: Ref, place: Ref, count: int) -> Ref:
+    """Return where a row first has its extremum, or its first NaN, which then is the extremum."""
+    is_there = x.equals(extremum)
+    if x.is_float:
+        is_there = is_there | x.differs(x)
+    return smallest(select(is_there, place, place.builder.const(count - 1, torch.int64)))
 
 
 # --- spread

@@ -35,13 +35,14 @@ class RowOp:
             that they promote to.
         alignment: Returns, from the operands' numbers of dimensions, where the dimensions lie of
             those operands that are not aligned from the right.
-        keeps_row: Whether the first result has the operands' shape, as that of softmax has.
+        keeps_row: How many of the first results have the operands' shape, as that of softmax has.
         keeps_dims: Whether row scalars keep their reduced dimensions where nothing says so.
         heavy: Whether a kernel for it alone is faster than eager's.
         tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
         operands: Names of the operands.
-        attributes: Names of the attributes. `count`, the number of elements in a row, is no
-            argument of the operator.
+        attributes: Names of the attributes. Some are no arguments of the operator: `count`, the
+            number of elements in a row, `sizes`, the shape that the operands are broadcast to,
+            `place`, the number of an element within its row, and `result_dtype`.
     """
 
     name: str
@@ -49,7 +50,7 @@ class RowOp:
     axes: Axes
     dtype: Dtype
     alignment: Alignment
-    keeps_row: bool
+    keeps_row: int
     keeps_dims: bool
     heavy: bool
     tolerance: float
@@ -93,7 +94,7 @@ def row(
     axes: Axes,
     dtype: Dtype = _promoted,
     alignment: Alignment = _from_the_right,
-    keeps_row: bool = False,
+    keeps_row: int = False,
     keeps_dims: bool = False,
     heavy: bool = True,
     tolerance: float = 8,
@@ -168,6 +169,12 @@ def largest(x: Ref) -> Ref:
 def smallest(x: Ref) -> Ref:
     """Return the smallest element of the row; NaN when there is one."""
     return x.builder.reduce("min", x)
+
+
+def scanned(monoid: str, x: Ref) -> Ref:
+    """Fold, at each point of the row, all elements up to it; float32 in float64, as eager."""
+    wide = x.cast(torch.float64) if x.dtype == torch.float32 and x.is_float else x
+    return x.builder.scan(monoid, wide)
 
 
 def function(name: str, x: Ref) -> Ref:

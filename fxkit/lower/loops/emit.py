@@ -1,12 +1,14 @@
 """From a region to a kernel: the loop IR of what a group of nodes computes.
 
-Values are made member by member; a tensor from outside is loaded at the coordinates of the member
-that reads it. Then axes are put into the order in which memory runs, and those that all accesses
+A value is made where it is read: at an index that is linear in the axes. Views only change that
+index, and a tensor from outside is loaded at it. A value that is read at several indices is made
+for each of them. Then axes are put into the order in which memory runs, and those that all accesses
 walk as one are merged.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ from torch import fx
 from fxkit.ir.op import Attribute
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.loops.group import Group
+from fxkit.lower.loops.index import Index, SplitAxis, row_major
 from fxkit.lower.loops.loop_ir import (
     Access,
     Buffer,
@@ -32,16 +35,24 @@ from fxkit.lower.loops.loop_ir import (
 )
 from fxkit.lower.loops.placement import (
     Candidate,
+    is_model,
     operand_type,
+    position_taken,
     row_coordinates,
     row_dims,
     row_shape,
 )
-from fxkit.lower.loops.region_space import ONE, Coordinates, is_axis
+from fxkit.lower.loops.point import EmittedPoint
+from fxkit.lower.loops.region_space import is_axis
+from fxkit.lower.loops.view_map import ViewMap, view_map
+from fxkit.lower.operators.movement_table import MoveOp
 from fxkit.lower.operators.row_ops import RowOp
 from fxkit.lower.operators.scalar_table import Computes, ScalarOp
 
 Operand = fx.Node | Attribute
+
+# A region that asks for more axes to be walked as two is left alone.
+MAX_SPLITS = 16
 
 
 @dataclass(frozen=True)
@@ -68,45 +79,141 @@ def emit(group: Group, outputs: Sequence[tuple[fx.Node, int]], root: torch.nn.Mo
         outputs: Its results that are used outside.
         root: The module that owns the graph.
     """
-    emitter = _Emitter(group, root)
+    factors = [[size] for size in group.space.sizes]
+    for _ in range(MAX_SPLITS):
+        try:
+            return _emitted(group, outputs, root, factors)
+        except SplitAxis as wanted:
+            _split(factors, wanted)
+    raise Unfusable("it regroups dimensions in too many ways")
+
+
+def _emitted(
+    group: Group,
+    outputs: Sequence[tuple[fx.Node, int]],
+    root: torch.nn.Module,
+    factors: list[list[int]],
+) -> Emitted:
+    emitter = _Emitter(group, root, factors)
     for member in group.members:
-        emitter.compute(member)
+        if group.coordinates[member.node] is not None:
+            emitter.compute(member)
     stores = [emitter.store(node, position) for node, position in outputs]
     kernel = _ordered(
         Kernel(
-            group.space.sizes,
+            tuple(emitter.sizes),
             0,
             tuple(emitter.buffers),
             tuple(emitter.builder.body),
             tuple(stores),
         ),
-        sorted(group.space.reduced or ()),
+        emitter.axes_of(group.space.reduced or ()),
     )
     return Emitted(kernel, tuple(emitter.inputs), tuple(outputs))
 
 
+def _split(factors: list[list[int]], wanted: SplitAxis) -> None:
+    """Walk one axis as two."""
+    axis = wanted.axis
+    for parts in factors:
+        if axis < len(parts):
+            parts[axis : axis + 1] = [parts[axis] // wanted.inner, wanted.inner]
+            return
+        axis -= len(parts)
+    raise ValueError(f"expected one of the axes, got {wanted.axis}")
+
+
 @dataclass
 class _Emitter:
+    """Makes the body of a kernel, each value where it is read.
+
+    Attributes:
+        group: The region.
+        root: The module that owns the graph.
+        factors: For each axis of the region's space, the sizes of the axes that walk it.
+        guard: Where memory may be touched at present; None for everywhere.
+    """
+
     group: Group
     root: torch.nn.Module
+    factors: list[list[int]]
     builder: Builder = field(default_factory=Builder)
+    guard: Ref | None = None
     buffers: list[Buffer] = field(default_factory=list)
     inputs: dict[Operand, int] = field(default_factory=dict)
-    values: dict[fx.Node, tuple[Ref, ...]] = field(default_factory=dict)
+    values: dict[Any, tuple[Ref, ...]] = field(default_factory=dict)
+    views: dict[fx.Node, ViewMap] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sizes = [size for parts in self.factors for size in parts]
+        self._members = {member.node: member for member in self.group.members}
+
+    def axes_of(self, axes: Iterable[int]) -> list[int]:
+        """Return the axes that walk some axes of the region's space."""
+        first = [0, *itertools.accumulate(len(parts) for parts in self.factors)]
+        return sorted(a for axis in axes for a in range(first[axis], first[axis + 1]))
 
     def compute(self, member: Candidate) -> None:
-        if isinstance(member.row, RowOp):
-            values = self._row(member, member.row)
-        else:
-            values = (self._scalar(member, member.row),)
-        typed = zip(values, member.types, strict=True)
-        self.values[member.node] = tuple(value.cast(known.dtype) for value, known in typed)
+        """Compute a member in its place."""
+        self._results(member, self._place(self.group.results[member.node][0]))
 
-    def _scalar(self, member: Candidate, row: ScalarOp) -> Ref:
+    def at(self, operand: Any, index: Sequence[Index]) -> Ref:
+        """Return an operand's element, computed, or else loaded where the guard holds."""
+        position = 0
+        while isinstance(operand, fx.Node) and operand in self.group.aliases:
+            source = self.group.aliases[operand]
+            if isinstance(type_of(source), tuple) and source not in self.group.aliases:
+                operand, position = source, position_taken(operand) or 0
+                break
+            if operand not in self.views:
+                self.views[operand] = view_map(operand)
+            view = self.views[operand]
+            operand, index = view.source, view.index(index, self.sizes)
+        if isinstance(operand, fx.Node) and operand in self._members:
+            member = self._members[operand]
+            self._check_place(member, position, index)
+            return self._results(member, index)[position]
+        return self._load(operand, index)
+
+    def shape_of(self, operand: Any) -> tuple[int, ...]:
+        """Return an operand's shape."""
+        return tuple(operand_type(operand, self.root).shape)
+
+    def _check_place(self, member: Candidate, position: int, index: Sequence[Index]) -> None:
+        """See that what is known only in its place is not read anywhere else."""
+        if not isinstance(member.row, RowOp):
+            return
+        places = self.group.results.get(member.node)
+        if places is None or self._place(places[position]) != tuple(index):
+            raise Unfusable("it reads what was reduced, or scaled by it, in another place")
+
+    def _results(self, member: Candidate, index: Sequence[Index]) -> tuple[Ref, ...]:
+        guard = None if self.guard is None else self.guard.position
+        is_row = isinstance(member.row, RowOp)
+        key = member.node if is_row else (member.node, tuple(index), guard)
+        if key in self.values:
+            return self.values[key]
+        before = self.guard
+        if isinstance(member.row, RowOp):
+            self.guard = None
+            values = self._row(member, member.row)
+        elif isinstance(member.row, MoveOp):
+            values = (self._moved(member, member.row, index),)
+        else:
+            values = (self._scalar(member, member.row, index),)
+        self.guard = before
+        typed = zip(values, member.types, strict=True)
+        self.values[key] = tuple(value.cast(known.dtype) for value, known in typed)
+        return self.values[key]
+
+    def _moved(self, member: Candidate, row: MoveOp, index: Sequence[Index]) -> Ref:
+        point = EmittedPoint(self, index, tuple(member.type.shape), member.type.dtype)
+        return row.build(point, *member.operands.values(), **member.attributes)
+
+    def _scalar(self, member: Candidate, row: ScalarOp, index: Sequence[Index]) -> Ref:
         dtype = self._compute_dtype(member, row)
-        coordinates = self.group.coordinates[member.node]
         operands = [
-            self._converted(name, value, row, dtype, coordinates)
+            self._converted(name, value, row, dtype, index)
             for name, value in member.operands.items()
         ]
         attributes = member.attributes
@@ -136,14 +243,18 @@ class _Emitter:
         value: Any,
         row: ScalarOp,
         dtype: torch.dtype | None,
-        coordinates: Coordinates,
+        index: Sequence[Index],
     ) -> Ref | None:
         """Return an operand in the dtype that the operator computes in."""
         if value is None:
             return None
         if not isinstance(value, (fx.Node, Attribute)):
             return self._number(value, dtype, row.exact_numbers)
-        read = self._read(value, coordinates)
+        if is_model(row, name):
+            if value not in self._members and value not in self.group.aliases:
+                self._input(value)
+            return None
+        read = self._broadcast(value, index)
         if dtype is None or name in ("condition", "mask"):
             return read
         return read.cast(dtype)
@@ -156,14 +267,14 @@ class _Emitter:
     def _row(self, member: Candidate, row: RowOp) -> tuple[Ref, ...]:
         group = self.group
         shape = row_shape(member, self.root)
-        coordinates = row_coordinates(member, group.space, group.coordinates, self.root)
+        coordinates = row_coordinates(member, group.space, group.placed, self.root)
         dtypes = [operand_type(t, self.root).dtype for t in member.tensors]
         dtype = row.input_dtype(member.call.arguments, dtypes)
         lies = row_dims(member, self.root)
         operands: list[Ref | None] = []
         for name, value in member.operands.items():
             if name in lies:
-                read = self._read(value, tuple(coordinates[d] for d in lies[name]))
+                read = self._broadcast(value, self._place([coordinates[d] for d in lies[name]]))
                 operands.append(read.cast(dtype))
             else:
                 operands.append(None if value is None else self.builder.const(value, dtype))
@@ -179,43 +290,71 @@ class _Emitter:
 
     def _number_in_row(self, coordinates: Sequence[int | None]) -> Ref:
         """Return the number of an element within its row, counted through dimensions in order."""
-        strides = [0] * len(self.group.space.sizes)
-        below = 1
-        for coordinate in reversed(coordinates):
-            if coordinate is not None and is_axis(coordinate):
-                strides[coordinate] = below
-                below *= self.group.space.sizes[coordinate]
-        return self.builder.index(strides)
+        sizes = [self.group.space.size(coordinate) for coordinate in coordinates]
+        number = Index()
+        for one, stride in zip(self._place(coordinates), row_major(sizes), strict=True):
+            number = number + one * stride
+        return self.builder.index(number.strides(len(self.sizes)), number.offset)
 
-    def _read(self, operand: Operand, coordinates: Coordinates) -> Ref:
-        """Return an operand's element at the coordinates of the value that reads it."""
-        if isinstance(operand, fx.Node) and operand in self.group.coordinates:
-            member, position = self.group.origin(operand)
-            return self.values[member][position]
+    def _broadcast(self, operand: Operand, index: Sequence[Index]) -> Ref:
+        """Return the element of an operand that is aligned with an index from the right."""
+        shape = self.shape_of(operand)
+        lead = len(index) - len(shape)
+        aligned = index[lead:] if lead >= 0 else (Index(),) * -lead + tuple(index)
+        both = zip(aligned, shape, strict=True)
+        return self.at(operand, tuple(i if size != 1 else Index() for i, size in both))
+
+    def _load(self, operand: Operand, index: Sequence[Index]) -> Ref:
         known = operand_type(operand, self.root)
+        address = self._address(known, index)
+        access = Access(
+            self._input(operand),
+            address.strides(len(self.sizes)),
+            address.offset,
+            tuple(scale for _, scale in address.values),
+        )
+        indices = [Ref(self.builder, value) for value, _ in address.values]
+        return self.builder.load(access, known.dtype, indices, self.guard)
+
+    def _input(self, operand: Operand) -> int:
+        """Return the buffer of a tensor from outside."""
         if operand not in self.inputs:
+            known = operand_type(operand, self.root)
             self.inputs[operand] = len(self.buffers)
             self.buffers.append(Buffer(f"in{len(self.inputs) - 1}", known.dtype, False))
-        return self.builder.load(
-            self._access(self.inputs[operand], known, coordinates), known.dtype
+        return self.inputs[operand]
+
+    def _address(self, known: TensorType, index: Sequence[Index]) -> Index:
+        address = Index()
+        for one, stride in zip(index, known.stride or (), strict=True):
+            address = address + one * stride
+        return address
+
+    def _place(self, coordinates: Sequence[int | None]) -> tuple[Index, ...]:
+        """Return where coordinates lie, as an index."""
+        return tuple(
+            self._along(c) if c is not None and is_axis(c) else Index() for c in coordinates
         )
 
-    def _access(self, buffer: int, known: TensorType, coordinates: Coordinates) -> Access:
-        """Return the address of a tensor that is aligned with `coordinates` from the right."""
-        strides = [0] * len(self.group.space.sizes)
-        lead = len(coordinates) - len(known.shape)
-        aligned = coordinates[lead:] if lead >= 0 else (ONE,) * -lead + tuple(coordinates)
-        for coordinate, size, stride in zip(aligned, known.shape, known.stride or (), strict=True):
-            if size != 1 and coordinate is not None and is_axis(coordinate):
-                strides[coordinate] = stride
-        return Access(buffer, tuple(strides))
+    def _along(self, axis: int) -> Index:
+        """Return the place along an axis of the region's space."""
+        walked = self.axes_of([axis])
+        strides = row_major([self.sizes[a] for a in walked])
+        return Index.along(
+            {a: s for a, s in zip(walked, strides, strict=True) if self.sizes[a] != 1}
+        )
 
     def store(self, node: fx.Node, position: int) -> Store:
+        """Write a result to a buffer of its own."""
+        if node not in self.group.results:
+            raise Unfusable("it is used outside, but has no place in the region")
         known = result_type(node, position)
         buffer = len(self.buffers)
         self.buffers.append(Buffer(f"out{buffer - len(self.inputs)}", known.dtype, True))
-        access = self._access(buffer, known, self.group.results[node][position])
-        return Store(access, self.values[node][position].position)
+        index = self._place(self.group.results[node][position])
+        address = self._address(known, index)
+        value = self._results(self._members[node], index)[position]
+        return Store(Access(buffer, address.strides(len(self.sizes))), value.position)
 
 
 def _common_dtype(values: Iterable[Any]) -> torch.dtype:

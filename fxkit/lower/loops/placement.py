@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +21,12 @@ from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
 from fxkit.lower.loops.loop_ir import SUPPORTED, Unfusable
 from fxkit.lower.loops.region_space import ONE, Coordinates, RegionSpace, is_axis
-from fxkit.lower.operators import row_ops, scalar_ops
+from fxkit.lower.loops.view_map import alias_source, is_alias
+from fxkit.lower.operators import movement_ops, row_ops, scalar_ops
+from fxkit.lower.operators.movement_table import MoveOp
 from fxkit.lower.operators.row_ops import RowOp
 from fxkit.lower.operators.row_table import no_dim
 from fxkit.lower.operators.scalar_table import ScalarOp
-
-_ALIASING = frozenset(
-    "aten.alias aten.detach aten.contiguous aten.expand aten.expand_as aten.unsqueeze aten.squeeze "
-    "aten.transpose aten.t aten.permute aten.view aten.reshape aten.view_as aten.mT "
-    "aten.dropout python.identity python.getitem".split()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +36,14 @@ class Candidate:
     Attributes:
         node: The node.
         call: Its operator and arguments.
-        row: The row of one of the two tables.
-        operands: Operand name → node, attribute of the module, number or None.
+        row: The row of one of the three tables.
+        operands: Operand name → node, attribute of the module, number, None, or a list of these.
         types: Type of each of its results.
     """
 
     node: fx.Node
     call: Call
-    row: ScalarOp | RowOp
+    row: ScalarOp | RowOp | MoveOp
     operands: Mapping[str, Any]
     types: tuple[TensorType, ...]
 
@@ -59,7 +55,7 @@ class Candidate:
     @property
     def tensors(self) -> Iterator[fx.Node | Attribute]:
         """The operands that are tensors."""
-        return (v for v in self.operands.values() if isinstance(v, (fx.Node, Attribute)))
+        return _tensors(self.operands.values())
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -68,10 +64,18 @@ class Candidate:
         return {n: self.call.arguments.get(n) for n in names if n in self.call.arguments}
 
 
-def row_of(call: Call, name: str | None = None) -> ScalarOp | RowOp | None:
+def _tensors(values: Iterable[Any]) -> Iterator[fx.Node | Attribute]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif isinstance(value, (fx.Node, Attribute)):
+            yield value
+
+
+def row_of(call: Call, name: str | None = None) -> ScalarOp | RowOp | MoveOp | None:
     """Return the table's row for a call; of an operator that has several, the one that serves."""
     name = row_ops.variant(call.name if name is None else name, _arguments(call))
-    return scalar_ops.TABLE.get(name) or row_ops.TABLE.get(name)
+    return scalar_ops.TABLE.get(name) or row_ops.TABLE.get(name) or movement_ops.TABLE.get(name)
 
 
 def is_candidate(node: fx.Node) -> bool:
@@ -102,17 +106,25 @@ def candidate(node: fx.Node, root: torch.nn.Module) -> Candidate:
     if any(arguments.get(name) is not None for name in _OLD_FORMS):
         raise Unfusable("it is called in a form that eager alone serves")
     operands = {name: arguments.get(name) for name in row.operands}
+    if isinstance(row, MoveOp):
+        for tensor in _tensors(operands.values()):
+            _check_type(operand_type(tensor, root), "an operand", may_be_empty=row.joins)
+    else:
+        _check_operands(operands, root)
+    found = Candidate(node, Call(call.operator, arguments), row, operands, types)
+    if not any(found.tensors) and not isinstance(row, MoveOp):
+        raise Unfusable("it has no tensor operand")
+    if not set(node.all_input_nodes) <= set(found.tensors):
+        raise Unfusable("it takes an argument that is computed at run time")
+    return found
+
+
+def _check_operands(operands: Mapping[str, Any], root: torch.nn.Module) -> None:
     for name, value in operands.items():
         if isinstance(value, (fx.Node, Attribute)):
             _check_type(operand_type(value, root), f"its operand {name}")
         elif value is not None and not isinstance(value, (bool, int, float)):
             raise Unfusable(f"its operand {name} is {type(value).__name__}")
-    found = Candidate(node, Call(call.operator, arguments), row, operands, types)
-    if not any(found.tensors):
-        raise Unfusable("it has no tensor operand")
-    if not set(node.all_input_nodes) <= set(found.tensors):
-        raise Unfusable("it takes an argument that is computed at run time")
-    return found
 
 
 def _results(node: fx.Node) -> tuple[TensorType, ...]:
@@ -148,6 +160,8 @@ _OLD_FORMS = ("out", "size_average", "reduce")
 
 def _arguments(call: Call) -> Mapping[str, Any]:
     """Return arguments by name, also for a Python function that has no schema."""
+    if call.name == "python.getitem":
+        return {"self": call.arguments["0"], "key": call.arguments["1"]}
     signature = _signature(call.name)
     if signature is None:
         return call.arguments
@@ -177,7 +191,7 @@ def operand_type(operand: fx.Node | Attribute, root: torch.nn.Module) -> Any:
     return TensorType.of(find_attribute(root, operand.path))
 
 
-def _check_type(known: Any, what: str) -> None:
+def _check_type(known: Any, what: str, may_be_empty: bool = False) -> None:
     if not isinstance(known, TensorType):
         given = "not known" if known is None else f"{type(known).__name__}, not a tensor"
         raise Unfusable(f"the type of {what} is {given}")
@@ -189,7 +203,7 @@ def _check_type(known: Any, what: str) -> None:
         raise Unfusable(f"{what} is not strided")
     if not all(isinstance(size, int) for size in known.shape):
         raise Unfusable(f"the shape of {what} is symbolic")
-    if known.numel == 0:
+    if known.numel == 0 and not may_be_empty:
         raise Unfusable(f"{what} has no elements")
 
 
@@ -212,10 +226,18 @@ def place(
     """
     if isinstance(found.row, RowOp):
         return _place_row(found, found.row, space, inside, root)
-    shapes = [operand_type(t, root).shape for t in found.tensors]
+    if isinstance(found.row, MoveOp):
+        return (_place_beside(found.type.shape, space),)
+    tensors = [t for name, t in found.operands.items() if not is_model(found.row, name)]
+    shapes = [operand_type(t, root).shape for t in _tensors(tensors)]
     if tuple(torch.broadcast_shapes(*shapes)) != tuple(found.type.shape):
         raise Unfusable("its result has another shape than its operands")
     return (_place_points(found, found.type.shape, space, inside),)
+
+
+def is_model(row: ScalarOp | RowOp | MoveOp, operand: str) -> bool:
+    """Tell whether only the type of an operand matters."""
+    return row.name == "aten.type_as" and operand == "other"
 
 
 def _place_points(
@@ -225,7 +247,8 @@ def _place_points(
     inside: Mapping[fx.Node, Coordinates],
 ) -> Coordinates:
     """Return the coordinates of what a candidate's operands broadcast to."""
-    operands = [inside[t] for t in found.tensors if isinstance(t, fx.Node) and t in inside]
+    tensors = [t for name, t in found.operands.items() if not is_model(found.row, name)]
+    operands = [inside[t] for t in tensors if isinstance(t, fx.Node) and t in inside]
     return space.broadcast(operands, shape) if operands else _place_beside(shape, space)
 
 
@@ -305,31 +328,12 @@ def first_space(found: Candidate, root: torch.nn.Module) -> RegionSpace:
     return RegionSpace(tuple(found.type.shape))
 
 
-def is_alias(node: fx.Node) -> bool:
-    """Tell whether a node returns its operand, or a view of all its elements and no others."""
-    call = resolve(node)
-    result = type_of(node)
-    if call is None or not isinstance(result, TensorType) or len(node.all_input_nodes) != 1:
-        return False
-    source = _alias_source(call)
-    operand = type_of(source) if source is not None else None
-    if call.name == "python.getitem":
-        return isinstance(operand, tuple) and isinstance(call.arguments.get("1"), int)
-    if not isinstance(operand, TensorType) or operand.dtype != result.dtype:
-        return False
-    if call.name == "aten.dropout":
-        return call.arguments.get("train") is False
-    if call.name in ("aten.to", "aten.type_as"):
-        return operand == result and not call.arguments.get("copy")
-    return call.name in _ALIASING
-
-
-def _alias_source(call: Call) -> fx.Node | None:
-    for name in ("self", "input", "0"):
-        value = call.arguments.get(name)
-        if isinstance(value, fx.Node):
-            return value
-    return None
+# Views whose dimensions run along the axes of what they show.
+_FOLLOWED = frozenset(
+    "aten.alias aten.detach aten.contiguous aten.expand aten.expand_as aten.unsqueeze aten.squeeze "
+    "aten.transpose aten.t aten.permute aten.view aten.reshape aten.view_as aten.mT "
+    "aten.dropout python.identity python.getitem aten.to aten.type_as".split()
+)
 
 
 def place_alias(
@@ -337,24 +341,30 @@ def place_alias(
     space: RegionSpace,
     inside: Mapping[fx.Node, Coordinates],
     results: Mapping[fx.Node, tuple[Coordinates, ...]],
-) -> tuple[fx.Node, Coordinates]:
-    """Return the value inside a region that a view is of, and the view's coordinates.
+) -> Coordinates:
+    """Return the coordinates of a view of a value inside a region.
 
     Raises:
         Unfusable: When the view changes more than the order, number or extent of dimensions.
     """
     call = resolve(node)
-    source = _alias_source(call) if call else None
+    source = alias_source(call) if call else None
     if call is None or source is None or source not in inside:
         raise Unfusable("it is no view of a value in the region")
+    if call.name not in _FOLLOWED:
+        raise Unfusable("it changes more than the order, number or extent of dimensions")
     before, after = type_of(source), type_of(node)
     coordinates = inside[source]
     if isinstance(before, tuple):
-        return source, results[source][call.arguments["1"]]
+        if source not in results:
+            raise Unfusable("it is one of several views")
+        return results[source][call.arguments["1"]]
+    if call.name == "python.getitem":
+        raise Unfusable("it shows a part of a value")
     if call.name in ("aten.transpose", "aten.t", "aten.permute", "aten.mT"):
         order = _order(call, len(coordinates))
-        return source, tuple(coordinates[d] for d in order)
-    return source, space.fit(_reshaped(coordinates, before.shape, after.shape), after.shape)
+        return tuple(coordinates[d] for d in order)
+    return space.fit(_reshaped(coordinates, before.shape, after.shape), after.shape)
 
 
 def _order(call: Call, rank: int) -> list[int]:

@@ -12,7 +12,7 @@ from fxkit.tracing.captured import Captured, capture_error
 from fxkit.tracing.free_sizes import Request
 from fxkit.tracing.symbolic import capture_symbolically
 
-MODES = ("whole", "live", "symbolic")
+MODES = ("whole", "live", "symbolic", "aten", "export", "partial")
 
 
 def capture(
@@ -22,7 +22,8 @@ def capture(
     *,
     mode: str = "whole",
     dynamic: Request = None,
-) -> Captured:
+    train: bool = False,
+) -> Any:
     """Get a whole graph out of a Python program, with guards that say when it holds.
 
     `whole` runs the program once on the given tensors and records the torch calls it makes. Numbers
@@ -33,11 +34,17 @@ def capture(
     for what is guarded and what is not. `symbolic` follows the program with placeholders instead of
     tensors, as `symbolic_trace` does, and needs the arguments only to know their nesting.
 
+    `aten` is `whole` with the graph brought into functional ATen: no writes, no views of inputs;
+    with `train=True` also the graph of the gradients. `partial` lets Dynamo find graphs, with
+    Python between them. `export` takes over a program that torch has exported, or exports a module.
+
     Args:
-        fn: A function, `nn.Module`, bound method, or other callable.
+        fn: A function, `nn.Module`, bound method, or other callable. In mode `export` a module, an
+            `ExportedProgram`, a TorchScript module, or the path of a file that holds one.
         args: Positional arguments, as a tuple; they may be nested.
         kwargs: Keyword arguments.
-        mode: `whole`, `live` or `symbolic`.
+        mode: `whole`, `live`, `symbolic`, `aten`, `partial` or `export`.
+        train: Whether to differentiate, in mode `aten`.
         dynamic: Whether one graph is to serve several sizes of the arguments' tensors. None: once a
             call differs from an earlier one in sizes only, a graph is captured in which those are
             free. True: all are free from the first. A dict frees some: for each argument, by name,
@@ -48,17 +55,36 @@ def capture(
             see what a program does beside torch, that is done on request only.
 
     Returns:
-        The captured program, callable like `fn`.
+        The captured program, callable like `fn`: a `Captured`; in mode `aten` an `AtenCaptured`, in
+        mode `partial` a `Partial`, in mode `export` an `Exported`.
 
     Raises:
         CaptureError: When the program can't be held in one graph; says which line and what to do.
         UnsupportedError: When there is no such mode, or `args` is not a tuple.
     """
     _check(fn, args, kwargs, mode)
+    if train and mode != "aten":
+        raise UnsupportedError(
+            f"expected mode 'aten' with train=True, got {mode!r}",
+            hint="gradients flow through the other modes as they are",
+        )
+    if mode == "export":
+        from fxkit.tracing.exported import capture_exported
+
+        return capture_exported(fn, args, dict(kwargs or {}), dynamic)
+    if mode == "partial":
+        from fxkit.tracing.partial import capture_partially
+
+        return capture_partially(fn, args, dict(kwargs or {}), dynamic)
     if mode == "symbolic":
         _check_symbolic(dynamic)
         return capture_symbolically(fn, args, kwargs or {})
-    captured = Captured(fn, mode=mode, dynamic=dynamic)
+    if mode == "aten":
+        from fxkit.tracing.functional.aten_captured import AtenCaptured
+
+        captured = AtenCaptured(fn, train=train)
+    else:
+        captured = Captured(fn, mode=mode, dynamic=dynamic)
     attempt = captured.capture_now(args, dict(kwargs or {}))
     if attempt.failure is not None:
         raise capture_error(attempt.failure)
@@ -79,7 +105,7 @@ def _check(fn: Any, args: Any, kwargs: Any, mode: str) -> None:
             f"expected mode to be one of {', '.join(MODES)}, got {mode!r}",
             hint="leave it out to get 'whole'",
         )
-    if not callable(fn):
+    if not callable(fn) and mode != "export":
         raise UnsupportedError(
             f"expected something callable, got {type(fn).__name__}",
             hint="give a function or a module, and its arguments as a tuple",

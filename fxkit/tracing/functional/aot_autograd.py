@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.analysis.type_inference.fake_tensors import without_log
 from fxkit.tracing.refusals import Refusal
 from fxkit.tracing.rollback import random_states, set_random_states
 
@@ -44,7 +45,7 @@ def trace_functional(
 
     state = random_states()
     try:
-        with traceback.preserve_node_meta(), warnings.catch_warnings():
+        with traceback.preserve_node_meta(), warnings.catch_warnings(), without_log():
             warnings.simplefilter("ignore")  # what torch warns of was said when the program ran
             found: Any = aot_export_joint_simple(
                 function,
@@ -53,8 +54,7 @@ def trace_functional(
                 decompositions=dict(decompositions or {}),
             )
     except Exception as error:  # whatever torch says, the graph can run as it is
-        reason = str(error).strip().splitlines() or [""]
-        raise Refusal(f"torch can't trace it: {type(error).__name__}: {reason[0]}") from error
+        raise Refusal(f"torch can't trace it: {said(error)}") from error
     finally:
         set_random_states(state)
     return found
@@ -82,5 +82,10 @@ def partition(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.G
     try:
         return min_cut_rematerialization_partition(joint, None, num_fwd_outputs=results)
     except Exception as error:
-        reason = str(error).strip().splitlines() or [""]
-        raise Refusal(f"torch can't split it: {type(error).__name__}: {reason[0]}") from error
+        raise Refusal(f"torch can't split it: {said(error)}") from error
+
+
+def said(error: Exception) -> str:
+    """Return the beginning of what an exception of torch says."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"

@@ -80,7 +80,8 @@ class FlatProgram:
         run = _Collector(self)
         run.run(*given)
         written = [given[position] for position in self.mutated]
-        return [*run.values, *run.read, *written]
+        # Copies, since torch refuses what may be a view; they are dropped from the graph.
+        return [*(value.clone() for value in run.values), *run.read, *written]
 
 
 class _Collector(fx.Interpreter):

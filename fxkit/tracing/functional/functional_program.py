@@ -11,6 +11,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
+from fxkit.ir.types import TensorType, type_of
 from fxkit.tracing.functional.aot_autograd import Decompositions, partition, trace_functional
 from fxkit.tracing.functional.differentiation import Backward, Differentiable
 from fxkit.tracing.functional.flat_program import TAIL, VALUE, FlatProgram, flatten
@@ -50,10 +51,12 @@ class FunctionalProgram:
         train: bool = False,
     ) -> None:
         self.graph_module = gm
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        args = [_as_on_entry(*pair) for pair in zip(args, placeholders, strict=True)]
         self._flat = flat = flatten(gm, args)
         self._places = _places(gm, flat.attributes)
         inputs = [*args, *(table[name] for table, name in self._places)]
-        self._is_differentiable = any(flat.is_differentiable)
+        self._is_differentiable = any(flat.is_differentiable) or bool(flat.observation.carrying)
         self._count = len(flat.values) + len(flat.read) + len(flat.mutated)
         self.forward, self.backward = _trace(
             flat, inputs, decompositions, train and self._is_differentiable
@@ -67,6 +70,11 @@ class FunctionalProgram:
         self.run_forward = forward
         if backward is not None:
             self._backward.run = backward
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """Names of the tensors that the graph takes behind the arguments."""
+        return self._flat.attributes
 
     @property
     def differentiated_again(self) -> int:
@@ -127,6 +135,14 @@ class FunctionalProgram:
         return twin
 
 
+def _as_on_entry(tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
+    """Return a tensor as autograd saw it on entry to the program, which may have written it."""
+    known = type_of(node)
+    if not isinstance(known, TensorType) or tensor.requires_grad == known.requires_grad:
+        return tensor
+    return tensor.detach().requires_grad_(known.requires_grad)
+
+
 def _places(gm: fx.GraphModule, names: Sequence[str]) -> list[tuple[dict[str, Any], str]]:
     """Return where parameters and buffers lie: a table of a module, and the name in it."""
     found: list[tuple[dict[str, Any], str]] = []
@@ -166,27 +182,68 @@ def _trace(
         plain = [tensor.detach() for tensor in inputs]
         forward = trace_functional(flat.functional, plain, decompositions)
         _drop_copies(forward, flat)
+        _name_inputs(flat, forward)
         return forward, None
     joint = trace_functional(flat.functional, inputs, decompositions, train=True)
     count = len(flat.values) + len(flat.read) + len(flat.mutated)
     forward, backward = partition(joint, count)
     _drop_copies(forward, flat)
+    _name_inputs(flat, forward, backward)
     return forward, backward
 
 
+def _name_inputs(flat: FlatProgram, *graphs: fx.GraphModule) -> None:
+    """Call inputs in both graphs as the captured graph does."""
+    wanted = [node.name for node in flat.graph_module.graph.find_nodes(op="placeholder")]
+    given = [node.name for node in graphs[0].graph.find_nodes(op="placeholder")]
+    names = dict(zip(given, wanted, strict=True))
+    for gm in graphs:
+        for node in gm.graph.find_nodes(op="placeholder"):
+            if node.name in names:
+                node._rename(names[node.name])
+                node.target = node.name
+        gm.recompile()
+
+
 def _drop_copies(forward: fx.GraphModule, flat: FlatProgram) -> None:
-    """Read inputs that are written behind the graph without a copy of them."""
+    """Drop the copies of written inputs and of results that only torch's tracing wants."""
     inputs = list(forward.graph.find_nodes(op="placeholder"))
     for position in flat.mutated:
-        if position >= len(inputs):
-            continue
-        for user in list(inputs[position].users):
-            is_copy = user.target is torch.ops.aten.clone.default
-            if is_copy and not any(_may_keep(other) for other in user.users):
-                user.replace_all_uses_with(inputs[position])
-                forward.graph.erase_node(user)
+        for user in list(inputs[position].users) if position < len(inputs) else ():
+            if user.target is _CLONE and not any(_may_keep(other) for other in user.users):
+                _replace(user, inputs[position])
+    _own_results(forward, len(flat.values))
     forward.recompile()
+
+
+def _own_results(forward: fx.GraphModule, count: int) -> None:
+    """Give each result its own memory, without a copy where nothing else has it."""
+    output = forward.graph.output_node()
+    taken: set[fx.Node] = set()
+    for position in range(count):
+        outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+        node = outputs[position]
+        if node.target is _CLONE:
+            source = node.args[0]
+            if source.op != "placeholder" and source not in {*taken, *outputs[:count]}:
+                _replace(node, source)
+                node = source
+        if node in taken:  # torch has merged what computes the same
+            with forward.graph.inserting_before(output):
+                twin = forward.graph.call_function(_CLONE, (node,))
+            twin.meta.update(node.meta)
+            outputs[position] = node = twin
+            output.args = (tuple(outputs),)
+        taken.add(node)
+
+
+def _replace(copied: fx.Node, source: fx.Node) -> None:
+    copied.replace_all_uses_with(source)
+    copied.graph.erase_node(copied)
 
 
 def _may_keep(user: fx.Node) -> bool:
     return user.op == "output" or bool(effects_of(user).aliases)
+
+
+_CLONE = torch.ops.aten.clone.default

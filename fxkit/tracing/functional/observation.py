@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxkit.analysis.effects import Effects, effects_of
+from fxkit.analysis.type_inference.fake_tensors import without_log
 from fxkit.tracing.data_dependence import META_KEY
 from fxkit.tracing.effects import quietly, write_text
+from fxkit.tracing.functional.aot_autograd import said
 from fxkit.tracing.guards import check_value
 from fxkit.tracing.refusals import Refusal
 from fxkit.tracing.regions import Modes
@@ -99,12 +102,12 @@ def observe(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Observation:
 def _check(node: fx.Node, effects: Effects) -> None:
     if node.op not in ("placeholder", "output", "call_function", "call_method"):
         raise Refusal(f"%{node.name} is a {node.op}, which is not followed")
-    if node.meta.get(META_KEY):
-        raise Refusal(f"the shape of %{node.name} depends on the numbers in a tensor")
     if node.target in MODES or node.target in SIDE_NODES:
         return
     if effects.is_opaque or effects.is_global:
         raise Refusal(f"%{node.name} is a call of {_name(node)}, which is not looked into")
+    if node.meta.get(META_KEY):
+        raise Refusal(f"the shape of %{node.name} depends on the numbers in a tensor")
     if node.target is setattr or node.target in ("requires_grad_", "detach_"):
         raise Refusal(f"%{node.name} changes what autograd knows of a tensor")
 
@@ -173,13 +176,13 @@ def _run(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tuple[list[Any],
     modes = Modes.now()
     try:
         fake_mode = FakeTensorMode()
-        fakes: list[Any] = [fake_mode.from_tensor(tensor, static_shapes=True) for tensor in inputs]
-        with fake_mode, quietly():
+        with fake_mode, quietly(), without_log(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were given when the program ran
+            fakes: list[Any] = [fake_mode.from_tensor(t, static_shapes=True) for t in inputs]
             observer.run(*fakes)
     except Refusal:
         raise
     except Exception as error:  # whatever torch says of fake tensors, the graph can run as it is
         modes.restore(error)
-        reason = str(error).strip().splitlines() or [""]
-        raise Refusal(f"it can't be followed: {type(error).__name__}: {reason[0]}") from error
+        raise Refusal(f"it can't be followed: {said(error)}") from error
     return fakes, observer

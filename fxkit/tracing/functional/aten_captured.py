@@ -1,0 +1,72 @@
+"""Mode `aten`: a captured program as functional ATen, forward alone or forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.tracing.captured import Captured
+from fxkit.tracing.functional.aot_autograd import Decompositions
+from fxkit.tracing.functional.functional_program import FunctionalProgram
+from fxkit.tracing.refusals import Refusal
+
+
+class AtenCaptured(Captured):
+    """A captured program whose graphs are functional ATen; made by `capture(mode="aten")`.
+
+    Guards, recaptures and everything around the graphs are those of mode `whole`.
+
+    Args:
+        fn: The program.
+        train: Whether to differentiate it.
+        decompositions: Operator of ATen → function that computes it by others.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        train: bool = False,
+        decompositions: Decompositions | None = None,
+    ) -> None:
+        super().__init__(fn, backend=self._functional, dynamic=False)
+        self._train = train
+        self._decompositions = decompositions
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The functional graph that ran or was captured last.
+
+        It takes the tensors among the arguments, then parameters, buffers and other tensors of the
+        program. With a backward it gives, behind what the program computes, what that keeps.
+        """
+        return self._program.forward
+
+    @property
+    def backward_module(self) -> fx.GraphModule | None:
+        """The graph of the gradients: takes what the forward kept, and tangents of the results.
+
+        None where the program was not captured with `train=True`, or nothing asks for a gradient.
+        """
+        return self._program.backward
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """Names of the tensors that the graph takes behind the arguments."""
+        return self._program.attributes
+
+    @property
+    def _program(self) -> FunctionalProgram:
+        program = self._latest().run
+        assert isinstance(program, FunctionalProgram)
+        return program
+
+    def _functional(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> FunctionalProgram:
+        train = self._train and torch.is_grad_enabled()
+        try:
+            return FunctionalProgram(gm, args, self._decompositions, train=train)
+        except Refusal as refusal:
+            raise Refusal(f"it has no functional form: {refusal.reason}", refusal.hint) from refusal

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fxkit.compiler import Compiled
 from fxkit.errors import UnsupportedError
 from fxkit.lower import CompiledModule
 from fxkit.passes.base import Pass
@@ -36,7 +37,8 @@ def report(
     Args:
         subject: What `PassManager.run` returned: each pass, and the graph before and after it. A
             `CompiledModule`: regions, why others are not fused, source, and with `args` a profile
-            of the graph and of the kernels. A `Profile`: where the time goes. A module, with
+            of the graph and of the kernels. What `fxkit.compile` returned: the same of the
+            graph that was compiled last. A `Profile`: where the time goes. A module, with
             `args`: it is captured, a copy goes through `passes` and is compiled, and all of that
             is told.
         path: The file to write.
@@ -60,6 +62,8 @@ def report(
     inputs = (tuple(args or ()), dict(kwargs or {}))
     if isinstance(subject, PassResult):
         return _of_passes(subject, title or "What the passes did").save(path)
+    if isinstance(subject, Compiled):
+        subject, has_inputs = _last_compiled(subject, has_inputs, *inputs)
     if isinstance(subject, CompiledModule):
         measured = (*inputs, iters) if has_inputs else None
         return _of_compiled(subject, title or "What was compiled", measured).save(path)
@@ -68,7 +72,7 @@ def report(
         return page.add_environment().save(path)
     if not isinstance(subject, nn.Module):
         raise UnsupportedError(
-            "expected a PassResult, a CompiledModule, a Profile or a module, "
+            "expected a PassResult, a CompiledModule, a Compiled, a Profile or a module, "
             f"got {type(subject).__name__}",
             hint="pass what PassManager.run, fxkit.lower.to_cpp or fxkit.profile returned",
         )
@@ -82,6 +86,24 @@ def report(
         graph, *inputs, passes=passes, title=title or type(subject).__name__, iters=iters
     )
     return found.save(path)
+
+
+def _last_compiled(
+    subject: Compiled, has_inputs: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[CompiledModule, bool]:
+    """Return what was compiled last, after a call, and whether it takes the inputs as they are."""
+    if has_inputs:
+        subject(*args, **kwargs)
+    modules = [module for module in subject.modules if isinstance(module, CompiledModule)]
+    if not modules:
+        raise UnsupportedError(
+            "expected a compiled program that has been called without gradients, got one with no "
+            "such graph",
+            hint="call it first under torch.no_grad(), or pass inputs: fxkit.report(fast, path, x)",
+        )
+    wanted = [n for n in modules[-1].graph_module.graph.nodes if n.op == "placeholder"]
+    is_plain = all(isinstance(arg, torch.Tensor) for arg in args) and not kwargs
+    return modules[-1], has_inputs and is_plain and len(wanted) == len(args)
 
 
 def _graph_of(

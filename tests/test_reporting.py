@@ -50,6 +50,21 @@ def test_a_compiled_module_has_a_profile_only_with_inputs(tmp_path: Path) -> Non
     assert found == [without[0], "Where the time goes", *without[1:]]
 
 
+def test_a_compiled_program_is_reported_once_it_was_called(tmp_path: Path) -> None:
+    fast = fxkit.compile(model())
+    with pytest.raises(UnsupportedError, match="expected a compiled program that has been called"):
+        fxkit.report(fast, tmp_path / "x.html")
+    measured = sections(fxkit.report(fast, tmp_path / "x.html", ARGS, iters=2))
+    assert measured[:2] == ["Fused regions", "Where the time goes"]
+    assert "Where the time goes" not in sections(fxkit.report(fast, tmp_path / "x.html"))
+
+
+def test_a_run_of_passes_writes_its_own_report(tmp_path: Path) -> None:
+    result = fxkit.PassManager([fxkit.passes.Canonicalise()]).run(graph())
+    path = result.report(tmp_path / "x.html", title="its own")
+    assert "<h1>its own</h1>" in path.read_text(encoding="utf-8")
+
+
 def test_a_profile(tmp_path: Path) -> None:
     profile = fxkit.profile(graph(), ARGS, warmup=0, iters=2)
     path = fxkit.report(profile, tmp_path / "x.html")
@@ -69,7 +84,7 @@ def test_a_module_goes_through_everything_and_stays_as_it_is(make: Any, tmp_path
 @pytest.mark.parametrize(
     ("subject", "message"),
     [
-        (3, "expected a PassResult, a CompiledModule, a Profile or a module, got int"),
+        (3, "expected a PassResult, a CompiledModule, a Compiled, a Profile or a module, got int"),
         (nn.ReLU(), "expected inputs to measure ReLU with, got none"),
     ],
 )

@@ -16,11 +16,11 @@ from fxkit.passes.running import contracts
 from fxkit.passes.running.analyses import Analyses
 from fxkit.passes.running.failures import failure, reproduce
 from fxkit.passes.running.groups import FixedPoint, Group, When, leaves
+from fxkit.passes.running.history import TimelineRecorder
 from fxkit.passes.running.numbers import NumbersCheck, explained
 from fxkit.passes.running.records import PassRecord, PassResult
 from fxkit.passes.running.scheduling import satisfy
 from fxkit.passes.running.subjects import Subject, sample_inputs
-from fxkit.passes.running.history import TimelineRecorder
 from fxkit.passes.running.tracking import Limits, RewritesSpent, TrackedSession, out_of_time
 from fxkit.passes.running.watchdog import OutOfTime, time_limit
 from fxkit.patterns.rewrite_report import Tally

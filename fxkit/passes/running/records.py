@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import fx
@@ -12,8 +14,8 @@ from torch import fx
 from fxkit.ir.journal import Change
 from fxkit.ir.text_table import aligned
 from fxkit.passes.running.analyses import AnalysisTally
-from fxkit.passes.running.subjects import export_again
 from fxkit.passes.running.history import Timeline
+from fxkit.passes.running.subjects import export_again
 from fxkit.passes.running.tracking import Rewrite
 from fxkit.patterns.rewrite_report import Tally
 
@@ -135,6 +137,19 @@ class PassResult:
                 parts.append(f"{record.name}:")
                 parts.extend(f"  {change}" for change in record.changes)
         return "\n".join(parts)
+
+    def report(self, path: str | Path, **options: Any) -> Path:
+        """Write one offline HTML file: each pass, and the graph before and after it.
+
+        Args:
+            path: The file to write.
+            options: What `fxkit.report` takes besides: `title`.
+
+        Returns:
+            The path.
+        """
+        # Views stand above passes, so that the page is asked of the package by name.
+        return sys.modules["fxkit"].report(self, path, **options)
 
     def __str__(self) -> str:
         return self.table()

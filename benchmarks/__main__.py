@@ -1,4 +1,4 @@
-"""Run benchmarks: `python -m benchmarks [suite ...] [--rounds N] [--nodes N] [--no-peer]`."""
+"""Run benchmarks: `python -m benchmarks [suite ...] [options]`; `--help` names them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from benchmarks import (
     capture_cost,
     import_time,
+    kernels,
     partitioning,
     passes,
     precision,
@@ -23,6 +24,9 @@ from fxkit.demo.timing import machine
 
 SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
     "speed": lambda options: speed.run(options.rounds, with_peer=options.peer),
+    "kernels": lambda options: kernels.run(
+        options.rounds, with_peer=options.peer, only=options.case
+    ),
     "capture": lambda options: capture_cost.run(options.rounds, with_peer=options.peer),
     "rewriting": lambda options: rewriting.run(
         options.rounds, with_peer=options.peer, nodes=options.nodes
@@ -45,6 +49,7 @@ def main() -> None:
     parser.add_argument(
         "--no-peer", dest="peer", action="store_false", help="leave out torch's own tools"
     )
+    parser.add_argument("--case", help="the only case of kernels to run, by its first word")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="torch")
     print(f"{machine()}, torch {torch.__version__}, medians of calls in turn")

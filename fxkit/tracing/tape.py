@@ -113,6 +113,10 @@ class Tape:
         """What has changed before the last value guard."""
         return self._progress.before_guard
 
+    def guard_number(self, node: fx.Node, value: Any) -> None:
+        """Append a guard that expects a number to be what it was."""
+        self._guard(node, value, node.name)
+
     # Results --------------------------------------------------------------------------------------
 
     def _register(self, node: fx.Node, result: Any, is_tainted: bool) -> None:
@@ -154,7 +158,10 @@ class Tape:
         self, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, name: str | None
     ) -> fx.Node:
         node = self.graph.create_node(op, target, (), {}, name)
-        node.args, node.kwargs = args, kwargs  # a third of the cost of giving them to create_node
+        if args:  # a third of the cost of giving them to create_node
+            node.args = args
+        if kwargs:
+            node.kwargs = kwargs
         location = self._location
         meta = node.meta
         if location.trace is not None:

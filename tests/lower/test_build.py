@@ -267,6 +267,45 @@ build.build({SOURCE % 16!r})
     assert answer(16) == 16
 
 
+def test_two_texts_make_one_library(cache: Path) -> None:
+    texts = 'extern "C" long one() { return 1; }\n', 'extern "C" long two() { return 2; }\n'
+    library = build(*texts)
+    assert (library.handle.one(), library.handle.two()) == (1, 2)
+    assert build(*texts).cache_hit
+    assert not list(cache.glob("build-*"))
+
+
+def test_one_of_two_texts_that_fails_is_quoted(cache: Path) -> None:
+    with pytest.raises(BuildError, match="nothing"):
+        build(SOURCE % 17, 'extern "C" int broken() { return nothing; }')
+    assert not list(cache.glob("build-*"))
+
+
+def test_a_lock_that_is_never_given_back_is_passed_by(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    monkeypatch.setattr(build_module, "_LOCK_SECONDS", 0.1)
+    order = Order((SOURCE % 18,), toolchain.current(), toolchain.Linking())
+    with open(cache_folder() / f"lock-{order.key[:2]}", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert answer(18) == 18
+
+
+def test_nowhere_to_build_is_a_build_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, order: Order) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(build_module, "_build_into", full)
+    with (
+        pytest.warns(UserWarning, match="No space left"),
+        pytest.raises(BuildError, match="can be built in") as caught,
+    ):
+        build(SOURCE % 19)
+    assert "FXKIT_CACHE_DIR" in str(caught.value)
+
+
 def test_a_library_finds_torchs_openmp(cache: Path) -> None:
     source = """
 extern "C" int omp_get_num_threads();

@@ -11,13 +11,14 @@ from dataclasses import replace
 
 import torch
 
-from fxkit.lower.cpp import products, vector_math
+from fxkit.lower.cpp import attentions, products, vector_math
 from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.attentions import AttentionPrinter, attention_of
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.cpp.products import ProductPrinter, product_of
 from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
-from fxkit.lower.loops.loop_ir import Access, Kernel
+from fxkit.lower.loops.loop_ir import WHOLE, Access, Kernel
 
 
 def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> str:
@@ -49,8 +50,11 @@ def _preamble(kernels: Collection[Kernel], glibc: tuple[int, int] | None) -> str
     parts.append(_REDUCTIONS)
     if any(crossing_axis(_with_row(kernel)) is not None for kernel in kernels):
         parts.append(TRANSPOSE)
-    if any(product_of(kernel) is not None for kernel in kernels):
+    whole = {kernel.body[0].op for kernel in kernels if kernel.body}
+    if whole & WHOLE:
         parts.append(products.header())
+    if "attention" in whole:
+        parts.append(attentions.header())
     return "\n".join(parts)
 
 
@@ -66,6 +70,8 @@ def print_kernel(kernel: Kernel, name: str) -> str:
     """Return the text of one kernel."""
     if product_of(kernel) is not None:
         return ProductPrinter(kernel, name).text()
+    if attention_of(kernel) is not None:
+        return AttentionPrinter(kernel, name).text()
     kernel = _with_row(kernel)
     if crossing_axis(kernel) is not None:
         return TilePrinter(kernel, name).text()

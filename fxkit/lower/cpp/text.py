@@ -148,6 +148,7 @@ def function_name(op: str, dtype: torch.dtype) -> str:
 def own_functions(body: tuple[Instruction, ...], storage: set[torch.dtype]) -> set[str]:
     """Return the names of fxkit's own functions that a body calls."""
     names = {f"fx_{i.op}" for i in body if i.op in _OWN and i.dtype == torch.float32}
+    names |= {"fx_exp" for i in body if i.op == "attention"}
     return names | {f"fx_{_STORAGE[dtype]}" for dtype in storage if dtype in _STORAGE}
 
 

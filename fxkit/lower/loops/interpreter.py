@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fxkit.lower.loops.attention import Attention
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.product import Product
 
@@ -87,6 +88,8 @@ class _Interpreter:
             return self._load(instruction, operands)
         if instruction.op == "product":
             return self._product(instruction.detail)
+        if instruction.op == "attention":
+            return self._attention(instruction.detail)
         if instruction.is_reduction:
             return self._reduced(instruction, operands[0])
         if instruction.is_scan:
@@ -125,6 +128,22 @@ class _Interpreter:
             (*(b.right for b in batch), right_step, column),
         )
         return (left @ right).view(self._kernel.sizes)
+
+    def _attention(self, one: Attention) -> torch.Tensor:
+        pairs, row = (one.batch, one.heads), one.shared
+        kept = (one.batch, one.heads // row)
+        query = self._memory[0].as_strided((*pairs, one.queries, one.depth), one.query)
+        key = self._memory[1].as_strided((*kept, one.keys, one.depth), one.key)
+        value = self._memory[2].as_strided((*kept, one.keys, one.width), one.value)
+        scores = query @ key.repeat_interleave(row, 1).mT * one.scale
+        if one.mask is not None:
+            mask = self._memory[3].as_strided((*pairs, one.queries, one.keys), one.mask)
+            scores = scores.masked_fill(~mask, -torch.inf) if one.is_choice else scores + mask
+        if one.is_causal:
+            hidden = torch.ones(one.queries, one.keys, dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        weights = torch.softmax(scores, -1).masked_fill((scores == -torch.inf).all(-1, True), 0)
+        return weights @ value.repeat_interleave(row, 1)
 
     def _read(self, memory: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         if bool(((where < 0) | (where >= memory.numel())).any()):

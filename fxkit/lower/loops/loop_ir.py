@@ -74,6 +74,10 @@ MONOIDS = frozenset({"add", "mul", "max", "min", "and", "or"})
 SCANS = frozenset({"add", "mul", "max", "min", "logaddexp"})
 
 
+# Operators of whole matrices. A kernel has at most one of them, as its first instruction.
+WHOLE = frozenset({"product", "attention"})
+
+
 class Unfusable(FxkitError):
     """A call that a kernel can't compute as eager does; the message is the reason."""
 
@@ -203,7 +207,7 @@ class Kernel:
         wide: list[bool] = []
         rank = self.row_rank
         for instruction in self.body:
-            if instruction.is_reduction or instruction.is_scan or instruction.op == "product":
+            if instruction.is_reduction or instruction.is_scan or instruction.op in WHOLE:
                 wide.append(not instruction.is_reduction)
                 continue
             varies = any(wide[operand] for operand in instruction.operands)

@@ -212,4 +212,6 @@ def cost_of(kernel: Kernel) -> int:
 def _cost_of(instruction: Instruction) -> int:
     if instruction.op == "product":
         return 1 + instruction.detail.depth // 8
+    if instruction.op == "attention":
+        return 1 + instruction.detail.keys // 4
     return 8 if instruction.op in _COSTLY else 1

@@ -19,8 +19,8 @@ from fxkit.lower.loops.placement import operand_type, position_taken
 from fxkit.lower.loops.product_regions import MatrixProduct, alone, followed_by
 from fxkit.lower.loops.regions import Partition, Region
 from fxkit.lower.running.kernel_call import KernelCall
-from fxkit.lower.running.product_trial import objection
-from fxkit.lower.running.products import choose_products
+from fxkit.lower.running.product_trial import attention_objection, objection
+from fxkit.lower.running.products import choose_attention, choose_products
 
 
 @dataclass
@@ -58,12 +58,17 @@ class _Planner:
         self._parts: dict[tuple[fx.Node, int], fx.Node] = {}
         self._products = choose_products(gm, partition.steps, objection)
         self._reasons.update(self._products.reasons)
+        self._attention, reasons = choose_attention(gm, partition.steps, attention_objection)
+        self._reasons.update(reasons)
 
     def run(self) -> Plan:
         products = self._products
         for position, step in enumerate(self._partition.steps):
             if isinstance(step, Group):
                 self._add_group(step, products.followed.get(position))
+            elif step in self._attention:
+                emitted = self._attention[step]
+                self._call(emitted, [step], (step.name,), self._traffic_of(step, emitted.inputs))
             elif step not in products.found:
                 self._copy(step)
             elif not products.is_deferred(step):
@@ -100,18 +105,20 @@ class _Planner:
         if product is None or joined is None:
             self._call(emitted, inside, names, traffic)
         else:
-            traffic += self._product_traffic(product)
+            traffic += self._traffic_of(product.node, product.operands)
             self._call(joined, [product.node, *inside], (product.node.name, *names), traffic)
         self._repeat_views(group, inside)
 
     def _add_product(self, product: MatrixProduct) -> None:
         """Add a kernel that computes a product alone."""
         node = product.node
-        self._call(alone(product), [node], (node.name,), self._product_traffic(product))
+        traffic = self._traffic_of(node, product.operands)
+        self._call(alone(product), [node], (node.name,), traffic)
 
-    def _product_traffic(self, product: MatrixProduct) -> int:
-        types = [operand_type(operand, self._gm) for operand in product.operands]
-        return sum(map(_bytes, types)) + _bytes(result_type(product.node, 0))
+    def _traffic_of(self, node: fx.Node, operands: Iterable[Operand]) -> int:
+        """Return the bytes that eager reads and writes for one node."""
+        types = [operand_type(operand, self._gm) for operand in operands]
+        return sum(map(_bytes, types)) + _bytes(result_type(node, 0))
 
     def _call(
         self, emitted: Emitted, inside: list[fx.Node], names: tuple[str, ...], traffic: int

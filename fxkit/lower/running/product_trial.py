@@ -22,6 +22,9 @@ import torch
 from fxkit.errors import BuildError
 from fxkit.lower.cpp import products, toolchain
 from fxkit.lower.cpp.build import build, cache_folder
+from fxkit.lower.cpp.printer import print_unit
+from fxkit.lower.loops.attention import Attention
+from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.product import Batch, Product
 
 # Multiplications below which the time of a call decides, not that of the product.
@@ -37,16 +40,35 @@ def objection(product: Product) -> str | None:
     """Return why torch's library is as fast for a product, or None where a kernel is faster."""
     if product.terms < MIN_TERMS:
         return None
+    threads = torch.get_num_threads()
+    part = _part_of(product)
+    return _slower(f"multiplies {product}", _key(part), lambda: _measured(part, threads))
+
+
+def attention_objection(kernel: Kernel) -> str | None:
+    """Return why torch's library is as fast for attention, or None where a kernel is faster."""
+    attention: Attention = kernel.body[0].detail
+    if attention.terms < MIN_TERMS:
+        return None
+    threads = torch.get_num_threads()
+    what = f"attends {attention}"
+    return _slower(what, repr(kernel), lambda: _measured_attention(kernel, attention, threads))
+
+
+def _slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> str | None:
+    """Return in words that a kernel is slower than torch, or None."""
+    known = _known()
+    key = f"{torch.get_num_threads()} threads: {key}"
     try:
-        kernel, library = _times(_part_of(product), torch.get_num_threads())
+        if key not in known:
+            known[key] = measure()
+            _write(known)
     except BuildError as error:
         return error.message
+    kernel, library = known[key]
     if kernel <= library:
         return None
-    return (
-        f"torch's library multiplies {product} in {library * 1e6:.0f} us, "
-        f"a kernel in {kernel * 1e6:.0f} us"
-    )
+    return f"torch's library {what} in {library * 1e6:.0f} us, a kernel in {kernel * 1e6:.0f} us"
 
 
 def _part_of(product: Product) -> Product:
@@ -57,16 +79,6 @@ def _part_of(product: Product) -> Product:
         room //= size
         batch.append(replace(one, size=size))
     return replace(product, batch=tuple(reversed(batch)), rows=min(product.rows, MAX_ROWS))
-
-
-def _times(product: Product, threads: int) -> tuple[float, float]:
-    """Return the seconds of a kernel and of torch, measured now or at an earlier time."""
-    known = _known()
-    key = f"{threads} threads: {_key(product)}"
-    if key not in known:
-        known[key] = _measured(product, threads)
-        _write(known)
-    return known[key]
 
 
 def _key(product: Product) -> str:
@@ -162,16 +174,47 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
         return _fastest(kernel, library)
 
 
+def _measured_attention(kernel: Kernel, attention: Attention, threads: int) -> tuple[float, float]:
+    """Time attention; the kernel is built for that alone."""
+    one = attention
+    pairs, kept = (one.batch, one.heads), (one.batch, one.heads // one.shared)
+    query = _strided((*pairs, one.queries, one.depth), one.query)
+    key = _strided((*kept, one.keys, one.depth), one.key)
+    value = _strided((*kept, one.keys, one.width), one.value)
+    mask = None
+    if one.mask is not None:
+        dtype = kernel.buffers[3].dtype
+        mask = _strided((*pairs, one.queries, one.keys), one.mask, dtype)
+    result = _strided((*pairs, one.queries, one.width), kernel.stores[0].access.strides)
+    function = build(print_unit({"fx_trial": kernel}, toolchain.vector_library())).handle.fx_trial
+    function.restype = None
+    function.argtypes = [ctypes.c_void_p] * len(kernel.buffers) + [ctypes.c_long]
+    given = [t for t in (query, key, value, mask, result) if t is not None]
+    pointers = [t.data_ptr() for t in given]
+
+    def library() -> None:
+        torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=one.is_causal, scale=one.scale,
+            enable_gqa=one.shared > 1,
+        )  # fmt: skip
+
+    with torch.no_grad():
+        return _fastest(lambda: function(*pointers, threads), library)
+
+
+def _strided(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return torch.ones(span, dtype=dtype).as_strided(shape, strides)
+
+
 def _matrices(product: Product, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return operands of the product's strides, with their batch as one dimension."""
     batch = product.batch[-1] if product.batch else Batch(1, 0, 0)
     shapes = ((count, product.rows, product.depth), (count, product.depth, product.columns))
     strides = ((batch.left, *product.left_strides), (batch.right, *product.right_strides))
-    made = []
-    for shape, stride in zip(shapes, strides, strict=True):
-        span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-        made.append(torch.ones(span).as_strided(shape, stride))
-    return made[0], made[1]
+    return _strided(shapes[0], strides[0]), _strided(shapes[1], strides[1])
 
 
 def _fastest(*candidates: Callable[[], None]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Which matrix products of a graph kernels compute, and with which region each goes on."""
+"""Which products and attention of a graph kernels compute, and which regions go on with them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
+from fxkit.lower.loops.attention import emit_attention, is_attention
+from fxkit.lower.loops.emit import Emitted
 from fxkit.lower.loops.group import Group
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loops.loop_ir import Kernel, Unfusable
 from fxkit.lower.loops.product import Product
 from fxkit.lower.loops.product_regions import MatrixProduct, is_product, matrix_product
 
@@ -65,6 +67,34 @@ def choose_products(
         if not any(_writes(between) for between in steps[position + 1 : region]):
             result.followed[region] = found
     return result
+
+
+def choose_attention(
+    gm: fx.GraphModule,
+    steps: Sequence[fx.Node | Group],
+    objection: Callable[[Kernel], str | None],
+) -> tuple[dict[fx.Node, Emitted], dict[fx.Node, str]]:
+    """Choose the attention that kernels compute.
+
+    Returns:
+        The kernels by node, and the reasons why torch computes the others.
+    """
+    found: dict[fx.Node, Emitted] = {}
+    reasons: dict[fx.Node, str] = {}
+    for step in steps:
+        if isinstance(step, Group) or not is_attention(step):
+            continue
+        try:
+            emitted = emit_attention(step, gm)
+            reason = objection(emitted.kernel)
+        except Unfusable as error:
+            reasons[step] = error.message
+            continue
+        if reason is None:
+            found[step] = emitted
+        else:
+            reasons[step] = reason
+    return found, reasons
 
 
 def _places(steps: Sequence[fx.Node | Group]) -> dict[fx.Node, int]:

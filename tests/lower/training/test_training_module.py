@@ -1,0 +1,251 @@
+"""Compiled training: results, gradients and state are those of eager, and kernels do the work."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxkit
+from fxkit.compiler import Compiled
+from fxkit.lower.training.training_module import TrainingModule, TrainingReport
+
+
+def _block(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    weight = torch.linspace(0.5, 1.5, 64)
+    return F.gelu(F.layer_norm(x + y, (64,), weight, weight - 1))
+
+
+def _attention(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x @ y.t() / 8, -1) @ y
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 96), nn.Linear(96, 64)
+        self.norm, self.batch = nn.LayerNorm(64), nn.BatchNorm1d(96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.dropout(self.batch(F.silu(self.up(self.norm(x)))), 0.25, self.training)
+        return x + self.down(hidden)
+
+
+class Convolutional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
+            nn.Conv2d(8, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.GELU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        target = torch.arange(x.shape[0]) % 5
+        return F.cross_entropy(self.layers(x), target)
+
+
+def _training(compiled: Compiled) -> TrainingModule:
+    module = compiled.modules[-1]
+    assert isinstance(module, TrainingModule)
+    return module
+
+
+FUNCTIONS = {
+    "block": _block,
+    "attention": _attention,
+    "pointwise": lambda x, y: torch.tanh(x * y) * torch.sigmoid(x) + y,
+    "rms_norm": lambda x, y: F.rms_norm(x * y, (64,)),
+    "broadcast": lambda x, y: (x.exp() * y[0] + y[:, :1]).relu(),
+    "losses": lambda x, y: F.mse_loss(x, y) + F.smooth_l1_loss(x, y) + F.huber_loss(x, y),
+    "log_softmax": lambda x, y: F.log_softmax(x - y, -1) * y,
+    "sums": lambda x, y: (x * y).sum(0) + (x / (y.square() + 1)).mean(1).sum(),
+    "glu": lambda x, y: F.glu(torch.cat([x, y], -1)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_are_as_good_as_those_of_eager(name: str):
+    fn = FUNCTIONS[name]
+    compiled = fxkit.compile(fn)
+    torch.manual_seed(0)
+    x, y, weight = (torch.randn(48, 64) for _ in range(3))
+    for _ in range(2):
+        ours = _with_gradients(compiled, x, y, weight)
+    eager = _with_gradients(fn, x, y, weight)
+    exact = _with_gradients(fn, x.double(), y.double(), weight.double())
+    for found, plain, right in zip(ours, eager, exact, strict=True):
+        bound = 2 * (plain - right).abs().max() + 1e-6 * right.abs().max()
+        assert (found - right).abs().max() <= bound
+    module = _training(compiled)
+    assert module.reason is None
+    report = module.report()
+    assert report.forward is not None and report.backward is not None
+    assert report.forward.fused + report.backward.fused > 1
+    assert report.backward.calls > 0 and not report.backward.eager_calls
+
+
+def _with_gradients(fn: Callable[..., Any], *tensors: torch.Tensor) -> list[torch.Tensor]:
+    x, y = (t.clone().requires_grad_() for t in tensors[:2])
+    if tensors[0].dtype == torch.float64 and fn is _block:
+        fn = _block_in_double
+    result = fn(x, y)
+    weight = tensors[2].flatten()[: result.numel()].view(result.shape)
+    return [result.detach(), *torch.autograd.grad((result * weight).sum(), (x, y))]
+
+
+def _block_in_double(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    weight = torch.linspace(0.5, 1.5, 64).double()
+    return F.gelu(F.layer_norm(x + y, (64,), weight, weight - 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), [(Net, (12, 64)), (Convolutional, (4, 3, 12, 12))], ids=["net", "conv"]
+)
+def test_training_steps_are_those_of_eager(make: Callable[[], nn.Module], shape: Any):
+    torch.manual_seed(0)
+    net = make()
+    twin = copy.deepcopy(net)
+    compiled = fxkit.compile(net, train=True)
+    for seed in range(3):
+        inputs = torch.randn(*shape)
+        for program, module in ((compiled, net), (twin, twin)):
+            torch.manual_seed(seed)
+            module.zero_grad()
+            program(inputs).square().mean().backward()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter -= 0.1 * parameter.grad
+        _assert_same_state(net, twin)
+    assert _training(compiled).reason is None and compiled.captured.recaptures == 0
+
+
+def _assert_same_state(net: nn.Module, twin: nn.Module) -> None:
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(net.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_without_gradients_the_same_program_runs_as_inference():
+    net = Net().eval()
+    compiled = fxkit.compile(net)
+    x = torch.randn(12, 64)
+    compiled(x).sum().backward()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x))
+    torch.testing.assert_close(compiled(x), net(x))
+    assert [type(m).__name__ for m in compiled.modules] == ["TrainingModule", "CompiledModule"]
+
+
+def test_train_false_leaves_gradients_to_eager():
+    compiled = fxkit.compile(lambda x: torch.tanh(x) * 2, train=False)
+    x = torch.randn(8, 8, requires_grad=True)
+    compiled(x).sum().backward()
+    assert not isinstance(compiled.modules[-1], TrainingModule)
+    assert x.grad is not None
+
+
+def test_train_true_warns_where_a_graph_is_left_to_eager():
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return y[y > 0].exp()
+
+    compiled = fxkit.compile(fn, train=True)
+    x = torch.randn(8, 8, requires_grad=True)
+    with pytest.warns(UserWarning, match="trained in eager: the shape of .* depends on the numbers"):
+        result = compiled(x)
+    torch.testing.assert_close(result, fn(x))
+    assert "left to eager" in compiled.report()
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(fn(x).sum(), x)
+    )
+
+
+def test_second_gradients_come_from_eager_and_are_counted():
+    compiled = fxkit.compile(lambda x: torch.tanh(x) * x)
+    x = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(compiled, (x,))
+    assert torch.autograd.gradgradcheck(compiled, (x,))
+    report = _training(compiled).report()
+    assert isinstance(report, TrainingReport) and report.differentiated_again > 0
+    assert "differentiated again, in eager" in str(report)
+
+
+def test_parameters_that_change_are_seen():
+    net = Net().eval()
+    compiled = fxkit.compile(net)
+    x = torch.randn(12, 64)
+    compiled(x)
+    with torch.no_grad():
+        net.up.weight.mul_(0.5)
+    torch.testing.assert_close(compiled(x), net(x))
+
+
+def test_frozen_parameters_have_no_gradient():
+    net = Net().eval()
+    net.up.requires_grad_(False)
+    compiled = fxkit.compile(net)
+    compiled(torch.randn(12, 64)).sum().backward()
+    assert net.up.weight.grad is None and net.down.weight.grad is not None
+
+
+def test_gradients_accumulate():
+    net = Net().eval()
+    compiled = fxkit.compile(net)
+    x = torch.randn(12, 64)
+    for _ in range(2):
+        compiled(x).sum().backward()
+    found = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    net.zero_grad()
+    for _ in range(2):
+        net(x).sum().backward()
+    expected = [p.grad for p in net.parameters() if p.grad is not None]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_checkpointed_parts_keep_their_meaning():
+    from torch.utils.checkpoint import checkpoint
+
+    compiled = fxkit.compile(lambda x: torch.tanh(x * 2).exp())
+    x = torch.randn(4, 8, requires_grad=True)
+    found = torch.autograd.grad(checkpoint(compiled, x, use_reentrant=False).sum(), x)
+    expected = torch.autograd.grad(torch.tanh(x * 2).exp().sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
+def test_under_autocast():
+    net = Net().eval()
+    compiled = fxkit.compile(net)
+    x = torch.randn(12, 64)
+    grads = []
+    for program in (net, compiled, compiled):
+        net.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = program(x)
+        result.float().square().mean().backward()
+        grads.append((result.detach(), net.up.weight.grad.clone()))
+    for found in grads[1:]:
+        assert found[0].dtype == grads[0][0].dtype
+        torch.testing.assert_close(found, grads[0], rtol=0.05, atol=0.02)
+    assert torch._C._is_any_autocast_enabled() is False
+
+
+def test_module_can_be_copied():
+    module = copy.deepcopy(_trained_module())
+    x = torch.randn(12, 64)
+    before = module(x)
+    with torch.no_grad():
+        for parameter in module.graph_module.parameters():
+            parameter.mul_(0.5)
+    assert not torch.allclose(module(x), before)
+
+
+def _trained_module() -> TrainingModule:
+    compiled = fxkit.compile(Net().eval())
+    compiled(torch.randn(12, 64))
+    return _training(compiled)

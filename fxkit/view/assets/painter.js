@@ -315,8 +315,8 @@ const fxPainter = (v) => {
     const chosen = index === (state.picked >= 0 ? v.scene.shownAs[state.picked] : -1) || (box.group >= 0 && box.group === state.pickedGroup)
       || (state.second >= 0 && index === v.scene.shownAs[state.second]);
     context.globalAlpha = !isThere ? 0.13 : isDim(box) ? 0.22 : 1;
-    if (s < 0.08) {
-      context.fillStyle = marked || (box.hit || chosen ? v.palette.accent : ink);
+    if (s < 0.16) {
+      context.fillStyle = marked || (box.hit || chosen ? v.palette.accent : isRamp() ? fill : ink);
       context.fillRect(box.x, box.y, box.w, box.h);
       context.globalAlpha = 1;
       return;

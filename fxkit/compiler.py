@@ -39,9 +39,11 @@ class Compiled:
         *,
         train: bool | None = None,
         dynamic: Request = None,
+        tune: bool = False,
     ) -> None:
         self._passes = passes
         self._train = train
+        self._tune = tune
         self.modules: list[CompiledModule | TrainingModule] = []
         self.captured = Captured(fn, backend=self._backend, dynamic=dynamic)
         self._entries = Entries(self.captured)
@@ -94,7 +96,10 @@ class Compiled:
         try:
             copied = fx.GraphModule(gm, _copy_graph(gm.graph))
             PassManager(passes, verify="structure", args=args).run(copied)
-            module = to_cpp_training(copied, args) if is_trained else to_cpp(copied, args)
+            if is_trained:
+                module = to_cpp_training(copied, args)
+            else:
+                module = to_cpp(copied, args, tune=self._tune)
         except InvalidGraphError as error:
             warnings.warn(f"{error}\n  The captured graph runs in eager.", stacklevel=2)
             module = left_to_eager(gm, error.message)
@@ -115,6 +120,7 @@ def compile(
     passes: tuple[Pass, ...] | None = None,
     train: bool | None = None,
     dynamic: Request = None,
+    tune: bool = False,
 ) -> Any:
     """Make a program run as fused C++ kernels; works as a decorator and as a call.
 
@@ -131,6 +137,8 @@ def compile(
             where a graph is trained in eager, with the reason; with False all are.
         dynamic: Which sizes of the arguments' tensors a captured graph leaves open, as
             `fxkit.capture` takes it. Kernels are built for each set of sizes.
+        tune: Whether to time each kernel against eager, with one thread and with all, and keep the
+            fastest; compiling takes longer, once. Graphs with gradients are not tuned.
 
     Returns:
         A `Compiled`, callable like `fn`; as a decorator with options, the decorator.
@@ -147,13 +155,14 @@ def compile(
         ...     y = f(torch.ones(4, 8))
     """
     if fn is None:
-        return functools.partial(compile, passes=passes, train=train, dynamic=dynamic)
+        return functools.partial(compile, passes=passes, train=train, dynamic=dynamic, tune=tune)
     if not callable(fn):
         raise UnsupportedError(
             f"expected something to call, got {type(fn).__name__}",
             hint="pass a function or a module",
         )
-    return Compiled(fn, None if passes is None else tuple(passes), train=train, dynamic=dynamic)
+    chosen = None if passes is None else tuple(passes)
+    return Compiled(fn, chosen, train=train, dynamic=dynamic, tune=tune)
 
 
 def dynamo_backend(

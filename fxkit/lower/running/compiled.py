@@ -23,6 +23,7 @@ from fxkit.lower.running import binding
 from fxkit.lower.running.building import Built, build_kernels
 from fxkit.lower.running.plan import Plan, make_plan, python_function
 from fxkit.lower.running.program import make_program
+from fxkit.lower.running.tuning import spread, tuned
 
 
 def to_cpp(
@@ -31,6 +32,7 @@ def to_cpp(
     kwargs: Mapping[str, Any] | None = None,
     *,
     policy: Policy | None = None,
+    tune: bool = False,
 ) -> CompiledModule:
     """Compile the pointwise and normalising parts of a graph into fused C++ kernels.
 
@@ -43,6 +45,8 @@ def to_cpp(
         args: Inputs of the types to compile for; calls with other types run the original graph.
         kwargs: Keyword inputs.
         policy: When a kernel pays.
+        tune: Whether to time each kernel against eager, on made-up inputs, and keep the faster one;
+            the times are kept beside the built kernels.
 
     Returns:
         A module that is called like `gm`. Without a C++ compiler, or when it fails, a warning is
@@ -50,10 +54,10 @@ def to_cpp(
     """
     if not _is_typed(gm, args, dict(kwargs or {})):
         propagate_types(gm, args, kwargs)
-    return _lower(policy, gm)
+    return _lower(policy, gm, tune=tune)
 
 
-def _lower(policy: Policy | None, gm: fx.GraphModule) -> CompiledModule:
+def _lower(policy: Policy | None, gm: fx.GraphModule, *, tune: bool = False) -> CompiledModule:
     """Compile a graph whose nodes have their types."""
     if config.current().backend == "eager":
         return left_to_eager(gm, "FXKIT_BACKEND=eager turns kernels off")
@@ -65,6 +69,11 @@ def _lower(policy: Policy | None, gm: fx.GraphModule) -> CompiledModule:
         if not built.libraries:
             return left_to_eager(gm, error.message, built.source)
     built.bind(plan)
+    if tune:
+        policy = tuned(policy, plan)
+        if policy.refused:
+            return _lower(policy, gm)
+    spread(plan, policy)
     return CompiledModule(gm, plan, built, functools.partial(_lower, policy))
 
 

@@ -72,6 +72,14 @@ class KernelCall:
         function.restype = ctypes.c_long if self.kernel.has_checks else None
         self._function = function
 
+    def in_eager(self, *tensors: torch.Tensor) -> Any:
+        """Compute the same with torch."""
+        return self._eager(*tensors)
+
+    def on_pointers(self, pointers: Sequence[int], threads: int) -> None:
+        """Run the kernel on memory that is known to fit: its inputs, then its outputs."""
+        self._function(*pointers, threads)
+
     def __call__(self, *tensors: torch.Tensor) -> Any:
         if self._function is None:
             return self._eager(*tensors)

@@ -35,7 +35,7 @@ def wide(value: Any) -> Any:
 
 
 def test_each_row_has_a_case() -> None:
-    assert set(CALLS) == set(TABLE)
+    assert set(CALLS) == {name for name, row in TABLE.items() if row.frame is None}
 
 
 @pytest.mark.filterwarnings(r"ignore:.*degrees of freedom is <= 0")

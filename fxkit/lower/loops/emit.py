@@ -35,6 +35,7 @@ from fxkit.lower.loops.loop_ir import (
 )
 from fxkit.lower.loops.placement import (
     Candidate,
+    frame_of,
     is_model,
     operand_type,
     position_taken,
@@ -43,7 +44,6 @@ from fxkit.lower.loops.placement import (
     row_shape,
 )
 from fxkit.lower.loops.point import EmittedPoint
-from fxkit.lower.loops.region_space import is_axis
 from fxkit.lower.loops.view_map import ViewMap, view_map
 from fxkit.lower.operators.movement_table import MoveOp
 from fxkit.lower.operators.row_ops import RowOp
@@ -208,7 +208,11 @@ class _Emitter:
 
     def _moved(self, member: Candidate, row: MoveOp, index: Sequence[Index]) -> Ref:
         point = EmittedPoint(self, index, tuple(member.type.shape), member.type.dtype)
-        return row.build(point, *member.operands.values(), **member.attributes)
+        value = row.build(point, *member.operands.values(), **member.attributes)
+        for operand in member.tensors:  # eager needs those too whose elements are not
+            if operand not in self._members and operand not in self.group.aliases:
+                self._input(operand)
+        return value
 
     def _scalar(self, member: Candidate, row: ScalarOp, index: Sequence[Index]) -> Ref:
         dtype = self._compute_dtype(member, row)
@@ -264,7 +268,18 @@ class _Emitter:
             raise Unfusable("it takes a number where a tensor is expected")
         return self.builder.const(value, register_of(dtype) if exact else dtype)
 
+    def _framed(self, member: Candidate, row: RowOp) -> tuple[Ref, ...]:
+        """Compute a row operator that reads its operands where it says itself."""
+        frame = frame_of(member, self.root)
+        index = self._place(self.group.space.identity)
+        point = EmittedPoint(self, index, frame.sizes, member.type.dtype)
+        attributes = {name: member.attributes.get(name) for name in row.attributes}
+        result = row.build(point, *member.operands.values(), **attributes)
+        return result if isinstance(result, tuple) else (result,)
+
     def _row(self, member: Candidate, row: RowOp) -> tuple[Ref, ...]:
+        if row.frame is not None:
+            return self._framed(member, row)
         group = self.group
         shape = row_shape(member, self.root)
         coordinates = row_coordinates(member, group.space, group.placed, self.root)
@@ -332,13 +347,11 @@ class _Emitter:
 
     def _place(self, coordinates: Sequence[int | None]) -> tuple[Index, ...]:
         """Return where coordinates lie, as an index."""
-        return tuple(
-            self._along(c) if c is not None and is_axis(c) else Index() for c in coordinates
-        )
+        return tuple(self._along(self.group.space.axes(c)) for c in coordinates)
 
-    def _along(self, axis: int) -> Index:
-        """Return the place along an axis of the region's space."""
-        walked = self.axes_of([axis])
+    def _along(self, axes: Sequence[int]) -> Index:
+        """Return the place along axes of the region's space that are walked as one."""
+        walked = self.axes_of(axes)
         strides = row_major([self.sizes[a] for a in walked])
         return Index.along(
             {a: s for a, s in zip(walked, strides, strict=True) if self.sizes[a] != 1}

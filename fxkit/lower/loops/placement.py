@@ -25,7 +25,7 @@ from fxkit.lower.loops.view_map import alias_source, is_alias
 from fxkit.lower.operators import movement_ops, row_ops, scalar_ops
 from fxkit.lower.operators.movement_table import MoveOp
 from fxkit.lower.operators.row_ops import RowOp
-from fxkit.lower.operators.row_table import no_dim
+from fxkit.lower.operators.row_table import Frame, no_dim
 from fxkit.lower.operators.scalar_table import ScalarOp
 
 
@@ -265,6 +265,8 @@ def _place_row(
     inside: Mapping[fx.Node, Coordinates],
     root: torch.nn.Module,
 ) -> tuple[Coordinates, ...]:
+    if row.frame is not None:
+        return _place_frame(frame_of(found, root), space)
     shape = row_shape(found, root)
     coordinates = row_coordinates(found, space, inside, root)
     dims = row.axes(found.call.arguments, len(shape))
@@ -278,6 +280,23 @@ def _place_row(
         if tuple(known.shape) != tuple(space.size(coordinate) for coordinate in lies):
             raise Unfusable("its result has another shape than its rows")
     return placed
+
+
+def frame_of(found: Candidate, root: torch.nn.Module) -> Frame:
+    """Return the space of a row operator that says itself over what it runs."""
+    if not isinstance(found.row, RowOp) or found.row.frame is None:
+        raise TypeError(f"expected an operator with a space of its own, got {found.row.name}")
+    tensors = {n: v for n, v in found.operands.items() if isinstance(v, (fx.Node, Attribute))}
+    shapes = {name: tuple(operand_type(value, root).shape) for name, value in tensors.items()}
+    return found.row.frame(found.call.arguments, shapes, [tuple(t.shape) for t in found.types])
+
+
+def _place_frame(frame: Frame, space: RegionSpace) -> tuple[Coordinates, ...]:
+    if frame.sizes != space.sizes or frame.joints != space.joints:
+        raise Unfusable("it does not run over the space of its neighbours")
+    if frame.reduced:
+        space.reduce_along(frozenset(frame.reduced))
+    return frame.results
 
 
 def row_coordinates(
@@ -323,6 +342,9 @@ def row_dims(found: Candidate, root: torch.nn.Module) -> dict[str, tuple[int, ..
 
 def first_space(found: Candidate, root: torch.nn.Module) -> RegionSpace:
     """Return the space of a region that begins with this candidate."""
+    if isinstance(found.row, RowOp) and found.row.frame is not None:
+        frame = frame_of(found, root)
+        return RegionSpace(frame.sizes, joints=frame.joints)
     if isinstance(found.row, RowOp):
         return RegionSpace(row_shape(found, root))
     return RegionSpace(tuple(found.type.shape))

@@ -34,10 +34,13 @@ class RegionSpace:
     Attributes:
         sizes: Size of each axis.
         reduced: The axes that reductions run along; None as long as there is no reduction.
+        joints: Neighbouring axes that dimensions run along as one, some of them reduced, as the
+            channels of a group are. Their coordinates are the numbers that follow the axes'.
     """
 
     sizes: tuple[int, ...]
     reduced: frozenset[int] | None = None
+    joints: tuple[tuple[int, ...], ...] = ()
     _long_axes: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,11 +58,18 @@ class RegionSpace:
 
     def size(self, coordinate: int | None) -> int:
         """Return the size of a dimension with this coordinate."""
-        return self.sizes[coordinate] if coordinate is not None and coordinate >= 0 else 1
+        return math.prod(self.sizes[axis] for axis in self.axes(coordinate))
+
+    def axes(self, coordinate: int | None) -> tuple[int, ...]:
+        """Return the axes that a dimension with this coordinate runs along."""
+        if coordinate is None or coordinate < 0:
+            return ()
+        rank = len(self.sizes)
+        return (coordinate,) if coordinate < rank else self.joints[coordinate - rank]
 
     def is_wide(self, coordinates: Coordinates) -> bool:
         """Tell whether a value has an element for each point of the space."""
-        return self._long_axes <= {c for c in coordinates if is_axis(c)}
+        return self._long_axes <= {axis for c in coordinates for axis in self.axes(c)}
 
     def broadcast(self, operands: Iterable[Coordinates], shape: Sequence[int]) -> Coordinates:
         """Return the coordinates of a pointwise result.
@@ -91,7 +101,7 @@ class RegionSpace:
         """
         result = list(coordinates)
         for d, (coordinate, size) in enumerate(zip(coordinates, shape, strict=True)):
-            if size == 1 or (is_axis(coordinate) and self.sizes[coordinate or 0] == size):
+            if size == 1 or (is_axis(coordinate) and self.size(coordinate) == size):
                 continue
             result[d] = self._missing_axis(coordinate, size, result)
         self._check_level(result)
@@ -106,7 +116,7 @@ class RegionSpace:
         raise Unfusable("its shape is not that of its neighbours")
 
     def _check_level(self, coordinates: Sequence[int | None]) -> None:
-        used = [c for c in coordinates if is_axis(c)]
+        used = [axis for c in coordinates for axis in self.axes(c)]
         axes = {a for a in used if a in self._long_axes}
         if len(set(used)) != len(used):
             raise Unfusable("two of its dimensions run along one axis")
@@ -122,18 +132,26 @@ class RegionSpace:
         Raises:
             Unfusable: When the operand is no full row, or the region reduces other axes already.
         """
-        axes = frozenset(a for d in dims if (a := coordinates[d]) is not None and a >= 0)
-        axes &= self._long_axes
+        axes = frozenset(axis for d in dims for axis in self.axes(coordinates[d]))
         if not self.is_wide(coordinates):
             raise Unfusable("it reduces what was reduced before")
-        if not axes:
-            raise Unfusable("it reduces single elements")
-        if self.reduced is not None and axes != self.reduced & self._long_axes:
-            raise Unfusable("it reduces along other axes than its neighbours")
-        self.reduced = axes if self.reduced is None else self.reduced
+        self.reduce_along(axes)
         if keepdim:
             return tuple(
                 kept(c) if d in dims and c is not None and c >= 0 else c
                 for d, c in enumerate(coordinates)
             )
         return tuple(c for d, c in enumerate(coordinates) if d not in dims)
+
+    def reduce_along(self, axes: frozenset[int]) -> None:
+        """Fix the axes that are reduced.
+
+        Raises:
+            Unfusable: When the region reduces other axes already, or these are single elements.
+        """
+        axes &= self._long_axes
+        if not axes:
+            raise Unfusable("it reduces single elements")
+        if self.reduced is not None and axes != self.reduced & self._long_axes:
+            raise Unfusable("it reduces along other axes than its neighbours")
+        self.reduced = axes if self.reduced is None else self.reduced

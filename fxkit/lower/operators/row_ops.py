@@ -13,7 +13,14 @@ import math
 import torch
 
 from fxkit.lower.loops.loop_ir import Ref, Unfusable
-from fxkit.lower.operators import distance_ops, loss_ops, normalising_ops, scan_ops
+from fxkit.lower.operators import (
+    distance_ops,
+    loss_ops,
+    normalising_ops,
+    picking_ops,
+    pooling_ops,
+    scan_ops,
+)
 from fxkit.lower.operators.distance_ops import vector_norm
 from fxkit.lower.operators.row_table import (
     TABLE,
@@ -31,7 +38,10 @@ from fxkit.lower.operators.row_table import (
 )
 from fxkit.lower.operators.scalar_table import select
 
-__all__ = ["TABLE", "RowOp", "distance_ops", "loss_ops", "normalising_ops", "scan_ops", "variant"]
+__all__ = [
+    "TABLE", "RowOp", "distance_ops", "loss_ops", "normalising_ops", "picking_ops", "pooling_ops",
+    "scan_ops", "variant",
+]  # fmt: skip
 
 
 def variant(name: str, arguments: Arguments) -> str:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,27 @@ Arguments = Mapping[str, Any]
 Axes = Callable[[Arguments, int], tuple[int, ...]]
 Dtype = Callable[[Arguments, torch.dtype], torch.dtype]
 Alignment = Callable[[Mapping[str, int]], Mapping[str, Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The space that an operator runs over that does not run over its operands' shape.
+
+    Attributes:
+        sizes: Size of each axis.
+        reduced: The axes that it reduces.
+        results: Coordinates of each result: an axis, or a joint, for each dimension.
+        joints: Axes that are one dimension together; numbered from the number of axes on.
+    """
+
+    sizes: tuple[int, ...]
+    reduced: tuple[int, ...]
+    results: tuple[tuple[int | None, ...], ...]
+    joints: tuple[tuple[int, ...], ...] = ()
+
+
+Shape = tuple[int, ...]
+Framing = Callable[[Arguments, Mapping[str, Shape], Sequence[Shape]], Frame]
 
 
 @dataclass(frozen=True)
@@ -43,6 +64,10 @@ class RowOp:
         attributes: Names of the attributes. Some are no arguments of the operator: `count`, the
             number of elements in a row, `sizes`, the shape that the operands are broadcast to,
             `place`, the number of an element within its row, and `result_dtype`.
+        frame: Returns the space that it runs over, from the arguments, the operands' shapes and
+            the results'; None for the shape of its operands. The first parameter of `build` is
+            then a point of that space (`movement_table.Point`), which reads the operands.
+        checks: Whether eager raises for some values of its operands.
     """
 
     name: str
@@ -56,6 +81,8 @@ class RowOp:
     tolerance: float
     operands: tuple[str, ...]
     attributes: tuple[str, ...]
+    frame: Framing | None = None
+    checks: bool = False
 
     def input_dtype(self, arguments: Arguments, dtypes: Sequence[torch.dtype]) -> torch.dtype:
         """Return the dtype that the operands are cast to before anything else."""
@@ -108,6 +135,21 @@ def row(
                 name, build, axes, dtype, alignment, keeps_row, keeps_dims, heavy, tolerance,
                 operands, attributes,
             )  # fmt: skip
+        return build
+
+    return add_row
+
+
+def framed(
+    *names: str, frame: Framing, heavy: bool = False, checks: bool = False, tolerance: float = 8
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a row that reads its operands itself, at the points of a space of its own."""
+
+    def add_row(build: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            row(name, axes=no_dim, heavy=heavy, tolerance=tolerance)(build)
+            known = TABLE[name]
+            TABLE[name] = replace(known, operands=known.operands[1:], frame=frame, checks=checks)
         return build
 
     return add_row

@@ -1,0 +1,134 @@
+"""Rows over a space of their own: normalisation by groups, traces, losses that pick classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fxkit.lower.loops.index import Index
+from fxkit.lower.loops.loop_ir import Ref, Unfusable
+from fxkit.lower.operators.movement_table import Point
+from fxkit.lower.operators.row_table import (
+    Arguments,
+    Frame,
+    Shape,
+    framed,
+    function,
+    largest,
+    total,
+)
+from fxkit.lower.operators.scalar_table import select
+
+Shapes = Mapping[str, Shape]
+
+
+# --- groups of channels
+
+
+def _groups(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> Frame:
+    batch, channels, *rest = shapes["input"]
+    groups = arguments["num_groups"]
+    sizes = (batch, groups, channels // groups, *rest)
+    joint = len(sizes)
+    result = (0, joint, *range(3, len(sizes)))
+    return Frame(sizes, tuple(range(2, len(sizes))), (result,), ((1, 2),))
+
+
+@framed("aten.group_norm", frame=_groups, heavy=True)
+def _group_norm(
+    p: Point, input: Any, weight: Any, bias: Any, *, eps: float, num_groups: int
+) -> Ref:
+    batch, group, within, *rest = p.index
+    channel = group * p.shape[2] + within
+    x = p.read(input, (batch, channel, *rest))
+    count = 1
+    for size in p.shape[2:]:
+        count *= size
+    centred = x - total(x) / count
+    result = centred * (1.0 / function("sqrt", total(centred * centred) / count + eps))
+    if weight is not None:
+        result = result * p.read(weight, (channel,))
+    return result if bias is None else result + p.read(bias, (channel,))
+
+
+# --- the diagonal
+
+
+def _diagonal(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> Frame:
+    return Frame((min(shapes["self"]),), (0,), ((),))
+
+
+@framed("aten.trace", frame=_diagonal)
+def _trace(p: Point, self: Any) -> Ref:
+    return total(p.read(self, (p.index[0], p.index[0])))
+
+
+# --- losses that pick a class
+
+
+def _targets(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> Frame:
+    """Run over the targets; reduce all of them unless each has its own loss."""
+    target = shapes["target"]
+    axes = tuple(range(len(target)))
+    is_reduced = arguments["reduction"] != 0
+    return Frame(target, axes if is_reduced else (), ((),) if is_reduced else (axes,))
+
+
+def _picked(p: Point, target: Ref, classes: int, ignored: int) -> tuple[Index, Ref]:
+    """Return a class as an index, and whether it counts; eager raises for one out of range."""
+    if target.dtype != torch.int64:
+        raise Unfusable("classes of other than 64 bits are left to eager")
+    counts = target.differs(ignored)
+    p.require(~counts | ((target >= 0) & (target < classes)))
+    zero = target.builder.const(0, torch.int64)
+    return p.place(select(counts, target, zero)), counts
+
+
+@framed("aten.nll_loss_nd", "aten.nll_loss", "aten.nll_loss2d", frame=_targets, checks=True)
+def _nll_loss(
+    p: Point, self: Any, target: Any, weight: Any, *, reduction: int, ignore_index: int
+) -> Ref:
+    shape = p.shape_of(self)
+    d = 1 if len(shape) > 1 else 0
+    wanted = p.read_own(target, p.index)
+    place, counts = _picked(p, wanted, shape[d], ignore_index)
+    picked = -p.read(self, (*p.index[:d], place, *p.index[d:]))
+    scale = p.number(1) if weight is None else p.read(weight, (place,))
+    loss = select(counts, picked * scale, p.number(0))
+    if not reduction:
+        return loss
+    return (
+        total(loss) / total(select(counts, scale, p.number(0))) if reduction == 1 else total(loss)
+    )
+
+
+def _classes(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> Frame:
+    """Run over the scores; reduce the classes, and with one target all there is."""
+    shape = shapes["self"]
+    d = 1 if len(shape) > 1 else 0
+    rest = tuple(axis for axis in range(len(shape)) if axis != d)
+    if arguments["reduction"] != 0 and rest:
+        raise Unfusable("it reduces what was reduced before")
+    if shapes["target"] == shape and rest:
+        raise Unfusable("its targets are probabilities")
+    return Frame(shape, (d,), (rest,))
+
+
+@framed("aten.cross_entropy_loss", frame=_classes, heavy=True, checks=True)
+def _cross_entropy(
+    p: Point, self: Any, target: Any, weight: Any, *, reduction: int, ignore_index: int,
+    label_smoothing: float,
+) -> Ref:  # fmt: skip
+    shape = p.shape_of(self)
+    d = 1 if len(shape) > 1 else 0
+    if label_smoothing or weight is not None or reduction:
+        raise Unfusable("classes that weigh or are smoothed are left to eager")
+    wanted = p.read_own(target, (*p.index[:d], *p.index[d + 1 :]))
+    place, counts = _picked(p, wanted, shape[d], ignore_index)
+    x = p.read(self, p.index)
+    top = largest(x)
+    sum_ = total(function("exp", x - top))
+    picked = p.read(self, (*p.index[:d], place, *p.index[d + 1 :]))
+    return select(counts, function("log", sum_) - (picked - top), p.number(0))

@@ -20,10 +20,10 @@ def _fxkit(mode: str) -> Tool:
         if mode == "symbolic":
             captured = fxkit.capture(fn, args, mode=mode)
             fn(*args)
-            return captured, lambda: captured.is_whole
+            return captured, lambda: captured.whole
         captured = Captured(fn, mode=mode)
         captured(*args)
-        return captured, lambda: captured.is_whole
+        return captured, lambda: captured.whole
 
     return Tool(f"fxkit {mode}", prepare)
 

@@ -129,6 +129,13 @@ def _code_of(function: Any) -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
+def _reason(function: Any) -> str:
+    """Say why a function can't be looked into."""
+    if isinstance(function, (types.FunctionType, types.MethodType)) and not is_hidden(function):
+        return "it reaches out of the program"
+    return "it is written in C, and not known to do no more than to compute"
+
+
 def _check_strangers(recorder: Recorder, args: tuple[Any, ...]) -> None:
     for arg in args:
         if type(arg) not in ATOMS and is_stranger(type(arg)) and recorder.failure is None:
@@ -201,6 +208,7 @@ class _Call:
             {},
             self._function,
             flow=flow,
+            reason=_reason(self._function),
         )
         if _tokens((args, kwargs), self._kept) != before:
             name = foreign_calls.name_of(self._function)

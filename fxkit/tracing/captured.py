@@ -17,6 +17,7 @@ from fxkit.tracing.free_sizes import FreeAxes, Request, check_request, requested
 from fxkit.tracing.guards import Call, Guard, GuardFailed, Mismatch
 from fxkit.tracing.hooked_code import hooked
 from fxkit.tracing.opaque_calls import called_once, repeats_calls
+from fxkit.tracing.recorded import OpaqueCall
 from fxkit.tracing.recorder import active_recorder
 from fxkit.tracing.recording import Attempt, parameter_names, record
 from fxkit.tracing.refusals import Failure
@@ -166,9 +167,23 @@ class Captured:
         return (*latest.guards, *latest.value_guards)
 
     @property
-    def is_whole(self) -> bool:
+    def whole(self) -> bool:
         """Whether the last call ran as one graph, or was captured into one."""
         return bool(self._variants) and not self._last_ran_in_python
+
+    @property
+    def sound(self) -> bool:
+        """Whether no call can go another way than the program's unnoticed.
+
+        So it is in mode `whole`: all that a graph takes for granted is guarded, and what can't be
+        held in a graph runs in Python. In the other modes, Python state is taken as it was.
+        """
+        return self._learned is not None
+
+    @property
+    def opaque_calls(self) -> tuple[OpaqueCall, ...]:
+        """The calls in `graph_module` that stay as they are, in order, with line and reason."""
+        return self._latest().opaque_calls
 
     @property
     def nodes(self) -> list[fx.Node]:

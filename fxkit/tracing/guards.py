@@ -79,6 +79,9 @@ def is_same(value: Any, expected: Any) -> bool:
         )
     if type(value) is not type(expected):
         return False
+    if isinstance(value, dict):
+        same_keys = list(value) == list(expected)
+        return same_keys and all(is_same(value[key], expected[key]) for key in value)
     if isinstance(value, complex):
         return is_same(value.real, expected.real) and is_same(value.imag, expected.imag)
     if isinstance(value, float):

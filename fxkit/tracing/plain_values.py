@@ -56,6 +56,8 @@ def plain_result(result: Any, node: fx.Node) -> Any:
             return tuple(map(plain, value))
         if type(value) is list:
             return list(map(plain, value))
+        if type(value) is dict and all(type(key) in READABLE for key in value):
+            return {key: plain(item) for key, item in value.items()}
         raise Refusal(
             f"{node.name} gives the program a {type(value).__qualname__} made from a tensor: "
             f"{shorten(value)}"

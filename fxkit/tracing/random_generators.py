@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import io
 import random
 from types import CodeType
 from typing import Any
@@ -18,7 +19,7 @@ from fxkit.tracing.refusals import Refusal
 from fxkit.tracing.strangers import is_hidden
 from fxkit.tracing.watching import Watcher
 
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, io.IOBase)
 _FROM_MEMORY = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
 _NOTHING = ("PRECALL", "CACHE", "NOP", "PUSH_NULL")
 _LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
@@ -40,7 +41,7 @@ def check_strangers(reach: Reach, watcher: Watcher) -> None:
         if not users and name.isidentifier() and not reach.reads_all:
             continue
         is_generator = isinstance(value, _GENERATORS)
-        is_iterator = hasattr(type(value), "__next__")
+        is_iterator = hasattr(type(value), "__next__") and not isinstance(value, io.IOBase)
         is_used_well = _calls_only if is_generator else _asks_for_next
         is_well = all(is_used_well(code, name) for code in users) and name.isidentifier()
         if (is_generator or is_iterator) and is_well:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch import fx
 from fxkit.ir.types import TensorType
 from fxkit.tracing.outside import Place
 from fxkit.tracing.rollback import Undo
+from fxkit.tracing.value_flow import Flow
 
 
 @dataclass(slots=True)
@@ -44,6 +46,25 @@ class Read:
     check: fx.Node
     what: str
     expected: Any
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueCall:
+    """A call that stays in a graph as it is.
+
+    Attributes:
+        name: What is called.
+        source: The user's line that calls it, or None.
+        reason: Why it can't be looked into.
+    """
+
+    name: str
+    source: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.reason}"
+        return f"{text}\n  from:  {self.source}" if self.source else text
 
 
 @dataclass(slots=True)
@@ -97,3 +118,18 @@ def holds_tensor(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(holds_tensor, value.values()))
     return isinstance(value, (tuple, list)) and any(map(holds_tensor, value))
+
+
+def may_be_object(result: Any, flow: Flow, kept: dict[int, Any]) -> bool:
+    """Tell whether only opaque calls will see what an opaque call gave.
+
+    Args:
+        result: What it gave.
+        flow: What the program does with it.
+        kept: The objects that are older than the call.
+    """
+    if result is None or type(result) is bool or holds_tensor(result):
+        return False
+    if id(result) in kept or flow.computes or flow.returns:
+        return False
+    return not flow.enters or isinstance(result, io.IOBase)

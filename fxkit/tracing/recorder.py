@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Callable, Iterable
 from types import FrameType
@@ -18,14 +17,17 @@ from torch.overrides import TorchFunctionMode
 
 from fxkit.tracing.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.data_dependence import has_data_dependent_shape
-from fxkit.tracing.frames import Frames, Location
+from fxkit.tracing.foreign_calls import name_of
+from fxkit.tracing.frames import Frames, Location, source_text
 from fxkit.tracing.opaque_numbers import OpaqueNumbers
 from fxkit.tracing.outside import Origins
 from fxkit.tracing.random_generators import draws_unseen, is_unseen, shares_memory
 from fxkit.tracing.recorded import (
+    OpaqueCall,
     Value,
     application_of,
     holds_tensor,
+    may_be_object,
     python_random_states,
     same_bytes,
 )
@@ -70,6 +72,7 @@ class Recorder(Transformed, TorchFunctionMode):
         self._texts_written_early: int | None = None
         self.has_texts = False
         self._has_numbers = False
+        self.opaque_calls: list[OpaqueCall] = []
         self.opaque_objects: dict[int, tuple[Any, fx.Node]] = {}
         self._grad = self.regions.state.grad
         self._entry_level = maybe_current_level()
@@ -200,6 +203,7 @@ class Recorder(Transformed, TorchFunctionMode):
         function: Any,
         *,
         flow: Flow = UNKNOWN,
+        reason: str = "it is marked with fxkit.opaque",
     ) -> Any:
         """Run a function unrecorded, and append one node for it.
 
@@ -210,6 +214,7 @@ class Recorder(Transformed, TorchFunctionMode):
             kwargs: Those given by keyword.
             function: What is called, in which code of the program may be reached.
             flow: What the program does with the result.
+            reason: Why the call is opaque.
         """
         watcher = self.watcher
         if watcher is not None:
@@ -221,11 +226,17 @@ class Recorder(Transformed, TorchFunctionMode):
             watcher.enter_opaque(function)
         try:
             result = run()
+        except BaseException as error:
+            self.refuse(f"an opaque call raises {type(error).__name__}")
+            raise
         finally:
             self._is_suspended = False
             if watcher is not None:
                 watcher.leave_opaque()
         self.has_opaque_calls = True
+        self.opaque_calls.append(
+            OpaqueCall(name_of(function), source_text(self._location.trace), reason)
+        )
         self._progress.python = python_random_states()
         if self.texts:
             self._texts_written_early = len(self.reads)
@@ -293,7 +304,7 @@ class Recorder(Transformed, TorchFunctionMode):
                     self._set_type(node, result)
                     self._has_numbers = True
                     return OpaqueNumbers(self).stand_in(result, node)
-                if self._may_be_object(result, flow):
+                if may_be_object(result, flow, self.kept):
                     self.opaque_objects[id(result)] = (result, node)
                     return result
             if result is None or holds_tensor(result):
@@ -312,14 +323,6 @@ class Recorder(Transformed, TorchFunctionMode):
     def is_following(self) -> bool:
         """Whether the graph still grows."""
         return self.failure is None and not self._is_suspended and self._frames.is_active
-
-    def _may_be_object(self, result: Any, flow: Flow) -> bool:
-        """Tell whether only opaque calls will see what an opaque call gave."""
-        if result is None or type(result) is bool or holds_tensor(result):
-            return False
-        if id(result) in self.kept or flow.computes or flow.returns:
-            return False
-        return not flow.enters or isinstance(result, io.IOBase)
 
     @property
     def is_suspended(self) -> bool:
@@ -341,10 +344,6 @@ class Recorder(Transformed, TorchFunctionMode):
         node = self._emit(target, args)
         self._set_type(node, value)
         return node
-
-    def guard_number(self, node: fx.Node, value: Any) -> None:
-        """Append a guard that expects a number to be what it was."""
-        self._guard(node, value, node.name)
 
     # One call -------------------------------------------------------------------------------
 

@@ -224,7 +224,7 @@ class Session:
             tuple(Extra(item.target, item.places) for item in extras),
             replays,
             None if self.state is None else self.state.watch,
-            recorder.has_opaque_calls,
+            tuple(recorder.opaque_calls),
             not recorder.writes_early,
         )
 

@@ -25,7 +25,9 @@ _PURE = frozenset(
 @functools.lru_cache(maxsize=4096)
 def is_trusted(module: str | None) -> bool:
     """Tell whether a module, by its dotted name, is one that is not looked into."""
-    if module is None or module.startswith("namedtuple_"):
+    if module is None:
+        return False
+    if module.startswith("namedtuple_"):
         return True
     return module.partition(".")[0] in _PURE
 

@@ -9,6 +9,17 @@ from typing import Any
 _PUSHES = ("LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_CLOSURE", "PUSH_NULL", "LOAD_FAST_CHECK")
 _NOTHING = ("NOP", "CACHE", "PRECALL", "KW_NAMES", "RESUME", "EXTENDED_ARG")
 
+_UNKNOWN = 1 << 30
+_TAKES = {
+    "BINARY_SUBSCR": 2,
+    "BINARY_SLICE": 3,
+    "CONTAINS_OP": 2,
+    "IS_OP": 2,
+    "UNARY_NOT": 1,
+    "UNARY_INVERT": 1,
+    "GET_ITER": 1,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Flow:
@@ -68,6 +79,21 @@ def loads_method(instruction: Any) -> bool:
     return is_new and instruction.opname == "LOAD_ATTR" and bool(instruction.arg & 1)
 
 
+def _taken(name: str, arg: Any) -> int:
+    """Return how many values an instruction takes to give one; many where it is not known."""
+    if name in _TAKES:
+        return _TAKES[name]
+    if name in ("BUILD_STRING", "BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_SLICE"):
+        return arg
+    if name == "BUILD_MAP":
+        return 2 * arg
+    if name == "BUILD_CONST_KEY_MAP":
+        return arg + 1
+    if name == "FORMAT_VALUE":
+        return 2 if arg & 4 else 1
+    return _UNKNOWN
+
+
 def _follow(instructions: list[Any], calls: set[Any], place: int, marks: set[str]) -> str | None:
     """Follow a value from where it is the top of the stack.
 
@@ -123,8 +149,8 @@ def _follow(instructions: list[Any], calls: set[Any], place: int, marks: set[str
         elif name == "RETURN_VALUE" and depth == 0 and has_computed:
             marks.add("returns")
             return ""
-        elif name == "BINARY_SUBSCR" and depth > 1:
-            depth -= 1
+        elif depth >= _taken(name, arg):
+            depth += 1 - _taken(name, arg)
         else:
             return None
     return None

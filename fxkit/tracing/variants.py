@@ -14,6 +14,7 @@ from fxkit.tracing import guards as g
 from fxkit.tracing.effects import quietly
 from fxkit.tracing.holders import ABSENT, Holder
 from fxkit.tracing.outside import Place
+from fxkit.tracing.recorded import OpaqueCall
 from fxkit.tracing.regions import Modes
 from fxkit.tracing.rollback import Snapshot, Undo
 from fxkit.tracing.size_guards import FreeTensorGuard, SizeGuard
@@ -81,7 +82,7 @@ class Variant:
         extras: Tensors of the program's state that are inputs of the graph.
         replays: What the program writes to its state.
         watch: Tells quickly that the state which is guarded is as it was; None without such.
-        has_opaque_calls: Whether probing it would have effects.
+        opaque_calls: The calls in it that stay as they are.
         can_run_again: Whether the program can be run in its place when a call in it fails.
     """
 
@@ -99,9 +100,14 @@ class Variant:
     extras: tuple[Extra, ...] = ()
     replays: tuple[Replay, ...] = ()
     watch: StateWatch | None = None
-    has_opaque_calls: bool = False
+    opaque_calls: tuple[OpaqueCall, ...] = ()
     can_run_again: bool = True
     _quick: _Quick | None = field(default=None, repr=False)
+
+    @property
+    def has_opaque_calls(self) -> bool:
+        """Whether probing it would have effects."""
+        return bool(self.opaque_calls)
 
     def mismatch(self, call: g.Call) -> g.Mismatch | None:
         """Return the first difference between `call` and what the graph expects on entry."""

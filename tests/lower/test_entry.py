@@ -268,7 +268,7 @@ def test_each_graph_has_its_way_and_the_last_one_is_first(slow_ways: list[int]) 
     assert len(program._entries.ways) == 2
     for x in (X, X.double(), X, X):
         check(program, fn, x, slow=0, count=slow_ways)
-        assert program.captured.is_whole
+        assert program.captured.whole
         first = program.captured.kept[0].graph_module
         assert program.captured.graph_module is first
         assert ("exp" in str(first.graph)) is (x.dtype is torch.float64)

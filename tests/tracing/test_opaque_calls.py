@@ -81,7 +81,7 @@ def test_clocks_and_texts_keep_their_order(capsys: pytest.CaptureFixture[str]):
     for _ in range(3):
         captured(torch.ones(2))
     assert capsys.readouterr().out == "before\ntick True\nafter\n" * 3
-    assert len(captured.variants) == 1 and captured.is_whole
+    assert len(captured.variants) == 1 and captured.whole
 
 
 def test_gradients_flow_through_opaque_calls():
@@ -94,7 +94,7 @@ def test_gradients_flow_through_opaque_calls():
         a = torch.tensor([1.0, 2.0], requires_grad=True)
         captured(a).backward()
         assert torch.equal(a.grad, torch.tensor([8.0, 16.0]))
-    assert captured.is_whole
+    assert captured.whole
 
 
 def test_a_program_that_reads_what_an_opaque_call_changes_runs_in_python():
@@ -111,7 +111,7 @@ def test_a_program_that_reads_what_an_opaque_call_changes_runs_in_python():
     captured = Captured(fn)
     for expected in (1.0, 2.0, 3.0, 4.0):
         assert torch.equal(captured(torch.ones(1)), torch.tensor([expected]))
-    assert not captured.is_whole
+    assert not captured.whole
     with pytest.raises(CaptureError, match="an opaque call changes"):
         fxkit.capture(fn, (torch.ones(1),))
 

@@ -97,7 +97,7 @@ def test_context_variables_and_thread_locals():
     variable.reset(token)
     local.gain = 5.0
     assert captured(torch.ones(1)).item() == 5.0
-    assert captured.is_whole and len(captured.variants) == 3
+    assert captured.whole and len(captured.variants) == 3
 
 
 def test_memoised_tensors_stay_what_they_were():
@@ -133,9 +133,9 @@ def test_an_active_profiler_keeps_the_program_in_python():
         assert sys.getprofile() is not None
     finally:
         sys.setprofile(None)
-    assert not captured.is_whole
+    assert not captured.whole
     captured(torch.ones(1))
-    assert captured.is_whole and sys.getprofile() is None
+    assert captured.whole and sys.getprofile() is None
 
 
 def test_nothing_is_left_behind_by_an_exception():
@@ -223,7 +223,7 @@ def test_attributes_of_classes_in_double_underscores_are_guarded(monkeypatch: py
 
     captured = Captured(fn)
     captured(torch.ones(2))
-    assert captured.is_whole
+    assert captured.whole
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 5.0))
     assert captured.recaptures == 0
     monkeypatch.setattr(_Checked, "__limit__", 7.0)

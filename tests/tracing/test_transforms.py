@@ -76,7 +76,7 @@ def test_one_graph_is_the_program(name: str, requires_grad: bool):
         assert torch.equal(after, torch.get_rng_state())
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(_gradients(found, ours), _gradients(expected, theirs))
-        assert captured.is_whole
+        assert captured.whole
     assert captured.recaptures - before == (1 if name == "branch" else 0)
 
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_seen_below_runs_in_python(fn: Callable[..., Any], reason
     captured = Captured(fn)
     for _ in range(2):
         torch.testing.assert_close(captured(x), fn(x))
-    assert not captured.is_whole
+    assert not captured.whole
     assert torch._C._len_torch_dispatch_stack() == 0
 
 

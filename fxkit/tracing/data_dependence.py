@@ -12,6 +12,9 @@ from fxkit.tracing.calls import Spelling
 
 META_KEY = "fxkit_data_dependent"
 
+# Functions that take integers out of tensors as indices or elements only.
+_OF_TENSORS = frozenset({"embedding", "index_select", "gather", "cat", "stack"})
+
 
 def has_data_dependent_shape(
     spelling: Spelling, node: fx.Node, args: tuple[Any, ...], known: Set[fx.Node]
@@ -50,7 +53,10 @@ def _has_tensor_size(spelling: Spelling, args: tuple[Any, ...]) -> bool:
             if isinstance(item, slice)
             for bound in (item.start, item.stop, item.step)
         )
-    return any(map(_is_integer_tensor, args))
+    if spelling.name in _OF_TENSORS:
+        return False
+    # A method's own tensor is no size, whatever it holds.
+    return any(map(_is_integer_tensor, args[1:] if spelling.op == "call_method" else args))
 
 
 def _is_integer_tensor(value: Any) -> bool:

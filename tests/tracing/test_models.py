@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from fxkit.tracing.guards import ValueGuard
 from fxkit.tracing.live import capture
@@ -132,3 +133,110 @@ def test_hugging_face_model(name: str, training: bool):
 def test_convolutional_model(name: str, training: bool):
     model, inputs = convolutional(name)
     _assert_equal(model, inputs, training)
+
+
+# Free sizes -------------------------------------------------------------------------------------
+
+# What keeps a graph from serving all sizes: `int()` of a quotient of sizes, which decides a shape.
+FIXED_SIZES = {"swin"}
+
+
+def _longer(inputs: Inputs) -> Inputs:
+    """Return the inputs with longer sequences, where they are sequences of tokens."""
+    return {
+        name: torch.cat([value, value[:, :3]], 1) if value.dtype is torch.int64 else value
+        for name, value in inputs.items()
+    }
+
+
+def _assert_serves(model: torch.nn.Module, make_inputs: Any, dynamic: bool | None) -> Any:
+    """Capture; compare at batches and lengths that were not seen before."""
+    calls = [make_inputs(2), make_inputs(3), _longer(make_inputs(4)), _longer(make_inputs(2))]
+    calls += [_longer(_longer(make_inputs(5))), make_inputs(2)]
+    with torch.no_grad():
+        model(**calls[0])
+        captured = capture(model, (), calls[0], dynamic=dynamic)
+        for number, inputs in enumerate(calls):
+            got, wanted = _plain(captured(**inputs)), _plain(model(**inputs))
+            assert_same(got, wanted, f"call {number}")
+    assert not any(variant.has_opaque_calls for variant in captured._variants)
+    captured.graph_module.graph.lint()
+    return captured
+
+
+def _assert_gradients(model: torch.nn.Module, inputs: Inputs) -> None:
+    """Compare the gradients of all parameters, of one call."""
+    captured = capture(model, (), inputs)
+    gradients = []
+    for run in (model, captured):
+        model.zero_grad()
+        leaves = pytree.tree_leaves(_plain(run(**inputs)))
+        found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        sum(leaf.float().square().mean() for leaf in found).backward()  # type: ignore[union-attr]
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for ours, theirs in zip(*gradients, strict=True):
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_one_graph_of_a_small_model_serves_all_sizes(name: str):
+    model, inputs = HUGGING_FACE[name]()
+    captured = _assert_serves(model, inputs, dynamic=True)
+    assert captured.recaptures == 0 and len(captured.variants) == 1
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", list(HUGGING_FACE))
+def test_one_graph_of_a_model_serves_all_sizes(name: str):
+    model, inputs = HUGGING_FACE[name]()
+    captured = _assert_serves(model, inputs, dynamic=True)
+    if name not in FIXED_SIZES:
+        assert captured.recaptures <= 1 and len(captured.variants) <= 2
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dynamic", [None, False])
+@pytest.mark.parametrize("name", list(HUGGING_FACE))
+def test_a_model_is_captured_again_at_new_sizes(name: str, dynamic: bool | None):
+    model, inputs = HUGGING_FACE[name]()
+    _assert_serves(model, inputs, dynamic)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_one_graph_of_a_convolutional_model_serves_all_batches(name: str):
+    model, inputs = convolutional(name)
+    captured = _assert_serves(model, inputs, dynamic=True)
+    assert captured.recaptures == 0 and len(captured.variants) == 1
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", list(HUGGING_FACE))
+def test_gradients_of_a_model(name: str):
+    model, inputs = HUGGING_FACE[name]()
+    _assert_gradients(model, inputs(2))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_gradients_of_a_convolutional_model(name: str):
+    model, inputs = convolutional(name)
+    _assert_gradients(model, inputs(2))
+
+
+def test_decoding_with_a_cache_needs_no_graph_for_each_length():
+    model, inputs = HUGGING_FACE["llama"]()
+    ids = inputs(1)["input_ids"]
+    with torch.no_grad():
+        theirs = model(ids[:, :3])
+        step = ids[:, 3:4]
+        captured = capture(
+            model, (step,), {"past_key_values": copy.deepcopy(theirs.past_key_values)}
+        )
+        ours = model(ids[:, :3])
+        for position in range(3, 7):
+            step = ids[:, position : position + 1]
+            ours = captured(step, past_key_values=ours.past_key_values)
+            theirs = model(step, past_key_values=theirs.past_key_values)
+            assert_same(_plain(ours), _plain(theirs), f"position {position}")
+    assert captured.recaptures == 1 and len(captured.variants) == 1

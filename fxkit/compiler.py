@@ -13,8 +13,9 @@ from torch import fx
 from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
 from fxkit.lower import CompiledModule, to_cpp
 from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
-from fxkit.lower.running.compiled import left_to_eager
+from fxkit.lower.running.compiled import to_cpp_as_recorded
 from fxkit.lower.running.entry import Entries, Way
+from fxkit.lower.training.fused_step import FusedStep, is_step
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
@@ -101,8 +102,11 @@ class Compiled:
             else:
                 module = to_cpp(copied, args, tune=self._tune)
         except InvalidGraphError as error:
-            warnings.warn(f"{error}\n  The captured graph runs in eager.", stacklevel=2)
-            module = left_to_eager(gm, error.message)
+            copied = fx.GraphModule(gm, _copy_graph(gm.graph))
+            module = to_cpp_as_recorded(copied, error.message)
+            is_fused = any(region.kernel is not None for region in module.regions)
+            how = "is compiled as it was recorded" if is_fused else "runs in eager"
+            warnings.warn(f"{error}\n  The captured graph {how}.", stacklevel=2)
         if self._train and isinstance(module, TrainingModule) and module.reason is not None:
             warnings.warn(f"trained in eager: {module.reason}", stacklevel=2)
         self.modules.append(module)
@@ -128,6 +132,9 @@ def compile(
     the simplifying passes and builds its kernels. Later calls run those as long as every guard
     holds; what can't be captured runs in Python. With gradients on and asked for, the graph is
     differentiated, and its forward and its backward both run as kernels under autograd.
+
+    The bound `step` of a `torch.optim` SGD, Adam or AdamW becomes a `FusedStep`: one loop over all
+    parameters.
 
     Args:
         fn: A function, module or bound method.
@@ -162,6 +169,8 @@ def compile(
             hint="pass a function or a module",
         )
     chosen = None if passes is None else tuple(passes)
+    if is_step(fn):
+        return FusedStep(fn.__self__)  # type: ignore[attr-defined]
     return Compiled(fn, chosen, train=train, dynamic=dynamic, tune=tune)
 
 

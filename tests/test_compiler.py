@@ -151,3 +151,24 @@ def test_a_graph_whose_types_are_not_to_be_had_runs_in_eager() -> None:
         first = compiled(x, mask, torch.empty(6))
     assert torch.equal(first, x[mask])
     assert torch.equal(compiled(x, mask, torch.empty(6)), x[mask])
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_node_whose_type_is_not_to_be_had_costs_that_node_only() -> None:
+    def select(x: torch.Tensor, mask: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        scaled = torch.tanh(x * 2 + 1)
+        chosen = torch.masked_select(scaled, mask, out=out)
+        return torch.exp(chosen + 1) * chosen
+
+    x = torch.randn(6, 8)
+    masks = [torch.rand(6, 8) > 0.5, torch.zeros(6, 8, dtype=torch.bool), torch.rand(6, 8) > 0.1]
+    compiled = fxkit.compile(select)
+    with pytest.warns(UserWarning, match="is compiled as it was recorded"):
+        compiled(x, masks[0], torch.empty(6))
+    for mask in (*masks, *masks):
+        ours, eagers = torch.empty(6), torch.empty(6)
+        expected = select(x, mask, eagers)
+        torch.testing.assert_close(compiled(x, mask, ours), expected)
+        torch.testing.assert_close(ours, eagers)
+    assert "tanh" in compiled.report()
+    assert "calls: 0 fused" not in compiled.report()

@@ -57,6 +57,23 @@ def to_cpp(
     return _lower(policy, gm, tune=tune)
 
 
+def to_cpp_as_recorded(gm: fx.GraphModule, reason: str) -> CompiledModule:
+    """Compile a captured graph for the types that its nodes had when they were recorded.
+
+    Serves a graph whose types can't be found without running it. Where a value inside has another
+    type at a later call, eager computes what depends on it.
+
+    Args:
+        gm: The graph.
+        reason: Why its types can't be found; that of all nodes in eager if some have no type.
+    """
+    if not all(_has_type(node) for node in gm.graph.nodes if node.op != "output"):
+        return left_to_eager(gm, reason)
+    module = _lower(None, gm)
+    is_fused = any(region.kernel is not None for region in module.regions)
+    return module if is_fused else left_to_eager(gm, reason)
+
+
 def _lower(policy: Policy | None, gm: fx.GraphModule, *, tune: bool = False) -> CompiledModule:
     """Compile a graph whose nodes have their types."""
     if config.current().backend == "eager":

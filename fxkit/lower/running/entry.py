@@ -50,7 +50,7 @@ class Entries:
         """Make a way in for a call that the captured program has just served, if one can be had."""
         kept = self._captured.kept
         self.ways = tuple(way for way in self.ways if any(way[1] is it for it in kept))
-        if not kept or not self._captured.is_whole or any(way[1] is kept[0] for way in self.ways):
+        if not kept or not self._captured.whole or any(way[1] is kept[0] for way in self.ways):
             return
         tries = self._tries.get(id(kept[0]), (kept[0], 0))[1]
         if tries >= _MAX_TRIES or not isinstance(kept[0].run, CompiledModule):

@@ -96,12 +96,43 @@ def moves(d: torch.dtype) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]
         (torch.index_select, (cube, 1, ids(5, 8)), {}),
         (torch.index_select, (cube, -1, ids(7, 8).int()), {}),
         (F.embedding, (ids(5, 2, 6), x), {}),
+        (torch.outer, (row, row[2:]), {}),
+        (torch.kron, (x, y[:2, :3]), {}),
+        (torch.kron, (row, x), {}),
+        (torch.select_scatter, (x, row[:7], 0, -2), {}),
+        (torch.slice_scatter, (x, y[:2], 0, 1, 3), {}),
+        (torch.slice_scatter, (x, y[:, 3:], 1, 3), {}),
+        (torch.diagonal_scatter, (x, row[:4], -1), {}),
+        (torch.diagonal_scatter, (cube, x[:3, :5].t(), 0), {"dim1": 0, "dim2": 2}),
+        (torch.cartesian_prod, (row[:4], row[2:5], row[:2]), {}),
+        (torch.diff, (x,), {}),
+        (torch.diff, (x,), {"dim": 0, "prepend": y[:2], "append": y}),
+        (torch.permute_copy, (cube, (2, 0, 1)), {}),
+        (torch.expand_copy, (row, (3, 9)), {}),
+        (torch.diagonal_copy, (cube, 1, 0, 2), {}),
+        (torch.unfold_copy, (cube, 1, 3, 2), {}),
+        (torch.view_copy, (cube, (15, 7)), {}),
+        (torch.slice_copy, (cube, 1, -4, None, 2), {}),
+        (torch.transpose_copy, (wide, 0, 1), {}),
+        (torch.Tensor.new_ones, (x, (3, 4)), {}),
         (torch.full_like, (x, 1), {}),
         (torch.zeros_like, (wide,), {}),
         (torch.ones_like, (x,), {}),
     ]  # fmt: skip
+    if d.itemsize > 1 and d not in (torch.bfloat16, torch.float16):
+        triple = tensor(4, 3, 5, dtype=d)
+        calls += [
+            (torch.linalg.cross, (triple, triple[:1].flip(2)), {"dim": 1}),
+            (torch.cross, (triple[..., :3], triple[..., 2:]), {"dim": -1}),
+            (torch.addr, (x, row[:5], row[2:]), {"beta": 2, "alpha": 3}),
+        ]
     if d.is_floating_point:
         calls += [
+            (F.glu, (image, 1), {}),
+            (F.prelu, (image, row[:8]), {}),
+            (F.prelu, (x, row[3:4]), {}),
+            (F.unfold, (image, 3), {}),
+            (F.unfold, (image, (2, 3)), {"padding": (1, 2), "stride": (2, 1), "dilation": 2}),
             (F.pad, (cube, (2, 3), "reflect"), {}),
             (F.pad, (cube, (5, 6), "replicate"), {}),
             (F.pad, (cube, (7, 2), "circular"), {}),
@@ -130,7 +161,9 @@ def test_moved_elements_are_eagers(dtype: torch.dtype) -> None:
     assert not missing, missing
     for name, node, result in zip(calls, nodes, found, strict=True):
         function, args, kwargs = calls[name]
-        assert difference(result, function(*args, **kwargs)) == 0, (name, node)
+        row = TABLE.get(f"aten.{function.__name__}")
+        allowed = row.tolerance if row else 0
+        assert difference(result, function(*args, **kwargs)) <= allowed, (name, node)
 
 
 @pytest.mark.parametrize("bad", [-1, 7, 2**40])
@@ -253,6 +286,10 @@ def test_tensors_as_keys() -> None:
         lambda x, i, j: x[i, :, j] * 2 + 1,
         lambda x, i, j: x[..., j] * 2 + 1,
         lambda x, i, j: x[i[:, None] - 6, j] * 2 + 1,
+        lambda x, i, j: x[i, 2] * 2 + 1,
+        lambda x, i, j: x[1:, -1, j - 1] * 2 + 1,
+        lambda x, i, j: x[i, None, ::2] * 2 + 1,
+        lambda x, i, j: x[None, i, 1:4, ..., j] * 2 + 1,
     ):
         compiled = run(fn, x, i, j)
         assert any("getitem" in name for names in kernels(compiled) for name in names) or kernels(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import fx
 from fxkit.ir.op import Attribute
 from fxkit.lower.loops.index import Index, numbered
 from fxkit.lower.loops.loop_ir import Builder, Number, Ref, Unfusable
+from fxkit.lower.loops.view_map import shown, viewed
 
 
 class Reader(Protocol):
@@ -108,6 +109,14 @@ class EmittedPoint:
             return read()
         finally:
             self._reader.guard = guard
+
+    def shown(
+        self, view: Callable[..., torch.Tensor], operand: Any, arguments: Mapping[str, Any]
+    ) -> tuple[Index, ...]:
+        shape = self.shape_of(operand)
+        model = torch.empty(shape, device="meta")
+        strides, offset = shown(model, view(model, **arguments))
+        return viewed(self.index, strides, offset, shape, self._reader.sizes)
 
     def divided(self, index: Index, by: int) -> tuple[Index, Index]:
         return index.divided(by, self._reader.sizes)

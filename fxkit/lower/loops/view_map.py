@@ -60,10 +60,29 @@ class ViewMap:
             SplitAxis: See `Index.divided`.
             Unfusable: See `Index.divided`.
         """
-        number = Index(offset=self.offset)
-        for one, stride in zip(index, self.strides, strict=True):
-            number = number + one * stride
-        return numbered(number, self.shape, sizes)
+        return viewed(index, self.strides, self.offset, self.shape, sizes)
+
+
+def viewed(
+    index: Sequence[Index],
+    strides: Sequence[int],
+    offset: int,
+    shape: Sequence[int],
+    sizes: Sequence[int],
+) -> tuple[Index, ...]:
+    """Return the operand's index for an index of a view.
+
+    Args:
+        index: Index into the view.
+        strides: What a step along each of its dimensions adds to the number of the element.
+        offset: Number of its first element.
+        shape: Shape of the operand.
+        sizes: Sizes of the loop axes.
+    """
+    number = Index(offset=offset)
+    for one, stride in zip(index, strides, strict=True):
+        number = number + one * stride
+    return numbered(number, shape, sizes)
 
 
 def is_alias(node: fx.Node) -> bool:
@@ -155,9 +174,18 @@ def view_map(node: fx.Node) -> ViewMap:
     model = torch.empty(shape, device="meta")
     result = model if call.name in _SAME else _run(node, source, model)
     result = result if part is None else result[part]
+    return ViewMap(source, shape, *shown(model, result))
+
+
+def shown(model: torch.Tensor, result: Any) -> tuple[tuple[int, ...], int]:
+    """Return the strides and the offset of a view of a tensor without memory.
+
+    Raises:
+        Unfusable: When it is no view.
+    """
     if not isinstance(result, torch.Tensor) or (result is not model and result._base is not model):
         raise Unfusable("it copies what a view would show")
-    return ViewMap(source, shape, tuple(result.stride()), int(result.storage_offset()))
+    return tuple(result.stride()), int(result.storage_offset())
 
 
 def _run(node: fx.Node, source: fx.Node, model: torch.Tensor) -> Any:

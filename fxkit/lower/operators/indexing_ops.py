@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -102,13 +102,17 @@ def _at_number(p: Point, self: Any, number: Index) -> Ref:
 
 @move("aten.index", "aten._unsafe_index", checks=True)
 def _index(p: Point, self: Any, indices: Sequence[Any]) -> Ref:
-    return at_tensors(p, self, [*indices])
+    return _at_tensors(p, p.shape_of(self), [*indices], lambda index: p.read(self, index))
 
 
-def at_tensors(p: Point, self: Any, indices: list[Any]) -> Ref:
+def _at_tensors(
+    p: Point,
+    shape: tuple[int, ...],
+    indices: list[Any],
+    read: Callable[[Sequence[Index]], Ref],
+) -> Ref:
     """Read where integer tensors say, one for each dimension that is not walked whole (None)."""
-    shape = p.shape_of(self)
-    indices += [None] * (len(shape) - len(indices))
+    indices = indices + [None] * (len(shape) - len(indices))
     given = [d for d, one in enumerate(indices) if one is not None]
     shapes = [p.shape_of(indices[d]) for d in given]
     joint = torch.broadcast_shapes(*shapes)
@@ -124,18 +128,59 @@ def at_tensors(p: Point, self: Any, indices: list[Any]) -> Ref:
         return checked(p, p.read_own(indices[d], at), shape[d], wraps=True)
 
     whole = iter(walked)
-    return p.read(self, [place(d) if d in given else next(whole) for d in range(len(shape))])
+    return read([place(d) if d in given else next(whole) for d in range(len(shape))])
 
 
 @move("python.getitem", checks=True)
 def _getitem(p: Point, self: Any, key: Any) -> Ref:
     keys = list(key) if isinstance(key, (tuple, list)) else [key]
-    rank = len(p.shape_of(self))
-    tensors = [k if p.is_tensor(k) else None for k in keys]
-    rests = [k for k, tensor in zip(keys, tensors, strict=True) if tensor is None]
-    if any(k is not Ellipsis and k != slice(None) for k in rests):
-        raise Unfusable("a key of tensors, numbers and parts is left to eager")
-    if Ellipsis in rests:
-        at = next(i for i, k in enumerate(keys) if k is Ellipsis)
-        tensors[at : at + 1] = [None] * (rank - len(keys) + 1)
-    return at_tensors(p, self, tensors)
+    if not all(p.is_tensor(k) or k is None or k is Ellipsis or _is_part(k) for k in keys):
+        raise Unfusable("a key of other than integers, parts and tensors is left to eager")
+    shape = p.shape_of(self)
+    walked = sum(k is not None and k is not Ellipsis for k in keys)
+    at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    keys[at : at + 1] = [slice(None)] * (len(shape) - walked)
+    sizes = _shown_sizes(p, keys, shape)
+    tensors = [k if p.is_tensor(k) else None for k in keys if type(k) is not int]
+    return _at_tensors(
+        p, sizes, tensors, lambda index: p.read(self, _shown_index(p, keys, shape, index))
+    )
+
+
+def _is_part(key: Any) -> bool:
+    ends = (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)
+    return all(e is None or type(e) is int for e in ends)
+
+
+def _shown_sizes(p: Point, keys: list[Any], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of what the integers and parts of a key show."""
+    sizes = iter(shape)
+    result: list[int] = []
+    for key in keys:
+        size = 1 if key is None else next(sizes)
+        if isinstance(key, slice):
+            size = len(range(*key.indices(size)))
+        if type(key) is not int:
+            result.append(size)
+    return tuple(result)
+
+
+def _shown_index(
+    p: Point, keys: list[Any], shape: Sequence[int], index: Sequence[Index]
+) -> list[Index]:
+    """Return the index into a tensor for an index into what a key shows of it."""
+    sizes, places = iter(shape), iter(index)
+    result: list[Index] = []
+    for key in keys:
+        place = Index() if type(key) is int else next(places)
+        if key is None:
+            continue
+        size = next(sizes)
+        if type(key) is int:
+            result.append(Index(offset=key % size))
+        elif isinstance(key, slice):
+            start, _, step = key.indices(size)
+            result.append(place * step + start)
+        else:
+            result.append(place)
+    return result

@@ -26,14 +26,14 @@ def pieces(p: Point, along: Index, parts: Sequence[tuple[int, Callable[[Index], 
     )
 
 
-def joined(p: Point, tensors: Sequence[Any], d: int) -> Ref:
-    """Read from tensors that lie one after the other along a dimension."""
+def joined(p: Point, tensors: Sequence[Any], d: int, ahead: int = 0) -> Ref:
+    """Read from tensors that lie one after the other along a dimension, some places ahead."""
 
     def reader(tensor: Any) -> Callable[[Index], Ref]:
         return lambda place: p.read(tensor, replaced(p.index, d, place))
 
     parts = [(p.shape_of(t)[d], reader(t)) for t in tensors if _counts(p, t)]
-    return pieces(p, p.index[d], [part for part in parts if part[0]])
+    return pieces(p, p.index[d] + ahead, [part for part in parts if part[0]])
 
 
 def _counts(p: Point, tensor: Any) -> bool:

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
-from fxkit.lower.operators import indexing_ops, joining_ops, placing_ops
-from fxkit.lower.operators.movement_table import TABLE
+from typing import Any
 
-__all__ = ["TABLE", "indexing_ops", "joining_ops", "placing_ops"]
+import torch
+
+from fxkit.lower.loops.loop_ir import Ref
+from fxkit.lower.operators import indexing_ops, joining_ops, pairing_ops, placing_ops
+from fxkit.lower.operators.movement_table import TABLE, MoveOp, Point
+
+__all__ = ["TABLE", "indexing_ops", "joining_ops", "pairing_ops", "placing_ops"]
+
+
+def _add_copy_of_view(view: str) -> None:
+    """Add the row of an operator that copies what a view of its operand would show."""
+    packet = getattr(torch.ops.aten, view)
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
+    names = dict.fromkeys(a.name for schema in schemas for a in schema.arguments[1:])
+
+    def build(p: Point, self: Any, **arguments: Any) -> Ref:
+        return p.read(self, p.shown(packet, self, arguments))
+
+    name = f"aten.{view}_copy"
+    TABLE[name] = MoveOp(name, build, ("self",), tuple(names))
+
+
+for _view in """alias detach diagonal expand narrow permute select slice squeeze t transpose unfold
+unsqueeze view""".split():
+    _add_copy_of_view(_view)

@@ -8,7 +8,7 @@ parameters are operands, keyword-only ones attributes, with the names of ATen's 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,6 +73,12 @@ class Point(Protocol):
         """Return one of two values; neither touches memory where it is not chosen."""
         ...
 
+    def shown(
+        self, view: Callable[..., torch.Tensor], operand: Any, arguments: Mapping[str, Any]
+    ) -> tuple[Index, ...]:
+        """Return the index into an operand of what a view of it shows at the point."""
+        ...
+
     def divided(self, index: Index, by: int) -> tuple[Index, Index]:
         """Return the quotient and the rest of an index."""
         ...
@@ -94,7 +100,7 @@ class MoveOp:
         checks: Whether eager raises for some values of its operands.
         joins: Whether it reads lists of tensors, some of which may be empty.
         heavy: Whether a kernel for it alone is faster than eager's.
-        tolerance: 0: equal bits.
+        tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
     """
 
     name: str
@@ -110,14 +116,16 @@ class MoveOp:
 TABLE: dict[str, MoveOp] = {}
 
 
-def move(*names: str, checks: bool = False) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
+def move(
+    *names: str, checks: bool = False, heavy: bool = False, tolerance: float = 0
+) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
     def add_row(build: Callable[..., Ref]) -> Callable[..., Ref]:
         _, *parameters = inspect.signature(build).parameters.values()
         attributes = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
         operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         joins = "tensors" in operands
         for name in names:
-            TABLE[name] = MoveOp(name, build, operands, attributes, checks, joins)
+            TABLE[name] = MoveOp(name, build, operands, attributes, checks, joins, heavy, tolerance)
         return build
 
     return add_row

@@ -178,17 +178,32 @@ def _on_diagonal(p: Point, self: Any, offset: int, rows: int, columns: int) -> R
 # --- made from places
 
 
-@move("aten.full_like", "aten.full", "aten.new_full")
+@move("aten.new_full")
+def _new_full(p: Point, self: Any, *, fill_value: Number) -> Ref:
+    return p.number(fill_value)
+
+
+@move("aten.new_zeros")
+def _new_zeros(p: Point, self: Any) -> Ref:
+    return p.number(0)
+
+
+@move("aten.new_ones")
+def _new_ones(p: Point, self: Any) -> Ref:
+    return p.number(1)
+
+
+@move("aten.full")
 def _full(p: Point, *, fill_value: Number) -> Ref:
     return p.number(fill_value)
 
 
-@move("aten.zeros_like", "aten.zeros", "aten.new_zeros")
+@move("aten.zeros")
 def _zeros(p: Point) -> Ref:
     return p.number(0)
 
 
-@move("aten.ones_like", "aten.ones", "aten.new_ones")
+@move("aten.ones")
 def _ones(p: Point) -> Ref:
     return p.number(1)
 

@@ -156,7 +156,9 @@ def test_train_true_warns_where_a_graph_is_left_to_eager():
 
     compiled = fxkit.compile(fn, train=True)
     x = torch.randn(8, 8, requires_grad=True)
-    with pytest.warns(UserWarning, match="trained in eager: the shape of .* depends on the numbers"):
+    with pytest.warns(
+        UserWarning, match="trained in eager: the shape of .* depends on the numbers"
+    ):
         result = compiled(x)
     torch.testing.assert_close(result, fn(x))
     assert "left to eager" in compiled.report()

@@ -6,6 +6,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from fxkit.ir.types import TensorType, contiguous_stride
+
 _RULES: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
@@ -47,3 +51,32 @@ def declared_type(function: Any) -> Callable[..., Any] | None:
         return _RULES.get(function)
     except TypeError:
         return None
+
+
+def _product_of_groups(
+    mat_a: TensorType,
+    mat_b: TensorType,
+    offs: TensorType | None = None,
+    bias: TensorType | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> TensorType:
+    """Return the type of `torch._grouped_mm`, whose fake takes bfloat16 only (torch 2.13)."""
+    rows, columns = mat_a.shape[-2], mat_b.shape[-1]
+    groups: tuple[Any, ...] = ()
+    if len(mat_a.shape) == len(mat_b.shape):
+        groups = (mat_a.shape[0],) if len(mat_a.shape) == 3 or offs is None else (offs.shape[0],)
+    operands = [operand for operand in (mat_a, mat_b, bias) if operand is not None]
+    has_gradient = any(operand.requires_grad for operand in operands)
+    shape = (*groups, rows, columns)
+    return TensorType(
+        shape,
+        out_dtype or mat_a.dtype,
+        contiguous_stride(shape),
+        mat_a.device,
+        torch.is_grad_enabled() and has_gradient,
+    )
+
+
+_GROUPED_MM = getattr(torch, "_grouped_mm", None)
+if _GROUPED_MM is not None:
+    declare_type(_GROUPED_MM)(_product_of_groups)

@@ -30,6 +30,7 @@ from fxkit.tracing.strangers import is_hidden, is_stranger, reads_clock
 from fxkit.tracing.structure import Blueprint, Parts
 from fxkit.tracing.value_flow import Flow
 
+AUTOMATIC = "_fxkit_automatic"
 _MAX_FRAMES = 8
 _SHARES_MEMORY = (torch.from_numpy, torch.frombuffer)
 _MODULES_OF_TORCH = ("torch",)
@@ -194,6 +195,7 @@ class _Call:
         call.__name__ = getattr(function, "__name__", "call")
         call.__qualname__ = foreign_calls.name_of(function)
         call.__module__ = _module_of(function)
+        setattr(call, AUTOMATIC, True)
         self._target = call
         self._frames = frames
 
@@ -210,10 +212,11 @@ class _Call:
             flow=flow,
             reason=_reason(self._function),
         )
-        if _tokens((args, kwargs), self._kept) != before:
+        after = self._recorder.unseen(lambda: _tokens((args, kwargs), self._kept))
+        if after != before:
             name = foreign_calls.name_of(self._function)
             self._recorder.refuse(f"{name} changes what it is given")
-        declare_result(self._target, plain(result))
+        self._recorder.unseen(lambda: declare_result(self._target, plain(result)))
         return result
 
     def _place(self, value: Any, path: str) -> int:

@@ -99,11 +99,11 @@ def opaque(function: Any = None) -> Any:
         recorder = active_recorder()
         if recorder is None or recorder.failure is not None:
             return call_once(function, args, kwargs)
-        key = _key(args, kwargs)
+        key = recorder.unseen(lambda: _key(args, kwargs))
         result = recorder.record_opaque(
             call, lambda: call_once(function, args, kwargs), args, kwargs, function
         )
-        observed[key] = type_of_value(result)
+        observed[key] = recorder.unseen(lambda: type_of_value(result))
         return result
 
     observed: dict[str, Any] = {}

@@ -324,10 +324,13 @@ class Recorder(Transformed, TorchFunctionMode):
         """Whether the graph still grows."""
         return self.failure is None and not self._is_suspended and self._frames.is_active
 
-    @property
-    def is_suspended(self) -> bool:
-        """Whether an opaque call runs."""
-        return self._is_suspended
+    def unseen(self, look: Callable[[], Any]) -> Any:
+        """Look at tensors without recording it."""
+        before, self._is_suspended = self._is_suspended, True
+        try:
+            return look()
+        finally:
+            self._is_suspended = before
 
     @property
     def kept(self) -> dict[int, Any]:

@@ -7,10 +7,23 @@ from typing import Any
 import torch
 
 from fxkit.lower.loops.loop_ir import Ref
-from fxkit.lower.operators import indexing_ops, joining_ops, pairing_ops, placing_ops
+from fxkit.lower.operators import (
+    indexing_ops,
+    interpolation_ops,
+    joining_ops,
+    pairing_ops,
+    placing_ops,
+)
 from fxkit.lower.operators.movement_table import TABLE, MoveOp, Point
 
-__all__ = ["TABLE", "indexing_ops", "joining_ops", "pairing_ops", "placing_ops"]
+__all__ = [
+    "TABLE",
+    "indexing_ops",
+    "interpolation_ops",
+    "joining_ops",
+    "pairing_ops",
+    "placing_ops",
+]
 
 
 def _add_copy_of_view(view: str) -> None:

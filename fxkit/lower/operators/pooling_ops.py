@@ -152,18 +152,21 @@ def _max_pool(rank: int, has_places: bool) -> Any:
         window = _Window(p, self, rank, stride, padding, dilation)
         x, inside = window.read(self, -math.inf)
         top = largest(x)
-        return (top, _place_of(p, window, x, top, inside)) if has_places else top
+        places = (p, window.index, window.sizes, x, top, inside)
+        return (top, _place_of(*places)) if has_places else top
 
     return build
 
 
-def _place_of(p: Point, window: _Window, x: Ref, top: Ref, inside: Ref | bool) -> Ref:
+def _place_of(
+    p: Point, at: Sequence[Index], sizes: Sequence[int], x: Ref, top: Ref, inside: Ref | bool
+) -> Ref:
     """Return the number of the first of the largest elements, or of the last NaN."""
     number = Index()
-    for index, size in zip(window.index, window.sizes, strict=True):
+    for index, size in zip(at, sizes, strict=True):
         number = number * size + index
     place = p.value(number)
-    count = math.prod(window.sizes)
+    count = math.prod(sizes)
     is_top, is_nan = x.equals(top), x.differs(x)
     if not isinstance(inside, bool):
         is_top = is_top & inside
@@ -200,8 +203,10 @@ def _longest(size: int, parts: int) -> int:
     return max(-(-(o + 1) * size // parts) - o * size // parts for o in range(parts))
 
 
-def _divided(p: Point, self: Any, rank: int, otherwise: float) -> tuple[Ref, Ref | None, Index]:
-    """Return an element of a part, the part's size where it varies, and the element's number."""
+def _divided(
+    p: Point, self: Any, rank: int, otherwise: float
+) -> tuple[Ref, Ref | None, list[Index], Ref | bool]:
+    """Return an element of a part, the part's size where it varies, its index, and if it is one."""
     lead = p.index[: len(p.index) - 2 * rank]
     sizes, parts = p.shape_of(self)[-rank:], p.shape[len(lead) : len(lead) + rank]
     inside: Ref | bool = True
@@ -222,22 +227,42 @@ def _divided(p: Point, self: Any, rank: int, otherwise: float) -> tuple[Ref, Ref
     )
     count = None if count is None else count * whole
     x = p.where(inside, lambda: p.read(self, (*lead, *index)), lambda: p.number(otherwise))
-    number = Index()
-    for one, size in zip(index, sizes, strict=True):
-        number = number * size + one
-    return x, count, number
+    return x, count, index, inside
 
 
-def _adaptive_avg_pool(rank: int) -> Any:
+def _adaptive_avg_pool(rank: int | None) -> Any:
     def build(p: Point, self: Any) -> Ref:
         _floats_only(p)
-        x, count, _ = _divided(p, self, rank, 0)
-        if count is None:
-            return total(x) / float(math.prod(p.shape[-rank:]))
-        return total(x) / count.cast(x.dtype)
+        rank_ = len(p.shape_of(self)) - 2 if rank is None else rank
+        return _mean_of_part(p, self, rank_)
+
+    return build
+
+
+def _mean_of_part(p: Point, self: Any, rank: int) -> Ref:
+    x, count, _, _ = _divided(p, self, rank, 0)
+    if count is None:
+        return total(x) / float(math.prod(p.shape[-rank:]))
+    return total(x) / count.cast(x.dtype)
+
+
+def _adaptive_max_pool(rank: int) -> Any:
+    def build(p: Point, self: Any) -> tuple[Ref, Ref]:
+        _floats_only(p)
+        x, _, index, inside = _divided(p, self, rank, -math.inf)
+        top = largest(x)
+        return top, _place_of(p, index, p.shape_of(self)[-rank:], x, top, inside)
 
     return build
 
 
 for _rank in (1, 2, 3):
     framed(f"aten.adaptive_avg_pool{_rank}d", frame=_parts(_rank))(_adaptive_avg_pool(_rank))
+    framed(f"aten.adaptive_max_pool{_rank}d", frame=_parts(_rank, 2))(_adaptive_max_pool(_rank))
+
+
+def _areas(arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]) -> Frame:
+    return _parts(len(shapes["self"]) - 2)(arguments, shapes, results)
+
+
+framed("torch.nn.functional.interpolate.area", frame=_areas)(_adaptive_avg_pool(None))

@@ -50,6 +50,8 @@ def variant(name: str, arguments: Arguments) -> str:
         if "other" in arguments:
             return f"{name}imum"
         return f"{name}.dim" if "dim" in arguments else name
+    if arguments.get("mode") == "area":
+        return f"{name}.area"
     is_reduced = arguments.get("reduction") not in (None, 0, "none")
     return f"{name}.reduced" if is_reduced and f"{name}.reduced" in TABLE else name
 

@@ -26,33 +26,39 @@ _NAME = "fxkit_binding"
 _PARTS = ("declarations", "tensors", "pool", "program", "entry")
 
 
+_loaded: list[Any] = []
+
+
 def load() -> Any | None:
     """Return the binding; None where there can't be one."""
-    return _loaded() if _is_quiet() or _loaded.cache_info().currsize else None
+    if not _loaded and _is_quiet():
+        asked = config.current()
+        _loaded.extend(_load(asked.cxx, asked.cache_dir))
+    return loaded()
 
 
 def loaded() -> Any | None:
     """Return the binding if it has been loaded already."""
-    return _loaded() if _loaded.cache_info().currsize else None
+    return _loaded[0] if _loaded else None
 
 
 def miss() -> Any:
     """Return what a program answers where it does not hold; None without a binding."""
-    module = loaded()
-    return None if module is None else module.MISS
+    return _loaded[0].MISS if _loaded else None
 
 
 @functools.cache
-def _loaded() -> Any | None:
+def _load(cxx: str | None, cache_dir: Path) -> tuple[Any, ...]:
+    """Return the binding alone, or nothing where a compiler and a cache can't make one."""
     try:
         path, _ = library_path(_source(), linking=_linking())
         module = _import(path)
     except (BuildError, ImportError, OSError):
-        return None
+        return ()
     if not (_find_layout(module) and all(_is_read_well(module, t) for t in _samples())):
-        return None
+        return ()
     module.limit_memory(config.current().pool_bytes)
-    return module
+    return (module,)
 
 
 def _is_quiet() -> bool:
@@ -148,8 +154,7 @@ def _is_read_well(module: Any, tensor: torch.Tensor) -> bool:
 @functools.cache
 def code_of(dtype: torch.dtype) -> int:
     """Return torch's number for a dtype, as the binding reads it."""
-    module = _loaded()
-    if module is None:
+    if not _loaded:
         raise LookupError("the binding")
     with torch.inference_mode(False):
-        return module.describe(torch.empty(0, dtype=dtype, device="cpu"))[0]
+        return _loaded[0].describe(torch.empty(0, dtype=dtype, device="cpu"))[0]

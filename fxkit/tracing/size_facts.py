@@ -100,7 +100,7 @@ class Facts:
             if type(fact.value) is not bool:
                 text = f"{text} == {fact.value!r}"
             elif not fact.value:
-                text = f"not ({text})"
+                text = f"not {text}" if _is_enclosed(text) else f"not ({text})"
             self._add(text, fact.source)
 
     def text_of(self, node: Any) -> str:

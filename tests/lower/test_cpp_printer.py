@@ -127,3 +127,11 @@ def test_equal_regions_share_a_kernel() -> None:
     plan = make_plan(gm, partition(gm))
     assert len(plan.calls) == 2
     assert len(plan.kernels) == 1
+
+
+def test_bfloat16_is_rounded_where_it_can_have_changed() -> None:
+    x = torch.randn(8, 64).bfloat16()
+    text = body(text_of(lambda x: torch.relu(-x.abs() + 1) * 2, x))
+    assert text.count("fx_round_quiet_bf16(") == 2  # the sum and the product, not what chooses
+    assert "fx_to_quiet_bf16(" in text
+    assert "fx_to_bf16(" in body(text_of(lambda x, y: (x * y).bfloat16(), x, x.float()))

@@ -26,6 +26,7 @@ NAMES = {*FUNCTIONS, "fx_bf16", "fx_f16"}
 BODIES = {
     **{name: f"{name}(x[i])" for name in FUNCTIONS},
     "round_bf16": "fx_round_bf16(x[i])",
+    "round_quiet_bf16": "fx_round_quiet_bf16(x[i])",
     "round_f16": "fx_round_f16(x[i])",
 }
 
@@ -83,6 +84,16 @@ def test_roundings_have_torchs_bits(library: ctypes.CDLL, name: str, dtype: torc
     found, expected = mapped(library, name, x), x.to(dtype).float()
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.nan_to_num(1.0), expected.nan_to_num(1.0))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_bfloat16s_own_nans_survive_the_short_rounding(library: ctypes.CDLL, sign: int) -> None:
+    halves = torch.arange(0x7FC0, 0x8000, dtype=torch.int32) << 16
+    x = (halves if sign == 1 else halves | -(2**31)).view(torch.float32)
+    assert mapped(library, "round_quiet_bf16", x).isnan().all()
+    x = every_range()
+    x = x[~x.isnan()]
+    assert torch.equal(mapped(library, "round_quiet_bf16", x), x.bfloat16().float())
 
 
 def test_definitions_hold_what_they_call() -> None:

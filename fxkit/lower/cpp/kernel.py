@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -11,7 +12,6 @@ import torch
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule
-
 
 _ASSIGNMENTS = {"add": "+=", "mul": "*="}
 
@@ -195,7 +195,7 @@ class KernelPrinter(ABC):
         instruction = self._body(value)
         if instruction.op == "round" and instruction.detail == dtype:
             value = instruction.operands[0]
-        text = cpp_text.store_expression(self._ref(value), dtype)
+        text = cpp_text.store_expression(self._ref(value), dtype, self._is_quiet)
         self._add(f"{self._address(store.access)} = {text};")
 
     def _value(self, position: int) -> str:
@@ -215,12 +215,23 @@ class KernelPrinter(ABC):
                 return text
             otherwise = cpp_text.literal(instruction.detail.otherwise.value, instruction.dtype)
             return f"{operands[-1]} ? {text} : {otherwise}"
+        if instruction.op == "round":
+            return cpp_text.rounding(operands[0], instruction.detail, self._is_quiet)
         source = self._body(instruction.operands[0]).dtype if operands else instruction.dtype
         return cpp_text.expression(instruction, operands, source)
 
     def _scanned(self, position: int) -> str:
         """Return the text of what a scan has come to."""
         return f"a{position}"
+
+    @functools.cached_property
+    def _is_quiet(self) -> bool:
+        """Whether all NaNs are quiet and end in noughts: then rounding to bfloat16 keeps them.
+
+        Those that arithmetic makes are so, and those that were bfloat16.
+        """
+        read = {b.dtype for b in self._kernel.buffers if not b.is_output}
+        return all(d == torch.bfloat16 or not d.is_floating_point for d in read)
 
     def _is_float_sum(self, position: int) -> bool:
         instruction = self._body(position)

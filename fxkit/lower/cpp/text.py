@@ -93,7 +93,7 @@ def expression(instruction: Instruction, operands: list[str], source: torch.dtyp
     """Return an instruction's value as a C++ expression.
 
     Args:
-        instruction: Any instruction but a load or a reduction.
+        instruction: Any instruction but a load, a rounding or a reduction.
         operands: Names of its operands.
         source: Register dtype of the first operand.
     """
@@ -102,8 +102,6 @@ def expression(instruction: Instruction, operands: list[str], source: torch.dtyp
         return literal(instruction.detail.value, dtype)
     if op == "cast":
         return f"{operands[0]} != 0" if dtype == torch.bool else f"({TYPES[dtype]}){operands[0]}"
-    if op == "round":
-        return f"fx_round_{_STORAGE[instruction.detail]}({operands[0]})"
     if op in _INFIX:
         text = f"{operands[0]} {_INFIX[op]} {operands[1]}"
         return f"({TYPES[dtype]})({text})" if _is_narrow(dtype) else text
@@ -200,9 +198,26 @@ def load_expression(address: str, dtype: torch.dtype) -> str:
     return f"fx_from_{_STORAGE[dtype]}({address})" if dtype in _STORAGE else address
 
 
-def store_expression(value: str, dtype: torch.dtype) -> str:
-    """Convert a register to what memory holds."""
-    return f"fx_to_{_STORAGE[dtype]}({value})" if dtype in _STORAGE else value
+def store_expression(value: str, dtype: torch.dtype, is_quiet: bool = False) -> str:
+    """Convert a register to what memory holds; see `rounding`."""
+    if dtype not in _STORAGE:
+        return value
+    return f"fx_to_{_quiet(dtype, is_quiet)}({value})"
+
+
+def rounding(value: str, dtype: torch.dtype, is_quiet: bool = False) -> str:
+    """Round a register to what memory can hold.
+
+    Args:
+        value: The register.
+        dtype: What it is rounded to.
+        is_quiet: Whether each NaN is known to be quiet, with its lower half nought.
+    """
+    return f"fx_round_{_quiet(dtype, is_quiet)}({value})"
+
+
+def _quiet(dtype: torch.dtype, is_quiet: bool) -> str:
+    return "quiet_bf16" if is_quiet and dtype == torch.bfloat16 else _STORAGE[dtype]
 
 
 def identity_of(monoid: str, dtype: torch.dtype) -> str:

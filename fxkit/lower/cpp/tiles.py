@@ -16,11 +16,11 @@ from fxkit.lower.cpp.kernel import KernelPrinter, scaled
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule
 
-# Rows in a tile: two cache lines of four-byte elements of the transposed operand.
-ROWS = 32
+# Rows in a tile: four cache lines of four-byte elements of the transposed operand.
+ROWS = 64
 
 # Elements of a row in a tile.
-COLUMNS = 128
+COLUMNS = 64
 
 # Turns a tile of `rows` times `columns` elements over. Blocks of 8 by 8 go through registers; lane
 # i of row k of a block becomes lane k of row i in three steps, each of which exchanges the halves

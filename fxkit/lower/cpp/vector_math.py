@@ -274,7 +274,8 @@ static inline float fx_log1p(float x) {
 }
 """
 
-# Rounding is to nearest, ties to even; a NaN stays one.
+# Rounding is to nearest, ties to even; a NaN stays one: in the functions that are named so, only a
+# quiet one whose lower half is nought.
 _BFLOAT16 = """\
 static inline float fx_from_bf16(unsigned short h) { return fx_float((int)((unsigned)h << 16)); }
 static inline unsigned short fx_to_bf16(float x) {
@@ -283,6 +284,14 @@ static inline unsigned short fx_to_bf16(float x) {
   return (unsigned short)(x != x ? 0x7fc0u : rounded);
 }
 static inline float fx_round_bf16(float x) { return fx_from_bf16(fx_to_bf16(x)); }
+static inline unsigned short fx_to_quiet_bf16(float x) {
+  unsigned bits = (unsigned)fx_bits(x);
+  return (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+static inline float fx_round_quiet_bf16(float x) {
+  unsigned bits = (unsigned)fx_bits(x);
+  return fx_float((int)((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u));
+}
 """
 
 # A subnormal half is a normal float once scaled by 2^112; the sum with `magic` rounds in hardware.

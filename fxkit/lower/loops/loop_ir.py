@@ -77,6 +77,9 @@ SCANS = frozenset({"add", "mul", "max", "min", "logaddexp"})
 # Operators of whole matrices. A kernel has at most one of them, as its first instruction.
 WHOLE = frozenset({"product", "attention"})
 
+# Operations whose result is one of their operands, but for the sign.
+_CHOOSING = frozenset({"abs", "neg", "max", "min", "select", "reduce_max", "reduce_min"})
+
 
 class Unfusable(FxkitError):
     """A call that a kernel can't compute as eager does; the message is the reason."""
@@ -422,10 +425,29 @@ class Builder:
         register = register_of(dtype)
         if value.dtype != register:
             value = self.append(Instruction("cast", (value.position,), register))
-        if dtype in STORAGE_ONLY and self._rounded.get(value.position) != dtype:
+        if dtype in STORAGE_ONLY and not self._is_rounded(value.position, dtype):
             value = self.append(Instruction("round", (value.position,), register, dtype))
             self._rounded[value.position] = dtype
         return value
+
+    def _is_rounded(self, position: int, dtype: torch.dtype) -> bool:
+        """Tell whether a value is one of those that a dtype of memory has."""
+        if position in self._rounded:
+            return self._rounded[position] == dtype
+        instruction = self.body[position]
+        if instruction.op == "const":
+            number = instruction.detail.value
+            return Bits(float(number)) == Bits(round_number(number, dtype))
+        if instruction.op not in _CHOOSING:
+            return False
+        found = all(
+            self._is_rounded(operand, dtype)
+            for operand in instruction.operands
+            if self.body[operand].dtype.is_floating_point
+        )
+        if found:
+            self._rounded[position] = dtype
+        return found
 
 
 class Bits:

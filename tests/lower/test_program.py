@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from fxkit.ir.types import set_type, type_of_value
 from fxkit.lower import CompiledModule, to_cpp
 from fxkit.lower.running import binding
 from fxkit.lower.running import compiled as compiled_module
@@ -168,8 +170,6 @@ def test_other_strides_inside_let_python_stand_in() -> None:
     c = graph.call_function(torch.tanh, (graph.call_function(torch.add, (b, a)),))
     graph.output(c)
     gm = fx.GraphModule(nn.Module(), graph)
-    from fxkit.ir.types import set_type, type_of_value
-
     for node in graph.nodes:
         set_type(node, type_of_value(X))
     module = to_cpp(gm, (X,))
@@ -180,6 +180,33 @@ def test_other_strides_inside_let_python_stand_in() -> None:
     torch.testing.assert_close(module(X), gm(X))
     assert (program.calls, program.stand_ins) == (2, 1)
     assert module.report().kernel_misses == 1
+
+
+def test_values_die_after_their_last_use() -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        seen.append(weakref.ref(x))
+        return x.clone()
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        alive.append(sum(one() is not None for one in seen))
+        return x.clone()
+
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for function in (note, note, look):
+        value = graph.call_function(torch.exp, (graph.call_function(torch.mul, (value, 0.5)),))
+        value = graph.call_function(function, (value,))
+    graph.output(value)
+    gm = fx.GraphModule(nn.Module(), graph)
+    for node in graph.nodes:
+        set_type(node, type_of_value(X))
+    module = to_cpp(gm, (X,))
+    torch.testing.assert_close(module(X), gm(X))
+    assert module.native_program.calls == 1
+    assert alive[0] == 0
 
 
 def test_errors_inside_are_eagers() -> None:

@@ -17,6 +17,7 @@ from benchmarks import (
     precision,
     rewriting,
     speed,
+    training,
     types,
 )
 from benchmarks.constructs import table as constructs
@@ -35,6 +36,7 @@ SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
     "passes": lambda options: passes.run(options.rounds, with_peer=options.peer),
     "types": lambda options: types.run(options.rounds, with_peer=options.peer),
     "constructs": lambda options: constructs.run(with_peer=options.peer),
+    "training": lambda options: training.run(options.rounds, with_peer=options.peer),
     "precision": lambda options: precision.run(options.rounds),
     "import": lambda options: import_time.run(options.rounds),
 }

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from fxkit.lower.loops.axis_order import distinct_axes
 from fxkit.lower.loops.loop_ir import (
     Access,
     Buffer,
@@ -14,7 +15,6 @@ from fxkit.lower.loops.loop_ir import (
     Kernel,
     Store,
     Unfusable,
-    distinct_axes,
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,18 +19,17 @@ from torch import fx
 
 from fxkit.ir.op import Attribute
 from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.loops.axis_order import ordered
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.index import Index, SplitAxis, row_major
 from fxkit.lower.loops.loop_ir import (
     Access,
     Buffer,
     Builder,
-    Instruction,
     Kernel,
     Ref,
     Store,
     Unfusable,
-    distinct_axes,
     register_of,
 )
 from fxkit.lower.loops.placement import (
@@ -99,7 +98,7 @@ def _emitted(
         if group.coordinates[member.node] is not None:
             emitter.compute(member)
     stores = [emitter.store(node, position) for node, position in outputs]
-    kernel = _ordered(
+    kernel = ordered(
         Kernel(
             tuple(emitter.sizes),
             0,
@@ -383,61 +382,6 @@ def _common_dtype(values: Iterable[Any]) -> torch.dtype:
         rank = max(getattr(v, "ndim", 0) for v in (common, value))
         common = torch.empty((1,) * rank, dtype=dtype, device="meta")
     return torch.result_type(common, common)
-
-
-def _ordered(kernel: Kernel, reduced: Sequence[int]) -> Kernel:
-    """Order the axes as memory runs, the reduced ones last, and merge those that run as one."""
-    accesses = _accesses(kernel)
-    guide = max((s.access for s in kernel.stores), key=lambda a: sum(1 for s in a.strides if s))
-    in_memory = [a for a in accesses if a.buffer >= 0]
-    loads = [a for a in in_memory if all(a.strides[axis] for axis in reduced)] or [guide]
-
-    def by_stride(axes: Iterable[int], access: Access) -> list[int]:
-        return sorted(axes, key=lambda axis: -abs(access.strides[axis]))
-
-    outer = by_stride((a for a in range(len(kernel.sizes)) if a not in reduced), guide)
-    groups = _merged(kernel, outer, accesses)
-    rows = _merged(kernel, by_stride(reduced, loads[0]), accesses)
-    if len(rows) > 1 and any(i.is_scan for i in kernel.body):
-        raise Unfusable("it folds along an axis that its neighbours walk as two")
-    return _regrouped(kernel, groups, rows)
-
-
-def _accesses(kernel: Kernel) -> list[Access]:
-    loads = [i.detail for i in kernel.body if i.op in ("load", "index")]
-    return loads + [s.access for s in kernel.stores]
-
-
-def _merged(kernel: Kernel, axes: Sequence[int], accesses: Sequence[Access]) -> list[list[int]]:
-    strides = [[a.strides[axis] for axis in axes] for a in accesses]
-    found = distinct_axes(strides, [kernel.sizes[axis] for axis in axes])
-    return [[axes[position] for position in group] for group in found]
-
-
-def _regrouped(kernel: Kernel, outer: list[list[int]], rows: list[list[int]]) -> Kernel:
-    groups = outer + rows
-
-    def access(old: Access) -> Access:
-        return replace(old, strides=tuple(old.strides[group[-1]] for group in groups))
-
-    def instruction(old: Instruction) -> Instruction:
-        if old.op not in ("load", "index"):
-            return old
-        return replace(old, detail=access(old.detail))
-
-    sizes = []
-    for group in groups:
-        size = 1
-        for axis in group:
-            size *= kernel.sizes[axis]
-        sizes.append(size)
-    return Kernel(
-        tuple(sizes),
-        len(rows),
-        kernel.buffers,
-        tuple(instruction(i) for i in kernel.body),
-        tuple(Store(access(s.access), s.value) for s in kernel.stores),
-    )
 
 
 def result_type(node: fx.Node, position: int) -> TensorType:

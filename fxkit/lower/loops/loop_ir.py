@@ -485,22 +485,3 @@ def round_number(value: Number, dtype: torch.dtype) -> Number:
     if dtype == torch.float64:
         return float(value)
     return torch.tensor(float(value), dtype=torch.float64).to(dtype).item()
-
-
-def distinct_axes(strides: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:
-    """Group neighbouring axes that every access walks as one; axes of size 1 are dropped.
-
-    Returns:
-        Groups of axis positions, outermost first. Merging `i` and `j = i + 1` is right when each
-        access has `stride[i] == stride[j] * size[j]`.
-    """
-    groups: list[list[int]] = []
-    for axis, size in enumerate(sizes):
-        if size == 1:
-            continue
-        previous = groups[-1][-1] if groups else None
-        if previous is not None and all(s[previous] == s[axis] * size for s in strides):
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    return groups

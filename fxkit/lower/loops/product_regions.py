@@ -16,6 +16,7 @@ from torch import fx
 
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
+from fxkit.lower.loops.axis_order import distinct_axes
 from fxkit.lower.loops.emit import Emitted, Operand
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import (
@@ -25,7 +26,6 @@ from fxkit.lower.loops.loop_ir import (
     Kernel,
     Store,
     Unfusable,
-    distinct_axes,
 )
 from fxkit.lower.loops.placement import operand_type
 from fxkit.lower.loops.product import Batch, Product

@@ -1,0 +1,82 @@
+"""The order in which a kernel walks its axes, and which of them it walks as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store, Unfusable
+
+
+def ordered(kernel: Kernel, reduced: Sequence[int]) -> Kernel:
+    """Order the axes as memory runs, the reduced ones last, and merge those that run as one."""
+    accesses = _accesses(kernel)
+    guide = max((s.access for s in kernel.stores), key=lambda a: sum(1 for s in a.strides if s))
+    in_memory = [a for a in accesses if a.buffer >= 0]
+    loads = [a for a in in_memory if all(a.strides[axis] for axis in reduced)] or [guide]
+
+    def by_stride(axes: Iterable[int], access: Access) -> list[int]:
+        return sorted(axes, key=lambda axis: -abs(access.strides[axis]))
+
+    outer = by_stride((a for a in range(len(kernel.sizes)) if a not in reduced), guide)
+    groups = _merged(kernel, outer, accesses)
+    rows = _merged(kernel, by_stride(reduced, loads[0]), accesses)
+    if len(rows) > 1 and any(i.is_scan for i in kernel.body):
+        raise Unfusable("it folds along an axis that its neighbours walk as two")
+    return _regrouped(kernel, groups, rows)
+
+
+def _accesses(kernel: Kernel) -> list[Access]:
+    loads = [i.detail for i in kernel.body if i.op in ("load", "index")]
+    return loads + [s.access for s in kernel.stores]
+
+
+def _merged(kernel: Kernel, axes: Sequence[int], accesses: Sequence[Access]) -> list[list[int]]:
+    strides = [[a.strides[axis] for axis in axes] for a in accesses]
+    found = distinct_axes(strides, [kernel.sizes[axis] for axis in axes])
+    return [[axes[position] for position in group] for group in found]
+
+
+def _regrouped(kernel: Kernel, outer: list[list[int]], rows: list[list[int]]) -> Kernel:
+    groups = outer + rows
+
+    def access(old: Access) -> Access:
+        return replace(old, strides=tuple(old.strides[group[-1]] for group in groups))
+
+    def instruction(old: Instruction) -> Instruction:
+        if old.op not in ("load", "index"):
+            return old
+        return replace(old, detail=access(old.detail))
+
+    sizes = []
+    for group in groups:
+        size = 1
+        for axis in group:
+            size *= kernel.sizes[axis]
+        sizes.append(size)
+    return Kernel(
+        tuple(sizes),
+        len(rows),
+        kernel.buffers,
+        tuple(instruction(i) for i in kernel.body),
+        tuple(Store(access(s.access), s.value) for s in kernel.stores),
+    )
+
+
+def distinct_axes(strides: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:
+    """Group neighbouring axes that every access walks as one; axes of size 1 are dropped.
+
+    Returns:
+        Groups of axis positions, outermost first. Merging `i` and `j = i + 1` is right when each
+        access has `stride[i] == stride[j] * size[j]`.
+    """
+    groups: list[list[int]] = []
+    for axis, size in enumerate(sizes):
+        if size == 1:
+            continue
+        previous = groups[-1][-1] if groups else None
+        if previous is not None and all(s[previous] == s[axis] * size for s in strides):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return groups

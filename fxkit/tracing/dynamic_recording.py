@@ -70,13 +70,18 @@ def record_free(
     rewind = Rewind(
         [] if session.state is None else session.state.before, _changed(session, variant)
     )
-    snapshot = Snapshot(variant.tensors_written(call), is_random=True)
+    rewind.to_before()
     try:
-        rewind.to_before()
-        return _record_again(fn, args, kwargs, call, backend, learned, variant, free)
+        written = variant.tensors_written(call)
+        if any(tensor.requires_grad for tensor in written):
+            return Failure("autograd follows what it writes to, and would follow it twice", None)
+        snapshot = Snapshot(written, is_random=True)
+        try:
+            return _record_again(fn, args, kwargs, call, backend, learned, variant, free)
+        finally:
+            snapshot.restore()
     finally:
         rewind.to_after()
-        snapshot.restore()
 
 
 def _why_not(variant: Variant | None) -> str | None:

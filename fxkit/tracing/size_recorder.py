@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C._functorch import maybe_current_level
 
 from fxkit.tracing.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.outside import Origins
@@ -99,7 +100,10 @@ class SizeRecorder(Recorder):
     def compute(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
         """See `Listener` of stand-ins."""
         if self._is_off or self._is_suspended:
-            return target(*plain(operands))
+            return self._compute_elsewhere(target, operands)
+        operands = tuple(
+            [operand if self._is_own(operand) else plain(operand) for operand in operands]
+        )
         if self._frames.is_active:
             self._location = self._frames.locate(sys._getframe(2))
         try:
@@ -121,10 +125,30 @@ class SizeRecorder(Recorder):
         self._state_all(operands)
         return value
 
-    def _state_all(self, operands: tuple[Any, ...]) -> None:
+    def _is_own(self, value: Any) -> bool:
+        """Tell whether a value is a stand-in of this run; those of others are plain numbers."""
+        return type(value) in NUMBERS and value.listener is self
+
+    def _compute_elsewhere(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+        """Compute with a stand-in that outlived its run, and maybe with one of another run."""
         for operand in operands:
-            if type(operand) in NUMBERS:
-                self._state(operand.fx_node, operand.value, 4)
+            if type(operand) in NUMBERS and operand.listener is not self:
+                return operand.listener.compute(
+                    target, tuple([plain(it) if self._is_own(it) else it for it in operands])
+                )
+        return target(*plain(operands))
+
+    def _state_all(self, value: Any) -> None:
+        """State all stand-ins in a nested value."""
+        if self._is_own(value):
+            self._state(value.fx_node, value.value, 4)
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                self._state_all(item)
+        elif isinstance(value, dict):
+            self._state_all(tuple(value.values()))
+        elif type(value) is slice:
+            self._state_all((value.start, value.stop, value.step))
 
     def compute_node(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> fx.Node:
         """Append the node that computes a number."""
@@ -152,7 +176,7 @@ class SizeRecorder(Recorder):
 
     def node_of(self, tensor: Any) -> fx.Node:
         """Return the node whose value is a tensor, or a number that was computed of sizes."""
-        return tensor.fx_node if type(tensor) in NUMBERS else super().node_of(tensor)
+        return tensor.fx_node if self._is_own(tensor) else super().node_of(tensor)
 
     # Calls --------------------------------------------------------------------------------------
 
@@ -160,7 +184,11 @@ class SizeRecorder(Recorder):
         if self._is_off or self._is_suspended or torch.compiler.is_dynamo_compiling():
             return self._run(func, args, kwargs)
         spelling = spelling_of(func)
+        if maybe_current_level() != self._entry_level:
+            self.refuse("torch.func shows other sizes inside than its tensors have")
+            return self._run(func, args, kwargs)
         if spelling.reading is Reading.STATE:
+            self._state_all((args, kwargs))
             return super()._handle(func, types, plain(args), plain(kwargs))
         if spelling.reading is Reading.METADATA:
             return self._metadata(func, spelling, types, args, kwargs)
@@ -170,7 +198,9 @@ class SizeRecorder(Recorder):
         return func(*plain(args), **plain(kwargs))
 
     def _argument(self, value: Any, func: Any) -> Any:
-        return value.fx_node if type(value) in NUMBERS else super()._argument(value, func)
+        if type(value) in NUMBERS:
+            return value.fx_node if value.listener is self else value.value
+        return super()._argument(value, func)
 
     def _create(
         self, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, name: str | None
@@ -184,14 +214,16 @@ class SizeRecorder(Recorder):
         self, func: Any, spelling: Spelling, types: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         name = spelling.attribute or spelling.name
-        tensor = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        self._state_all((args, kwargs))
+        args, kwargs = plain(args), plain(kwargs)
         if self._tainted and self._reads_tainted(args):
-            return super()._handle(func, types, plain(args), plain(kwargs))
-        if tensor is None or name in _WITHOUT_SIZES or not self._has_free_sizes(tensor):
+            return super()._handle(func, types, args, kwargs)
+        tensors = [it for it in (*args, *kwargs.values()) if isinstance(it, torch.Tensor)]
+        if name in _WITHOUT_SIZES or not any(map(self._has_free_sizes, tensors)):
             return self._run(func, args, kwargs)
         try:
             self._location = self._frames.locate(sys._getframe(3))
-            return self._sizes_of(func, name, spelling, tensor, args, kwargs)
+            return self._sizes_of(func, name, spelling, args, kwargs)
         except Refusal as refusal:
             self.refuse(refusal.reason, refusal.hint)
             return self._run(func, args, kwargs)
@@ -205,16 +237,15 @@ class SizeRecorder(Recorder):
         func: Any,
         name: str,
         spelling: Spelling,
-        tensor: torch.Tensor,
         args: tuple[Any, ...],
         kwargs: Any,
     ) -> Any:
-        result = self._run(func, args, kwargs)
+        result, tensor = self._run(func, args, kwargs), args[0]
         node = self.node_of(tensor)
         if name in ("shape", "size") and isinstance(result, torch.Size):
             return torch.Size([self._size(node, axis, size) for axis, size in enumerate(result)])
         if name == "size" and type(result) is int:
-            axis = plain(args[1] if len(args) > 1 else kwargs["dim"])
+            axis = args[1] if len(args) > 1 else kwargs["dim"]
             return self._size(node, axis % tensor.dim(), result)
         if name == "__len__":
             return self._size(node, 0, result)
@@ -223,7 +254,7 @@ class SizeRecorder(Recorder):
         if name == "stride" and isinstance(result, tuple):
             return tuple([self._stride(node, axis, item) for axis, item in enumerate(result)])
         if name == "stride" and type(result) is int:
-            axis = plain(args[1] if len(args) > 1 else kwargs["dim"])
+            axis = args[1] if len(args) > 1 else kwargs["dim"]
             return self._stride(node, axis % tensor.dim(), result)
         return self._other(node, spelling, args, kwargs, result)
 

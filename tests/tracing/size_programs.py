@@ -281,3 +281,37 @@ class Sizes(nn.Module):
 
 FUNCTIONS.append(keeps_in_containers)
 MODULES.append(Sizes)
+
+
+def asks_others(x: Tensor) -> Any:
+    weight = torch.ones(3, 5)
+    same = torch.is_same_size(weight, x)
+    return weight.size(x.shape[1] % 2), same, x.size(x.dim() - 1), x.stride(x.shape[0] % 2)
+
+
+@functools.cache
+def _doubled(size: int) -> int:
+    return size * 2
+
+
+def memoises_sizes(x: Tensor) -> Any:
+    return torch.zeros(_doubled(x.shape[1]), x.shape[0]), _doubled(x.shape[0])
+
+
+def switches_gradients(x: Tensor) -> Any:
+    with torch.set_grad_enabled(x.shape[1] > 4):
+        y = x * x.shape[0]
+    return y, torch.is_grad_enabled()
+
+
+def gathers(x: Tensor) -> Any:
+    index = torch.arange(x.shape[0]) % 2
+    chosen = x.gather(1, index[:, None])
+    return chosen, x[index], x.index_select(0, index[:1]), torch.cat([index[:1], index]).shape
+
+
+def maps(x: Tensor) -> Any:
+    return torch.vmap(lambda row: row * x.shape[0] + row.shape[0])(x)
+
+
+FUNCTIONS += [asks_others, memoises_sizes, switches_gradients, gathers, maps]

@@ -273,3 +273,33 @@ def test_two_threads_with_different_sizes():
 def test_symbolic_mode_knows_no_sizes():
     with pytest.raises(UnsupportedError, match="expected no dynamic"):
         fxkit.capture(torch.relu, (torch.randn(2),), mode="symbolic", dynamic=True)
+
+
+def test_a_write_that_autograd_follows_is_made_once():
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x.mul_(weight)
+        return x * x.shape[0]
+
+    captured = Captured(program, dynamic=True)
+    for length in (3, 4):
+        found = []
+        for run in (captured, program):
+            weight = torch.full((), 3.0, requires_grad=True)
+            x = torch.ones(length)
+            run(x, weight).sum().backward()
+            found.append((x.detach(), weight.grad))
+        assert_same(found[0], found[1], str(length))
+
+
+def test_stand_ins_that_outlive_their_run_are_numbers():
+    kept: list[Any] = []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x.shape[0])
+        return x.view(1, -1)[:, : kept[0]] * kept[0]
+
+    captured = Captured(program, dynamic=True)
+    for length in (3, 5, 4):
+        x = torch.randn(length)
+        assert torch.equal(captured(x), x.view(1, -1)[:, :3] * 3)
+    assert kept == [3, 5, 4] and {type(size) for size in kept} == {int}

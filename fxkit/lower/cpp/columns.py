@@ -79,7 +79,7 @@ class ColumnPrinter(KernelPrinter):
         length = self._kernel.row_sizes[-1]
         begin, end = ("0", str(length))
         if sums and length > BLOCK:
-            begin, end = self._open_blocks(length, BLOCK)
+            begin, end = self._open_blocks(0, length, BLOCK)
         self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
         self._open_lanes(one.values)
         for value in one.values:

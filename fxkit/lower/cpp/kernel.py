@@ -13,6 +13,9 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule
 
+# Threads share the loop that follows; each has the same part of it in every call.
+SHARED = "#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)"
+
 _ASSIGNMENTS = {"add": "+=", "mul": "*="}
 
 
@@ -45,10 +48,7 @@ class KernelPrinter(ABC):
         )
         if faulty:
             self._add("long fault = 0;")
-        self._add(
-            "#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)"
-            + self._fault_clause(range(len(self._kernel.body)))
-        )
+        self._share_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
         self._point_into_buffers()
@@ -63,6 +63,10 @@ class KernelPrinter(ABC):
             self._add("return fault;")
         self._close()
         return "\n".join(self._lines) + "\n"
+
+    def _share_tiles(self) -> None:
+        """Let threads share the loop that follows."""
+        self._add(f"{SHARED}{self._fault_clause(range(len(self._kernel.body)))}")
 
     @abstractmethod
     def _tile_count(self) -> int:
@@ -171,18 +175,21 @@ class KernelPrinter(ABC):
         for axis, size in enumerate(self._kernel.row_sizes[:-1]):
             self._open(f"for (long r{axis} = 0; r{axis} < {size}; ++r{axis}) {{")
 
-    def _open_blocks(self, length: int, block: int) -> tuple[str, str]:
+    def _open_blocks(self, begin: str | int, end: str | int, block: int) -> tuple[str, str]:
         """Open a loop over blocks of the innermost row axis; return a block's bounds."""
-        self._open(f"for (long block = 0; block < {length}; block += {block}) {{")
-        end = f"block + {block}"
-        if length % block:
-            self._add(f"const long block_end = {end} < {length} ? {end} : {length};")
-            end = "block_end"
-        return "block", end
+        self._open(f"for (long block = {begin}; block < {end}; block += {block}) {{")
+        until = f"block + {block}"
+        if isinstance(end, str) or end % block:
+            self._add(f"const long block_end = {until} < {end} ? {until} : {end};")
+            until = "block_end"
+        return "block", until
 
     def _accumulate(self, position: int, into: str) -> None:
         """Fold the operand of a reduction or a scan into its accumulator."""
-        operand = self._ref(self._body(position).operands[0])
+        self._fold(position, into, self._ref(self._body(position).operands[0]))
+
+    def _fold(self, position: int, into: str, operand: str) -> None:
+        """Combine an accumulator of a reduction with another value."""
         if self._monoid(position) in _ASSIGNMENTS:
             self._add(f"{into} {_ASSIGNMENTS[self._monoid(position)]} {operand};")
         else:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from fxkit.lower.cpp import text as cpp_text
-from fxkit.lower.cpp.kernel import KernelPrinter
+from fxkit.lower.cpp.kernel import SHARED, KernelPrinter
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule
 
@@ -15,6 +15,12 @@ TILE = 4096
 
 # Float sums are kept in float64 from one block of this many elements to the next.
 BLOCK = 1024
+
+# Where there are fewer rows than this, threads share long rows: each is cut into the same parts,
+# whatever the number of threads, so that a sum is the same with one thread and with many.
+FEW_ROWS = 8
+LONG_ROW = 1 << 16
+PARTS = 32
 
 
 class RowPrinter(KernelPrinter):
@@ -25,6 +31,21 @@ class RowPrinter(KernelPrinter):
         self._length = kernel.row_sizes[-1]
         is_whole = any(i.is_reduction or i.is_scan for i in kernel.body)
         self._tiles = 1 if is_whole else -(-self._length // TILE)
+        self._is_cut = is_whole and self._can_cut()
+
+    def _can_cut(self) -> bool:
+        kernel = self._kernel
+        return (
+            len(kernel.row_sizes) == 1
+            and self._length >= LONG_ROW
+            and math.prod(kernel.outer_sizes) < FEW_ROWS
+            and not self._schedule.buffers
+            and not any(i.is_scan or i.op == "check" for i in kernel.body)
+        )
+
+    def _share_tiles(self) -> None:
+        if not self._is_cut:
+            super()._share_tiles()
 
     def _tile_count(self) -> int:
         return math.prod(self._kernel.outer_sizes) * self._tiles
@@ -51,6 +72,41 @@ class RowPrinter(KernelPrinter):
             self._store(position)
 
     def _pass(self, one: Pass) -> None:
+        if self._is_cut:
+            self._cut_pass(one)
+        else:
+            self._uncut_pass(one, *(("begin", "end") if self._tiles > 1 else ("0", self._length)))
+        for p in one.reductions:
+            if self._is_float_sum(p):
+                self._add(f"const float s{p} = (float)t{p};")
+
+    def _cut_pass(self, one: Pass) -> None:
+        """Print a pass over parts of a row, which threads share, and put its results together."""
+        names = {p: f"{'t' if self._is_float_sum(p) else 'v'}{p}" for p in one.reductions}
+        size = -(-self._length // (PARTS * BLOCK)) * BLOCK
+        for p, name in names.items():
+            self._add(f"{self._total_type(p)} {name}_of[{PARTS}];")
+        self._add(SHARED)
+        self._open(f"for (long part = 0; part < {PARTS}; ++part) {{")
+        for name, start in (("first", f"part * {size}"), ("last", f"part * {size} + {size}")):
+            self._add(f"const long {name} = {start} < {self._length} ? {start} : {self._length};")
+        self._uncut_pass(one, "first", "last")
+        for name in names.values():
+            self._add(f"{name}_of[part] = {name};")
+        self._close()
+        for p, name in names.items():
+            self._add(f"{self._total_type(p)} {name} = {name}_of[0];")
+        if names:
+            self._open(f"for (long part = 1; part < {PARTS}; ++part) {{")
+            for p, name in names.items():
+                self._fold(p, name, f"{name}_of[part]")
+            self._close()
+
+    def _total_type(self, position: int) -> str:
+        return "double" if self._is_float_sum(position) else self._type(position)
+
+    def _uncut_pass(self, one: Pass, begin: str | int, end: str | int) -> None:
+        """Print a pass over a row, or over a part of it."""
         sums = [p for p in one.reductions if self._is_float_sum(p)]
         for p in one.reductions:
             start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
@@ -61,9 +117,8 @@ class RowPrinter(KernelPrinter):
             self._add(f"{self._type(p)} a{p} = {start};")
         depth = self._depth
         self._open_row_axes()
-        begin, end = ("begin", "end") if self._tiles > 1 else ("0", str(self._length))
         if sums and self._length > BLOCK:
-            begin, end = self._open_blocks(self._length, BLOCK)
+            begin, end = self._open_blocks(begin, end, BLOCK)
         for p in sums:
             self._add(f"float v{p} = 0;")
         clauses = self._clauses(one.reductions) + self._fault_clause(one.values)
@@ -76,8 +131,6 @@ class RowPrinter(KernelPrinter):
             self._add(f"t{p} += v{p};")
         while self._depth > depth:
             self._close()
-        for p in sums:
-            self._add(f"const float s{p} = (float)t{p};")
 
     def _clauses(self, reductions: Iterable[int]) -> str:
         names = {"add": "+", "mul": "*", "max": "fx_max", "min": "fx_min"}

@@ -1,0 +1,64 @@
+"""Long rows are cut into parts that threads share, with one result for any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import fx
+
+from fxkit.lower import to_cpp
+from fxkit.lower.cpp.rows import LONG_ROW
+from tests.lower.kernels import ALWAYS
+from tests.lower.test_cpp_printer import text_of
+
+PROGRAMS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda x: (x * x).sum(),
+    lambda x: (x.amax() - x.amin()) * x.mean(),
+    lambda x: torch.softmax(x * 2, -1),
+    lambda x: (x > 0).sum(-1),
+    lambda x: x.double().sum(),
+    lambda x: x.bfloat16().float().logsumexp(-1),
+)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("length", [LONG_ROW, 5 * LONG_ROW + 333])
+def test_the_number_of_threads_changes_nothing(
+    program: Callable[[torch.Tensor], torch.Tensor], length: int
+) -> None:
+    x = torch.randn(2, length)[1]
+    compiled = to_cpp(fx.symbolic_trace(program), (x,), policy=ALWAYS)
+    assert "_of[" in compiled.source
+    torch.set_num_threads(1)
+    alone, expected = compiled(x), program(x.double())
+    torch.set_num_threads(3)
+    assert torch.equal(alone, compiled(x))
+    assert torch.allclose(alone.double(), expected.double(), rtol=1e-6, atol=1e-9)
+
+
+def test_a_nan_in_any_part_is_found() -> None:
+    x = torch.randn(LONG_ROW + 5)
+    compiled = to_cpp(fx.symbolic_trace(lambda x: (x * 2).amax()), (x,), policy=ALWAYS)
+    for position in (0, 3000, LONG_ROW // 2, LONG_ROW + 4):
+        y = x.clone()
+        y[position] = torch.nan
+        assert compiled(y).isnan()
+
+
+def test_rows_are_cut_where_they_are_few_and_long() -> None:
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).sum(-1)
+
+    assert "part" in text_of(total, torch.randn(7, LONG_ROW)).split("void k(")[1]
+    assert "part" not in text_of(total, torch.randn(8, LONG_ROW)).split("void k(")[1]
+    assert "part" not in text_of(total, torch.randn(1, LONG_ROW - 1)).split("void k(")[1]

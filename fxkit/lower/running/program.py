@@ -18,6 +18,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.running import binding
 from fxkit.lower.running.kernel_call import KernelCall
 from fxkit.lower.running.scratch import plan_scratch
+from fxkit.lower.running.view_values import views_for_kernels
 
 # What the binding has room for on its stack.
 MAX_VALUES = 120
@@ -84,6 +85,7 @@ class _Planner:
         self._inputs = inputs
         self._output = next(node for node in graph.nodes if node.op == "output")
         self._slots: dict[Key, int] = {(node, 0): slot for slot, node in enumerate(inputs)}
+        self._views = views_for_kernels(graph, lambda node: kernel_of(node) is not None)
         self._steps = self._cut()
         self._home = {n: number for number, step in enumerate(self._steps) for n in step.nodes}
         self._last_use = self._find_last_uses()
@@ -115,7 +117,8 @@ class _Planner:
     def _cut(self) -> list[_Step]:
         steps: list[_Step] = []
         for node in self._graph.nodes:
-            if node.op in ("placeholder", "get_attr") or is_one_of_several(node):
+            is_silent = node in self._views or is_one_of_several(node)
+            if node.op in ("placeholder", "get_attr") or is_silent:
                 continue
             if node.op == "output" and self._is_flat(node.args[0]):
                 continue
@@ -142,15 +145,25 @@ class _Planner:
         if not self._is_flat(value):
             return None
         nodes = (value,) if isinstance(value, fx.Node) else value
-        return tuple(self._slots[key_of(node)] for node in nodes)
+        return tuple(self._slots[self._key(node)] for node in nodes)
+
+    def _key(self, node: fx.Node) -> Key:
+        """Return the value that a node stands for; that of a view is what it is a view of."""
+        return key_of(self._views.get(node, node))
+
+    def _operands(self, node: fx.Node) -> list[Key]:
+        """Return what a node reads; of a kernel in order, once for each of its operands."""
+        if kernel_of(node) is None:
+            return [self._key(operand) for operand in node.all_input_nodes]
+        return [self._key(operand) for operand in node.args if isinstance(operand, fx.Node)]
 
     def _find_last_uses(self) -> dict[Key, int]:
         last: dict[Key, int] = {}
         for number, step in enumerate(self._steps):
             for node in step.nodes:
-                last.update((key, number) for key in _operands(node))
+                last.update((key, number) for key in self._operands(node))
         if self._is_flat(self._output.args[0]):
-            last.update((key, len(self._steps)) for key in _operands(self._output))
+            last.update((key, len(self._steps)) for key in self._operands(self._output))
         return last
 
     # Steps.
@@ -168,7 +181,7 @@ class _Planner:
             for key, slot in zip(ins, slots, strict=True)
             if self._last_use[key] == number and key[0].op != "placeholder"
         )
-        function = Piece(self._gm, step.nodes, ins, outs)
+        function = Piece(self._gm, step.nodes, ins, outs, self._views)
         if not step.is_run:
             function.prepare()
         is_last = step.nodes[-1] is self._output
@@ -182,7 +195,7 @@ class _Planner:
         return len(self._slots)
 
     def _used(self, step: _Step) -> list[Key]:
-        return list(dict.fromkeys(key for node in step.nodes for key in _operands(node)))
+        return list(dict.fromkeys(key for node in step.nodes for key in self._operands(node)))
 
     def _run(self, step: _Step, ins: list[Key], outs: list[Key]) -> tuple[Any, ...]:
         calls = [_kernel(node) for node in step.nodes]
@@ -192,7 +205,7 @@ class _Planner:
         order = {key: i for i, key in enumerate([*ins, *attributes, *outs, *scratch])}
         types = self._types(step)
         born = {key: i for i, node in enumerate(step.nodes) for key in _results(node)}
-        used = {key: i for i, node in enumerate(step.nodes) for key in _operands(node)}
+        used = {key: i for i, node in enumerate(step.nodes) for key in self._operands(node)}
         lives = [
             (spec_of(types[key])[1], born[key], max(born[key], used.get(key, 0))) for key in scratch
         ]
@@ -200,7 +213,7 @@ class _Planner:
         kernels = tuple(
             (
                 call.address,
-                tuple(order[key] for key in (*_operands(node, repeated=True), *_results(node))),
+                tuple(order[key] for key in (*self._operands(node), *_results(node))),
                 call.is_parallel,
             )
             for node, call in zip(step.nodes, calls, strict=True)
@@ -220,7 +233,10 @@ class _Planner:
         types: dict[Key, TensorType] = {}
         for node in step.nodes:
             call = _kernel(node)
-            types.update(zip(_operands(node, repeated=True), call.inputs, strict=True))
+            operands = [operand for operand in node.args if isinstance(operand, fx.Node)]
+            for operand, known in zip(operands, call.inputs, strict=True):
+                source = self._views.get(operand)
+                types.setdefault(self._key(operand), known if source is None else type_of(source))
             types.update(zip(_results(node), call.outputs, strict=True))
         return types
 
@@ -275,12 +291,6 @@ def key_of(node: fx.Node) -> Key:
     return node, 0
 
 
-def _operands(node: fx.Node, *, repeated: bool = False) -> list[Key]:
-    if repeated:
-        return [key_of(operand) for operand in node.args if isinstance(operand, fx.Node)]
-    return [key_of(operand) for operand in node.all_input_nodes]
-
-
 def _results(node: fx.Node) -> list[Key]:
     call = kernel_of(node)
     return [(node, number) for number in range(len(call.outputs) if call is not None else 1)]
@@ -294,12 +304,18 @@ class Piece:
     """
 
     def __init__(
-        self, gm: fx.GraphModule, nodes: Iterable[fx.Node], ins: list[Key], outs: list[Key]
+        self,
+        gm: fx.GraphModule,
+        nodes: Iterable[fx.Node],
+        ins: list[Key],
+        outs: list[Key],
+        views: dict[fx.Node, fx.Node],
     ) -> None:
         self._gm = gm
         self._nodes = list(nodes)
         self._ins = ins
         self._outs = outs
+        self._views = views
         self._run: Callable[..., Any] | None = None
 
     def __call__(self, owner: fx.GraphModule, box: list[Any]) -> Any:
@@ -317,6 +333,8 @@ class Piece:
             values[key] = graph.placeholder(f"operand_{number}")
 
         def value(node: fx.Node) -> fx.Node:
+            if node in self._views:
+                return graph.node_copy(node, value)
             key = key_of(node)
             if key not in values and node.op == "get_attr":
                 values[key] = graph.node_copy(node)

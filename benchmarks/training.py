@@ -160,7 +160,8 @@ def _optimisers(rounds: int) -> str:
         ways: dict[str, Callable[[], object]] = {}
         for name, extra in (("single", {"foreach": False}), ("foreach", {"foreach": True}),
                             ("fused", {"fused": True})):  # fmt: skip
-            ways[name] = kind(_like(net), lr=1e-3, **options, **extra).step
+            chosen: dict[str, Any] = {**options, **extra}
+            ways[name] = kind(_like(net), lr=1e-3, **chosen).step
         ways["fxkit"] = fxkit.compile(kind(_like(net), lr=1e-3, **options).step)
         seconds = _in_turn(ways, rounds)
         best = min(seconds[name] for name in ("single", "foreach", "fused"))

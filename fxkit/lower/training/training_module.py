@@ -17,6 +17,12 @@ from fxkit.tracing.refusals import Refusal
 
 MAX_SIZES = 8
 
+# What a call under autograd costs beside its kernels, what an operator costs that is not called and
+# not followed, forward and backward, and how fast memory is; measured, in seconds and bytes.
+CALL_SECONDS = 50e-6
+OPERATOR_SECONDS = 2.5e-6
+BYTES_PER_SECOND = 10e9
+
 
 @dataclass(frozen=True)
 class TrainingReport:
@@ -109,6 +115,8 @@ class TrainingModule(nn.Module):
         program = FunctionalProgram(self.graph_module, args, decompositions(), train=True)
         forward = _lowered(program.forward, self._policy)
         backward = None if program.backward is None else _lowered(program.backward, self._policy)
+        if _seconds_saved(forward, backward) < CALL_SECONDS:
+            raise Refusal("its kernels save less than a call under autograd costs")
         program.bind(_runner(forward), None if backward is None else _runner(backward))
         return _Built(program, forward, backward)
 
@@ -170,6 +178,14 @@ def to_cpp_training(
 def _lowered(gm: fx.GraphModule, policy: Policy | None) -> CompiledModule:
     inputs = tuple(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
     return to_cpp(gm, inputs, policy=policy)
+
+
+def _seconds_saved(*modules: CompiledModule | None) -> float:
+    """Estimate what kernels save over eager in one step."""
+    fused = [r for m in modules if m is not None for r in m.regions if r.kernel is not None]
+    spared = sum(len(region.nodes) - 1 for region in fused)
+    moved = sum(region.bytes_saved or 0 for region in fused)
+    return spared * OPERATOR_SECONDS + moved / BYTES_PER_SECOND
 
 
 def _runner(module: CompiledModule) -> Callable[..., Any]:

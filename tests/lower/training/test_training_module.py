@@ -13,6 +13,7 @@ from torch import nn
 
 import fxkit
 from fxkit.compiler import Compiled
+from fxkit.lower.training import training_module
 from fxkit.lower.training.training_module import TrainingModule, TrainingReport
 
 
@@ -48,6 +49,11 @@ class Convolutional(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         target = torch.arange(x.shape[0]) % 5
         return F.cross_entropy(self.layers(x), target)
+
+
+@pytest.fixture(autouse=True)
+def _every_kernel_pays(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(training_module, "CALL_SECONDS", 0.0)
 
 
 def _training(compiled: Compiled) -> TrainingModule:
@@ -185,6 +191,17 @@ def test_parameters_that_change_are_seen():
     with torch.no_grad():
         net.up.weight.mul_(0.5)
     torch.testing.assert_close(compiled(x), net(x))
+
+
+def test_small_programs_are_left_to_eager(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    compiled = fxkit.compile(net)
+    compiled(torch.randn(2, 4)).sum().backward()
+    assert _training(compiled).reason == "its kernels save less than a call under autograd costs"
+    large = fxkit.compile(lambda x: torch.tanh(x * 2).exp() + x)
+    large(torch.randn(512, 512, requires_grad=True)).sum().backward()
+    assert _training(large).reason is None
 
 
 def test_frozen_parameters_have_no_gradient():

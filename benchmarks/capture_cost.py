@@ -20,6 +20,8 @@ from fxkit.view.text_table import duration, table
 Encoder = SentenceEncoder
 Inputs = tuple[torch.Tensor, ...]
 
+_CHECKS = 100
+
 
 @dataclass(frozen=True)
 class Way:
@@ -43,14 +45,17 @@ def run(rounds: int, *, with_peer: bool) -> str:
     ways = [
         Way("fxkit.capture whole", _whole, runs_it=True),
         Way("fxkit.capture live", _live, runs_it=True),
+        Way("fxkit.capture whole, free sizes", _free, runs_it=True),
         Way("torch.fx.symbolic_trace", _symbolic),
     ]
     if with_peer:
         ways += [Way("torch.export", _export), Way("Dynamo", _dynamo, runs_it=True)]
     model_seconds = in_turn({"model": lambda: demo.encoder(*inputs)}, rounds=rounds)["model"]
+    guards = in_turn({"guards": _guards(demo.encoder, inputs)}, rounds=rounds)["guards"]
     rows = [_row(way, demo.encoder, inputs, rounds, model_seconds) for way in ways]
     headers = ["all-MiniLM-L6-v2", "nodes", "less a run of the model", "a node"]
-    return table(headers, rows, align="<>>>")
+    text = table(headers, rows, align="<>>>")
+    return f"{text}\nentry guards of the whole capture: {duration(guards / _CHECKS)} a call"
 
 
 def _row(
@@ -74,6 +79,24 @@ def _live(encoder: Encoder, inputs: Inputs) -> int:
 
 def _whole(encoder: Encoder, inputs: Inputs) -> int:
     return len(fxkit.capture(encoder, inputs).graph_module.graph.nodes)
+
+
+def _free(encoder: Encoder, inputs: Inputs) -> int:
+    return len(fxkit.capture(encoder, inputs, dynamic=True).graph_module.graph.nodes)
+
+
+def _guards(encoder: Encoder, inputs: Inputs) -> Callable[[], None]:
+    """Return a function that checks the entry guards of a captured model `_CHECKS` times."""
+    captured = fxkit.capture(encoder, inputs)
+    captured(*inputs)
+    call = captured.take_apart(inputs, {})
+    (variant,) = captured.kept
+
+    def check() -> None:
+        for _ in range(_CHECKS):
+            variant.mismatch(call)
+
+    return check
 
 
 def _symbolic(encoder: Encoder, inputs: Inputs) -> int:

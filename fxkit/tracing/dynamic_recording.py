@@ -37,6 +37,9 @@ from fxkit.tracing.variants import Backend, Variant
 
 FreeAxes = Mapping[int, frozenset[int]]
 
+# Inside of these, a look at a size is not seen.
+_HIDING = frozenset({"DisableTorchFunction", "_DisableTorchFunction"})
+
 
 def record_free(
     fn: Callable[..., Any],
@@ -180,6 +183,8 @@ class _FreeSession(Session):
         """Tell types as expressions, and what has to hold of sizes."""
         recorder = self.recorder
         numbers = recorder.numbers
+        if self.state is not None and not _HIDING.isdisjoint(self.state.reach.names):
+            raise Refusal("the program hides calls from function modes")
         if not is_same_but_for_sizes(self._first.graph_module.graph, module.graph, numbers):
             raise Refusal("the program goes another way with stand-ins for sizes")
         recorded = {node: node.meta.get(KEY) for node in module.graph.nodes if node not in numbers}

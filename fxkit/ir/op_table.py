@@ -146,7 +146,10 @@ PURE_FUNCTIONS = frozenset(
     interpolate upsample normalize softmin softsign tanhshrink hinge_embedding_loss
     multi_margin_loss gaussian_nll_loss fold unfold grid_sample affine_grid
     local_response_norm lp_pool1d lp_pool2d lp_pool3d multilabel_soft_margin_loss kl_div
-    upsample_nearest upsample_bilinear margin_ranking_loss poisson_nll_loss triplet_margin_loss cosine_embedding_loss
+    upsample_nearest upsample_bilinear max_pool1d_with_indices max_pool2d_with_indices
+    max_pool3d_with_indices adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices
+    adaptive_max_pool3d_with_indices margin_ranking_loss poisson_nll_loss triplet_margin_loss
+    cosine_embedding_loss
     """.split()
 )
 

@@ -93,6 +93,19 @@ def test_long_sums_are_as_exact_as_eager() -> None:
         assert ours <= 2 * eagers
 
 
+def test_alone_a_fold_along_memory_is_left_to_eager() -> None:
+    def program(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[0].prod(-1), x[1].cummax(-1).values, x[2].prod(0), x[3].cummax(0).values
+
+    x = tuple(torch.rand(64, 64) for _ in range(4))
+    compiled = to_cpp(fxkit.capture(program, x).graph_module, x)
+    assert sorted(r.kernel is None for r in compiled.regions) == [False, False, True, True]
+    reasons = {r.reason for r in compiled.regions if r.kernel is None}
+    assert reasons == {"no neighbour can join it, and along memory eager's kernel is as fast"}
+    for found, expected in zip(compiled(*x), program(*x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_what_follows_a_fold_joins_it() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.cumsum(x * 2, -1) / (x.abs().amax(-1, keepdim=True) + 1)

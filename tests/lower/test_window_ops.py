@@ -40,6 +40,12 @@ PLACED = {
 }
 ADAPTIVE = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
 PARTS = {1: aten.adaptive_max_pool1d, 2: aten.adaptive_max_pool2d, 3: aten.adaptive_max_pool3d}
+LARGEST_WITH_PLACES: dict[int, Any] = {
+    rank: getattr(F, f"max_pool{rank}d_with_indices") for rank in (1, 2, 3)
+}
+PARTS_WITH_PLACES: dict[int, Any] = {
+    rank: getattr(F, f"adaptive_max_pool{rank}d_with_indices") for rank in (1, 2, 3)
+}
 POWERS = {1: F.lp_pool1d, 2: F.lp_pool2d, 3: F.lp_pool3d}
 
 
@@ -64,9 +70,12 @@ def pools(dtype: torch.dtype) -> list[Call]:
             x = with_special_numbers(image(rank, dtype))
             found.append((LARGEST[rank], (x,), options))
             found.append((PLACED[rank], (x.clone(),), options))
+            found.append((LARGEST_WITH_PLACES[rank], (x.clone(),), options))
         found += [(ADAPTIVE[rank], (image(rank, dtype), size), {}) for size in (1, 4, 7, 12)]
         special = with_special_numbers(image(rank, dtype))
-        found += [(PARTS[rank], (special.clone(), (size,) * rank), {}) for size in (1, 4, 12)]
+        for size in (1, 4, 12):
+            found.append((PARTS[rank], (special.clone(), (size,) * rank), {}))
+            found.append((PARTS_WITH_PLACES[rank], (special.clone(), size), {}))
         found += [(POWERS[rank], (image(rank, dtype).abs(), p, 3, 2), {}) for p in (1.5, 2)]
     found.append((F.avg_pool2d, (image(2, dtype)[0], 3), {"divisor_override": 5}))
     channels_last = image(2, dtype).to(memory_format=torch.channels_last)
@@ -184,7 +193,8 @@ def test_each_framed_row_has_a_case() -> None:
     called = {
         "trace", "group_norm", "area", "nll_loss_nd", "nll_loss", "nll_loss2d",
         "cross_entropy_loss",
-        *(f"max_pool{rank}d_with_indices" for rank in (1, 2, 3)),
+        *(f"{kind}max_pool{rank}d_with_indices" for kind in ("", "adaptive_")
+          for rank in (1, 2, 3)),
         *(f"{kind}_pool{rank}d" for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max")
           for rank in (1, 2, 3)),
     }  # fmt: skip

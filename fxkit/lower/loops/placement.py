@@ -19,6 +19,7 @@ from torch import fx
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
+from fxkit.lower.loops.index import row_major
 from fxkit.lower.loops.loop_ir import SUPPORTED, Unfusable
 from fxkit.lower.loops.region_space import ONE, Coordinates, RegionSpace, is_axis
 from fxkit.lower.loops.view_map import alias_source, is_alias
@@ -108,7 +109,10 @@ def candidate(node: fx.Node, root: torch.nn.Module) -> Candidate:
     operands = {name: arguments.get(name) for name in row.operands}
     if isinstance(row, MoveOp):
         for tensor in _tensors(operands.values()):
-            _check_type(operand_type(tensor, root), "an operand", may_be_empty=row.joins)
+            known = operand_type(tensor, root)
+            _check_type(known, "an operand", may_be_empty=row.joins)
+            if row.in_order and known.stride != tuple(row_major(known.shape)):
+                raise Unfusable("its operand does not lie row by row")
     else:
         _check_operands(operands, root)
     found = Candidate(node, Call(call.operator, arguments), row, operands, types)
@@ -338,6 +342,19 @@ def row_dims(found: Candidate, root: torch.nn.Module) -> dict[str, tuple[int, ..
     tensors = {n: v for n, v in found.operands.items() if isinstance(v, (fx.Node, Attribute))}
     ranks = {name: len(operand_type(value, root).shape) for name, value in tensors.items()}
     return found.row.dims(ranks)
+
+
+def rows_lie_along_memory(found: Candidate) -> bool:
+    """Tell whether neighbours in a row of a row operator's operand are neighbours in memory."""
+    if not isinstance(found.row, RowOp):
+        return False
+    known = [type_of(t) for t in found.tensors if isinstance(t, fx.Node)]
+    tensors = [t for t in known if isinstance(t, TensorType) and t.stride]
+    return any(
+        t.stride is not None and t.stride[d] == 1 and t.shape[d] != 1
+        for t in tensors
+        for d in found.row.axes(found.call.arguments, len(t.shape))
+    )
 
 
 def first_space(found: Candidate, root: torch.nn.Module) -> RegionSpace:

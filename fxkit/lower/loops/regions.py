@@ -21,10 +21,17 @@ from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.lower.loops.emit import emit
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Unfusable
-from fxkit.lower.loops.placement import Candidate, candidate, first_space, is_candidate
+from fxkit.lower.loops.placement import (
+    Candidate,
+    candidate,
+    first_space,
+    is_candidate,
+    rows_lie_along_memory,
+)
 from fxkit.lower.loops.product_regions import continues_product
 from fxkit.lower.loops.schedule import cost_of
 from fxkit.lower.loops.view_map import is_alias, shown_by, views_of
+from fxkit.lower.operators.row_ops import RowOp
 
 # What a region may cost, measured by what its operators cost one by one.
 MAX_REPETITION = 1.5
@@ -71,6 +78,8 @@ class Policy:
             return None
         row = group.members[0].row
         needed = self.min_costly_points if row.heavy else self.min_points
+        if isinstance(row, RowOp) and row.light and rows_lie_along_memory(group.members[0]):
+            return "no neighbour can join it, and along memory eager's kernel is as fast"
         if needed is None:
             return (
                 "no neighbour can join it, and alone it only moves memory, which eager's kernel "

@@ -125,10 +125,10 @@ def _cross_entropy(
     d = 1 if len(shape) > 1 else 0
     if label_smoothing or weight is not None or reduction:
         raise Unfusable("classes that weigh or are smoothed are left to eager")
-    wanted = p.read_own(target, (*p.index[:d], *p.index[d + 1 :]))
-    place, counts = _picked(p, wanted, shape[d], ignore_index)
     x = p.read(self, p.index)
     top = largest(x)
     sum_ = total(function("exp", x - top))
+    wanted = p.read_own(target, (*p.index[:d], *p.index[d + 1 :]))
+    place, counts = _picked(p, wanted, shape[d], ignore_index)
     picked = p.read(self, (*p.index[:d], place, *p.index[d + 1 :]))
     return select(counts, function("log", sum_) - (picked - top), p.number(0))

@@ -180,7 +180,8 @@ for _rank in (1, 2, 3):
     framed(f"aten.avg_pool{_rank}d", frame=_windows(_rank))(_avg_pool(_rank))
     framed(f"aten.max_pool{_rank}d", frame=_windows(_rank))(_max_pool(_rank, False))
     placed = f"aten.max_pool{_rank}d_with_indices"
-    framed(placed, frame=_windows(_rank, 2))(_max_pool(_rank, True))
+    python = f"torch.nn.functional.max_pool{_rank}d_with_indices"
+    framed(placed, python, frame=_windows(_rank, 2))(_max_pool(_rank, True))
     framed(f"torch.nn.functional.lp_pool{_rank}d", frame=_windows(_rank))(_lp_pool(_rank))
 
 
@@ -258,7 +259,9 @@ def _adaptive_max_pool(rank: int) -> Any:
 
 for _rank in (1, 2, 3):
     framed(f"aten.adaptive_avg_pool{_rank}d", frame=_parts(_rank))(_adaptive_avg_pool(_rank))
-    framed(f"aten.adaptive_max_pool{_rank}d", frame=_parts(_rank, 2))(_adaptive_max_pool(_rank))
+    python = f"torch.nn.functional.adaptive_max_pool{_rank}d_with_indices"
+    names = (f"aten.adaptive_max_pool{_rank}d", python)
+    framed(*names, frame=_parts(_rank, 2))(_adaptive_max_pool(_rank))
 
 
 def _areas(arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]) -> Frame:

@@ -59,17 +59,17 @@ def variant(name: str, arguments: Arguments) -> str:
 # --- sums and counts
 
 
-@row("aten.sum", axes=by_dim, dtype=sum_dtype)
+@row("aten.sum", axes=by_dim, light=True, dtype=sum_dtype)
 def _sum(self: Ref) -> Ref:
     return total(self)
 
 
-@row("aten.nansum", axes=by_dim, dtype=sum_dtype)
+@row("aten.nansum", axes=by_dim, light=True, dtype=sum_dtype)
 def _nansum(self: Ref) -> Ref:
     return total(_without_nan(self))
 
 
-@row("aten.mean", axes=by_dim)
+@row("aten.mean", axes=by_dim, light=True)
 def _mean(self: Ref, *, count: int) -> Ref:
     return total(self) / count
 
@@ -80,7 +80,7 @@ def _nanmean(self: Ref) -> Ref:
     return total(_without_nan(self)) / numbers.cast(self.dtype)
 
 
-@row("aten.prod", axes=by_dim, dtype=sum_dtype)
+@row("aten.prod", axes=by_dim, light=True, dtype=sum_dtype)
 def _prod(self: Ref) -> Ref:
     # In float64, partial products of float32 neither overflow nor vanish.
     wide = self.cast(torch.float64) if self.dtype == torch.float32 else self
@@ -99,38 +99,38 @@ def _without_nan(x: Ref) -> Ref:
 # --- extrema
 
 
-@row("aten.amax", "aten.max", axes=by_dim, tolerance=0)
+@row("aten.amax", "aten.max", axes=by_dim, light=True, tolerance=0)
 def _amax(self: Ref) -> Ref:
     return largest(self)
 
 
-@row("aten.amin", "aten.min", axes=by_dim, tolerance=0)
+@row("aten.amin", "aten.min", axes=by_dim, light=True, tolerance=0)
 def _amin(self: Ref) -> Ref:
     return smallest(self)
 
 
-@row("aten.aminmax", axes=by_dim, tolerance=0)
+@row("aten.aminmax", axes=by_dim, light=True, tolerance=0)
 def _aminmax(self: Ref) -> tuple[Ref, ...]:
     return smallest(self), largest(self)
 
 
 @row("aten.any", axes=by_dim, tolerance=0)
 def _any(self: Ref) -> Ref:
-    return largest(self.cast(torch.bool))
+    return largest(self.cast(torch.bool).cast(torch.int32)).cast(torch.bool)
 
 
 @row("aten.all", axes=by_dim, tolerance=0)
 def _all(self: Ref) -> Ref:
-    return smallest(self.cast(torch.bool))
+    return smallest(self.cast(torch.bool).cast(torch.int32)).cast(torch.bool)
 
 
-@row("aten.max.dim", axes=by_dim, tolerance=0)
+@row("aten.max.dim", axes=by_dim, light=True, tolerance=0)
 def _max_dim(self: Ref, *, place: Ref, count: int) -> tuple[Ref, ...]:
     top = largest(self)
     return top, _first_place(self, top, place, count)
 
 
-@row("aten.min.dim", axes=by_dim, tolerance=0)
+@row("aten.min.dim", axes=by_dim, light=True, tolerance=0)
 def _min_dim(self: Ref, *, place: Ref, count: int) -> tuple[Ref, ...]:
     bottom = smallest(self)
     return bottom, _first_place(self, bottom, place, count)
@@ -151,7 +151,9 @@ def _first_place(x: Ref, extremum: Ref, place: Ref, count: int) -> Ref:
     is_there = x.equals(extremum)
     if x.is_float:
         is_there = is_there | x.differs(x)
-    return smallest(select(is_there, place, place.builder.const(count - 1, torch.int64)))
+    dtype = torch.int32 if count < 2**31 else torch.int64
+    place, last = place.cast(dtype), place.builder.const(count - 1, dtype)
+    return smallest(select(is_there, place, last)).cast(torch.int64)
 
 
 # --- spread

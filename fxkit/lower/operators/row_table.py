@@ -59,6 +59,7 @@ class RowOp:
         keeps_row: How many of the first results have the operands' shape, as that of softmax has.
         keeps_dims: Whether row scalars keep their reduced dimensions where nothing says so.
         heavy: Whether a kernel for it alone is faster than eager's.
+        light: Whether that is so only where rows lie across memory.
         tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
         operands: Names of the operands.
         attributes: Names of the attributes. Some are no arguments of the operator: `count`, the
@@ -83,6 +84,7 @@ class RowOp:
     attributes: tuple[str, ...]
     frame: Framing | None = None
     checks: bool = False
+    light: bool = False
 
     def input_dtype(self, arguments: Arguments, dtypes: Sequence[torch.dtype]) -> torch.dtype:
         """Return the dtype that the operands are cast to before anything else."""
@@ -124,6 +126,7 @@ def row(
     keeps_row: int = False,
     keeps_dims: bool = False,
     heavy: bool = True,
+    light: bool = False,
     tolerance: float = 8,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add_row(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,7 +136,7 @@ def row(
         for name in names:
             TABLE[name] = RowOp(
                 name, build, axes, dtype, alignment, keeps_row, keeps_dims, heavy, tolerance,
-                operands, attributes,
+                operands, attributes, light=light,
             )  # fmt: skip
         return build
 

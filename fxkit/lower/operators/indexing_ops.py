@@ -133,7 +133,7 @@ def _at_tensors(
 
 @move("python.getitem", checks=True)
 def _getitem(p: Point, self: Any, key: Any) -> Ref:
-    keys = list(key) if isinstance(key, (tuple, list)) else [key]
+    keys = list(key) if isinstance(key, tuple) else [key]
     if not all(p.is_tensor(k) or k is None or k is Ellipsis or _is_part(k) for k in keys):
         raise Unfusable("a key of other than integers, parts and tensors is left to eager")
     shape = p.shape_of(self)

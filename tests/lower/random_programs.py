@@ -199,6 +199,11 @@ def compare(
 ) -> None:
     """Hold the results of a compiled program to eager's."""
     for a, b in zip(compiled(*inputs), gm(*inputs), strict=True):
-        assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        assert (a.dtype, a.shape, _steps(a)) == (b.dtype, b.shape, _steps(b))
         tolerance = 4e-2 if b.dtype == torch.bfloat16 else 2e-4
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance / 10, equal_nan=True)
+
+
+def _steps(x: torch.Tensor) -> list[int]:
+    """Return the strides of the dimensions along which there are neighbours."""
+    return [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size != 1]

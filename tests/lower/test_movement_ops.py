@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from fxkit.lower import CompiledModule, Policy, to_cpp
 from fxkit.lower.loops.placement import candidate
 from fxkit.lower.operators.movement_ops import TABLE
-from tests.lower.kernels import compile_all, difference
+from tests.lower.kernels import compile_all, difference, fused_names
 
 ALWAYS = Policy(min_members=1)
 
@@ -166,6 +166,25 @@ def test_moved_elements_are_eagers(dtype: torch.dtype) -> None:
         assert difference(result, function(*args, **kwargs)) <= allowed, (name, node)
 
 
+def turned(value: Any) -> Any:
+    """Return a tensor with its dimensions in another order in memory."""
+    if not isinstance(value, torch.Tensor) or value.dim() < 2:
+        return value
+    order = [0, 2, 3, 1] if value.dim() == 4 else list(reversed(range(value.dim())))
+    return value.permute(order).contiguous().permute([order.index(d) for d in range(value.dim())])
+
+
+def test_layouts_are_eagers_whatever_the_operands() -> None:
+    calls = [(f, *pytree.tree_map(turned, (a, k))) for f, a, k in moves(torch.float32).values()]
+    calls = [call for call in calls if call[0] not in (torch.kron, torch.take_along_dim)]
+    compiled, inputs, nodes = compile_all(calls)
+    for (function, args, kwargs), node, found in zip(calls, nodes, compiled(*inputs), strict=True):
+        expected = function(*args, **kwargs)
+        assert found.stride() == expected.stride(), node
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    assert len(fused_names(compiled)) == len(calls) - 1
+
+
 @pytest.mark.parametrize("bad", [-1, 7, 2**40])
 def test_an_index_out_of_range_raises_as_in_eager(bad: int) -> None:
     index = ids(5, 40)
@@ -295,6 +314,11 @@ def test_tensors_as_keys() -> None:
         assert any("getitem" in name for names in kernels(compiled) for name in names) or kernels(
             compiled
         )
+
+
+@pytest.mark.parametrize("key", [[1, 0], (slice(None), [2, 1, 1]), ([0, 1], [1, 2])])
+def test_lists_as_keys_are_left_to_eager(key: Any) -> None:
+    run(lambda x: (x[key] * 2).exp() + 1, torch.randn(6, 20))
 
 
 def test_each_operator_of_the_table_is_named_by_torch() -> None:

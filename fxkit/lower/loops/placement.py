@@ -19,6 +19,7 @@ from torch import fx
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
+from fxkit.lower.loops.index import row_major
 from fxkit.lower.loops.loop_ir import SUPPORTED, Unfusable
 from fxkit.lower.loops.region_space import ONE, Coordinates, RegionSpace, is_axis
 from fxkit.lower.loops.view_map import alias_source, is_alias
@@ -108,7 +109,10 @@ def candidate(node: fx.Node, root: torch.nn.Module) -> Candidate:
     operands = {name: arguments.get(name) for name in row.operands}
     if isinstance(row, MoveOp):
         for tensor in _tensors(operands.values()):
-            _check_type(operand_type(tensor, root), "an operand", may_be_empty=row.joins)
+            known = operand_type(tensor, root)
+            _check_type(known, "an operand", may_be_empty=row.joins)
+            if row.in_order and known.stride != tuple(row_major(known.shape)):
+                raise Unfusable("its operand does not lie row by row")
     else:
         _check_operands(operands, root)
     found = Candidate(node, Call(call.operator, arguments), row, operands, types)

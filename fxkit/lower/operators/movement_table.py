@@ -98,6 +98,7 @@ class MoveOp:
         operands: Names of its operands: tensors, lists of tensors, or numbers.
         attributes: Names of its attributes.
         checks: Whether eager raises for some values of its operands.
+        in_order: Whether its operand must lie row by row: types do not tell eager's layout else.
         joins: Whether it reads lists of tensors, some of which may be empty.
         heavy: Whether a kernel for it alone is faster than eager's.
         tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
@@ -108,6 +109,7 @@ class MoveOp:
     operands: tuple[str, ...]
     attributes: tuple[str, ...]
     checks: bool = False
+    in_order: bool = False
     joins: bool = False
     heavy: bool = False
     tolerance: float = 0
@@ -117,7 +119,11 @@ TABLE: dict[str, MoveOp] = {}
 
 
 def move(
-    *names: str, checks: bool = False, heavy: bool = False, tolerance: float = 0
+    *names: str,
+    checks: bool = False,
+    in_order: bool = False,
+    heavy: bool = False,
+    tolerance: float = 0,
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
     def add_row(build: Callable[..., Ref]) -> Callable[..., Ref]:
         _, *parameters = inspect.signature(build).parameters.values()
@@ -125,7 +131,9 @@ def move(
         operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         joins = "tensors" in operands
         for name in names:
-            TABLE[name] = MoveOp(name, build, operands, attributes, checks, joins, heavy, tolerance)
+            TABLE[name] = MoveOp(
+                name, build, operands, attributes, checks, in_order, joins, heavy, tolerance
+            )
         return build
 
     return add_row

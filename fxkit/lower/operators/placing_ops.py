@@ -125,7 +125,7 @@ def _pixel_unshuffle(p: Point, self: Any, *, downscale_factor: int) -> Ref:
     return p.read(self, (*lead, c, h * r + dh, w * r + dw))
 
 
-@move("aten.channel_shuffle", "aten.native_channel_shuffle")
+@move("aten.channel_shuffle", "aten.native_channel_shuffle", in_order=True)
 def _channel_shuffle(p: Point, self: Any, *, groups: int) -> Ref:
     each = p.shape[1] // groups
     place, group = p.divided(p.index[1], groups)

@@ -106,6 +106,16 @@ def test_alone_a_fold_along_memory_is_left_to_eager() -> None:
         torch.testing.assert_close(found, expected)
 
 
+def test_few_long_rows_are_left_to_the_threads_of_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.rand(2, 70_000)
+    gm = fxkit.capture(lambda x: x.var(), (x,)).graph_module
+    for threads, is_fused in ((1, True), (8, False)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        (region,) = to_cpp(gm, (x,)).regions
+        assert (region.kernel is not None) == is_fused
+        assert is_fused or "divides its rows among threads" in str(region.reason)
+
+
 def test_what_follows_a_fold_joins_it() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.cumsum(x * 2, -1) / (x.abs().amax(-1, keepdim=True) + 1)

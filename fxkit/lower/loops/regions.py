@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from fxkit.analysis.effects import AliasSets, effects_of
@@ -80,6 +82,8 @@ class Policy:
         needed = self.min_costly_points if row.heavy else self.min_points
         if isinstance(row, RowOp) and row.light and rows_lie_along_memory(group.members[0]):
             return "no neighbour can join it, and along memory eager's kernel is as fast"
+        if _has_few_rows(group):
+            return "no neighbour can join it, and eager divides its rows among threads"
         if needed is None:
             return (
                 "no neighbour can join it, and alone it only moves memory, which eager's kernel "
@@ -91,6 +95,19 @@ class Policy:
             f"no neighbour can join it, and with {group.space.points} elements a call of eager's "
             "kernel costs as little"
         )
+
+
+# From this many elements on, eager divides a row among threads; kernels divide rows only.
+_DIVIDED_ROW = 65536
+
+
+def _has_few_rows(group: Group) -> bool:
+    """Tell whether threads would wait for a kernel that runs along few, long rows."""
+    space = group.space
+    if not space.reduced or space.points < _DIVIDED_ROW:
+        return False
+    rows = math.prod(size for axis, size in enumerate(space.sizes) if axis not in space.reduced)
+    return 2 * rows < torch.get_num_threads()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 from fxkit.compiler import dynamo_backend
 from fxkit.errors import UnsupportedError
+from fxkit.lower.training import training_module
+from fxkit.passes.dead_code_elimination import DeadCodeElimination
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Dynamo warns about its own dependencies
 
@@ -68,3 +71,71 @@ def test_unknown_options():
     module = torch.fx.symbolic_trace(nn.ReLU())
     with pytest.raises(UnsupportedError, match="expected no option but passes, got speed"):
         dynamo_backend(module, [], options={"speed": 1})
+
+
+def test_training_runs_as_kernels(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(training_module, "CALL_SECONDS", 0.0)
+    made = _count_training(monkeypatch)
+    compiled = torch.compile(_attend, backend="fxkit", fullgraph=True)
+    a, b = (torch.randn(16, 32, requires_grad=True) for _ in range(2))
+    for _ in range(4):
+        found = torch.autograd.grad(compiled(a, b).square().sum(), (a, b))
+        torch.testing.assert_close(found, torch.autograd.grad(_attend(a, b).square().sum(), (a, b)))
+    assert len(made) == 1 and made[0].reason is None
+    assert made[0].report().backward.calls > 0
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_training_with_dynamic_shapes(dynamic: bool | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(training_module, "CALL_SECONDS", 0.0)
+    made = _count_training(monkeypatch)
+    compiled = torch.compile(_attend, backend="fxkit", dynamic=dynamic)
+    for rows in (4, 5, 7, 5):
+        a, b = (torch.randn(rows, 8, requires_grad=True) for _ in range(2))
+        found = torch.autograd.grad(compiled(a, b).square().sum(), (a, b))
+        torch.testing.assert_close(found, torch.autograd.grad(_attend(a, b).square().sum(), (a, b)))
+    assert made
+
+
+def test_training_in_pieces(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(training_module, "CALL_SECONDS", 0.0)
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        b = a.exp() * 2
+        print("between")
+        return b.sin() * b
+
+    a = torch.randn(8, requires_grad=True)
+    compiled = torch.compile(fn, backend="fxkit")
+    for _ in range(2):
+        found = torch.autograd.grad(compiled(a).sum(), a)
+        torch.testing.assert_close(found, torch.autograd.grad(fn(a).sum(), a))
+    assert capsys.readouterr().out == "between\n" * 4
+
+
+def test_passes_by_options(monkeypatch: pytest.MonkeyPatch):
+    ran: list[str] = []
+
+    class Seen(DeadCodeElimination):
+        def apply(self, edit: Any, context: Any) -> None:
+            ran.append(self.name)
+            super().apply(edit, context)
+
+    compiled = torch.compile(_attend, backend="fxkit", options={"passes": (Seen(),)})
+    a, b = torch.randn(4, 8), torch.randn(4, 8)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(a, b), _attend(a, b))
+    assert len(ran) == 1
+
+
+def _count_training(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list that training modules are added to as they are made."""
+    made: list[Any] = []
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        made.append(training_module.to_cpp_training(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr("fxkit.compiler.to_cpp_training", make)
+    return made

@@ -94,7 +94,7 @@ class Partial:
             self._is_watching = False
 
     @property
-    def is_whole(self) -> bool:
+    def whole(self) -> bool:
         """Whether there is one graph and no break."""
         return len(self.graphs) == 1 and not self.breaks
 

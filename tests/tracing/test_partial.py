@@ -37,7 +37,7 @@ def test_pieces_are_the_program(capsys: pytest.CaptureFixture[str]):
     for x in (torch.ones(4), -torch.ones(4), torch.rand(4)):
         torch.testing.assert_close(partial(x), in_pieces(x))
     assert capsys.readouterr().out == "between\n" * 7
-    assert not partial.is_whole
+    assert not partial.whole
 
 
 def test_breaks_name_the_line_and_the_reason():
@@ -76,7 +76,7 @@ def test_what_python_makes_between_graphs_is_marked():
 
 def test_whole_program():
     partial = fxkit.capture(lambda x: x.sin() * 2, (torch.ones(4),), mode="partial")
-    assert partial.is_whole and partial.breaks == []
+    assert partial.whole and partial.breaks == []
     torch.testing.assert_close(partial.graph_module(torch.ones(4))[0], torch.ones(4).sin() * 2)
 
 

@@ -1,0 +1,77 @@
+"""Backward of real architectures: compiled, and within twice eager's error against float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import fxkit
+from fxkit.lower.training.training_module import TrainingModule
+from tests.architectures import HUGGING_FACE, convolutional
+
+# transformers and pytorchcv warn of their own use of torch.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+QUICK = ("gpt2", "llama")
+OTHERS = ("bert", "t5", "bart", "opt", "qwen3", "vit", "swin", "convnext", "whisper")
+NETS = ("resnet18", "mobilenetv2_w1", "densenet121")
+
+
+def _gradients(net: nn.Module, run: Callable[..., Any], inputs: dict[str, Any]) -> list[Any]:
+    net.zero_grad()
+    torch.manual_seed(3)
+    result = run(**inputs)
+    leaves = pytree.tree_leaves(dict(result) if hasattr(result, "keys") else result)
+    followed = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
+    sum(t.square().mean() for t in followed).backward()
+    return [*(t.detach() for t in followed), *(p.grad for p in net.parameters())]
+
+
+def _check(net: nn.Module, inputs: dict[str, torch.Tensor]) -> None:
+    wide = copy.deepcopy(net).double()
+    twin = copy.deepcopy(net)
+    exact_inputs = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+    compiled = fxkit.compile(net)
+    for _ in range(2):
+        ours = _gradients(net, compiled, inputs)
+    eager = _gradients(twin, twin, inputs)
+    exact = _gradients(wide, wide, exact_inputs)
+    module = compiled.modules[-1]
+    assert isinstance(module, TrainingModule) and module.reason is None, compiled.report()
+    assert module.report().backward.fused > 10  # type: ignore[union-attr]
+    assert [a is None for a in ours] == [b is None for b in eager]
+    scale = max(float(e.abs().max()) for e in exact if e is not None)
+    errors = [
+        tuple(float((found.double() - right).norm()) for found in (a, b))
+        for a, b, right in zip(ours, eager, exact, strict=True)
+        if right is not None
+    ]
+    floor = 1e-6 * scale
+    assert all(found <= 2 * plain + floor for found, plain in errors), max(errors)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_language_models(name: str):
+    torch.manual_seed(0)
+    net, make = HUGGING_FACE[name]()
+    _check(net, make(2))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", OTHERS)
+def test_more_transformers(name: str):
+    test_language_models(name)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", NETS)
+def test_convolutional_nets_in_training(name: str):
+    torch.manual_seed(0)
+    net, make = convolutional(name)
+    _check(net.train(), make(2))

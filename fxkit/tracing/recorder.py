@@ -301,7 +301,6 @@ class Recorder(Transformed, TorchFunctionMode):
             self._note_random()
             if flow.is_known and type(self) is Recorder:
                 if type(result) in (int, float):
-                    self._set_type(node, result)
                     self._has_numbers = True
                     return OpaqueNumbers(self).stand_in(result, node)
                 if may_be_object(result, flow, self.kept):
@@ -344,9 +343,7 @@ class Recorder(Transformed, TorchFunctionMode):
     def append_number(self, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
         """Append a node that computes a number."""
         self._location = self._frames.locate(sys._getframe(3))
-        node = self._emit(target, args)
-        self._set_type(node, value)
-        return node
+        return self._emit(target, args)
 
     # One call -------------------------------------------------------------------------------
 

@@ -207,6 +207,19 @@ def test_a_failing_compiler_is_quoted(
     assert answer(11) == 11
 
 
+@pytest.mark.parametrize("ninja", [True, False], ids=["load_inline", "directly"])
+def test_a_library_that_does_not_load_is_a_build_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, ninja: bool
+) -> None:
+    """As the binding's, where torch has not got a function that it calls."""
+    if not ninja:
+        _hide_ninja(monkeypatch)
+    with pytest.raises(BuildError, match="undefined symbol: nowhere"):
+        build('extern "C" long nowhere(); extern "C" long f() { return nowhere(); }')
+    assert not list(cache.glob("build-*"))
+    assert not build_module._REPLACEMENTS
+
+
 def _hide_ninja(monkeypatch: pytest.MonkeyPatch) -> None:
     real = build_module.shutil.which
     monkeypatch.setattr(

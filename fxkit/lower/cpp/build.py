@@ -212,8 +212,11 @@ def _compile(order: Order, name: str, workplace: Path) -> Path:
             is_python_module=False,
             no_implicit_headers=True,
         )
-    except (RuntimeError, ImportError) as error:
-        raise _failure(str(error), workplace.parent, name) from error
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk; what does not load has no number
+        output = f"{error}\n{error.__cause__ or ''}"
+        raise _failure(output, workplace.parent, name) from error
     return workplace / f"{unique}.so"
 
 
@@ -263,7 +266,8 @@ def _failure(output: str, folder: Path, name: str) -> BuildError:
     log = folder / f"{name}.log"
     log.write_text(output)
     lines = output.splitlines()
-    first = next((line for line in lines if re.search(r"\berror\b:", line)), "no error message")
+    errors = (line for line in lines if re.search(r"\berror\b:|undefined symbol", line))
+    first = next(errors, "no error message")
     command = next((b for a, b in itertools.pairwise(lines) if "FAILED:" in a), None)
     return BuildError(
         f"expected the compiler to accept a kernel, got: {first.strip()}",

@@ -99,9 +99,10 @@ def _is_opaque(target: Any) -> bool:
 def _replace(graph: fx.Graph, node: fx.Node) -> _Body:
     kind = node.meta.get(KEY)
     types = () if kind is None else (kind,) if isinstance(kind, TensorType) else kind
-    if not isinstance(types, (tuple, list)) or not all(isinstance(t, TensorType) for t in types):
+    is_known = KEY in node.meta and isinstance(types, (tuple, list))
+    if not is_known or not all(isinstance(t, TensorType) for t in types):
         raise UnsupportedError(
-            f"expected {node.name} to give tensors or None, got {kind}",
+            f"expected {node.name} to give tensors or None, got {kind or 'a number'}",
             hint="let the function give a tensor",
         )
     body = _Body(node, tuple(types), isinstance(kind, TensorType))

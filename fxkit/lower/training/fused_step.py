@@ -124,6 +124,8 @@ class FusedStep:
         ]
         _check_tensors(lists)
         steps = [state["step"] for state in states]
+        if any(step.dtype is not torch.float32 or not step.is_cpu for step in steps):
+            raise Refusal("a count of steps is no float32 in main memory")
         counts = [float(step) + 1 for step in steps]
         beta1, beta2 = (_number(beta) for beta in group["betas"])
         rate, decay = _number(group["lr"]), _number(group["weight_decay"])
@@ -138,8 +140,7 @@ class FusedStep:
         )
 
         def run() -> None:
-            self._run("adam", lists, [sizes, roots, options])
-            torch._foreach_add_(steps, 1)  # type: ignore[reportPrivateImportUsage]
+            self._run("adam", [*lists, steps], [sizes, roots, options])
 
         return run if parameters else _nothing
 
@@ -169,8 +170,9 @@ class FusedStep:
         doubles = [(ctypes.c_double * len(values))(*values) for values in numbers]
         is_parallel = len(chunks.owner) >= _PARALLEL
         threads = torch.get_num_threads() if is_parallel else 1
-        function(ctypes.c_long(len(chunks.owner)), chunks.owner, chunks.begin, chunks.end,
-                 *pointers, *doubles, ctypes.c_long(threads))  # fmt: skip
+        counts = (ctypes.c_long(len(parameters)), ctypes.c_long(threads))
+        parts = (chunks.owner, chunks.begin, chunks.end)
+        function(ctypes.c_long(len(chunks.owner)), *parts, *pointers, *doubles, *counts)
         written = [t for ts in (lists[0], *lists[2:]) for t in ts]
         torch.autograd.graph.increment_version(written)
 

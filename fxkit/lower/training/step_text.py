@@ -13,8 +13,10 @@ CHUNK = 16384
 _ADAM = """
 extern "C" void fx_adam_{name}(
     long chunks, const long* owner, const long* begin, const long* end, void* const* ps,
-    void* const* gs, void* const* ms, void* const* vs, const double* step_sizes,
-    const double* roots, const double* options, long threads) {{
+    void* const* gs, void* const* ms, void* const* vs, void* const* counts,
+    const double* step_sizes, const double* roots, const double* options, long parameters,
+    long threads) {{
+  for (long k = 0; k < parameters; ++k) *(float*)counts[k] += 1.0f;
   const {type} keep = ({type})options[0], blend = ({type})options[1];
   const {type} fade = ({type})options[2], share = ({type})options[3];
   const {type} eps = ({type})options[4], decay = ({type})options[5];
@@ -46,7 +48,7 @@ extern "C" void fx_adam_{name}(
 _SGD = """
 extern "C" void fx_sgd_{name}(
     long chunks, const long* owner, const long* begin, const long* end, void* const* ps,
-    void* const* gs, void* const* ms, const double* options, long threads) {{
+    void* const* gs, void* const* ms, const double* options, long parameters, long threads) {{
   const {type} rate = ({type})options[0], decay = ({type})options[1];
   const {type} momentum = ({type})options[2], fresh = ({type})options[3];
   const bool has_momentum = options[2] != 0, is_nesterov = options[4] != 0;

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 QUICK = ("gpt2", "llama")
 OTHERS = ("bert", "t5", "bart", "opt", "qwen3", "vit", "swin", "convnext", "whisper")
-NETS = ("resnet18", "mobilenetv2_w1", "densenet121")
+NETS = ("resnet18", "seresnet18")
 
 
 def _gradients(net: nn.Module, run: Callable[..., Any], inputs: dict[str, Any]) -> list[Any]:

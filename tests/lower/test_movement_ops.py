@@ -332,3 +332,9 @@ def test_a_candidate_knows_the_tensors_in_lists() -> None:
     node = next(n for n in gm.graph.nodes if n.op == "call_function")
     assert [t.name for t in candidate(node, gm).tensors] == ["x", "y"]
     assert isinstance(gm, nn.Module)
+
+
+def test_a_border_on_every_side_is_left_to_eager_and_its_neighbours_are_fused() -> None:
+    compiled = run(lambda x: F.pad(x, (1, 2, 2, 1), "reflect").exp() * 2, torch.randn(2, 6, 20))
+    assert [len(names) for names in kernels(compiled)] == [2]
+    assert any("many places" in str(region.reason) for region in compiled.regions)

@@ -80,7 +80,7 @@ class _Interpreter:
     def _value(self, instruction: Instruction) -> torch.Tensor:
         operands = [self._values[o] for o in instruction.operands]
         if instruction.op == "index":
-            return self._address(instruction.detail)
+            return self._address(instruction.detail).to(instruction.dtype)
         if instruction.op == "const":
             shape = (1,) * len(self._kernel.sizes)
             return torch.full(shape, instruction.detail.value, dtype=instruction.dtype)

@@ -390,11 +390,12 @@ class Builder:
         self._rounded[value.position] = dtype
         return value
 
-    def index(self, strides: Sequence[int], offset: int = 0) -> Ref:
-        """Return the number `offset + sum(stride * axis)`, one stride for each axis, as i64."""
-        return self.append(
-            Instruction("index", (), torch.int64, Access(-1, tuple(strides), offset))
-        )
+    def index(
+        self, strides: Sequence[int], offset: int = 0, dtype: torch.dtype = torch.int64
+    ) -> Ref:
+        """Return the number `offset + sum(stride * axis)`, one stride for each axis."""
+        access = Access(-1, tuple(strides), offset)
+        return self.append(Instruction("index", (), dtype, access))
 
     def check(self, condition: Ref) -> Ref:
         """Return a condition that must hold, or else eager is asked to raise its error."""

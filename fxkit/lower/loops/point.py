@@ -90,7 +90,11 @@ class EmittedPoint:
             return True
         if found is not None and found[0] >= bound:
             return False
-        return self.value(index) < bound
+        if found is None or max(-found[0], found[1], abs(bound)) >= 2**31:
+            return self.value(index) < bound
+        strides = index.strides(len(self._reader.sizes))
+        # Vectors hold twice as many numbers of 32 bits.
+        return self._reader.builder.index(strides, index.offset, torch.int32) < bound
 
     def where(
         self, condition: Ref | bool, then: Callable[[], Ref], otherwise: Callable[[], Ref]

@@ -22,7 +22,7 @@ from torch import fx
 from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.lower.loops.emit import emit
 from fxkit.lower.loops.group import Group
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loops.loop_ir import Kernel, Unfusable
 from fxkit.lower.loops.placement import (
     Candidate,
     candidate,
@@ -37,6 +37,9 @@ from fxkit.lower.operators.row_ops import RowOp
 
 # What a region may cost, measured by what its operators cost one by one.
 MAX_REPETITION = 1.5
+
+# Each place where elements may be read costs all points a masked load.
+MAX_GUARDED = 4
 
 
 @dataclass(frozen=True)
@@ -180,8 +183,16 @@ class _Partitioner:
         alone = Group(first_space(found, self._gm))
         alone.take(found, self._gm)
         outputs = [(node, position) for position in range(len(found.types))]
-        self._costs[node] = cost_of(emit(alone, outputs, self._gm).kernel)
+        kernel = emit(alone, outputs, self._gm).kernel
+        if self._is_scattered(kernel):
+            raise Unfusable("it reads from one of many places, which eager does in parts, faster")
+        self._costs[node] = cost_of(kernel)
         return found
+
+    def _is_scattered(self, kernel: Kernel) -> bool:
+        """Tell whether each point is read under so many guards that eager is faster."""
+        guarded = sum(i.op == "load" and i.guard is not None for i in kernel.body)
+        return guarded > MAX_GUARDED and self._policy.min_members > 1
 
     def _emit(self, node: fx.Node) -> None:
         self._steps.append(node)
@@ -256,6 +267,8 @@ class _Partitioner:
         try:
             kernel = emit(group, outputs, self._gm).kernel
         except Unfusable:
+            return False
+        if self._is_scattered(kernel):
             return False
         return cost_of(kernel) <= MAX_REPETITION * sum(self._costs[m.node] for m in group.members)
 

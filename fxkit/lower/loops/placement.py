@@ -90,14 +90,19 @@ def is_candidate(node: fx.Node) -> bool:
     return overload is not None and torch.Tag.pointwise in overload.tags
 
 
-def candidate(node: fx.Node, root: torch.nn.Module) -> Candidate:
+def candidate(node: fx.Node, root: torch.nn.Module, is_value: bool = False) -> Candidate:
     """Return a node as a candidate.
+
+    Args:
+        node: The node.
+        root: The module that owns the graph.
+        is_value: Whether an in-place call may be taken for one that makes a new value.
 
     Raises:
         Unfusable: When no kernel can compute it, wherever it stands.
     """
     call = resolve(node)
-    row = call and row_of(call)
+    row = call and row_of(call, call.name.removesuffix("_") if is_value else None)
     if call is None or row is None:
         raise Unfusable(_no_row(call))
     types = _results(node)

@@ -23,6 +23,7 @@ from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.lower.loops.emit import emit
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
+from fxkit.lower.loops.overwriting import hidden_overwrites
 from fxkit.lower.loops.placement import (
     Candidate,
     candidate,
@@ -142,6 +143,7 @@ class _Partitioner:
         self._policy = policy
         self._order = {node: position for position, node in enumerate(gm.graph.nodes)}
         self._next = _edges(gm.graph)
+        self._overwrites = hidden_overwrites(gm.graph)
         self._waits_for = dict.fromkeys(self._order, 0)
         for targets in self._next.values():
             for target in targets:
@@ -179,7 +181,7 @@ class _Partitioner:
 
     def _tried(self, node: fx.Node) -> Candidate:
         """Return a node as a candidate that is known to have a kernel of its own."""
-        found = candidate(node, self._gm)
+        found = candidate(node, self._gm, node in self._overwrites)
         alone = Group(first_space(found, self._gm))
         alone.take(found, self._gm)
         outputs = [(node, position) for position in range(len(found.types))]

@@ -191,6 +191,7 @@ class CompiledModule(nn.Module):
         source: The C++ text of the kernels.
         build_seconds: Seconds to build, or to find, and load the kernels.
         cache_hit: Whether the kernels were there already.
+        native_program: The whole graph as one call of the binding; None where Python runs it.
     """
 
     def __init__(

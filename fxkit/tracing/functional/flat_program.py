@@ -194,7 +194,7 @@ class _Parts:
         return program
 
     def _is_tensor(self, node: fx.Node) -> bool:
-        return node in self._seen and len(self._seen[node].memories) == 1
+        return node in self._seen and self._seen[node].is_tensor
 
     def _result(self, node: fx.Node, owner: fx.Node, tails: list[fx.Node]) -> Result:
         if node in tails:
@@ -215,6 +215,8 @@ class _Parts:
             if before is None:
                 break
             chain.append(before)
+        if not self._seen[chain[-1]].is_tensor:  # a call that gives several tensors of their own
+            chain.pop()
         return list(reversed(chain))
 
     def _owner(self, node: fx.Node, memory: int | None = None) -> Any:

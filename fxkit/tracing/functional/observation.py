@@ -39,12 +39,14 @@ class Seen:
         geometry: Shape, stride and offset of each.
         requires_grad: Whether autograd follows each, at first.
         has_grad_mode: Whether gradients were on.
+        is_tensor: Whether it is one tensor and no nest of them.
     """
 
     memories: tuple[int, ...]
     geometry: tuple[Any, ...]
     requires_grad: tuple[bool, ...]
     has_grad_mode: bool
+    is_tensor: bool = True
 
 
 @dataclass(slots=True)
@@ -85,8 +87,8 @@ def observe(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Observation:
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     written = {
         memory
-        for found in effects.values()
-        for target in found.writes
+        for node, found in effects.items()
+        for target in (() if found.is_opaque else found.writes)
         if isinstance(target, fx.Node)
         for memory in seen[target].memories
     }
@@ -104,12 +106,21 @@ def _check(node: fx.Node, effects: Effects) -> None:
         raise Refusal(f"%{node.name} is a {node.op}, which is not followed")
     if node.target in MODES or node.target in SIDE_NODES:
         return
-    if effects.is_opaque or effects.is_global:
+    if (effects.is_opaque and not _is_functional(node)) or effects.is_global:
         raise Refusal(f"%{node.name} is a call of {_name(node)}, which is not looked into")
     if node.meta.get(META_KEY):
         raise Refusal(f"the shape of %{node.name} depends on the numbers in a tensor")
     if node.target is setattr or node.target in ("requires_grad_", "detach_"):
         raise Refusal(f"%{node.name} changes what autograd knows of a tensor")
+
+
+def _is_functional(node: fx.Node) -> bool:
+    """Tell whether a call is of a function that torch writes in Python and that only calls torch.
+
+    What it may write to in spite of that, torch finds when it traces the graph.
+    """
+    name = getattr(node.target, "__name__", "")
+    return getattr(torch.nn.functional, name, None) is node.target
 
 
 def _name(node: fx.Node) -> str:
@@ -162,6 +173,7 @@ def _see(value: Any) -> Seen:
         tuple(_geometry(tensor) for tensor in tensors),
         tuple(tensor.requires_grad for tensor in tensors),
         torch.is_grad_enabled(),
+        isinstance(value, torch.Tensor),
     )
 
 

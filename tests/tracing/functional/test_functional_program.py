@@ -31,6 +31,15 @@ class Net(nn.Module):
         return F.dropout(self.batch(self.norm(F.gelu(self.linear(x)) + x)), 0.5)
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(x[None])[0]
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -112,6 +121,10 @@ PROGRAMS: dict[str, Program] = {
     "matmul": lambda x: x.view(2, 2, 8) @ x.t(),
     "scatter": lambda x: torch.zeros(4, 8).index_add_(0, torch.tensor([0, 0, 1, 2]), x),
     "printing": _printing,
+    "several_results": lambda x: (*(x * 2).max(0), x.sort(1).values[0]),
+    "recurrent": Recurrent(),
+    "attention": nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+    "one_part": lambda x: (x * 2).split(4)[0],
 }
 
 

@@ -268,3 +268,47 @@ def _trained_module() -> TrainingModule:
     compiled = fxkit.compile(Net().eval())
     compiled(torch.randn(12, 64))
     return _training(compiled)
+
+
+class RunningMean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.register_buffer("mean", torch.zeros(64))
+        self.last = torch.zeros(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        with torch.no_grad():
+            self.mean.lerp_(y.mean(0), 0.1)
+        self.last = self.last * 0.9 + y.detach().mean(0) * 0.1
+        return torch.tanh(y - self.mean) * self.last
+
+
+def _hooked() -> nn.Module:
+    net = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+    net[0].register_forward_hook(lambda module, args, result: result * 2)
+    return net
+
+
+def _parametrised() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)), nn.Tanh())
+
+
+@pytest.mark.parametrize("make", [RunningMean, _hooked, _parametrised])
+def test_state_hooks_and_parametrisations_keep_their_meaning(make: Callable[[], nn.Module]):
+    torch.manual_seed(0)
+    net = make()
+    twin = copy.deepcopy(net)
+    compiled = fxkit.compile(net)
+    for _ in range(3):
+        x = torch.randn(12, 64)
+        for program, module in ((compiled, net), (twin, twin)):
+            module.zero_grad()
+            program(x).square().sum().backward()
+        for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+        _assert_same_state(net, twin)
+        if isinstance(net, RunningMean):
+            torch.testing.assert_close(net.last, twin.last)  # type: ignore[arg-type]
+    assert _training(compiled).reason is None

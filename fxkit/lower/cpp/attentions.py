@@ -47,7 +47,7 @@ class AttentionPrinter(KernelPrinter):
     def text(self) -> str:
         """Return the function's text."""
         self._open(f'extern "C" void {self._name}({self._parameters()}) {{')
-        self._add("#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)")
+        self._share_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
         self._declare()

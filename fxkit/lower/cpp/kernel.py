@@ -66,7 +66,8 @@ class KernelPrinter(ABC):
 
     def _share_tiles(self) -> None:
         """Let threads share the loop that follows."""
-        self._add(f"{SHARED}{self._fault_clause(range(len(self._kernel.body)))}")
+        if self._tile_count() > 1:
+            self._add(f"{SHARED}{self._fault_clause(range(len(self._kernel.body)))}")
 
     @abstractmethod
     def _tile_count(self) -> int:

@@ -121,44 +121,50 @@ static void fx_pack(
       panel[k * FX_COLUMNS + j] = b[k * step + j * column];
 }
 
-// A few rows of A, and columns of B that lie along memory: sums along the depth, without a panel.
-template <int ROWS, int COLUMNS>
-FX_FUSED static inline __attribute__((always_inline)) void fx_dots(
-    const float* __restrict a, long row, const float* __restrict b, long column, long depth,
-    float* __restrict sums) {
-  fx_vector total[ROWS][COLUMNS] = {};
-  long k = 0;
-  for (; k + FX_LANES <= depth; k += FX_LANES) {
-    fx_vector left[ROWS];
-    for (int r = 0; r < ROWS; ++r) left[r] = *(const fx_vector*)(a + r * row + k);
+// Sum the lanes of FX_LANES vectors: lane i of the result is the sum of vector i.
+static inline fx_vector fx_sums(fx_vector* a) {
+  typedef fx_count<FX_LANES>::type lanes;
 #pragma GCC unroll 4
-    for (int c = 0; c < COLUMNS; ++c) {
-      const fx_vector right = *(const fx_vector*)(b + c * column + k);
-#pragma GCC unroll 4
-      for (int r = 0; r < ROWS; ++r) total[r][c] += left[r] * right;
-    }
-  }
-  for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < COLUMNS; ++c) {
-      fx_vector lanes = total[r][c];
-      float part[FX_LANES];
-      *(fx_vector*)part = lanes;
-      for (int half = FX_LANES / 2; half; half /= 2)
-        for (int l = 0; l < half; ++l) part[l] += part[l + half];
-      float sum = part[0];
-      for (long i = 0; i < depth % FX_LANES; ++i) sum += a[r * row + k + i] * b[c * column + k + i];
-      sums[r * FX_COLUMNS + c] = sum;
-    }
+  for (int half = FX_LANES / 2; half; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i)
+      a[i] = fx_low(a[i], a[i + half], lanes()) + fx_high(a[i], a[i + half], lanes());
+  return a[0];
 }
 
+// A few rows of A, and columns of B that lie along memory: sums along the depth, without a panel.
 template <int ROWS>
 FX_FUSED static void fx_few_rows(
-    const float* a, long row, const float* b, long column, long columns, long depth, float* sums) {
-  long c = 0;
-  for (; c + 4 <= columns; c += 4)
-    fx_dots<ROWS, 4>(a, row, b + c * column, column, depth, sums + c);
-  for (long rest = columns % 4; rest; --rest, ++c)
-    fx_dots<ROWS, 1>(a, row, b + c * column, column, depth, sums + c);
+    const float* __restrict a, long row, const float* __restrict b, long column, long rows,
+    long columns, long depth, float* __restrict sums) {
+  enum { WIDTH = FX_LANES / ROWS };
+  const long whole = depth / FX_LANES * FX_LANES;
+  for (long c = 0; c < columns; c += WIDTH) {
+    const float *left[ROWS], *right[WIDTH];
+    for (int r = 0; r < ROWS; ++r) left[r] = a + (r < rows ? r : rows - 1) * row;
+    for (int i = 0; i < WIDTH; ++i) right[i] = b + (c + i < columns ? c + i : columns - 1) * column;
+    fx_vector total[FX_LANES] = {};
+    for (long k = 0; k < whole; k += FX_LANES) {
+      fx_vector x[ROWS];
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) x[r] = *(const fx_vector*)(left[r] + k);
+#pragma GCC unroll 16
+      for (int i = 0; i < WIDTH; ++i) {
+        const fx_vector y = *(const fx_vector*)(right[i] + k);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) total[r * WIDTH + i] += x[r] * y;
+      }
+    }
+    alignas(64) float found[FX_LANES];
+    *(fx_vector*)found = fx_sums(total);
+    const long count = columns - c < WIDTH ? columns - c : WIDTH;
+    for (int r = 0; r < ROWS && r < rows; ++r)
+      for (int i = 0; i < count; ++i) {
+        float sum = found[r * WIDTH + i];
+        for (long k = 0; k < depth - whole; ++k) sum += left[r][whole + k] * right[i][whole + k];
+        sums[r * FX_COLUMNS + c + i] = sum;
+      }
+  }
 }
 
 // sums[rows][FX_COLUMNS] = A[rows, depth] B[depth, columns]; strides are in elements.
@@ -166,10 +172,9 @@ static void fx_product(
     const float* a, long row, long a_step, const float* b, long b_step, long column, long rows,
     long columns, long depth, float* sums) {
   if (rows <= 4 && a_step == 1 && b_step == 1) {
-    if (rows == 4) return fx_few_rows<4>(a, row, b, column, columns, depth, sums);
-    for (long r = 0; r < rows; ++r)
-      fx_few_rows<1>(a + r * row, row, b, column, columns, depth, sums + r * FX_COLUMNS);
-    return;
+    if (rows > 2) return fx_few_rows<4>(a, row, b, column, rows, columns, depth, sums);
+    if (rows == 2) return fx_few_rows<2>(a, row, b, column, rows, columns, depth, sums);
+    return fx_few_rows<1>(a, row, b, column, rows, columns, depth, sums);
   }
   const bool is_panel = rows <= 2 * FX_TILE && column == 1 && columns == FX_COLUMNS;
   alignas(64) float packed[FX_DEPTH * FX_COLUMNS];

@@ -96,7 +96,7 @@ class BySizes:
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph."""
-        key = tuple([(arg.shape, arg.stride()) for arg in args])
+        key = _key(args)
         run = self._made.get(key)
         if run is None:
             run = self._make(key, args)
@@ -104,7 +104,7 @@ class BySizes:
 
     def prepare(self, *args: Any) -> None:
         """Lower the graph for the sizes of some inputs, without running it."""
-        self._make(tuple([(arg.shape, arg.stride()) for arg in args]), args)
+        self._make(_key(args), args)
 
     def _make(self, key: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
         with self._lock:
@@ -113,3 +113,9 @@ class BySizes:
                     return self.graph_module.forward
                 self._made[key] = self._lower(specialise(self.graph_module, args), args)
             return self._made[key]
+
+
+def _key(args: tuple[Any, ...]) -> Any:
+    """Return what a graph is lowered for; the strides of a sparse tensor can't be read."""
+    dense = torch.strided
+    return tuple([(arg.shape, arg.stride() if arg.layout is dense else None) for arg in args])

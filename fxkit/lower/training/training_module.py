@@ -91,7 +91,7 @@ class TrainingModule(nn.Module):
 
     def forward(self, *args: torch.Tensor) -> Any:
         """Run the program; autograd gets the compiled backward."""
-        key = tuple([(a.shape, a.stride(), a.dtype) for a in args])
+        key = _key(args)
         if key not in self._built:
             self.build(args)
         built = self._built.get(key)
@@ -102,7 +102,7 @@ class TrainingModule(nn.Module):
 
     def build(self, args: tuple[torch.Tensor, ...]) -> None:
         """Make the kernels for inputs of these types."""
-        key = tuple([(a.shape, a.stride(), a.dtype) for a in args])
+        key = _key(args)
         if len(self._built) >= MAX_SIZES:
             return
         try:
@@ -112,6 +112,8 @@ class TrainingModule(nn.Module):
             self._built[key] = None
 
     def _make(self, args: tuple[torch.Tensor, ...]) -> _Built:
+        if any(a.layout is not torch.strided for a in args):
+            raise Refusal("an input is not dense")
         program = FunctionalProgram(self.graph_module, args, decompositions(), train=True)
         forward = _lowered(program.forward, self._policy)
         backward = None if program.backward is None else _lowered(program.backward, self._policy)
@@ -173,6 +175,12 @@ def to_cpp_training(
     module = TrainingModule(gm, policy)
     module.build(tuple(args))
     return module
+
+
+def _key(args: tuple[torch.Tensor, ...]) -> Any:
+    """Return what kernels are built for."""
+    dense = torch.strided
+    return tuple([(a.shape, a.stride() if a.layout is dense else None, a.dtype) for a in args])
 
 
 def _lowered(gm: fx.GraphModule, policy: Policy | None) -> CompiledModule:

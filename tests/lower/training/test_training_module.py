@@ -312,3 +312,13 @@ def test_state_hooks_and_parametrisations_keep_their_meaning(make: Callable[[], 
         if isinstance(net, RunningMean):
             torch.testing.assert_close(net.last, twin.last)  # type: ignore[arg-type]
     assert _training(compiled).reason is None
+
+
+def test_a_sparse_input_is_trained_in_eager():
+    weight = torch.randn(4, 3, requires_grad=True)
+    sparse = torch.eye(4).to_sparse()
+    compiled = fxkit.compile(lambda s, w: torch.tanh(torch.sparse.mm(s, w)) * 2)
+    (ours,) = torch.autograd.grad(compiled(sparse, weight).sum(), weight)
+    (theirs,) = torch.autograd.grad((torch.tanh(sparse.mm(weight)) * 2).sum(), weight)
+    torch.testing.assert_close(ours, theirs)
+    assert _training(compiled).reason == "an input is not dense"

@@ -1,0 +1,1 @@
+"""Kernels for CUDA: the loop IR as CUDA text, built by nvcc, launched on torch's stream."""

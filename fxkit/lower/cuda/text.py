@@ -1,0 +1,148 @@
+"""What all CUDA texts begin with, and how C++ text becomes CUDA text.
+
+Scalar expressions and elementary functions are those of the C++ printer: what a compiler of C++
+has built in goes by another name here, and functions are for the device. Nothing is included, so
+that the same text runs on a processor too, under definitions of the few words of CUDA in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp import vector_math
+from fxkit.lower.loops.loop_ir import Kernel
+
+_HEAD = """\
+#ifndef FX_LAUNCH
+#define FX_LAUNCH(kernel, across, down, threads, stream, ...) \\
+  kernel<<<dim3(across, down), threads, 0, (cudaStream_t)stream>>>(__VA_ARGS__)
+#define FX_DEVICE(number) cudaSetDevice(number)
+#define FX_ERROR() (int)cudaGetLastError()
+#endif
+"""
+
+_BASICS = """\
+#define FX_INLINE static __device__ __forceinline__
+FX_INLINE float fx_fma(float a, float b, float c) { return fmaf(a, b, c); }
+FX_INLINE double fx_fma(double a, double b, double c) { return fma(a, b, c); }
+FX_INLINE int fx_bits(float x) { return __float_as_int(x); }
+FX_INLINE float fx_float(int bits) { return __int_as_float(bits); }
+"""
+
+# Elements go through memory sixteen bytes at a time, or in one piece where there are fewer.
+_MEMORY = """\
+template <int BYTES> struct FxWord { typedef unsigned char type; };
+template <> struct FxWord<2> { typedef unsigned short type; };
+template <> struct FxWord<4> { typedef unsigned type; };
+template <> struct FxWord<8> { typedef uint2 type; };
+template <> struct FxWord<16> { typedef uint4 type; };
+template <int N, class T> FX_INLINE void fx_load(T (&to)[N], const T* from) {
+  constexpr int bytes = N * sizeof(T) < 16 ? N * sizeof(T) : 16;
+  typedef typename FxWord<bytes>::type Word;
+  #pragma unroll
+  for (int k = 0; k < (int)(N * sizeof(T) / bytes); ++k) {
+    const Word word = ((const Word*)from)[k];
+    memcpy((char*)to + k * bytes, &word, bytes);
+  }
+}
+template <int N, class T> FX_INLINE void fx_load(T (&to)[N], const T* from, int count) {
+  if (count >= N) return fx_load(to, from);
+  #pragma unroll
+  for (int l = 0; l < N; ++l) to[l] = l < count ? from[l] : (T)0;
+}
+template <int N, class T> FX_INLINE void fx_store(T* to, const T (&from)[N]) {
+  constexpr int bytes = N * sizeof(T) < 16 ? N * sizeof(T) : 16;
+  typedef typename FxWord<bytes>::type Word;
+  #pragma unroll
+  for (int k = 0; k < (int)(N * sizeof(T) / bytes); ++k) {
+    Word word;
+    memcpy(&word, (const char*)from + k * bytes, bytes);
+    ((Word*)to)[k] = word;
+  }
+}
+template <int N, class T> FX_INLINE void fx_store(T* to, const T (&from)[N], int count) {
+  if (count >= N) return fx_store(to, from);
+  #pragma unroll
+  for (int l = 0; l < N; ++l) {
+    if (l < count) to[l] = from[l];
+  }
+}
+"""
+
+# `fx_fold` folds a value over the `GROUP` threads of a row, `fx_fold_down` over the `DEPTH` threads
+# of a column, for each of `N` columns a thread: all of them get the result.
+_FOLDS = """\
+struct FxAdd { template <class T> static __device__ T of(T a, T b) { return a + b; } };
+struct FxMul { template <class T> static __device__ T of(T a, T b) { return a * b; } };
+struct FxMax { template <class T> static __device__ T of(T a, T b) { return fx_max(a, b); } };
+struct FxMin { template <class T> static __device__ T of(T a, T b) { return fx_min(a, b); } };
+template <class T> FX_INLINE T fx_exchange(T x, int distance) {
+  if constexpr (sizeof(T) < 4) return (T)__shfl_xor_sync(0xffffffffu, (int)x, distance);
+  else return __shfl_xor_sync(0xffffffffu, x, distance);
+}
+template <int WIDTH, class F, class T> FX_INLINE T fx_fold_warp(T x) {
+  #pragma unroll
+  for (int distance = WIDTH / 2; distance > 0; distance /= 2)
+    x = F::of(x, fx_exchange(x, distance));
+  return x;
+}
+template <int COUNT, class T> FX_INLINE T* fx_room() {
+  __shared__ T room[COUNT];
+  return room;
+}
+template <int GROUP, class F, class T> FX_INLINE T fx_fold(T x) {
+  x = fx_fold_warp<(GROUP < 32 ? GROUP : 32), F>(x);
+  if constexpr (GROUP > 32) {
+    T* const part = fx_room<GROUP / 32, T>();
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = fx_fold_warp<GROUP / 32, F>(part[threadIdx.x % (GROUP / 32)]);
+    __syncthreads();
+  }
+  return x;
+}
+template <int DEPTH, class F, class T, int N> FX_INLINE void fx_fold_down(T (&x)[N]) {
+  T* const part = fx_room<DEPTH * N * 32, T>() + threadIdx.x % 32;
+  #pragma unroll
+  for (int l = 0; l < N; ++l) part[(threadIdx.x / 32 * N + l) * 32] = x[l];
+  __syncthreads();
+  #pragma unroll
+  for (int l = 0; l < N; ++l) {
+    x[l] = part[l * 32];
+    #pragma unroll
+    for (int k = 1; k < DEPTH; ++k) x[l] = F::of(x[l], part[(k * N + l) * 32]);
+  }
+  __syncthreads();
+}
+"""
+
+_RENAMED = {
+    '__builtin_nanf("")': "__int_as_float(0x7fc00000)",
+    '__builtin_nan("")': "__longlong_as_double(0x7ff8000000000000LL)",
+    "__builtin_inff()": "__int_as_float(0x7f800000)",
+    "__builtin_inf()": "__longlong_as_double(0x7ff0000000000000LL)",
+    "static inline __attribute__((always_inline))": "FX_INLINE",
+    "static inline": "FX_INLINE",
+}
+
+
+def preamble(kernels: Collection[Kernel]) -> str:
+    """Return the definitions that the texts of some kernels need."""
+    own: set[str] = set()
+    composed: set[str] = set()
+    for kernel in kernels:
+        storage = {buffer.dtype for buffer in kernel.buffers}
+        storage |= {i.detail for i in kernel.body if i.op == "round"}
+        own |= cpp_text.own_functions(kernel.body, storage)
+        composed |= cpp_text.composed_functions(kernel.body)
+    parts = [cpp_text.MINMAX, *sorted(composed), vector_math.definitions(own)]
+    return "\n".join([_HEAD, _BASICS, *map(for_device, parts), _MEMORY, _FOLDS])
+
+
+def for_device(text: str) -> str:
+    """Return C++ text of the other printer as CUDA text."""
+    for name, renamed in _RENAMED.items():
+        text = text.replace(name, renamed)
+    return re.sub(r"\b__builtin_(\w+)", r"\1", text)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+import fxkit
 from fxkit.ir.types import set_type, type_of_value
 from fxkit.lower import CompiledModule, to_cpp
 from fxkit.lower.running import binding
@@ -279,3 +280,37 @@ def test_long_kernels_let_other_threads_run() -> None:
         assert any(start + third < tick < end - third for tick in ticks)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [30, 70, 130])
+def test_kernels_and_runs_of_many_tensors(count: int) -> None:
+    """More tensors than the binding has room for in one run are divided among several."""
+    xs = tuple(torch.randn(33, generator=torch.Generator().manual_seed(i)) for i in range(count))
+    graph = fx.Graph()
+    inputs = [graph.placeholder(f"x{i}") for i in range(count)]
+    doubled = [graph.call_function(torch.mul, (x, 2)) for x in inputs]
+    total = inputs[0]
+    for x in inputs[1:]:
+        total = graph.call_function(torch.add, (total, x))
+    graph.output((total, *(graph.call_function(torch.add, (x, 1)) for x in doubled)))
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    module = to_cpp(gm, xs)
+    for _ in range(3):
+        assert all(map(torch.equal, module(*xs), gm(*xs)))
+
+
+@pytest.mark.parametrize("count", [30, 70, 130])
+def test_runs_of_many_parameters(count: int) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = torch.nn.ParameterList(torch.full((33,), float(i)) for i in range(count))
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [torch.cos(x * scale) + 1 for scale in self.scales]
+
+    net, x = Net(), torch.linspace(-1, 1, 33)
+    with torch.no_grad():
+        compiled = fxkit.compile(net)
+        for _ in range(4):
+            torch.testing.assert_close(compiled(x), net(x))

@@ -123,8 +123,8 @@ class _Planner:
             if node.op == "output" and self._is_flat(node.args[0]):
                 continue
             call = kernel_of(node)
-            is_run = call is not None
             values = len(call.inputs) + len(call.outputs) if call is not None else 0
+            is_run = call is not None and values <= MAX_VALUES
             last = steps[-1] if steps else None
             if last is None or last.is_run != is_run or last.values + values > MAX_VALUES:
                 last = _Step(is_run=is_run)

@@ -59,7 +59,7 @@ struct Program {
 
 PyObject* MISS;
 
-enum { ON_STACK = 64 };
+enum { ON_STACK = 64, MAX_VALUES = 128 };  // slots of a program, values of a run
 
 // Building --------------------------------------------------------------------------------------
 
@@ -161,7 +161,12 @@ static bool parse_run(PyObject* run, Step* step) {
     step->scratch[i] = PyLong_AsSize_t(PyTuple_GET_ITEM(scratch, i));
   step->scratch_count = scratch_count;
   step->value_count = step->given_count + step->attribute_count + made_count + scratch_count;
-  return !PyErr_Occurred() && parse_kernels(kernels, step);
+  if (PyErr_Occurred() || !parse_kernels(kernels, step)) return false;
+  bool is_small = step->value_count <= MAX_VALUES && made_count == step->out_count;
+  for (int i = 0; i < step->kernel_count; ++i)
+    is_small = is_small && step->kernels[i].count <= MAX_VALUES;
+  if (!is_small) PyErr_SetString(PyExc_ValueError, "expected a run of fewer values");
+  return is_small;
 }
 
 static bool parse_step(PyObject* description, Step* step) {
@@ -292,7 +297,7 @@ static bool point_to_inputs(Step* step, PyObject** slots, void** values, PyObjec
 }
 
 static bool run_kernels(Step* step, void** values) {
-  void* buffers[ON_STACK];
+  void* buffers[MAX_VALUES];
   uint32_t threads = 0;
   for (int k = 0; k < step->kernel_count; ++k) {
     Kernel* kernel = step->kernels + k;
@@ -348,9 +353,9 @@ static int run_natively(Step* step, PyObject** slots, void** values, PyObject** 
 
 static bool run_step(Program* self, Step* step, PyObject** slots) {
   if (!step->is_run) return call_python(step, slots);
-  void* values[ON_STACK * 2];
-  PyObject* held[ON_STACK];
-  Handle handles[ON_STACK];
+  void* values[MAX_VALUES];
+  PyObject* held[MAX_VALUES];
+  Handle handles[MAX_VALUES];
   for (int i = 0; i < step->attribute_count; ++i) held[i] = nullptr;
   for (int i = 0; i < step->out_count; ++i) handles[i] = nullptr;
   int done = run_natively(step, slots, values, held, handles);

@@ -11,7 +11,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.view.costs import costs_of
 from fxkit.view.graph_data import effect_word
 from fxkit.view.hierarchy import Hierarchy
-from fxkit.view.scene import Scene
+from fxkit.view.shapes import Scene
 from fxkit.view.text_table import duration, quantity
 
 COLUMNS = {

@@ -9,6 +9,9 @@ from fxkit.view.ranks import Vertices
 
 _GAP_BOXES, _GAP_DUMMY = 26.0, 13.0
 
+_STILL = 0.5
+"""Pixels: when no vertex of a sweep moves farther, more sweeps change nothing that is seen."""
+
 
 def coordinates(vertices: Vertices, order: list[list[int]]) -> list[float]:
     """Let each rank follow its neighbours, in turns, at the least squared distance."""
@@ -21,15 +24,46 @@ def coordinates(vertices: Vertices, order: list[list[int]]) -> list[float]:
         for i, vertex in enumerate(row):
             x[vertex] = left
             left += gaps[i] if i < len(gaps) else 0.0
-    size = len(vertices.rank)
-    sweeps = 14 if size < 3000 else 6 if size < 30000 else 3
-    for sweep in range(sweeps):
-        final = sweep >= sweeps - 2
+    above = _pulls(vertices, vertices.above, vertices.below)
+    below = _pulls(vertices, vertices.below, vertices.above)
+    both = [up + down for up, down in zip(above, below, strict=True)]
+    upwards = list(zip(order, distances, strict=True))[::-1]
+    for sweep in range(_sweeps(len(x))):
         down = sweep % 2 == 0
-        rows = range(len(order)) if down else range(len(order) - 1, -1, -1)
-        for r in rows:
-            _settle(vertices, order[r], distances[r], x, up=final or down, down=final or not down)
+        rows = reversed(upwards) if down else upwards
+        moved = 0.0
+        for row, gaps in rows:
+            moved = max(moved, _settle(row, gaps, x, above if down else below))
+        if sweep and moved < _STILL:
+            break
+    for rows in (reversed(upwards), upwards):
+        for row, gaps in rows:
+            _settle(row, gaps, x, both)
     return x
+
+
+def _sweeps(vertices: int) -> int:
+    return 12 if vertices < 3000 else 4 if vertices < 30000 else 1
+
+
+_Ends = list[list[tuple[int, float, float]]]
+
+
+def _pulls(vertices: Vertices, near: _Ends, back: _Ends) -> _Ends:
+    """Return for each vertex where its neighbours on one side want it: (other, shift, weight)."""
+    is_dummy = vertices.is_dummy
+    return [
+        [
+            (
+                other,
+                offset - own,
+                (1.0 + 3.0 * is_dummy[vertex] + 3.0 * is_dummy[other])
+                / max(len(ends), len(back[other])),
+            )
+            for other, own, offset in ends
+        ]
+        for vertex, ends in enumerate(near)
+    ]
 
 
 def _distance(vertices: Vertices, a: int, b: int) -> float:
@@ -37,48 +71,46 @@ def _distance(vertices: Vertices, a: int, b: int) -> float:
     return (vertices.width[a] + vertices.width[b]) / 2 + gap
 
 
-def _settle(
-    vertices: Vertices, row: list[int], gaps: list[float], x: list[float], *, up: bool, down: bool
-) -> None:
+def _settle(row: list[int], gaps: list[float], x: list[float], pulls: _Ends) -> float:
+    """Move a rank to where its neighbours want it; return how far a vertex moved at most."""
     wanted: list[float] = []
     weights: list[float] = []
-    is_dummy = vertices.is_dummy
     for vertex in row:
         total = mass = 0.0
-        sides = []
-        if up:
-            sides.append((vertices.above[vertex], vertices.below))
-        if down:
-            sides.append((vertices.below[vertex], vertices.above))
-        for near, back in sides:
-            for other, own, offset in near:
-                degree = max(len(near), len(back[other]))
-                weight = (1.0 + 3.0 * is_dummy[vertex] + 3.0 * is_dummy[other]) / degree
-                total += weight * (x[other] + offset - own)
-                mass += weight
+        for other, shift, weight in pulls[vertex]:
+            total += weight * (x[other] + shift)
+            mass += weight
         wanted.append(total / mass if mass else x[vertex])
         weights.append(mass or 0.05)
+    moved = 0.0
     for vertex, value in zip(row, _pool(wanted, weights, gaps), strict=True):
+        moved = max(moved, abs(value - x[vertex]))
         x[vertex] = value
+    return moved
 
 
 def _pool(wanted: list[float], weights: list[float], gaps: list[float]) -> list[float]:
     """Minimise Σ wᵢ(xᵢ − wantedᵢ)² subject to xᵢ₊₁ − xᵢ ≥ gapᵢ, by pooling adjacent violators."""
     if not gaps:
         return wanted
-    blocks: list[list[float]] = []
+    totals: list[float] = []
+    masses: list[float] = []
+    members: list[int] = []
     shift = 0.0
     shifts = []
     for i, (want, weight) in enumerate(zip(wanted, weights, strict=True)):
         shift += gaps[i - 1] if i else 0.0
         shifts.append(shift)
-        blocks.append([weight * (want - shift), weight, 1])
-        while len(blocks) > 1 and blocks[-2][0] * blocks[-1][1] > blocks[-1][0] * blocks[-2][1]:
-            total, mass, members = blocks.pop()
-            blocks[-1][0] += total
-            blocks[-1][1] += mass
-            blocks[-1][2] += members
-    values = [total / mass for total, mass, members in blocks for _ in range(int(members))]
+        total, mass, size = weight * (want - shift), weight, 1
+        while totals and totals[-1] * mass > total * masses[-1]:
+            total += totals.pop()
+            mass += masses.pop()
+            size += members.pop()
+        totals.append(total)
+        masses.append(mass)
+        members.append(size)
+    means = (total / mass for total, mass in zip(totals, masses, strict=True))
+    values = [mean for mean, size in zip(means, members, strict=True) for _ in range(size)]
     return [value + offset for value, offset in zip(values, shifts, strict=True)]
 
 

@@ -7,15 +7,18 @@ import subprocess
 from typing import Any
 
 from fxkit.errors import UnsupportedError
-from fxkit.view.scene import Box, Scene
+from fxkit.view.shapes import Box, Scene
 from fxkit.view.theme import FAMILY_COLOURS, LIGHT
 
 TIME_LIMIT = 20.0
 """Seconds after which `dot` is stopped where nothing else writes the format."""
 
 SVG_TIME_LIMIT = 0.4
-"""Seconds after which `dot` is stopped for a picture that needs no program; a hundred boxes take it
-a tenth of that, and thousands minutes."""
+"""Seconds after which `dot` is stopped for a picture that needs no program."""
+
+SVG_BOXES = 400
+"""The most boxes that `dot` is asked to place for such a picture: a hundred take it a tenth of a
+second, a thousand many seconds, and then the wait would be for nothing."""
 
 
 def source(scene: Scene, title: str) -> str:

@@ -19,7 +19,8 @@ from fxkit.view.hierarchy import Group, Hierarchy
 from fxkit.view.neighbourhood import around, between, needed_by, used_from
 from fxkit.view.page import fragment_page, notebook_bundle, write_file
 from fxkit.view.profile_result import Profile
-from fxkit.view.scene import Scene, build_scene
+from fxkit.view.scene import build_scene
+from fxkit.view.shapes import Scene
 from fxkit.view.showing import show
 from fxkit.view.subject import graph_module_of
 from fxkit.view.text_table import plural
@@ -104,7 +105,7 @@ class GraphView:
 
     def svg(self) -> str:
         """Return the drawing as SVG text."""
-        if self.engine == "dot":
+        if self.engine == "dot" and len(self.scene.boxes) <= dot.SVG_BOXES:
             rendered = dot.render(self.dot(), "svg", dot.SVG_TIME_LIMIT)
             if rendered is not None and b"<svg" in rendered:
                 return rendered.decode("utf-8", "replace")
@@ -210,7 +211,8 @@ def draw(
             `"effect"`, `"region"`, `"error"`, or a number for each node name. An HTML page can
             change between all that is known.
         engine: `"builtin"` places boxes here; `"dot"` asks the `dot` program, and falls back
-            when it is missing, fails or takes longer than half a second; `"auto"` is `"builtin"`.
+            when it is missing, fails, takes longer than half a second, or has more than 400
+            boxes to place; `"auto"` is `"builtin"`.
         max_nodes: How many boxes `depth="auto"` shows.
         profile: What `fxkit.profile` measured of this graph, to colour by time.
         regions: The regions of a compiled module, to colour by them.

@@ -104,6 +104,8 @@ def _crossings(vertices: Vertices, order: list[list[int]]) -> int:
         for i, vertex in enumerate(row):
             position[vertex] = i
     for row in order:
+        if len(row) < 2:
+            continue
         seen: list[tuple[int, float]] = []
         for vertex in row:
             ends = sorted(

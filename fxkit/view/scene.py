@@ -1,8 +1,7 @@
 """A drawing as boxes, frames and lines with coordinates, from a hierarchy of groups.
 
 Each opened group is laid out by itself and then is one box of its parent's layout; values cross its
-frame at ports, so that a line goes on inside where it ended outside. Sizes of texts are computed
-from the advance of fixed-width fonts, with some room, since no font can be asked.
+frame at ports, so that a line goes on inside where it ended outside.
 """
 
 from __future__ import annotations
@@ -10,151 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from torch import fx
 
 from fxkit.view.hierarchy import Group, Hierarchy, Leaf
 from fxkit.view.labels import clip, columns, one_line
 from fxkit.view.layout import Link, Placement, Point, place
+from fxkit.view.shapes import CHARACTER, SMALL_CHARACTER, Box, Frame, Line, Scene, Tag
 from fxkit.view.text_table import quantity
-
-CHARACTER, SMALL_CHARACTER = 7.35, 6.45
-"""Width in pixels of one column of the large (12 px) and the small (10.5 px) fixed-width font."""
 
 _BOX_PAD, _MARGIN, _FRAME_PAD, _FRAME_HEAD = 12.0, 24.0, 16.0, 30.0
 _STUB_HEIGHT, _STUB_TEXT, _NOTE_LENGTH, _NAME_LENGTH = 18.0, 30, 26, 42
 _EXITS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A node, or a module that is not opened.
-
-    Attributes:
-        x: Left side.
-        y: Upper side.
-        width: To the right.
-        height: Downwards.
-        name: Name of the node; path of the module.
-        title: The words in front, in bold.
-        note: Words behind the title.
-        detail: The second line.
-        family: One of `fxkit.view.labels.FAMILIES`.
-        path: Qualified name of the module around it, or its own.
-        is_module: Whether it stands for a module with several nodes.
-        nodes: Number of nodes that it stands for.
-        source: The user's line.
-        operator: Identity of the operator; class of a module.
-        frame: Index of the innermost frame around it; -1 for none.
-    """
-
-    x: float
-    y: float
-    width: float
-    height: float
-    name: str
-    title: str
-    note: str
-    detail: str
-    family: str
-    path: str
-    is_module: bool
-    nodes: int
-    source: str
-    operator: str
-    frame: int
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """An opened module.
-
-    Attributes:
-        x: Left side.
-        y: Upper side.
-        width: To the right.
-        height: Downwards.
-        title: Name of the module, with how often it is repeated.
-        kind: Name of its class.
-        path: Qualified name.
-        depth: Number of frames around it.
-        repeats: How many like modules it stands for.
-        title_x: Left end of the title.
-        frame: Index of the frame around it; -1 for none.
-    """
-
-    x: float
-    y: float
-    width: float
-    height: float
-    title: str
-    kind: str
-    path: str
-    depth: int
-    repeats: int
-    title_x: float
-    frame: int
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A value on its way from the node that makes it to one that reads it, or a part of that way.
-
-    Attributes:
-        points: Vertical between two points with the same x, curved else.
-        value: Name of the node that makes the value.
-        target: Name of the box it ends at, with an arrow; "" where it goes on.
-    """
-
-    points: tuple[Point, ...]
-    value: str
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """A label that stands for a long line.
-
-    Attributes:
-        x: Left side.
-        y: Upper side.
-        width: To the right.
-        height: Downwards.
-        text: What it says.
-        value: Name of the node that makes the value.
-        at_source: Whether it hangs at the node that makes the value, or stands at a use.
-    """
-
-    x: float
-    y: float
-    width: float
-    height: float
-    text: str
-    value: str
-    at_source: bool
-
-
-@dataclass(slots=True)
-class Scene:
-    """All that is drawn, in pixels from the upper left corner.
-
-    Attributes:
-        width: Of the whole.
-        height: Of the whole.
-        boxes: Nodes and closed modules.
-        frames: Opened modules, outer ones first.
-        lines: The ways of values.
-        tags: What stands for lines that would be long.
-        shown_as: For each node, those in closed and folded modules included, the box it is in.
-    """
-
-    width: float = 0.0
-    height: float = 0.0
-    boxes: list[Box] = field(default_factory=list)
-    frames: list[Frame] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    tags: list[Tag] = field(default_factory=list)
-    shown_as: dict[str, str] = field(default_factory=dict)
 
 
 def build_scene(hierarchy: Hierarchy, opened: set[Group]) -> Scene:
@@ -165,11 +32,37 @@ def build_scene(hierarchy: Hierarchy, opened: set[Group]) -> Scene:
         opened: The groups whose insides are shown; a group in a closed one is not looked at.
     """
     scene = Scene()
-    level = _Level(hierarchy, hierarchy.root, opened)
+    level = _Level(_Subject(hierarchy, opened), hierarchy.root)
     level.emit(scene, _MARGIN, _MARGIN, 0, -1)
     scene.width = level.width + 2 * _MARGIN
     scene.height = level.height + 2 * _MARGIN
     return scene
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is laid out.
+
+    Attributes:
+        hierarchy: The groups of a graph.
+        opened: The groups whose insides are shown.
+        placements: What was placed before: layers that are alike are placed once.
+    """
+
+    hierarchy: Hierarchy
+    opened: set[Group]
+    placements: dict[Any, Placement] = field(default_factory=dict)
+
+    def place(self, level: _Level, sizes: list[tuple[float, float]]) -> Placement:
+        """Place the items of a level; labels depend on names, so levels with some are not kept."""
+        tops, bottoms = level.sides
+        key = (tuple(sizes), tuple(level.links), tops, bottoms)
+        if key in self.placements:
+            return self.placements[key]
+        placed = place(sizes, level.links, top=tops, bottom=bottoms, stub_size=level.stub_size)
+        if not placed.stubs:
+            self.placements[key] = placed
+        return placed
 
 
 class _Level:
@@ -180,25 +73,26 @@ class _Level:
         height: Of the inside, without the frame.
         inputs: For each value that comes from outside where it enters, from the left.
         outputs: For each value that is read outside where it leaves, from the left.
+        links: The edges, by position of the items behind the inputs.
+        sides: How many values come from outside, and how many are read there.
     """
 
-    def __init__(self, hierarchy: Hierarchy, group: Group, opened: set[Group]) -> None:
+    def __init__(self, subject: _Subject, group: Group) -> None:
         self.group = group
-        self._hierarchy = hierarchy
-        self._items = [_item(hierarchy, item, opened) for item in group.items]
+        self._hierarchy = subject.hierarchy
+        self._items = [_item(subject, item) for item in group.items]
         self._values: list[fx.Node] = []
-        links, top, bottom = self._connect()
+        self.links, top, bottom = self._connect()
+        self.sides = len(top), len(bottom)
         self._tops = len(top)
         sizes = [(4.0, 0.0)] * len(top)
         sizes += [(item.width, item.height) for item in self._items]
         sizes += [(4.0, 0.0)] * len(bottom)
         self._origin = {
-            (link.source, link.exit): value for link, value in zip(links, self._values, strict=True)
+            (link.source, link.exit): value
+            for link, value in zip(self.links, self._values, strict=True)
         }
-        self._links = links
-        self._placed: Placement = place(
-            sizes, links, top=len(top), bottom=len(bottom), stub_size=self._stub_size
-        )
+        self._placed = subject.place(self, sizes)
         x = self._placed.x
         self.inputs = {value: x[i] for i, value in enumerate(top)}
         first = len(top) + len(self._items)
@@ -247,7 +141,8 @@ class _Level:
     ) -> float:
         return self._items[owner[value]].exit(stand_in[value])
 
-    def _stub_size(self, source: int, exit_: float, uses: int) -> tuple[float, float]:
+    def stub_size(self, source: int, exit_: float, uses: int) -> tuple[float, float]:
+        """Return width and height of the label that stands for a value."""
         text = self._stub_text(source, exit_, uses)
         return ((columns(text) + 2) * SMALL_CHARACTER + 18, _STUB_HEIGHT)
 
@@ -264,13 +159,13 @@ class _Level:
         for i, item in enumerate(self._items):
             left = x + placed.x[self._tops + i] - item.width / 2
             item.emit(scene, left, y + placed.y[self._tops + i], depth, frame, self.group.path)
-        for link, value, route in zip(self._links, self._values, placed.routes, strict=True):
+        for link, value, route in zip(self.links, self._values, placed.routes, strict=True):
             if route is not None:
                 scene.lines.append(self._line(route, value, link.target, x, y))
         for stub in placed.stubs:
             value = self._origin[stub.source, stub.exit]
             uses = stub.uses if stub.at_source else 0
-            width, height = self._stub_size(stub.source, stub.exit, uses)
+            width, height = self.stub_size(stub.source, stub.exit, uses)
             text = self._stub_text(stub.source, stub.exit, uses)
             left = x + stub.x - width / 2
             scene.tags.append(
@@ -366,9 +261,9 @@ class _LeafItem:
 class _FrameItem:
     """A module that is opened."""
 
-    def __init__(self, hierarchy: Hierarchy, group: Group, opened: set[Group]) -> None:
+    def __init__(self, subject: _Subject, group: Group) -> None:
         self.group = group
-        self.level = _Level(hierarchy, group, opened)
+        self.level = _Level(subject, group)
         self.members = _members(group)
         self.nodes = self.members[0]
         title = columns(clip(group.title, _NAME_LENGTH)) + columns(group.kind) + 3
@@ -436,10 +331,10 @@ class _FrameItem:
 _Item = _LeafItem | _FrameItem
 
 
-def _item(hierarchy: Hierarchy, item: Leaf | Group, opened: set[Group]) -> _Item:
-    if isinstance(item, Group) and item in opened and item.only is None:
-        return _FrameItem(hierarchy, item, opened)
-    return _LeafItem(hierarchy, item)
+def _item(subject: _Subject, item: Leaf | Group) -> _Item:
+    if isinstance(item, Group) and item in subject.opened and item.only is None:
+        return _FrameItem(subject, item)
+    return _LeafItem(subject.hierarchy, item)
 
 
 def _members(item: Leaf | Group) -> list[list[fx.Node]]:

@@ -7,7 +7,7 @@ from html import escape as html_escape
 
 from fxkit.view.labels import FAMILIES, columns
 from fxkit.view.layout import Point
-from fxkit.view.scene import CHARACTER, Box, Frame, Line, Scene, Tag
+from fxkit.view.shapes import CHARACTER, Box, Frame, Line, Scene, Tag
 from fxkit.view.theme import drawing_rules
 
 _LEGEND_HEIGHT, _LEGEND_CHARACTER = 30.0, 7.2

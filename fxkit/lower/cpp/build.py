@@ -53,26 +53,32 @@ class Library:
     cache_hit: bool
 
 
-def build(*texts: str) -> Library:
-    """Return the library made from header-free C++ texts, from the cache when it is there.
+def build(*texts: str, tools: Toolchain | None = None) -> Library:
+    """Return the library made from header-free texts, from the cache when it is there.
 
     Each text is a translation unit; two are compiled at once.
+
+    Args:
+        texts: C++, or what `tools` compile.
+        tools: What to build with; the toolchain for C++ when left out.
 
     Raises:
         BuildError: When there is no compiler, it fails, or there is nowhere to write.
     """
     start = time.perf_counter()
-    path, hit = library_path(*texts)
+    path, hit = library_path(*texts, tools=tools)
     return Library(_load(path), path, time.perf_counter() - start, hit)
 
 
-def library_path(*texts: str, linking: Linking = _ALONE) -> tuple[Path, bool]:
+def library_path(
+    *texts: str, linking: Linking = _ALONE, tools: Toolchain | None = None
+) -> tuple[Path, bool]:
     """Return where the library made from some texts lies, and whether it was there already.
 
     Raises:
         BuildError: When there is no compiler, it fails, or there is nowhere to write.
     """
-    order = Order(texts, toolchain.current(), linking)
+    order = Order(texts, tools or toolchain.current(), linking)
     folder = cache_folder()
     try:
         return _find_or_build(order, folder)
@@ -234,7 +240,7 @@ def _has_precompiled_header() -> bool:
 def _compile_directly(order: Order, name: str, workplace: Path) -> Path:
     """Compile each text by a process of its own, all at once, and link them."""
     tools, linking = order.tools, order.linking
-    first = [tools.compiler, "-std=c++20", *order.flags, "-fPIC"]
+    first = [tools.compiler, "-std=c++20", *order.flags, *tools.library_flags]
     first += [f"-I{folder}" for folder in linking.includes]
     built = workplace / f"{name}.so"
     objects = [workplace / f"unit{number}.o" for number in range(len(order.texts))]

@@ -44,12 +44,14 @@ class Toolchain:
         flags: Flags for compiling.
         glibc: Version of the C library where it has vector functions, else None.
         identity: Text that differs wherever a kernel built elsewhere might not fit.
+        library_flags: Flags that make an object fit into a library.
     """
 
     compiler: str
     flags: tuple[str, ...]
     glibc: tuple[int, int] | None
     identity: str
+    library_flags: tuple[str, ...] = ("-fPIC",)
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,10 @@ def _toolchain(asked: str | None) -> Toolchain:
             hint="install g++, or point FXKIT_CXX at a compiler",
         )
     flags = (*FLAGS, "-fopenmp" if _shares_openmp(found) else "-fopenmp-simd")
-    return Toolchain(found, flags, vector_library(), _identity(found))
+    return Toolchain(found, flags, vector_library(), identity_of(found))
 
 
-def _identity(compiler: str) -> str:
+def identity_of(compiler: str) -> str:
     """Identify compiler, processor and torch without starting the compiler."""
     binary = Path(compiler).resolve()
     state = binary.stat()

@@ -29,6 +29,9 @@ from fxkit.lower.operators.row_ops import RowOp
 from fxkit.lower.operators.row_table import Frame, no_dim
 from fxkit.lower.operators.scalar_table import ScalarOp
 
+# Where kernels run; a region's policy says which of them it is for.
+DEVICES = frozenset({"cpu", "cuda"})
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -57,6 +60,16 @@ class Candidate:
     def tensors(self) -> Iterator[fx.Node | Attribute]:
         """The operands that are tensors."""
         return _tensors(self.operands.values())
+
+    def check_device(self, device: torch.device, root: torch.nn.Module) -> None:
+        """See that it computes on a device.
+
+        Raises:
+            Unfusable: When an operand or a result lies elsewhere.
+        """
+        for known in (*self.types, *(operand_type(tensor, root) for tensor in self.tensors)):
+            if known.device != device:
+                raise Unfusable(f"it reads or makes a tensor on {known.device}")
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -204,7 +217,7 @@ def _check_type(known: Any, what: str, may_be_empty: bool = False) -> None:
     if not isinstance(known, TensorType):
         given = "not known" if known is None else f"{type(known).__name__}, not a tensor"
         raise Unfusable(f"the type of {what} is {given}")
-    if known.device.type != "cpu":
+    if known.device.type not in DEVICES:
         raise Unfusable(f"{what} is on {known.device}")
     if known.dtype not in SUPPORTED:
         raise Unfusable(f"{what} is {short_dtype(known.dtype)}, which kernels do not compute")

@@ -78,6 +78,15 @@ class Policy:
     min_points: int | None = None
     min_costly_points: int = 1024
 
+    @property
+    def device(self) -> torch.device:
+        """Where kernels run; what lies elsewhere is left to eager."""
+        return torch.device("cpu")
+
+    def refusal(self, kernel: Kernel) -> str | None:
+        """Return why there is no text for the kernel of a single node, or None."""
+        return None
+
     def objection(self, group: Group) -> str | None:
         """Return why eager is as fast for a region, or None when a kernel pays."""
         if len(group.members) >= self.min_members:
@@ -182,12 +191,16 @@ class _Partitioner:
     def _tried(self, node: fx.Node) -> Candidate:
         """Return a node as a candidate that is known to have a kernel of its own."""
         found = candidate(node, self._gm, node in self._overwrites)
+        found.check_device(self._policy.device, self._gm)
         alone = Group(first_space(found, self._gm))
         alone.take(found, self._gm)
         outputs = [(node, position) for position in range(len(found.types))]
         kernel = emit(alone, outputs, self._gm).kernel
         if self._is_scattered(kernel):
             raise Unfusable("it reads from one of many places, which eager does in parts, faster")
+        refusal = self._policy.refusal(kernel)
+        if refusal is not None:
+            raise Unfusable(refusal)
         self._costs[node] = cost_of(kernel)
         return found
 

@@ -14,8 +14,9 @@ from fxkit.ir.provenance import derive
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.loops.emit import Emitted, Operand, emit, result_type
 from fxkit.lower.loops.group import Group
-from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.loop_ir import Kernel, Unfusable
 from fxkit.lower.loops.placement import operand_type, position_taken
+from fxkit.lower.loops.product import Product
 from fxkit.lower.loops.product_regions import MatrixProduct, alone, followed_by
 from fxkit.lower.loops.regions import Partition, Region
 from fxkit.lower.running.kernel_call import KernelCall
@@ -41,14 +42,30 @@ class Plan:
     regions: list[Region] = field(default_factory=list)
 
 
-def make_plan(gm: fx.GraphModule, partition: Partition) -> Plan:
+@dataclass(frozen=True)
+class Calls:
+    """How a plan calls kernels, and which whole operators it leaves to torch's library.
+
+    Attributes:
+        make: Makes the call of a kernel.
+        product: Says why the library computes a product, or None.
+        attention: Says why the library computes attention, or None.
+    """
+
+    make: Callable[..., KernelCall] = KernelCall
+    product: Callable[[Product], str | None] = objection
+    attention: Callable[[Kernel], str | None] = attention_objection
+
+
+def make_plan(gm: fx.GraphModule, partition: Partition, calls: Calls | None = None) -> Plan:
     """Return the graph that runs a partition; its kernels are not built yet."""
-    return _Planner(gm, partition).run()
+    return _Planner(gm, partition, calls or Calls()).run()
 
 
 class _Planner:
-    def __init__(self, gm: fx.GraphModule, partition: Partition) -> None:
+    def __init__(self, gm: fx.GraphModule, partition: Partition, calls: Calls) -> None:
         self._gm = gm
+        self._make_call = calls.make
         self._partition = partition
         self._reasons = dict(partition.reasons)
         self._position = {node: position for position, node in enumerate(gm.graph.nodes)}
@@ -56,9 +73,9 @@ class _Planner:
         self._names: dict[Kernel, str] = {}
         self._env: dict[fx.Node, fx.Node] = {}
         self._parts: dict[tuple[fx.Node, int], fx.Node] = {}
-        self._products = choose_products(gm, partition.steps, objection)
+        self._products = choose_products(gm, partition.steps, calls.product)
         self._reasons.update(self._products.reasons)
-        self._attention, reasons = choose_attention(gm, partition.steps, attention_objection)
+        self._attention, reasons = choose_attention(gm, partition.steps, calls.attention)
         self._reasons.update(reasons)
 
     def run(self) -> Plan:
@@ -92,7 +109,7 @@ class _Planner:
         inside = [*(m.node for m in group.members), *group.aliases]
         inside.sort(key=self._position.__getitem__)
         outputs = group.outputs()
-        emitted = emit(group, outputs, self._gm) if outputs else None
+        emitted = self._emitted(group, outputs)
         joined = followed_by(product, emitted) if product and emitted else None
         if product is not None and joined is None:
             self._add_product(product)
@@ -108,6 +125,14 @@ class _Planner:
             traffic += self._traffic_of(product.node, product.operands)
             self._call(joined, [product.node, *inside], (product.node.name, *names), traffic)
         self._repeat_views(group, inside)
+
+    def _emitted(self, group: Group, outputs: list[tuple[fx.Node, int]]) -> Emitted | None:
+        """Return a group's kernel, or None where eager has to compute its members after all."""
+        try:
+            return emit(group, outputs, self._gm) if outputs else None
+        except Unfusable as reason:
+            self._reasons.update((member.node, reason.message) for member in group.members)
+            return None
 
     def _add_product(self, product: MatrixProduct) -> None:
         """Add a kernel that computes a product alone."""
@@ -131,7 +156,7 @@ class _Planner:
         inputs = [operand_type(operand, self._gm) for operand in emitted.inputs]
         results = [result_type(*output) for output in emitted.outputs]
         eager = _Eager(self._gm, emitted, inside)
-        call = KernelCall(name, emitted.kernel, inputs, results, eager)
+        call = self._make_call(name, emitted.kernel, inputs, results, eager)
         plan.calls[name], plan.kernel_of[name] = call, kernel
         node = plan.graph.call_function(call, tuple(self._input(o) for o in emitted.inputs))
         derive(node, inside, name)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 import fxkit
 from fxkit.lower import to_cpp
-from tests.lower.kernels import compile_all, difference, fused_names
+from tests.lower.kernels import ALWAYS, compile_all, difference, fused_names
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -123,4 +124,15 @@ def test_what_follows_a_fold_joins_it() -> None:
     x = torch.randn(8, 50)
     compiled = to_cpp(fxkit.capture(program, (x,)).graph_module, (x,))
     assert len(compiled.regions) == 1
+    torch.testing.assert_close(compiled(x), program(x))
+
+
+def test_a_scan_along_an_axis_that_neighbours_divide() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        twice = torch.repeat_interleave(x, 2, -1)
+        sums = torch.cumsum(twice, -1)
+        return torch.stack([twice, sums / 3], dim=1)
+
+    x = torch.randn(3, 1, 20)
+    compiled = to_cpp(fx.symbolic_trace(program), (x,), policy=ALWAYS)
     torch.testing.assert_close(compiled(x), program(x))

@@ -29,6 +29,7 @@ from fxkit.lower.operators.row_table import (
     by_dim,
     every_dim,
     finite_or_zero,
+    float_dtype,
     function,
     largest,
     row,
@@ -221,7 +222,7 @@ def _log_softmax(self: Ref) -> Ref:
     return shifted - function("log", total(function("exp", shifted)))
 
 
-@row("aten.logsumexp", axes=by_dim)
+@row("aten.logsumexp", axes=by_dim, dtype=float_dtype)
 def _logsumexp(self: Ref) -> Ref:
     shift = finite_or_zero(largest(self))
     return function("log", total(function("exp", self - shift))) + shift

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loops.loop_ir import Ref
+from fxkit.lower.loops.loop_ir import Ref, Unfusable
 from fxkit.lower.operators.scalar_table import select
 
 Arguments = Mapping[str, Any]
@@ -198,6 +198,11 @@ def sum_dtype(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point else torch.int64
 
 
+def float_dtype(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
+    """Compute with integers and truth values in torch's default dtype."""
+    return dtype if dtype.is_floating_point else torch.get_default_dtype()
+
+
 # --- monoids and functions
 
 
@@ -223,6 +228,9 @@ def scanned(monoid: str, x: Ref) -> Ref:
 
 
 def function(name: str, x: Ref) -> Ref:
+    """Apply a function of one number; of whole numbers there is only the absolute value."""
+    if not x.is_float and name != "abs":
+        raise Unfusable(f"it takes {name} of whole numbers")
     return x.builder.scalar(name, x)
 
 

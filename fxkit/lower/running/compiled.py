@@ -17,11 +17,12 @@ from fxkit import config
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.ir import types
 from fxkit.ir.types import TensorType, type_of, type_of_value
+from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.placement import is_candidate
 from fxkit.lower.loops.regions import Policy, Region, partition
 from fxkit.lower.running import binding
 from fxkit.lower.running.building import Built, build_kernels
-from fxkit.lower.running.plan import Plan, make_plan, python_function
+from fxkit.lower.running.plan import Calls, Plan, make_plan, python_function
 from fxkit.lower.running.program import make_program
 from fxkit.lower.running.tuning import spread, tuned
 
@@ -52,9 +53,8 @@ def to_cpp(
         A module that is called like `gm`. Without a C++ compiler, or when it fails, a warning is
         given and the module runs the original graph.
     """
-    if not _is_typed(gm, args, dict(kwargs or {})):
-        propagate_types(gm, args, kwargs)
-    return _lower(policy, gm, tune=tune)
+    typed(gm, args, kwargs)
+    return lower(policy, gm, tune=tune)
 
 
 def to_cpp_as_recorded(gm: fx.GraphModule, reason: str) -> CompiledModule:
@@ -69,17 +69,32 @@ def to_cpp_as_recorded(gm: fx.GraphModule, reason: str) -> CompiledModule:
     """
     if not all(_has_type(node) for node in gm.graph.nodes if node.op != "output"):
         return left_to_eager(gm, reason)
-    module = _lower(None, gm)
+    module = lower(None, gm)
     is_fused = any(region.kernel is not None for region in module.regions)
     return module if is_fused else left_to_eager(gm, reason)
 
 
-def _lower(policy: Policy | None, gm: fx.GraphModule, *, tune: bool = False) -> CompiledModule:
-    """Compile a graph whose nodes have their types."""
+def lower(
+    policy: Policy | None,
+    gm: fx.GraphModule,
+    *,
+    tune: bool = False,
+    calls: Calls | None = None,
+    build: Callable[[Mapping[str, Kernel]], Built] = build_kernels,
+) -> CompiledModule:
+    """Compile a graph whose nodes have their types.
+
+    Args:
+        policy: When a kernel pays, and on which device kernels run.
+        gm: The graph.
+        tune: Whether to time kernels against eager; only on the processor.
+        calls: How kernels are called.
+        build: Builds kernels.
+    """
     if config.current().backend == "eager":
         return left_to_eager(gm, "FXKIT_BACKEND=eager turns kernels off")
-    plan = make_plan(gm, partition(gm, policy))
-    built = build_kernels(plan.kernels)
+    plan = make_plan(gm, partition(gm, policy), calls)
+    built = build(plan.kernels)
     if built.failures:
         error = next(iter(built.failures.values()))
         _warn_once(str(error))
@@ -89,9 +104,18 @@ def _lower(policy: Policy | None, gm: fx.GraphModule, *, tune: bool = False) -> 
     if tune:
         policy = tuned(policy, plan)
         if policy.refused:
-            return _lower(policy, gm)
+            return lower(policy, gm, calls=calls, build=build)
     spread(plan, policy)
-    return CompiledModule(gm, plan, built, functools.partial(_lower, policy))
+    again = functools.partial(lower, policy, calls=calls, build=build)
+    return CompiledModule(gm, plan, built, again)
+
+
+def typed(
+    gm: fx.GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> None:
+    """Find the types of a graph's nodes for some inputs, unless they are known."""
+    if not _is_typed(gm, args, dict(kwargs or {})):
+        propagate_types(gm, args, kwargs)
 
 
 def _is_typed(gm: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

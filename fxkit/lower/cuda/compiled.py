@@ -1,0 +1,129 @@
+"""`to_cuda`: a graph whose fused regions run as kernels on a GPU, and all else as before."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.errors import BuildError
+from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.cpp.build import build
+from fxkit.lower.cuda import layout, toolchain
+from fxkit.lower.cuda.launching import CudaCall
+from fxkit.lower.cuda.printer import print_unit
+from fxkit.lower.loops.group import Group
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.regions import Policy
+from fxkit.lower.running.building import Built
+from fxkit.lower.running.compiled import CompiledModule, lower, typed
+from fxkit.lower.running.plan import Calls
+
+
+_FIRST_GPU = torch.device("cuda", 0)
+
+
+@dataclass(frozen=True)
+class CudaPolicy(Policy):
+    """When a kernel on a GPU pays: when it saves a pass over memory, and so a launch.
+
+    Attributes:
+        gpu: The device that kernels run on.
+    """
+
+    gpu: torch.device = _FIRST_GPU
+
+    @property
+    def device(self) -> torch.device:
+        """Where kernels run; what lies elsewhere is left to eager."""
+        return self.gpu
+
+    def refusal(self, kernel: Kernel) -> str | None:
+        """Return why there is no CUDA text for a kernel, or None."""
+        return layout.objection(kernel)
+
+    def objection(self, group: Group) -> str | None:
+        """Return why eager is as fast for a region, or None when a kernel pays."""
+        if len(group.members) >= self.min_members:
+            return None
+        return "no neighbour can join it, and alone eager launches a kernel for it as well"
+
+
+_CALLS = Calls(
+    CudaCall,
+    lambda product: "products are left to torch's library, on a GPU and beside it",
+    lambda kernel: "attention is left to torch's library, on a GPU and beside it",
+)
+
+
+def to_cuda(
+    gm: fx.GraphModule,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    policy: Policy | None = None,
+) -> CompiledModule:
+    """Compile the pointwise and normalising parts of a graph into fused kernels for a GPU.
+
+    Kernels run on the device of the first input or parameter that is on a GPU, on the stream that
+    is current when they are called, and are not waited for. All other nodes run in ATen as before.
+    When gradients are on and asked for, the original graph runs.
+
+    Args:
+        gm: A graph of torch-level or ATen-level calls. It is not changed, but for the types that
+            are recorded on its nodes.
+        args: Inputs of the types to compile for; fake tensors serve as well.
+        kwargs: Keyword inputs.
+        policy: When a kernel pays; of `Policy`, only `min_members` matters here.
+
+    Returns:
+        A module that is called like `gm`. Without nvcc, or when it fails, a warning is given and
+        the module runs the original graph.
+    """
+    typed(gm, args, kwargs)
+    chosen = CudaPolicy(gpu=_gpu_of(gm))
+    if policy is not None:
+        chosen = CudaPolicy(min_members=policy.min_members, gpu=chosen.gpu)
+    return lower(chosen, gm, calls=_CALLS, build=build_kernels)
+
+
+def build_kernels(kernels: Mapping[str, Kernel]) -> Built:
+    """Build kernels with nvcc: all in one unit, and one by one where that fails."""
+    if not kernels:
+        return Built()
+    built = Built(print_unit(kernels))
+    try:
+        tools = toolchain.current()
+        library = build(built.source, tools=tools)
+    except BuildError as error:
+        if error.log is None or len(kernels) == 1:
+            built.failures.update(dict.fromkeys(kernels, error))
+            return built
+    else:
+        built.libraries.update(dict.fromkeys(kernels, library))
+        return built
+    for name, kernel in kernels.items():
+        try:
+            built.libraries[name] = build(print_unit({name: kernel}), tools=tools)
+        except BuildError as refused:
+            built.failures[name] = refused
+    return built
+
+
+def is_on_gpu(gm: fx.GraphModule, args: tuple[Any, ...]) -> bool:
+    """Tell whether an input or a parameter of a graph is on a GPU."""
+    tensors = itertools.chain(args, gm.parameters(), gm.buffers())
+    return any(isinstance(t, torch.Tensor) and t.device.type == "cuda" for t in tensors)
+
+
+def _gpu_of(gm: fx.GraphModule) -> torch.device:
+    """Return the GPU of the first node that has a tensor on one; the first GPU where none has."""
+    for node in gm.graph.nodes:
+        known = type_of(node) if node.op != "output" else None
+        if isinstance(known, TensorType) and known.device.type == "cuda":
+            return known.device
+    return _FIRST_GPU

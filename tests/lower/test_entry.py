@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fxkit
-from fxkit.lower.running import binding
+from fxkit.lower.running import binding, entry
 
 X = torch.randn(6, 8)
 
@@ -313,3 +313,14 @@ def test_a_compiled_module_is_copied_with_its_parameters() -> None:
         assert other.report().calls == 2
         other.load_state_dict(module.state_dict())
         torch.testing.assert_close(other(X), module(X))
+
+
+@pytest.mark.parametrize("depth", [300, 1500])
+def test_programs_of_many_modules(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tables than the binding has room for are looked at by Python."""
+    monkeypatch.setattr(entry, "_MAX_TABLES", 1000)
+    net = nn.Sequential(*(nn.ReLU() for _ in range(depth)), nn.Tanh())
+    with torch.no_grad():
+        compiled = fxkit.compile(net)
+        for _ in range(4):
+            torch.testing.assert_close(compiled(X), net(X))

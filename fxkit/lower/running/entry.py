@@ -19,6 +19,9 @@ from fxkit.tracing.variants import Variant
 # More are compared pair by pair for too long.
 _MAX_ARGUMENTS = 32
 
+# What the binding has room for on its stack.
+_MAX_TABLES = 4096
+
 _MAX_TRIES = 3
 
 Way = tuple[Callable[..., Any], Variant, Callable[[Any], Any] | None]
@@ -80,6 +83,8 @@ def make_entry(facts: EntryFacts, module: CompiledModule) -> Any | None:
     if any(t.layout is not torch.strided for t in facts.outside):
         return None
     state = facts.state
+    if len(state.tables) > _MAX_TABLES:
+        return None
     return native.Entry(
         program,
         tuple(

@@ -24,7 +24,7 @@ struct Table {
   uint64_t version;  // when it was last found to hold
 };
 
-enum { MAX_TABLES = 512 };
+enum { MAX_TABLES = 4096 };
 
 struct Sequence {
   PyObject *list, *values;

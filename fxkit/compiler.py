@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
-from fxkit.lower import CompiledModule, to_cpp
+from fxkit.lower import CompiledModule, to_cpp, to_cuda
+from fxkit.lower.cuda.compiled import is_on_gpu
 from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
 from fxkit.lower.running.compiled import to_cpp_as_recorded
 from fxkit.lower.running.entry import Entries, Way
@@ -99,6 +100,8 @@ class Compiled:
             PassManager(passes, verify="structure", args=args).run(copied)
             if is_trained:
                 module = to_cpp_training(copied, args)
+            elif is_on_gpu(copied, args):
+                module = to_cuda(copied, args)
             else:
                 module = to_cpp(copied, args, tune=self._tune)
         except InvalidGraphError as error:
@@ -130,7 +133,8 @@ def compile(
 
     The first call with inputs of a kind runs the program once, records it, rewrites the graph by
     the simplifying passes and builds its kernels. Later calls run those as long as every guard
-    holds; what can't be captured runs in Python. With gradients on and asked for, the graph is
+    holds; what can't be captured runs in Python. Where inputs are on a GPU, kernels are built by
+    nvcc and run there. With gradients on and asked for, the graph is
     differentiated, and its forward and its backward both run as kernels under autograd.
 
     The bound `step` of a `torch.optim` SGD, Adam or AdamW becomes a `FusedStep`: one loop over all

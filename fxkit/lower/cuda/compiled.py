@@ -23,7 +23,6 @@ from fxkit.lower.running.building import Built
 from fxkit.lower.running.compiled import CompiledModule, lower, typed
 from fxkit.lower.running.plan import Calls
 
-
 _FIRST_GPU = torch.device("cuda", 0)
 
 

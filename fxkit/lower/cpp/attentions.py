@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.cpp.products import COLUMNS
 from fxkit.lower.loops.attention import Attention
@@ -40,13 +41,21 @@ class AttentionPrinter(KernelPrinter):
         if detail is None:
             raise ValueError("expected a kernel that computes attention")
         self._detail = detail
-        self._stride = -(-detail.keys // COLUMNS) * COLUMNS
-        fitting = max(1, SCORE_BYTES // (4 * self._stride))
+        self._stride = ceil_div(detail.keys, COLUMNS) * COLUMNS
+        fitting = max(1, SCORE_BYTES // (4 * int(self._stride)))
         self._rows = min(QUERIES, fitting, detail.queries)
+        self._room = self._rows * self._stride
+        self._is_open = is_free(detail.keys + detail.queries)
+        if self._is_open:
+            self._rows = FreeInt(self._rows, "height")
+            self._room = max(SCORE_BYTES // 4, int(self._stride))
 
     def text(self) -> str:
         """Return the function's text."""
         self._open(f'extern "C" void {self._name}({self._parameters()}) {{')
+        self._read_numbers()
+        if self._is_open:
+            self._choose_height()
         self._share_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
@@ -66,10 +75,19 @@ class AttentionPrinter(KernelPrinter):
         return "\n".join(self._lines) + "\n"
 
     def _tile_count(self) -> int:
-        return self._detail.batch * self._detail.heads * -(-self._detail.queries // self._rows)
+        blocks = ceil_div(self._detail.queries, self._rows)
+        return self._detail.batch * self._detail.heads * blocks
+
+    def _choose_height(self) -> None:
+        """Choose the queries of a block at run time."""
+        queries = self._detail.queries
+        self._add(f"const long fitting = {SCORE_BYTES // 4} / {self._stride};")
+        self._add(f"const long most = fitting < {QUERIES} ? fitting : {QUERIES};")
+        self._add(f"const long fewest = {queries} < most ? {queries} : most;")
+        self._add("const long height = fewest < 1 ? 1 : fewest;")
 
     def _tile_index(self) -> None:
-        blocks = -(-self._detail.queries // self._rows)
+        blocks = ceil_div(self._detail.queries, self._rows)
         self._add(f"const long first = tile % {blocks} * {self._rows};")
         self._add(f"const long h = tile / {blocks} % {self._detail.heads};")
         self._add(f"const long b = tile / {blocks * self._detail.heads};")
@@ -91,8 +109,8 @@ class AttentionPrinter(KernelPrinter):
         for position, (name, (batch, head, row, step), index, offset) in enumerate(operands):
             self._add(f"block.{name} = in{position} + b * {batch} + {index} * {head}{offset};")
             self._add(f"block.{name}_row = {row}, block.{name}_step = {step};")
-        self._add(f"alignas(64) float scores[{self._rows * self._stride}];")
-        self._add(f"float factors[{self._rows}];")
+        self._add(f"alignas(64) float scores[{self._room}];")
+        self._add(f"float factors[{QUERIES if self._is_open else self._rows}];")
 
     def _hide(self) -> None:
         """Apply the mask, then hide what comes after a query."""

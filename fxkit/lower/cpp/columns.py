@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 
 from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter, scaled
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule
@@ -27,18 +28,19 @@ class ColumnPrinter(KernelPrinter):
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name, schedule(kernel, buffer_bytes=0))
         self._rows = kernel.outer_sizes[-1]
-        self._tiles = -(-self._rows // LANES)
+        self._is_tiled = is_free(self._rows) or self._rows > LANES
+        self._tiles = ceil_div(self._rows, LANES)
         self._lane_axis = len(kernel.outer_sizes) - 1
 
     def _tile_count(self) -> int:
         return math.prod(self._kernel.outer_sizes[:-1]) * self._tiles
 
     def _tile_index(self) -> None:
-        row = "tile" if self._tiles == 1 else f"tile / {self._tiles}"
+        row = f"tile / {self._tiles}" if self._is_tiled else "tile"
         self._outer_index(row, self._kernel.outer_sizes[:-1])
         self._add(f"const long i{self._lane_axis} = tile % {self._tiles} * {LANES};")
         width = str(min(LANES, self._rows))
-        if self._rows > LANES and self._rows % LANES:
+        if is_free(self._rows) or (self._is_tiled and self._rows % LANES):
             rest = f"{self._rows} - i{self._lane_axis}"
             width = f"{rest} < {LANES} ? {rest} : {LANES}"
         self._add(f"const long width = {width};")
@@ -78,7 +80,7 @@ class ColumnPrinter(KernelPrinter):
         self._open_row_axes()
         length = self._kernel.row_sizes[-1]
         begin, end = ("0", str(length))
-        if sums and length > BLOCK:
+        if sums and (is_free(length) or length > BLOCK):
             begin, end = self._open_blocks(0, length, BLOCK)
         self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
         self._open_lanes(one.values)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import torch
 
 from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.free_numbers import FreeInt, free_numbers, is_free
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule
 
@@ -24,7 +25,8 @@ class KernelPrinter(ABC):
 
     Rows are divided into tiles, which threads share. In the text, `i0, i1, …` index the axes that
     say which row it is, `r0, r1, …, j` those of the row; `v3` is the value of instruction 3, `s3`
-    a finished sum, `b3` a row buffer, `p3` a pointer to the first element of a row.
+    a finished sum, `b3` a row buffer, `p3` a pointer to the first element of a row, `n3` a number
+    that is known only at run time.
 
     Args:
         kernel: The kernel; its row has at least one axis.
@@ -46,6 +48,7 @@ class KernelPrinter(ABC):
         self._open(
             f'extern "C" {"long" if faulty else "void"} {self._name}({self._parameters()}) {{'
         )
+        self._read_numbers()
         if faulty:
             self._add("long fault = 0;")
         self._share_tiles()
@@ -66,7 +69,7 @@ class KernelPrinter(ABC):
 
     def _share_tiles(self) -> None:
         """Let threads share the loop that follows."""
-        if self._tile_count() > 1:
+        if is_free(self._tile_count()) or self._tile_count() > 1:
             self._add(f"{SHARED}{self._fault_clause(range(len(self._kernel.body)))}")
 
     @abstractmethod
@@ -122,14 +125,22 @@ class KernelPrinter(ABC):
             f"{'' if b.is_output else 'const '}{cpp_text.TYPES[b.dtype]}* __restrict {b.name}"
             for b in self._kernel.buffers
         ]
-        return ", ".join([*parts, "long threads"])
+        numbers = ["const long* numbers"] if free_numbers(self._kernel) else []
+        return ", ".join([*parts, *numbers, "long threads"])
+
+    def _read_numbers(self) -> None:
+        """Read the numbers that are known only at run time."""
+        for place, number in enumerate(free_numbers(self._kernel)):
+            if isinstance(number, FreeInt):
+                self._add(f"const long {number.text} = numbers[{place}];")
+            else:
+                self._add(f"const double {number.text} = ((const double*)numbers)[{place}];")
 
     def _outer_index(self, row: str, sizes: tuple[int, ...]) -> None:
         """Compute the index along each outer axis from the number of the row."""
-        below = math.prod(sizes)
         for axis, size in enumerate(sizes):
-            below //= size
-            index = row if below == 1 else f"{row} / {below}"
+            below = math.prod(sizes[axis + 1 :])
+            index = f"{row} / {below}" if sizes[axis + 1 :] else row
             index = index if axis == 0 else f"{index} % {size}"
             self._add(f"const long i{axis} = {index};")
 
@@ -180,7 +191,7 @@ class KernelPrinter(ABC):
         """Open a loop over blocks of the innermost row axis; return a block's bounds."""
         self._open(f"for (long block = {begin}; block < {end}; block += {block}) {{")
         until = f"block + {block}"
-        if isinstance(end, str) or end % block:
+        if isinstance(end, str) or is_free(end) or end % block:
             self._add(f"const long block_end = {until} < {end} ? {until} : {end};")
             until = "block_end"
         return "block", until

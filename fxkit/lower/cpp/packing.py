@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.free_numbers import free_numbers
 from fxkit.lower.loops.loop_ir import Kernel
 
 SUFFIX = "_packed"
@@ -13,6 +14,7 @@ SUFFIX = "_packed"
 def print_packed(kernels: Mapping[str, Kernel]) -> str:
     """Return, for each kernel, a function of its buffers' addresses and the number of threads.
 
+    The address of the numbers that a kernel reads at run time follows those of its buffers.
     It returns zero, or else what the kernel has written is void.
     """
     return "\n".join(_function(name, kernel) for name, kernel in kernels.items())
@@ -21,6 +23,8 @@ def print_packed(kernels: Mapping[str, Kernel]) -> str:
 def _function(name: str, kernel: Kernel) -> str:
     types = [f"{'' if b.is_output else 'const '}{cpp_text.TYPES[b.dtype]}*" for b in kernel.buffers]
     arguments = [f"({type_})buffers[{position}]" for position, type_ in enumerate(types)]
+    if free_numbers(kernel):
+        arguments.append(f"(const long*)buffers[{len(types)}]")
     call = f"{name}({', '.join([*arguments, 'threads'])})"
     body = f"return {call};" if kernel.has_checks else f"{call};\n  return 0;"
     return f'extern "C" long {name}{SUFFIX}(void* const* buffers, long threads) {{\n  {body}\n}}\n'

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
+from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter, scaled
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.product import Product
@@ -46,13 +47,19 @@ class ProductPrinter(KernelPrinter):
         if product is None:
             raise ValueError("expected a kernel that begins with a product")
         self._product = product
-        self._panels = -(-product.columns // COLUMNS)
+        self._panels = ceil_div(product.columns, COLUMNS)
         self._rows = block_rows(product)
-        self._blocks = -(-product.rows // self._rows)
+        self._is_open = is_free(self._panels * product.count * product.rows)
+        if self._is_open:
+            self._rows = FreeInt(self._rows, "height")
+        self._blocks = ceil_div(product.rows, self._rows)
 
     def text(self) -> str:
         """Return the function's text."""
         self._open(f'extern "C" void {self._name}({self._parameters()}) {{')
+        self._read_numbers()
+        if self._is_open:
+            self._choose_height()
         self._share_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
@@ -83,8 +90,19 @@ class ProductPrinter(KernelPrinter):
     def _bound(self, name: str, end: str, limit: int) -> None:
         self._add(f"const long {name} = {end} < {limit} ? {end} : {limit};")
 
+    def _choose_height(self) -> None:
+        """Choose the rows of a block at run time; see `block_rows`."""
+        rows = self._product.rows
+        panels = self._panels * self._product.count
+        text = f"{rows} > {BLOCKS[-1]} ? {BLOCKS[-1]} : {BLOCKS[1]}"
+        for height in reversed(BLOCKS):
+            text = f"{panels * ceil_div(rows, height)} >= {MIN_TILES} ? {height} : {text}"
+        self._add(f"const long height = {text};")
+
     def _declare(self) -> None:
-        rows = min(self._rows, self._product.rows)
+        rows = min(int(self._rows), self._product.rows)
+        if self._is_open:
+            rows = BLOCKS[0]
         self._add(f"alignas(64) float sums[{rows * COLUMNS}];")
 
     def _multiply(self) -> None:
@@ -93,9 +111,8 @@ class ProductPrinter(KernelPrinter):
         row, left_step = product.left_strides
         right_step, column = product.right_strides
         left, right = [f"in{product.left}"], [f"in{product.right}"]
-        below = product.count
         for number, batch in enumerate(product.batch):
-            below //= batch.size
+            below = math.prod(inner.size for inner in product.batch[number + 1 :])
             self._add(f"const long b{number} = batch / {below} % {batch.size};")
             left += [scaled(f"b{number}", batch.left)] if batch.left else []
             right += [scaled(f"b{number}", batch.right)] if batch.right else []
@@ -133,8 +150,8 @@ class ProductPrinter(KernelPrinter):
 
 def block_rows(product: Product) -> int:
     """Return how many rows of a product a tile has."""
-    panels = -(-product.columns // COLUMNS) * product.count
+    panels = ceil_div(product.columns, COLUMNS) * product.count
     for rows in BLOCKS:
-        if panels * -(-product.rows // rows) >= MIN_TILES:
+        if panels * ceil_div(product.rows, rows) >= MIN_TILES:
             return rows
     return BLOCKS[-1] if math.ceil(product.rows / BLOCKS[-1]) > 1 else BLOCKS[1]

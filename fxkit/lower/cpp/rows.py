@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable
 
 from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import SHARED, KernelPrinter
 from fxkit.lower.loops.loop_ir import Access, Kernel
-from fxkit.lower.loops.schedule import Pass, schedule
+from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
 
 # A row without reductions is cut into tiles of this many elements, for the threads to share.
 TILE = 4096
@@ -30,7 +31,8 @@ class RowPrinter(KernelPrinter):
         super().__init__(kernel, name, schedule(kernel))
         self._length = kernel.row_sizes[-1]
         is_whole = any(i.is_reduction or i.is_scan for i in kernel.body)
-        self._tiles = 1 if is_whole else -(-self._length // TILE)
+        self._is_tiled = not is_whole and (is_free(self._length) or self._length > TILE)
+        self._tiles = ceil_div(self._length, TILE) if self._is_tiled else 1
         self._is_cut = is_whole and self._can_cut()
 
     def _can_cut(self) -> bool:
@@ -51,9 +53,9 @@ class RowPrinter(KernelPrinter):
         return math.prod(self._kernel.outer_sizes) * self._tiles
 
     def _tile_index(self) -> None:
-        row = "tile" if self._tiles == 1 else f"tile / {self._tiles}"
+        row = f"tile / {self._tiles}" if self._is_tiled else "tile"
         self._outer_index(row, self._kernel.outer_sizes)
-        if self._tiles > 1:
+        if self._is_tiled:
             full = f"begin + {TILE}"
             self._add(f"const long begin = tile % {self._tiles} * {TILE};")
             self._add(f"const long end = {full} < {self._length} ? {full} : {self._length};")
@@ -61,6 +63,8 @@ class RowPrinter(KernelPrinter):
     def _declare(self) -> None:
         for value in self._schedule.buffers:
             size = math.prod(self._kernel.row_sizes)
+            if is_free(size):
+                size = MAX_BUFFER_BYTES // self._body(value).dtype.itemsize
             self._add(f"alignas(64) {self._type(value)} b{value}[{size}];")
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
@@ -75,7 +79,7 @@ class RowPrinter(KernelPrinter):
         if self._is_cut:
             self._cut_pass(one)
         else:
-            self._uncut_pass(one, *(("begin", "end") if self._tiles > 1 else ("0", self._length)))
+            self._uncut_pass(one, *(("begin", "end") if self._is_tiled else ("0", self._length)))
         for p in one.reductions:
             if self._is_float_sum(p):
                 self._add(f"const float s{p} = (float)t{p};")
@@ -83,7 +87,7 @@ class RowPrinter(KernelPrinter):
     def _cut_pass(self, one: Pass) -> None:
         """Print a pass over parts of a row, which threads share, and put its results together."""
         names = {p: f"{'t' if self._is_float_sum(p) else 'v'}{p}" for p in one.reductions}
-        size = -(-self._length // (PARTS * BLOCK)) * BLOCK
+        size = ceil_div(self._length, PARTS * BLOCK) * BLOCK
         for p, name in names.items():
             self._add(f"{self._total_type(p)} {name}_of[{PARTS}];")
         self._add(SHARED)
@@ -117,7 +121,7 @@ class RowPrinter(KernelPrinter):
             self._add(f"{self._type(p)} a{p} = {start};")
         depth = self._depth
         self._open_row_axes()
-        if sums and self._length > BLOCK:
+        if sums and (is_free(self._length) or self._length > BLOCK):
             begin, end = self._open_blocks(begin, end, BLOCK)
         for p in sums:
             self._add(f"float v{p} = 0;")
@@ -154,9 +158,9 @@ class RowPrinter(KernelPrinter):
     def _row_offset(self) -> str:
         """Return the position within the row, as its buffers are laid out."""
         terms = []
-        below = math.prod(self._kernel.row_sizes)
-        for axis, size in enumerate(self._kernel.row_sizes[:-1]):
-            below //= size
+        sizes = self._kernel.row_sizes
+        for axis in range(len(sizes) - 1):
+            below = math.prod(sizes[axis + 1 :])
             terms.append(f"r{axis} * {below}")
         return " + ".join([*terms, "j"])
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fxkit.lower.cpp.free_numbers import FreeFloat, FreeInt
 from fxkit.lower.loops.loop_ir import Instruction
 
 TYPES = {
@@ -71,7 +72,9 @@ template <class T> static inline T fx_min(T a, T b) { return (a < b) | (a != a) 
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """Return a number as a C++ literal of exactly that value."""
+    """Return a number as a C++ expression of exactly that value."""
+    if isinstance(value, (FreeInt, FreeFloat)):
+        return f"({TYPES[dtype]}){value.text}"
     if dtype == torch.bool:
         return "true" if value else "false"
     if not dtype.is_floating_point:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter, scaled
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule
@@ -72,18 +73,18 @@ class TilePrinter(KernelPrinter):
             raise ValueError("expected a kernel with a transposed operand")
         self._axis = axis
         self._others = [a for a in range(len(kernel.outer_sizes)) if a != axis]
-        self._down = -(-kernel.sizes[axis] // ROWS)
-        self._along = -(-kernel.sizes[-1] // COLUMNS)
+        self._down = ceil_div(kernel.sizes[axis], ROWS)
+        self._along = ceil_div(kernel.sizes[-1], COLUMNS)
 
     def _tile_count(self) -> int:
         others = math.prod(self._kernel.sizes[a] for a in self._others)
         return others * self._down * self._along
 
     def _tile_index(self) -> None:
-        below = self._tile_count()
-        for axis in self._others:
+        for place, axis in enumerate(self._others):
             size = self._kernel.sizes[axis]
-            below //= size
+            inner = [self._kernel.sizes[a] for a in self._others[place + 1 :]]
+            below = math.prod(inner) * self._down * self._along
             self._add(f"const long i{axis} = tile / {below} % {size};")
         self._add(f"const long i{self._axis} = tile / {self._along} % {self._down} * {ROWS};")
         self._add(f"const long begin = tile % {self._along} * {COLUMNS};")
@@ -92,7 +93,7 @@ class TilePrinter(KernelPrinter):
 
     def _bound(self, name: str, size: int, start: str, most: int) -> None:
         rest = f"{size} - {start}"
-        text = f"{rest} < {most} ? {rest} : {most}" if size % most else str(most)
+        text = f"{rest} < {most} ? {rest} : {most}" if is_free(size) or size % most else str(most)
         self._add(f"const long {name} = {text};")
 
     def _declare(self) -> None:

@@ -59,7 +59,8 @@ class Calls:
 
 def make_plan(gm: fx.GraphModule, partition: Partition, calls: Calls | None = None) -> Plan:
     """Return the graph that runs a partition; its kernels are not built yet."""
-    return _Planner(gm, partition, calls or Calls()).run()
+    usual = Calls(KernelCall, objection, attention_objection)
+    return _Planner(gm, partition, calls or usual).run()
 
 
 class _Planner:

@@ -16,6 +16,7 @@ from fxkit.lower.cuda.compiled import is_on_gpu
 from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
 from fxkit.lower.running.compiled import to_cpp_as_recorded
 from fxkit.lower.running.entry import Entries, Way
+from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.training.fused_step import FusedStep, is_step
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.passes.base import Pass
@@ -47,6 +48,7 @@ class Compiled:
         self._train = train
         self._tune = tune
         self.modules: list[CompiledModule | TrainingModule] = []
+        self._stock = KernelStock()
         self.captured = Captured(fn, backend=self._backend, dynamic=dynamic)
         self._entries = Entries(self.captured)
         self._last_way: Way | None = None
@@ -71,6 +73,14 @@ class Compiled:
         entries.learn(args)
         return result
 
+    @property
+    def builds(self) -> int:
+        """How often kernels had to be built for graphs of free sizes.
+
+        Sizes at which the kernels of earlier ones serve, with other numbers, add nothing to it.
+        """
+        return self._stock.builds
+
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Say whether a call would run compiled, or which guard stops it."""
         return self.captured.explain(*args, **kwargs)
@@ -83,13 +93,19 @@ class Compiled:
 
     def _backend(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         if not has_free_sizes(gm):
-            return self._lower(gm, args)
-        run = BySizes(gm, self._lower)
+            module = self._lower(gm, args)
+            if isinstance(module, CompiledModule):
+                self._stock.note(module.kernels)
+            return module
+        run = BySizes(gm, functools.partial(self._lower, stock=self._stock))
         run.prepare(*args)
         return run
 
     def _lower(
-        self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]
+        self,
+        gm: fx.GraphModule,
+        args: tuple[torch.Tensor, ...],
+        stock: KernelStock | None = None,
     ) -> CompiledModule | TrainingModule:
         is_trained = self._train is not False and _asks_for_gradients(gm, args)
         passes = self._passes
@@ -99,11 +115,11 @@ class Compiled:
             copied = fx.GraphModule(gm, _copy_graph(gm.graph))
             PassManager(passes, verify="structure", args=args).run(copied)
             if is_trained:
-                module = to_cpp_training(copied, args)
+                module = to_cpp_training(copied, args, stock=stock)
             elif is_on_gpu(copied, args):
                 module = to_cuda(copied, args)
             else:
-                module = to_cpp(copied, args, tune=self._tune)
+                module = to_cpp(copied, args, tune=self._tune, stock=stock)
         except InvalidGraphError as error:
             copied = fx.GraphModule(gm, _copy_graph(gm.graph))
             module = to_cpp_as_recorded(copied, error.message)

@@ -27,11 +27,15 @@ class Built:
         source: The C++ text of all kernels.
         libraries: Name of a kernel → the library that holds it.
         failures: Name of a kernel → why it could not be built.
+        functions: Name of a kernel → that of its function, where it is another one.
+        numbers: Name of a kernel → what its function reads at run time, if anything.
     """
 
     source: str = ""
     libraries: dict[str, Library] = field(default_factory=dict)
     failures: dict[str, BuildError] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -47,7 +51,9 @@ class Built:
         """Give each call of a plan its function; those without one compute with eager."""
         for region, name in plan.kernel_of.items():
             if name in self.libraries:
-                plan.calls[region].bind(self.libraries[name].handle, name)
+                numbers = [self.numbers[name]] if self.numbers.get(name) else []
+                function = self.functions.get(name, name)
+                plan.calls[region].bind(self.libraries[name].handle, function, *numbers)
         plan.regions[:] = [
             replace(region, kernel=None, reason=self.failures[region.kernel].message,
                     bytes_saved=None)

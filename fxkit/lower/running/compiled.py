@@ -22,6 +22,7 @@ from fxkit.lower.loops.placement import is_candidate
 from fxkit.lower.loops.regions import Policy, Region, partition
 from fxkit.lower.running import binding
 from fxkit.lower.running.building import Built, build_kernels
+from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.running.plan import Calls, Plan, make_plan, python_function
 from fxkit.lower.running.program import make_program
 from fxkit.lower.running.tuning import spread, tuned
@@ -34,6 +35,7 @@ def to_cpp(
     *,
     policy: Policy | None = None,
     tune: bool = False,
+    stock: KernelStock | None = None,
 ) -> CompiledModule:
     """Compile the pointwise and normalising parts of a graph into fused C++ kernels.
 
@@ -48,13 +50,14 @@ def to_cpp(
         policy: When a kernel pays.
         tune: Whether to time each kernel against eager, on made-up inputs, and keep the faster one;
             the times are kept beside the built kernels.
+        stock: Kernels built for other sizes, which serve here too where they can.
 
     Returns:
         A module that is called like `gm`. Without a C++ compiler, or when it fails, a warning is
         given and the module runs the original graph.
     """
     typed(gm, args, kwargs)
-    return lower(policy, gm, tune=tune)
+    return lower(policy, gm, tune=tune, build=build_kernels if stock is None else stock.build)
 
 
 def to_cpp_as_recorded(gm: fx.GraphModule, reason: str) -> CompiledModule:
@@ -298,6 +301,11 @@ class CompiledModule(nn.Module):
     def input_types(self) -> tuple[Any, ...]:
         """The type of each input that it was compiled for."""
         return tuple(known for _, known in self._inputs)
+
+    @property
+    def kernels(self) -> Mapping[str, Kernel]:
+        """Name in the report → what the kernel computes; equal regions share one."""
+        return self._plan.kernels
 
     @property
     def lowered(self) -> fx.GraphModule:

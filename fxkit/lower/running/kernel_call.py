@@ -40,6 +40,7 @@ class KernelCall:
         work: Operations of a call, roughly.
         is_parallel: Whether they are worth several threads.
         address: Where its packed function lies, or None until it is built.
+        numbers: What the function reads at run time, besides buffers.
     """
 
     def __init__(
@@ -63,12 +64,15 @@ class KernelCall:
         self.work = kernel.points * cost_of_point(kernel.body)
         self.is_parallel = self.work >= PARALLEL_WORK
         self.address: int | None = None
+        self.numbers = b""
 
-    def bind(self, library: ctypes.CDLL, name: str) -> None:
-        """Take the built function of this name."""
+    def bind(self, library: ctypes.CDLL, name: str, numbers: bytes = b"") -> None:
+        """Take the built function of this name, and the numbers that it is to read."""
+        self.numbers = numbers
         function = getattr(library, name)
         self.address = ctypes.cast(getattr(library, name + SUFFIX), ctypes.c_void_p).value
-        function.argtypes = [ctypes.c_void_p] * len(self.kernel.buffers) + [ctypes.c_long]
+        buffers = [ctypes.c_void_p] * len(self.kernel.buffers)
+        function.argtypes = [*buffers, *([ctypes.c_char_p] if numbers else []), ctypes.c_long]
         function.restype = ctypes.c_long if self.kernel.has_checks else None
         self._function = function
 
@@ -78,7 +82,11 @@ class KernelCall:
 
     def on_pointers(self, pointers: Sequence[int], threads: int) -> None:
         """Run the kernel on memory that is known to fit: its inputs, then its outputs."""
-        self._function(*pointers, threads)
+        self._function(*pointers, *self._extra, threads)
+
+    @property
+    def _extra(self) -> tuple[bytes, ...]:
+        return (self.numbers,) if self.numbers else ()
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         if self._function is None:
@@ -101,6 +109,7 @@ class KernelCall:
         fault = self._function(
             *[tensor.data_ptr() for tensor in tensors],
             *[result.data_ptr() for result in results],
+            *self._extra,
             torch.get_num_threads() if self.is_parallel and os.getpid() == _PROCESS else 1,
         )
         if fault:

@@ -215,6 +215,7 @@ class _Planner:
                 call.address,
                 tuple(order[key] for key in (*self._operands(node), *_results(node))),
                 call.is_parallel,
+                call.numbers,
             )
             for node, call in zip(step.nodes, calls, strict=True)
         )

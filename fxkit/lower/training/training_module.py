@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from fxkit.lower.loops.regions import Policy, Region
 from fxkit.lower.running.compiled import CompiledModule, LowerReport, to_cpp
+from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.training.decompositions import decompositions
 from fxkit.tracing.functional.functional_program import FunctionalProgram
 from fxkit.tracing.refusals import Refusal
@@ -81,11 +82,14 @@ class TrainingModule(nn.Module):
         reason: Why it is left to eager, or None.
     """
 
-    def __init__(self, gm: fx.GraphModule, policy: Policy | None) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, policy: Policy | None, stock: KernelStock | None = None
+    ) -> None:
         super().__init__()
         self.graph_module = gm
         self.reason: str | None = None
         self._policy = policy
+        self._stock = stock
         self._built: dict[Any, _Built | None] = {}
         self._eager_calls = 0
 
@@ -115,12 +119,18 @@ class TrainingModule(nn.Module):
         if any(a.layout is not torch.strided for a in args):
             raise Refusal("an input is not dense")
         program = FunctionalProgram(self.graph_module, args, decompositions(), train=True)
-        forward = _lowered(program.forward, self._policy)
-        backward = None if program.backward is None else _lowered(program.backward, self._policy)
+        forward = self._lowered(program.forward, "forward")
+        gradient = program.backward
+        backward = None if gradient is None else self._lowered(gradient, "backward")
         if _seconds_saved(forward, backward) < CALL_SECONDS:
             raise Refusal("its kernels save less than a call under autograd costs")
         program.bind(_runner(forward), None if backward is None else _runner(backward))
         return _Built(program, forward, backward)
+
+    def _lowered(self, gm: fx.GraphModule, part: str) -> CompiledModule:
+        inputs = tuple(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
+        stock = None if self._stock is None else self._stock.part(part)
+        return to_cpp(gm, inputs, policy=self._policy, stock=stock)
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -157,7 +167,11 @@ class TrainingModule(nn.Module):
 
 
 def to_cpp_training(
-    gm: fx.GraphModule, args: tuple[torch.Tensor, ...], *, policy: Policy | None = None
+    gm: fx.GraphModule,
+    args: tuple[torch.Tensor, ...],
+    *,
+    policy: Policy | None = None,
+    stock: KernelStock | None = None,
 ) -> TrainingModule:
     """Compile a captured graph and its gradient into fused C++ kernels.
 
@@ -168,11 +182,12 @@ def to_cpp_training(
         gm: A captured graph. It is not changed.
         args: Inputs of the types to compile for; each other set of sizes is compiled when it comes.
         policy: When a kernel pays.
+        stock: Kernels built for other sizes, which serve here too where they can.
 
     Returns:
         A module that is called like `gm`.
     """
-    module = TrainingModule(gm, policy)
+    module = TrainingModule(gm, policy, stock)
     module.build(tuple(args))
     return module
 
@@ -181,11 +196,6 @@ def _key(args: tuple[torch.Tensor, ...]) -> Any:
     """Return what kernels are built for."""
     dense = torch.strided
     return tuple([(a.shape, a.stride() if a.layout is dense else None, a.dtype) for a in args])
-
-
-def _lowered(gm: fx.GraphModule, policy: Policy | None) -> CompiledModule:
-    inputs = tuple(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
-    return to_cpp(gm, inputs, policy=policy)
 
 
 def _seconds_saved(*modules: CompiledModule | None) -> float:

@@ -5,7 +5,8 @@
 // memory whose layout was planned by liveness. All that a call changes lies on its own stack, so
 // that calls may overlap and may call each other.
 //
-// A kernel returns zero, or else what it has written is void and Python has to stand in.
+// A kernel's buffers are followed by the numbers that it reads at run time, where it reads any. It
+// returns zero, or else what it has written is void and Python has to stand in.
 typedef long (*KernelFunction)(void* const* buffers, long threads);
 
 struct Kernel {
@@ -13,6 +14,7 @@ struct Kernel {
   int count;
   int* buffers;
   bool is_parallel;
+  const char* numbers;  // NULL where there are none; a bytes object of the program's parts
 };
 
 struct Given {  // a tensor in a slot
@@ -132,10 +134,12 @@ static bool parse_kernels(PyObject* tuple, Step* step) {
   for (int i = 0; step->kernels && i < step->kernel_count; ++i) {
     Kernel* one = step->kernels + i;
     unsigned long long address;
-    PyObject* buffers;
+    PyObject *buffers, *numbers;
     int parallel;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "KOp", &address, &buffers, &parallel))
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "KOpS", &address, &buffers, &parallel,
+                          &numbers))
       return false;
+    one->numbers = PyBytes_GET_SIZE(numbers) ? PyBytes_AS_STRING(numbers) : nullptr;
     one->function = (KernelFunction)(uintptr_t)address;
     one->is_parallel = parallel;
     if (!parse_ints(buffers, &one->buffers, &one->count)) return false;
@@ -297,13 +301,14 @@ static bool point_to_inputs(Step* step, PyObject** slots, void** values, PyObjec
 }
 
 static bool run_kernels(Step* step, void** values) {
-  void* buffers[MAX_VALUES];
+  void* buffers[MAX_VALUES + 1];
   uint32_t threads = 0;
   for (int k = 0; k < step->kernel_count; ++k) {
     Kernel* kernel = step->kernels + k;
     if (kernel->is_parallel && !threads && (is_forked || torch_get_num_threads(&threads)))
       threads = 1;
     for (int i = 0; i < kernel->count; ++i) buffers[i] = values[kernel->buffers[i]];
+    buffers[kernel->count] = (void*)kernel->numbers;
     if (kernel->function(buffers, kernel->is_parallel ? threads : 1)) return false;
   }
   return true;

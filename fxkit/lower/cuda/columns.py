@@ -50,8 +50,8 @@ class ColumnPrinter(ReducingPrinter):
 
     def _open_loop(self) -> None:
         at, begin, end = self._position, "t", str(self._length)
-        if self._layout.splits > 1:
-            share = self._layout.share
+        if self.layout.splits > 1:
+            share = self.layout.share
             self._add(f"const {self._index} begin = ({self._index})blockIdx.y * {share};")
             self._add(
                 f"const {self._index} end = begin + {share} < {end} ? begin + {share} : {end};"
@@ -110,7 +110,7 @@ class ColumnPrinter(ReducingPrinter):
         if not stores:
             return
         there = " && count > 0" if self._is_partial else ""
-        shared = " && blockIdx.y == 0" if self._layout.splits > 1 else ""
+        shared = " && blockIdx.y == 0" if self.layout.splits > 1 else ""
         self._open(f"if (t == 0{there}{shared}) {{")
         self._tile(Tile((), stores=stores))
         self._close()

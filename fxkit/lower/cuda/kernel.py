@@ -64,12 +64,15 @@ class CudaPrinter(ABC):
         kernel: The kernel; it has at least one axis.
         name: Name of the function.
         layout: How it is laid out.
+
+    Attributes:
+        layout: How it is laid out.
     """
 
     def __init__(self, kernel: Kernel, name: str, layout: Layout) -> None:
         self._kernel = kernel
         self._name = name
-        self._layout = layout
+        self.layout = layout
         self._width = layout.width
         self._axis = (
             len(kernel.sizes) - 1

@@ -16,7 +16,7 @@ class PointPrinter(CudaPrinter):
 
     def launches(self) -> list[Launch]:
         """Return the one function."""
-        layout, sizes = self._layout, self._kernel.sizes
+        layout, sizes = self.layout, self._kernel.sizes
         across = -(-sizes[-1] // layout.width)
         tiles = math.prod(sizes[:-1]) * across
         self._open_function(self._name, layout.threads)

@@ -37,7 +37,7 @@ class ReducingPrinter(CudaPrinter):
 
     def launches(self) -> list[Launch]:
         """Return one function, or one for each pass where blocks share rows."""
-        if self._layout.splits == 1:
+        if self.layout.splits == 1:
             return [self._whole()]
         passes = [p for p, one in enumerate(self._schedule.passes) if _has_loop(one)]
         stages = [self._stage(p, p == passes[-1]) for p in passes]
@@ -46,11 +46,11 @@ class ReducingPrinter(CudaPrinter):
         return stages
 
     def _whole(self) -> Launch:
-        self._open_function(self._name, self._layout.threads)
+        self._open_function(self._name, self.layout.threads)
         self._locate()
         for position in self._held.values:
             lanes = f"[{self._width}]" if self._width > 1 else ""
-            self._add(f"{self._type(position)} k{position}[{self._layout.items}]{lanes};")
+            self._add(f"{self._type(position)} k{position}[{self.layout.items}]{lanes};")
         for number, one in enumerate(self._schedule.passes):
             self._row_scalars(one.scalars)
             if _has_loop(one):
@@ -60,12 +60,12 @@ class ReducingPrinter(CudaPrinter):
         self._row_scalars(self._schedule.scalars)
         self._store_rows()
         self._close()
-        return Launch(self._name, self._blocks(), 1, self._layout.threads, self._taken())
+        return Launch(self._name, self._blocks(), 1, self.layout.threads, self._taken())
 
     def _stage(self, number: int, is_last: bool) -> Launch:
         name = f"{self._name}_pass{number}"
         one = self._schedule.passes[number]
-        self._open_function(name, self._layout.threads, has_scratch=True)
+        self._open_function(name, self.layout.threads, has_scratch=True)
         self._locate()
         self._recall(number)
         self._pass(number, one)
@@ -75,19 +75,19 @@ class ReducingPrinter(CudaPrinter):
             self._row_scalars(self._schedule.scalars)
             self._store_rows()
         self._close()
-        splits = self._layout.splits
-        return Launch(name, self._blocks(), splits, self._layout.threads, self._taken())
+        splits = self.layout.splits
+        return Launch(name, self._blocks(), splits, self.layout.threads, self._taken())
 
     def _last_stage(self) -> Launch:
         """Fold what the last pass has left, and store what there is one of a row."""
         name = f"{self._name}_end"
-        self._open_function(name, self._layout.threads, has_scratch=True)
+        self._open_function(name, self.layout.threads, has_scratch=True)
         self._locate()
         self._recall(len(self._schedule.passes))
         self._row_scalars(self._schedule.scalars)
         self._store_rows()
         self._close()
-        return Launch(name, self._blocks(), 1, self._layout.threads, self._taken())
+        return Launch(name, self._blocks(), 1, self.layout.threads, self._taken())
 
     def _recall(self, number: int) -> None:
         """Compute the row scalars that are known before a pass, from what earlier ones left."""
@@ -99,21 +99,21 @@ class ReducingPrinter(CudaPrinter):
                 return
             for p in one.reductions:
                 self._begin(p)
-                self._open(f"for (int s = t; s < {self._layout.splits}; s += {self._group}) {{")
+                self._open(f"for (int s = t; s < {self.layout.splits}; s += {self._group}) {{")
                 self._fold_left(p)
                 self._close()
                 self._finish(p)
 
     def _lay_out_scratch(self) -> dict[int, tuple[int, int]]:
         """Return, for each reduction, where its parts begin and the bytes that they take."""
-        if self._layout.splits == 1:
+        if self.layout.splits == 1:
             return {}
         result: dict[int, tuple[int, int]] = {}
         offset = 0
         for p, instruction in enumerate(self._kernel.body):
             if instruction.is_reduction:
                 item = 8 if self._is_float_sum(p) else instruction.dtype.itemsize
-                size = -(-item * self._layout.splits * self._rows // 16) * 16
+                size = -(-item * self.layout.splits * self._rows // 16) * 16
                 result[p] = (offset, size)
                 offset += size
         return result
@@ -126,11 +126,11 @@ class ReducingPrinter(CudaPrinter):
 
     @property
     def _group(self) -> int:
-        return self._layout.group
+        return self.layout.group
 
     @property
     def _is_walked(self) -> bool:
-        return self._layout.items == 0
+        return self.layout.items == 0
 
     def _sum_type(self, position: int) -> str:
         is_wider = self._is_float_sum(position) and self._is_walked

@@ -18,7 +18,7 @@ class RowPrinter(ReducingPrinter):
     @property
     def _in_block(self) -> int:
         """Rows of a block."""
-        return self._layout.threads // self._group
+        return self.layout.threads // self._group
 
     @property
     def _is_partial(self) -> bool:
@@ -48,8 +48,8 @@ class RowPrinter(ReducingPrinter):
         scale = f" * {width}" if width > 1 else ""
         if self._is_walked:
             begin, end = f"t{scale}", str(self._length)
-            if self._layout.splits > 1:
-                share = self._layout.share
+            if self.layout.splits > 1:
+                share = self.layout.share
                 self._add(f"const {self._index} begin = ({self._index})blockIdx.y * {share};")
                 self._add(
                     f"const {self._index} end = begin + {share} < {end} ? begin + {share} : {end};"
@@ -59,7 +59,7 @@ class RowPrinter(ReducingPrinter):
             loop = f"{self._index} {at} = {begin}; {at} < {end}; {at} += {self._group * width}"
             self._open(f"for ({loop}) {{")
         else:
-            items = self._layout.items
+            items = self.layout.items
             self._add("#pragma unroll")
             self._open(f"for (int n = 0; n < {items}; ++n) {{")
             self._add(f"const {self._index} {at} = (n * {self._group} + t){scale};")
@@ -123,7 +123,7 @@ class RowPrinter(ReducingPrinter):
         if not stores:
             return
         inside = " && is_inside" if self._is_partial else ""
-        shared = " && blockIdx.y == 0" if self._layout.splits > 1 else ""
+        shared = " && blockIdx.y == 0" if self.layout.splits > 1 else ""
         self._open(f"if (t == 0{inside}{shared}) {{")
         width, self._width = self._width, 1
         for position in stores:

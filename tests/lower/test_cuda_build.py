@@ -1,0 +1,133 @@
+"""CUDA text through nvcc, for GPUs of compute capability 8.0 and 9.0: spills, sizes of accesses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxkit.lower.cuda import toolchain
+from fxkit.lower.cuda.printer import print_unit
+from tests.lower.cuda_cases import CASES, Made, Program, case, layer_norm, randn, rms_norm, softmax
+
+pytestmark = pytest.mark.skipif(toolchain.nvcc() is None, reason="needs nvcc")
+
+SMALL = (
+    "gelu_chain gelu_chain_bf16 broadcast angles rotary softmax_part_of_warp softmax_warp "
+    "softmax_long softmax_f16 layer_norm rms_norm several sum_all sum_down sum_down_bf16 "
+    "normalised_down doubles_of_rows"
+).split()
+
+# The longest rows that each kind of thread holds in registers.
+LARGE: dict[str, tuple[Program, Made]] = {
+    "softmax_1k": (softmax, lambda: (randn(2, 1024),)),
+    "softmax_16k": (softmax, lambda: (randn(2, 16_384),)),
+    "softmax_32k": (softmax, lambda: (randn(2, 32_768),)),
+    "softmax_32k_odd": (softmax, lambda: (randn(2, 32_767),)),
+    "softmax_16k_doubles": (softmax, lambda: (randn(2, 16_384, dtype=torch.float64),)),
+    "layer_norm_32k": (layer_norm, lambda: (randn(2, 32_768), randn(32_768), randn(32_768))),
+    "rms_norm_32k_bf16": (
+        rms_norm,
+        lambda: (randn(2, 32_768, dtype=torch.bfloat16), randn(32_768, dtype=torch.bfloat16)),
+    ),
+    "several_operators_16k": (
+        lambda x, y: torch.softmax(torch.sigmoid(x + y) * y, -1) + torch.tanh(x),
+        lambda: (randn(2, 16_384), randn(2, 16_384)),
+    ),
+}
+
+# Functions of which every access to memory, for each element of a row, is of sixteen bytes.
+WHOLE = (
+    "gelu_chain gelu_chain_bf16 broadcast softmax_part_of_warp softmax_warp softmax_f16 layer_norm "
+    "rms_norm doubles_of_rows softmax_1k softmax_32k layer_norm_32k rms_norm_32k_bf16 "
+    "several_operators_16k"
+).split()
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What nvcc made for one kind of GPU.
+
+    Attributes:
+        resources: Function → bytes spilled, registers.
+        accesses: Function → its accesses to memory, as PTX.
+    """
+
+    resources: dict[str, tuple[int, int]]
+    accesses: dict[str, list[str]]
+
+
+def nvcc(*arguments: str) -> str:
+    command = [str(toolchain.nvcc()), *toolchain.FLAGS, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    programs = {**{name: CASES[name] for name in SMALL}, **LARGE}
+    kernels = {f"run_{n}": case(fn, made()).kernel for n, (fn, made) in programs.items()}
+    path = tmp_path_factory.mktemp("nvcc") / "kernels.cu"
+    path.write_text(print_unit(kernels))
+    return path
+
+
+@pytest.fixture(scope="module", params=toolchain.CAPABILITIES)
+def assembled(source: Path, request: pytest.FixtureRequest) -> Assembled:
+    """Compile once for a kind of GPU; nvcc keeps the PTX that it assembles."""
+    capability = request.param
+    folder = source.parent / capability
+    folder.mkdir()
+    log = nvcc(
+        *("-cubin", f"-arch=sm_{capability}", "-Xptxas", "-v", "--keep"),
+        *("--keep-dir", str(folder), str(source), "-o", str(folder / "kernels.cubin")),
+    )
+    (ptx,) = folder.glob("*.ptx")
+    return Assembled(_resources(log), _accesses(ptx.read_text()))
+
+
+def _resources(log: str) -> dict[str, tuple[int, int]]:
+    found = re.findall(
+        r"Function properties for (\w+)\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads\n"
+        r"ptxas info\s+: Used (\d+) registers",
+        log,
+    )
+    return {name: (int(out) + int(back), int(used)) for name, out, back, used in found}
+
+
+def _accesses(ptx: str) -> dict[str, list[str]]:
+    functions = re.split(r"\.entry (\w+)\(", ptx)[1:]
+    return {
+        name: re.findall(r"\b(?:ld|st)\.global\S*", body)
+        for name, body in zip(functions[::2], functions[1::2], strict=True)
+    }
+
+
+def test_no_function_spills(assembled: Assembled) -> None:
+    assert len(assembled.resources) > 2 * (len(SMALL) + len(LARGE)) - 10
+    assert {name: spilled for name, (spilled, _) in assembled.resources.items() if spilled} == {}
+
+
+def test_what_lies_together_is_accessed_by_sixteen_bytes(assembled: Assembled) -> None:
+    for name in WHOLE:
+        accesses = assembled.accesses[f"run_{name}_gpu"]
+        assert any(a.startswith("ld.") for a in accesses), name
+        assert any(a.startswith("st.") for a in accesses), name
+        assert all(re.search(r"\.v4\.[bfu]32|\.v2\.[bfu]64", a) for a in accesses), (name, accesses)
+
+
+def test_sums_down_columns_read_by_sixteen_bytes(assembled: Assembled) -> None:
+    for name in ("sum_down", "sum_down_bf16"):
+        loads = [a for a in assembled.accesses[f"run_{name}_gpu_pass0"] if a.startswith("ld.")]
+        assert loads
+        assert all(".v4." in a for a in loads)
+
+
+def test_long_rows_fit_into_the_registers_of_a_block(assembled: Assembled) -> None:
+    for name in ("softmax_32k", "softmax_32k_odd", "layer_norm_32k", "rms_norm_32k_bf16"):
+        assert assembled.resources[f"run_{name}_gpu"][1] <= 64

@@ -1,0 +1,203 @@
+"""`to_cuda`: what is fused for a GPU, what is left to eager and why, and that it runs there."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fxkit
+from fxkit.lower import CompiledModule, Policy, to_cpp, to_cuda
+from fxkit.lower.cuda import toolchain
+from fxkit.lower.cuda.compiled import build_kernels, is_on_gpu
+from tests.lower.cuda_cases import CASES, randn
+from tests.lower.kernels import difference
+
+needs_nvcc = pytest.mark.skipif(toolchain.nvcc() is None, reason="needs nvcc")
+
+
+def on_gpu(*shapes: tuple[int, ...], device: str = "cuda:0") -> tuple[torch.Tensor, ...]:
+    """Return tensors on a GPU that need not be there: they have no memory."""
+    with FakeTensorMode():
+        return tuple(torch.empty(shape, device=device) for shape in shapes)
+
+
+def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = F.layer_norm(x * 2 + 1, (64,), w)
+    return y @ y.t(), torch.cumsum(torch.sigmoid(y) * 2, -1)
+
+
+@pytest.fixture
+def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take kernels for built, without a compiler."""
+    from fxkit.lower.cpp import build
+    from fxkit.lower.cuda import compiled
+
+    class Anything:
+        def __getattr__(self, name: str) -> Any:
+            return ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 999)
+
+    def library(*texts: str, tools: Any) -> build.Library:
+        return build.Library(Anything(), build.Path("none"), 0.0, False)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compiled, "build", library)
+    monkeypatch.setattr(compiled.toolchain, "current", lambda: None)
+
+
+def compiled_for(
+    fn: Callable[..., Any], args: tuple[torch.Tensor, ...], **options: Any
+) -> CompiledModule:
+    return to_cuda(fxkit.symbolic_trace(fn), args, **options)
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_regions_on_a_gpu_are_fused_and_the_rest_has_reasons() -> None:
+    module = compiled_for(program, on_gpu((64, 64), (64,)))
+    fused = [region.nodes for region in module.regions if region.kernel]
+    assert fused == [("mul", "add", "layer_norm", "sigmoid", "mul_1")]
+    reasons = {region.name: region.reason for region in module.regions if region.reason}
+    assert "folds along rows" in str(reasons["cumsum"])
+    assert "matmul" in reasons
+    assert "__global__" in module.source
+    assert "fx_fold<" in module.source
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_an_operator_alone_is_left_to_eager_unless_asked_for() -> None:
+    args = on_gpu((64, 64))
+    alone = compiled_for(lambda x: torch.softmax(x, -1), args)
+    assert [r.reason for r in alone.regions] == [
+        "no neighbour can join it, and alone eager launches a kernel for it as well"
+    ]
+    asked = compiled_for(lambda x: torch.softmax(x, -1), args, policy=Policy(min_members=1))
+    assert [r.kernel for r in asked.regions] == ["kernel_0"]
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_each_device_is_served_by_its_own_function() -> None:
+    gm = fxkit.symbolic_trace(lambda x: torch.tanh(x * 2 + 1))
+    gpu, cpu = on_gpu((64, 64)), (torch.zeros(64, 64),)
+    assert [r.kernel for r in to_cuda(gm, gpu).regions] == ["kernel_0"]
+    assert all("on cpu" in str(r.reason) for r in to_cuda(gm, cpu).regions)
+    assert [r.kernel for r in to_cpp(gm, cpu).regions] == ["kernel_0"]
+    assert all("on cuda:0" in str(r.reason) for r in to_cpp(gm, gpu).regions)
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_tensors_of_several_devices_are_not_mixed() -> None:
+    first, second = on_gpu((8, 8)), on_gpu((8, 8), device="cuda:1")
+    module = compiled_for(lambda x, y: (x * 2 + 1, y * 2 + 1), (*first, *second))
+    assert [r.nodes for r in module.regions if r.kernel] == [("mul", "add")]
+    assert [r.reason for r in module.regions if r.reason] == [
+        "it reads or makes a tensor on cuda:1"
+    ] * 2
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_inputs_elsewhere_run_the_original_graph() -> None:
+    module = compiled_for(program, on_gpu((64, 64), (64,)))
+    args = (torch.randn(64, 64), torch.randn(64))
+    for found, expected in zip(module(*args), program(*args), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert module.report().eager_calls == {"the type of input x is another": 1}
+
+
+def test_without_nvcc_the_graph_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "nvcc", lambda: None)
+    with pytest.warns(UserWarning, match="expected nvcc, got none"):
+        module = compiled_for(program, on_gpu((64, 64), (64,)))
+    assert not any(region.kernel for region in module.regions)
+
+
+def test_inputs_and_parameters_say_where_a_graph_runs() -> None:
+    gm = fxkit.symbolic_trace(lambda x: x * 2)
+    assert not is_on_gpu(gm, (torch.zeros(2),))
+    assert is_on_gpu(gm, on_gpu((2,)))
+
+
+def test_flags_name_the_gpu_or_the_usual_ones() -> None:
+    assert toolchain.targets("90") == ("-gencode", "arch=compute_90,code=sm_90")
+    assert "arch=compute_80,code=sm_80" in toolchain.targets(None)
+    assert "arch=compute_90,code=compute_90" in toolchain.targets(None)
+
+
+@needs_nvcc
+def test_a_library_is_built_loaded_and_found_again(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FXKIT_CACHE_DIR", str(tmp_path))
+    args = on_gpu((64, 64), (64,))
+    module = compiled_for(program, args)
+    assert [r.kernel for r in module.regions if r.kernel] == ["kernel_0"]
+    assert not module.cache_hit
+    again = compiled_for(program, args)
+    assert again.cache_hit
+
+
+@needs_nvcc
+@pytest.mark.skipif(torch.cuda.is_available(), reason="looks at what is reported without a GPU")
+def test_a_launch_without_a_gpu_reports_an_error(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FXKIT_CACHE_DIR", str(tmp_path))
+    from tests.lower.cuda_cases import case
+
+    fn, made = CASES["one_element"]
+    built = build_kernels({"kernel_0": case(fn, made()).kernel})
+    launch = built.libraries["kernel_0"].handle.kernel_0
+    assert launch((ctypes.c_void_p * 2)(), None, None, 0) != 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_a_gpu_computes_what_eager_does(name: str) -> None:
+    fn, made = CASES[name]
+    args = tuple(arg.cuda() for arg in made())
+    gm = fxkit.capture(fn, args).graph_module
+    module = to_cuda(gm, args, policy=Policy(min_members=1))
+    assert any(region.kernel for region in module.regions), module.report()
+    with torch.no_grad():
+        found, eager = module(*args), fn(*args)
+        exact = fn(*[a.double() if a.is_floating_point() else a for a in args])
+    for ours, theirs, right in zip(*map(_as_tuple, (found, eager, exact)), strict=True):
+        assert ours.device == theirs.device
+        if not ours.dtype.is_floating_point or not right.isfinite().all():
+            assert difference(ours.cpu(), theirs.cpu()) <= 8
+            continue
+        least = 2 * torch.finfo(ours.dtype).eps * float(right.abs().max())
+        bound = max(2 * float((theirs.double() - right).abs().max()), least)
+        assert float((ours.double() - right).abs().max()) <= bound
+    assert module.report().kernel_misses == 0
+
+
+@pytest.mark.gpu
+def test_kernels_run_on_the_current_stream() -> None:
+    fn, made = CASES["layer_norm_of_sum"]
+    args = tuple(arg.cuda() for arg in made())
+    module = to_cuda(fxkit.capture(fn, args).graph_module, args)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(stream):
+        found = module(*args)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.testing.assert_close(found, fn(*args))
+
+
+@pytest.mark.gpu
+def test_compile_picks_the_gpu_by_its_inputs() -> None:
+    compiled = fxkit.compile(lambda x: torch.softmax(x * 0.5, -1) + x)
+    x = randn(33, 257)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(compiled(x.cuda()).cpu(), compiled(x))
+    assert [("__global__" in m.source) for m in compiled.modules] == [True, False]
+
+
+def _as_tuple(value: Any) -> tuple[torch.Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -65,9 +65,16 @@ static inline double fx_logaddexp(double a, double b) {
   return is_infinite ? a : log1p(exp(low - high)) + high;
 }"""
 
+# Two choices, each between two numbers, become vector instructions; one under `|` does not.
 MINMAX = """\
-template <class T> static inline T fx_max(T a, T b) { return (a > b) | (a != a) ? a : b; }
-template <class T> static inline T fx_min(T a, T b) { return (a < b) | (a != a) ? a : b; }
+template <class T> static inline T fx_max(T a, T b) {
+  const T top = a > b ? a : b;
+  return a != a ? a : top;
+}
+template <class T> static inline T fx_min(T a, T b) {
+  const T low = a < b ? a : b;
+  return a != a ? a : low;
+}
 """
 
 

@@ -15,6 +15,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.tracing.functional.aot_autograd import Decompositions, partition, trace_functional
 from fxkit.tracing.functional.differentiation import Backward, Differentiable
 from fxkit.tracing.functional.flat_program import TAIL, VALUE, FlatProgram, flatten
+from fxkit.tracing.refusals import Refusal
 from fxkit.tracing.rollback import random_states, set_random_states
 
 Run = Callable[..., Any]
@@ -181,15 +182,27 @@ def _trace(
     if not train:
         plain = [tensor.detach() for tensor in inputs]
         forward = trace_functional(flat.functional, plain, decompositions)
+        _check_inputs(flat, forward)
         _drop_copies(forward, flat)
         _name_inputs(flat, forward)
         return forward, None
     joint = trace_functional(flat.functional, inputs, decompositions, train=True)
     count = len(flat.values) + len(flat.read) + len(flat.mutated)
     forward, backward = partition(joint, count)
+    _check_inputs(flat, forward)
     _drop_copies(forward, flat)
     _name_inputs(flat, forward, backward)
     return forward, backward
+
+
+def _check_inputs(flat: FlatProgram, forward: fx.GraphModule) -> None:
+    """Refuse a program to which torch's tracing has added inputs.
+
+    Those are tokens, which keep in order what may raise, as the check of an inverse may.
+    """
+    wanted = flat.graph_module.graph.find_nodes(op="placeholder")
+    if len(forward.graph.find_nodes(op="placeholder")) != len(wanted):
+        raise Refusal("it calls operators whose effects torch's tracing keeps in order by tokens")
 
 
 def _name_inputs(flat: FlatProgram, *graphs: fx.GraphModule) -> None:

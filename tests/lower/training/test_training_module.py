@@ -322,3 +322,16 @@ def test_a_sparse_input_is_trained_in_eager():
     (theirs,) = torch.autograd.grad((torch.tanh(sparse.mm(weight)) * 2).sum(), weight)
     torch.testing.assert_close(ours, theirs)
     assert _training(compiled).reason == "an input is not dense"
+
+
+@pytest.mark.parametrize("function", [torch.linalg.inv, torch.linalg.cholesky])
+def test_what_checks_its_results_is_trained_in_eager(function: Callable[..., Any]):
+    x = (torch.eye(4) * 2).requires_grad_()
+    compiled = fxkit.compile(lambda x: torch.tanh(function(x)) * 3)
+    for program in (compiled, compiled, lambda x: torch.tanh(function(x)) * 3):
+        x.grad = None
+        program(x).sum().backward()
+        torch.testing.assert_close(x.grad, torch.autograd.grad(program(x).sum(), x)[0])
+    assert "tokens" in str(_training(compiled).reason)
+    with pytest.raises(RuntimeError, match="singular|positive-definite"):
+        compiled(torch.zeros(4, 4, requires_grad=True))

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import (
     capture_cost,
+    cuda,
     import_time,
     kernels,
     partitioning,
@@ -28,6 +29,7 @@ SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
     "kernels": lambda options: kernels.run(
         options.rounds, with_peer=options.peer, only=options.case
     ),
+    "cuda": lambda options: cuda.run(options.rounds, with_peer=options.peer),
     "capture": lambda options: capture_cost.run(options.rounds, with_peer=options.peer),
     "rewriting": lambda options: rewriting.run(
         options.rounds, with_peer=options.peer, nodes=options.nodes

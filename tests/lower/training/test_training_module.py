@@ -333,5 +333,5 @@ def test_what_checks_its_results_is_trained_in_eager(function: Callable[..., Any
         program(x).sum().backward()
         torch.testing.assert_close(x.grad, torch.autograd.grad(program(x).sum(), x)[0])
     assert "tokens" in str(_training(compiled).reason)
-    with pytest.raises(RuntimeError, match="singular|positive-definite"):
+    with pytest.raises(RuntimeError, match=r"singular|positive-definite"):
         compiled(torch.zeros(4, 4, requires_grad=True))

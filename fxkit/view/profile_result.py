@@ -46,6 +46,8 @@ class Profile:
         allocator_peak: The most bytes that torch's allocator handed out at once during a call,
             memory inside of operators included; None where it can't be told.
         device: Where the work was done.
+        clock_seconds: Seconds that reading the clock costs a run with timers, measured by itself;
+            taken off the nodes' times.
     """
 
     title: str
@@ -60,11 +62,19 @@ class Profile:
     peak_holders: tuple[tuple[str, int], ...] = ()
     allocator_peak: int | None = None
     device: str = "cpu"
+    clock_seconds: float = 0.0
 
     @property
     def node_seconds(self) -> float:
         """Sum of the nodes' times."""
         return sum(row.seconds or 0.0 for row in self.rows)
+
+    @property
+    def outside_seconds(self) -> float:
+        """Seconds of a call that no node accounts for: the module's own call, its hooks, taking
+        inputs apart and putting outputs together; 0 when the nodes add up to more.
+        """
+        return max(0.0, (self.end_to_end or 0.0) - self.node_seconds)
 
     @property
     def peak_with_workspace(self) -> int | None:
@@ -151,7 +161,7 @@ class Profile:
                 f"end-to-end {duration(self.end_to_end)}; sum of nodes "
                 f"{duration(self.node_seconds)} ({share}); timers add {self._overhead_text()}"
             )
-            lines.extend(self._unsteady())
+            lines.extend([*self._outside(), *self._unsteady()])
         known = [row.flops for row in self.rows if row.flops is not None]
         if known or any(row.bytes is not None for row in self.uncounted):
             lines.append(self._flop_line(sum(known) if known else None))
@@ -207,8 +217,20 @@ class Profile:
             "something else running on this machine?"
         ]
 
+    def _outside(self) -> list[str]:
+        """Say how much of a call is no node's, where that is more than a tenth of it."""
+        outside, whole = self.outside_seconds, self.end_to_end or 0.0
+        if outside <= 0.1 * whole or not self.is_steady:
+            return []
+        return [
+            f"outside of nodes {duration(outside)} ({percent(outside, whole)}): the call of the "
+            "module itself, its hooks, inputs and outputs"
+        ]
+
     def _overhead_text(self) -> str:
         added = self.overhead or 0.0
+        if added <= self.clock_seconds or not self.is_steady:
+            added = self.clock_seconds
         if added <= 0.0:
             return "less than the noise of the measurement"
         return f"{duration(added)} ({percent(added, self.end_to_end or 0.0)})"
@@ -257,6 +279,8 @@ class Profile:
             "sum_of_nodes": self.node_seconds,
             "instrumented": self.instrumented,
             "overhead": self.overhead,
+            "clock_seconds": self.clock_seconds,
+            "outside_of_nodes": self.outside_seconds,
             "peak_bytes": self.peak_bytes,
             "warmup": self.warmup,
             "iters": self.iters,
@@ -290,6 +314,7 @@ class Profile:
             peak_holders=tuple((name, size) for name, size in values["peak_holders"]),
             allocator_peak=values["allocator_peak"],
             device=values["device"],
+            clock_seconds=values.get("clock_seconds", 0.0),
         )
 
     def to_json(self, *, indent: int | None = None) -> str:

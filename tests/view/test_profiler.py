@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import sys
 import xml.etree.ElementTree as ET
@@ -19,7 +20,7 @@ from torch import Tensor, fx, nn
 from fxkit.analysis import cost
 from fxkit.errors import UnsupportedError
 from fxkit.view import Profile, profile, profiler
-from fxkit.view.clocks import EventClock
+from fxkit.view.clocks import EventClock, HostClock, Reading
 from fxkit.view.instrument import graph_inputs, instrument
 from fxkit.view.peaks import Peaks, measure_peaks
 from tests.view import models
@@ -280,6 +281,67 @@ def test_the_nodes_add_up_to_the_run_that_was_timed() -> None:
     quiet = [row for row in found.rows if row.seconds is None]
     assert not quiet
     assert 0.5 * found.instrumented < found.node_seconds <= found.instrumented * 1.001
+
+
+class SlowClock:
+    """Each reading takes 3 ns of the 10 ns that lie between two of them."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def tick(self) -> int:
+        self.now += 10
+        return self.now
+
+    def read(self, ticks: Any) -> Reading:
+        return Reading(ticks, ticks)
+
+    def wait(self) -> None:
+        pass
+
+    def cost(self) -> float:
+        return 3.0
+
+
+def test_what_the_clock_costs_is_taken_off_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "clock_for", lambda _: SlowClock())
+    gm = models.stack(1)
+    found = quick(gm, models.stack_args())
+    assert {round((row.seconds or 0) * 1e9) for row in found.rows} == {7}
+    assert found.clock_seconds == pytest.approx(3e-9 * len(gm.graph.nodes))
+    assert Profile.from_dict(found.to_dict()).clock_seconds == found.clock_seconds
+
+
+def test_a_reading_of_the_processors_clock_costs_what_lies_between_two() -> None:
+    clock = HostClock()
+    readings = iter(range(0, 10**6, 50))
+    clock.tick = lambda: next(readings)
+    assert clock.cost() == 50.0
+
+
+def test_time_outside_of_nodes_is_told() -> None:
+    found = quick(models.stack(1), models.stack_args())
+    spent = found.node_seconds
+    slow = replace(found, end_to_end=4 * spent, quartiles=(4 * spent, 4 * spent))
+    assert slow.outside_seconds == pytest.approx(3 * spent)
+    assert "outside of nodes " in slow.table()
+    assert " (75.0 %)" in next(line for line in slow.summary() if "outside of nodes" in line)
+    quick_call = replace(found, end_to_end=spent, quartiles=(spent, spent))
+    assert "outside of nodes" not in quick_call.table()
+
+
+def test_no_garbage_is_collected_while_it_is_timed() -> None:
+    states: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        states.append(gc.isenabled())
+        return x
+
+    graph = fx.Graph()
+    graph.output(graph.call_function(look, (graph.placeholder("x"),)))
+    quick(fx.GraphModule(nn.Module(), graph), (torch.ones(2),), metrics=("time",))
+    assert states[-4:] == [False] * 4
+    assert gc.isenabled()
 
 
 def test_only_what_changed_is_measured_again() -> None:

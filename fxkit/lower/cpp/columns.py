@@ -145,7 +145,7 @@ class ColumnPrinter(KernelPrinter):
 def runs_down_columns(kernel: Kernel) -> bool:
     """Tell whether neighbouring rows, rather than neighbours in a row, are neighbours in memory."""
     outer = len(kernel.outer_sizes)
-    if not outer or kernel.outer_sizes[-1] < 8:
+    if not outer or (not is_free(kernel.outer_sizes[-1]) and kernel.outer_sizes[-1] < 8):
         return False
     if not any(i.is_reduction or i.is_scan for i in kernel.body):
         return False

@@ -130,6 +130,11 @@ def freed(kernel: Kernel, free: frozenset[int]) -> Kernel:
     return _mapped(kernel, visit)[0]
 
 
+def all_freed(kernel: Kernel) -> Kernel:
+    """Return a kernel all of whose numbers are read at run time."""
+    return freed(kernel, frozenset(range(len(parted(kernel)[1]))))
+
+
 def free_numbers(kernel: Kernel) -> tuple[Free, ...]:
     """Return the numbers that a kernel's text reads at run time, in the order in which they lie."""
     found: dict[str, Free] = {}

@@ -158,9 +158,10 @@ def crossing_axis(kernel: Kernel) -> int | None:
         return None
     found = Counter(axis for i in kernel.body if (axis := _crosses(i)) is not None)
     axis = max(found, key=found.__getitem__) if found else None
-    if axis is None or min(kernel.sizes[axis], kernel.sizes[-1]) < 8:
+    if axis is None:
         return None
-    return axis
+    is_short = any(not is_free(n) and n < 8 for n in (kernel.sizes[axis], kernel.sizes[-1]))
+    return None if is_short else axis
 
 
 def _crosses(instruction: Instruction) -> int | None:

@@ -22,6 +22,7 @@ import torch
 from fxkit.errors import BuildError
 from fxkit.lower.cpp import products, toolchain
 from fxkit.lower.cpp.build import build, cache_folder
+from fxkit.lower.cpp.free_numbers import all_freed, packed_numbers
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.loops.attention import Attention
 from fxkit.lower.loops.loop_ir import Kernel
@@ -175,7 +176,7 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
 
 
 def _measured_attention(kernel: Kernel, attention: Attention, threads: int) -> tuple[float, float]:
-    """Time attention; the kernel is built for that alone."""
+    """Time attention; the kernel is built for that alone, once for all sizes."""
     one = attention
     pairs, kept = (one.batch, one.heads), (one.batch, one.heads // one.shared)
     query = _strided((*pairs, one.queries, one.depth), one.query)
@@ -186,9 +187,12 @@ def _measured_attention(kernel: Kernel, attention: Attention, threads: int) -> t
         dtype = kernel.buffers[3].dtype
         mask = _strided((*pairs, one.queries, one.keys), one.mask, dtype)
     result = _strided((*pairs, one.queries, one.width), kernel.stores[0].access.strides)
+    kernel = all_freed(kernel)
+    numbers = packed_numbers(kernel)
     function = build(print_unit({"fx_trial": kernel}, toolchain.vector_library())).handle.fx_trial
     function.restype = None
-    function.argtypes = [ctypes.c_void_p] * len(kernel.buffers) + [ctypes.c_long]
+    buffers = [ctypes.c_void_p] * len(kernel.buffers)
+    function.argtypes = [*buffers, ctypes.c_char_p, ctypes.c_long]
     given = [t for t in (query, key, value, mask, result) if t is not None]
     pointers = [t.data_ptr() for t in given]
 
@@ -199,7 +203,7 @@ def _measured_attention(kernel: Kernel, attention: Attention, threads: int) -> t
         )  # fmt: skip
 
     with torch.no_grad():
-        return _fastest(lambda: function(*pointers, threads), library)
+        return _fastest(lambda: function(*pointers, numbers, threads), library)
 
 
 def _strided(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,14 @@ from torch import fx
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.ir.types import TensorType, type_of
 
-MAX_LOWERED = 16  # sets of sizes; calls with others run the graph as it was captured
+# Sets of sizes that are lowered when they first come. Later ones may never come again: they are
+# lowered at their third call, and until then the graph runs as it was captured.
+AT_ONCE = 16
+CALLS_TO_LOWER = 3
+
+# Sets of sizes that are lowered at all, and that are counted.
+MAX_LOWERED = 256
+_MAX_COUNTED = 4096
 
 Lower = Callable[[fx.GraphModule, tuple[Any, ...]], Callable[..., Any]]
 
@@ -83,6 +91,9 @@ def _return_numbers(graph: fx.Graph, numbers: dict[fx.Node, Any]) -> None:
 class BySizes:
     """Callable like a graph of free sizes; lowers it for each set of sizes that it is called with.
 
+    Lowering for further sizes plans the graph again, which takes Python milliseconds; what is built
+    for the first ones serves them, where `lower` sees to that.
+
     Args:
         gm: The graph.
         lower: Makes of a graph for certain sizes, and of inputs, what runs in its place.
@@ -92,6 +103,7 @@ class BySizes:
         self.graph_module = gm
         self._lower = lower
         self._made: dict[Any, Callable[..., Any]] = {}
+        self._calls: Counter[Any] = Counter()
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
@@ -109,10 +121,19 @@ class BySizes:
     def _make(self, key: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
         with self._lock:
             if key not in self._made:
-                if len(self._made) >= MAX_LOWERED:
+                if not self._is_due(key):
                     return self.graph_module.forward
                 self._made[key] = self._lower(specialise(self.graph_module, args), args)
             return self._made[key]
+
+    def _is_due(self, key: Any) -> bool:
+        """Count a call with sizes that are not lowered; tell whether they are to be now."""
+        if len(self._made) < AT_ONCE:
+            return True
+        if len(self._calls) >= _MAX_COUNTED:
+            self._calls.clear()
+        self._calls[key] += 1
+        return self._calls[key] >= CALLS_TO_LOWER and len(self._made) < MAX_LOWERED
 
 
 def _key(args: tuple[Any, ...]) -> Any:

@@ -242,3 +242,7 @@ class TestTrial:
             kernel, library = product_trial._measured(product_of(50, 100, 60), 1)
         assert 0 < kernel < 1
         assert 0 < library < 1
+
+    def test_without_a_compiler_torch_computes_them(self, monkeypatch):
+        monkeypatch.setenv("FXKIT_CXX", "no-such-compiler")
+        assert "expected a C++ compiler" in product_trial.objection(product_of(100, 100, 1000))

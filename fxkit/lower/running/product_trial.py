@@ -58,9 +58,9 @@ def attention_objection(kernel: Kernel) -> str | None:
 
 def _slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> str | None:
     """Return in words that a kernel is slower than torch, or None."""
-    known = _known()
     key = f"{torch.get_num_threads()} threads: {key}"
     try:
+        known = _known()
         if key not in known:
             known[key] = measure()
             _write(known)

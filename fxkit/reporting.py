@@ -12,6 +12,7 @@ from torch import fx, nn
 from fxkit.compiler import Compiled
 from fxkit.errors import UnsupportedError
 from fxkit.lower import CompiledModule
+from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.base import Pass
 from fxkit.passes.pipelines import INFERENCE
 from fxkit.passes.running.records import PassResult
@@ -20,6 +21,7 @@ from fxkit.view.profile_result import Profile
 from fxkit.view.profiler import profile
 from fxkit.view.program_report import program_report
 from fxkit.view.report_page import Report
+from fxkit.view.text_table import duration
 
 
 def report(
@@ -37,7 +39,8 @@ def report(
     Args:
         subject: What `PassManager.run` returned: each pass, and the graph before and after it. A
             `CompiledModule`: regions, why others are not fused, source, and with `args` a profile
-            of the graph and of the kernels. What `fxkit.compile` returned: the same of the
+            of the graph and of the kernels. A `TrainingModule`: the same of its forward and of
+            its backward, or why eager runs it. What `fxkit.compile` returned: the same of the
             graph that was compiled last. A `Profile`: where the time goes. A module, with
             `args`: it is captured, a copy goes through `passes` and is compiled, and all of that
             is told.
@@ -67,13 +70,15 @@ def report(
     if isinstance(subject, CompiledModule):
         measured = (*inputs, iters) if has_inputs else None
         return _of_compiled(subject, title or "What was compiled", measured).save(path)
+    if isinstance(subject, TrainingModule):
+        return _of_training(subject, title or "What was compiled for training").save(path)
     if isinstance(subject, Profile):
         page = Report(title or subject.title).add_profile(subject).add_charts(subject)
         return page.add_environment().save(path)
     if not isinstance(subject, nn.Module):
         raise UnsupportedError(
-            "expected a PassResult, a CompiledModule, a Compiled, a Profile or a module, "
-            f"got {type(subject).__name__}",
+            "expected a PassResult, a CompiledModule, a TrainingModule, a Compiled, a Profile or a "
+            f"module, got {type(subject).__name__}",
             hint="pass what PassManager.run, fxkit.lower.to_cpp or fxkit.profile returned",
         )
     if not has_inputs:
@@ -133,7 +138,8 @@ def _of_compiled(
     title: str,
     measured: tuple[tuple[Any, ...], Mapping[str, Any], int] | None,
 ) -> Report:
-    page = Report(title).add_regions(compiled.regions)
+    page = Report(title).add_summary(_facts(compiled))
+    page = page.add_regions(compiled.regions, compiled.kernels)
     if measured is not None:
         args, kwargs, iters = measured
         before, after = (
@@ -144,4 +150,34 @@ def _of_compiled(
     page = page.add_graph(compiled.lowered).add_tree(compiled.lowered)
     if compiled.source:
         page = page.add_source("kernels", compiled.source)
+    return page.add_environment()
+
+
+def _facts(compiled: CompiledModule) -> dict[str, object]:
+    """Return what matters most of a compiled module."""
+    found = compiled.report()
+    left = [region for region in compiled.regions if region.kernel is None]
+    return {
+        "kernels": len(compiled.kernels),
+        "nodes left to torch (ATen)": sum(len(region.nodes) for region in left),
+        "the whole graph is run by": "one native call" if compiled.native_program else "Python",
+        "to build and load": duration(found.build_seconds)
+        + (" (from the cache)" if found.cache_hit else ""),
+    }
+
+
+def _of_training(module: TrainingModule, title: str) -> Report:
+    found = module.report()
+    page = Report(title, lead="A forward and the backward that autograd calls, as kernels.")
+    facts: dict[str, object] = {
+        "runs": "in eager" if found.forward is None else "as kernels",
+        "calls of eager": found.eager_calls,
+    }
+    page = page.add_summary(facts, lead=f"Left to eager: {found.reason}." if found.reason else "")
+    for part, words in ((found.forward, "Forward"), (found.backward, "Backward")):
+        if part is not None:
+            page = page.add_regions(part.regions, title=words)
+    page = page.add_tree(module.graph_module)
+    if module.source:
+        page = page.add_source("kernels", module.source)
     return page.add_environment()

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 import fxkit
 from fxkit.errors import UnsupportedError
+from fxkit.lower.training.training_module import to_cpp_training
 
 ARGS = (torch.linspace(-1, 1, 24).view(3, 8),)
 
@@ -45,9 +46,49 @@ def test_a_run_of_passes(tmp_path: Path) -> None:
 def test_a_compiled_module_has_a_profile_only_with_inputs(tmp_path: Path) -> None:
     compiled = fxkit.lower.to_cpp(graph(), ARGS)
     without = sections(fxkit.report(compiled, tmp_path / "x.html"))
-    assert without == ["Fused regions", "Graph", "Modules", "Generated code", "Environment"]
+    assert without == [
+        "Summary", "Fused regions", "Graph", "Modules", "Generated code", "Environment",
+    ]  # fmt: skip
     found = sections(fxkit.report(compiled, tmp_path / "x.html", ARGS, iters=2))
-    assert found == [without[0], "Where the time goes", *without[1:]]
+    assert found == [*without[:2], "Where the time goes", *without[2:]]
+
+
+class Trained(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(512))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x * self.scale) + torch.sigmoid(x)
+        return (torch.sin(y) * torch.exp(-y * y)).sum()
+
+
+def test_a_training_module_tells_forward_and_backward(tmp_path: Path) -> None:
+    x = torch.randn(512, 512)
+    trained = to_cpp_training(fxkit.capture(Trained(), (x,)).graph_module, (x,))
+    path = fxkit.report(trained, tmp_path / "x.html")
+    assert sections(path)[:3] == ["Summary", "Forward", "Backward"]
+    assert "as kernels" in path.read_text(encoding="utf-8")
+
+
+def test_a_training_module_that_eager_runs_says_why(tmp_path: Path) -> None:
+    x = torch.ones(2)
+    gm = fxkit.capture(lambda x: x + 1, (x,)).graph_module
+    path = fxkit.report(to_cpp_training(gm, (x,)), tmp_path / "x.html")
+    assert "Forward" not in sections(path)
+    assert "Left to eager: its kernels save less" in path.read_text(encoding="utf-8")
+
+
+def test_the_kind_of_each_kernel_is_told(tmp_path: Path) -> None:
+    class Program(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.softmax(x.sin(), -1), torch.exp(x.T).cos()
+
+    x = torch.randn(256, 128)
+    compiled = fxkit.lower.to_cpp(fxkit.capture(Program(), (x,)).graph_module, (x,))
+    page = fxkit.report(compiled, tmp_path / "x.html").read_text(encoding="utf-8")
+    assert "rows: reductions with the work around them" in page
+    assert "element by element" in page
 
 
 def test_a_compiled_program_is_reported_once_it_was_called(tmp_path: Path) -> None:
@@ -55,7 +96,7 @@ def test_a_compiled_program_is_reported_once_it_was_called(tmp_path: Path) -> No
     with pytest.raises(UnsupportedError, match="expected a compiled program that has been called"):
         fxkit.report(fast, tmp_path / "x.html")
     measured = sections(fxkit.report(fast, tmp_path / "x.html", ARGS, iters=2))
-    assert measured[:2] == ["Fused regions", "Where the time goes"]
+    assert measured[:3] == ["Summary", "Fused regions", "Where the time goes"]
     assert "Where the time goes" not in sections(fxkit.report(fast, tmp_path / "x.html"))
 
 
@@ -84,7 +125,7 @@ def test_a_module_goes_through_everything_and_stays_as_it_is(make: Any, tmp_path
 @pytest.mark.parametrize(
     ("subject", "message"),
     [
-        (3, "expected a PassResult, a CompiledModule, a Compiled, a Profile or a module, got int"),
+        (3, "expected a PassResult, a CompiledModule, a TrainingModule, a Compiled, a Profile or"),
         (nn.ReLU(), "expected inputs to measure ReLU with, got none"),
     ],
 )

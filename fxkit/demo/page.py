@@ -29,7 +29,7 @@ def report(journey: Journey) -> Report:
         .add_diff(journey.before, gm)
         .add_graph(gm)
         .add_tree(gm)
-        .add_regions(journey.built.module.regions)
+        .add_regions(journey.built.module.regions, journey.built.module.kernels)
         .add_errors(
             {"eager": verdict.eager_error, "fxkit": verdict.error},
             note="The norm of the difference, relative to the norm of the float64 embeddings.",

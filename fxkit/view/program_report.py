@@ -62,7 +62,7 @@ def program_report(
         .add_tree(result.timeline[0].graph_module)
         .add_passes(result)
         .add_timeline(result)
-        .add_regions(compiled.regions)
+        .add_regions(compiled.regions, compiled.kernels)
         .add_profile(before, after, names=("eager", "compiled"))
         .add_charts(after)
     )

@@ -161,13 +161,26 @@ class Report:
         )
         return self.add("Changes", html, lead)
 
-    def add_regions(self, regions: Iterable[Any]) -> Report:
-        """Add the regions: those that became kernels, and why the others did not."""
+    def add_regions(
+        self,
+        regions: Iterable[Any],
+        kernels: Mapping[str, Any] | None = None,
+        *,
+        title: str = "Fused regions",
+    ) -> Report:
+        """Add the regions: those that became kernels, and why the others did not.
+
+        Args:
+            regions: Those of a compiled module.
+            kernels: Its kernels by name, to say which are products, attention or rows.
+            title: Heading of the section.
+        """
         lead = (
             "A region is a group of nodes that one kernel computes, so that what lies between them "
-            "never goes through memory. What is not fused runs in eager, for the reason given."
+            "never goes through memory. What is not fused runs in torch's own kernels (ATen), for "
+            "the reason given."
         )
-        return self.add("Fused regions", report_parts.regions(list(regions)), lead)
+        return self.add(title, report_parts.regions(list(regions), kernels), lead)
 
     def add_source(
         self, name: str, text: str | Mapping[str, str], *, language: str = "cpp"

@@ -116,8 +116,25 @@ def _notes(record: Any) -> str:
     return f'<details class="fx-muted">{head}{lines}</details>'
 
 
-def regions(found: Sequence[Any]) -> str:
-    """Show regions with `name`, `nodes`, `kernel`, `reason` and `bytes_saved`."""
+def kernel_kind(kernel: Any, nodes: int) -> str:
+    """Say in a few words what kind of work a kernel of this many nodes does."""
+    operations = {instruction.op for instruction in kernel.body}
+    more = " and what follows it" if nodes > 1 else ""
+    for whole in ("product", "attention"):
+        if whole in operations:
+            return whole + more
+    if any(instruction.is_reduction for instruction in kernel.body):
+        return "rows: reductions with the work around them" if nodes > 1 else "rows: a reduction"
+    return "element by element"
+
+
+def regions(found: Sequence[Any], kernels: Mapping[str, Any] | None = None) -> str:
+    """Show regions with `name`, `nodes`, `kernel`, `reason` and `bytes_saved`.
+
+    Args:
+        found: The regions.
+        kernels: What the kernels are made of, by name, to say what kind each is.
+    """
     fused = [region for region in found if region.kernel is not None]
     left = [region for region in found if region.kernel is None]
     facts = {
@@ -125,17 +142,17 @@ def regions(found: Sequence[Any]) -> str:
         "regions fused": len(fused),
         "nodes in them": sum(len(region.nodes) for region in fused),
         "memory traffic saved, a call": quantity(_saved(fused), "B"),
-        "nodes left to eager": sum(len(region.nodes) for region in left),
+        "nodes left to torch (ATen)": sum(len(region.nodes) for region in left),
     }
     parts = [tiles(facts)]
     if fused:
-        parts.append("<h3>fused</h3>" + _fused(fused))
+        parts.append("<h3>fused</h3>" + _fused(fused, kernels or {}))
     if left:
-        parts.append("<h3>not fused, and why</h3>" + _left(left))
+        parts.append("<h3>left to torch's own kernels (ATen), and why</h3>" + _left(left))
     return "".join(parts)
 
 
-def _fused(found: Sequence[Any]) -> str:
+def _fused(found: Sequence[Any], known: Mapping[str, Any]) -> str:
     """Show a line for each kernel: equal regions share one."""
     kernels: dict[str, list[Any]] = {}
     for region in found:
@@ -150,8 +167,10 @@ def _fused(found: Sequence[Any]) -> str:
         if more:
             head = f"<summary>{plural(len(used) - 1, 'more region')}</summary>"
             more = f"<details>{head}{more}</details>"
+        kind = kernel_kind(known[kernel], len(used[0].nodes)) if kernel in known else ""
         rows.append(
-            f'<tr><td><span class="fx-pill fx-yes">{escape(kernel)}</span></td>'
+            f'<tr><td><span class="fx-pill fx-yes">{escape(kernel)}</span> '
+            f'<span class="fx-muted">{kind}</span></td>'
             f'<td class="fx-num">{len(used)}</td><td class="fx-num">{nodes}</td>'
             f"<td>{_nodes(used[0].nodes)}{more}</td>"
             f'<td class="fx-num" data-v="{_saved(used)}">{quantity(_saved(used), "B")}</td></tr>'

@@ -12,22 +12,20 @@ from benchmarks import (
     capture_cost,
     cuda,
     import_time,
-    kernels,
     partitioning,
     passes,
     precision,
     rewriting,
-    speed,
     training,
     types,
 )
 from benchmarks.constructs import table as constructs
+from benchmarks.fusion import table as fusion
 from fxkit.demo.timing import machine
 
 SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
-    "speed": lambda options: speed.run(options.rounds, with_peer=options.peer),
-    "kernels": lambda options: kernels.run(
-        options.rounds, with_peer=options.peer, only=options.case
+    "kernels": lambda options: fusion.run(
+        options.rounds, with_peer=options.peer, family=options.family, case=options.case
     ),
     "cuda": lambda options: cuda.run(options.rounds, with_peer=options.peer),
     "capture": lambda options: capture_cost.run(options.rounds, with_peer=options.peer),
@@ -53,12 +51,19 @@ def main() -> None:
     parser.add_argument(
         "--no-peer", dest="peer", action="store_false", help="leave out torch's own tools"
     )
+    parser.add_argument("--threads", type=int, help="threads of torch; its own choice if left out")
+    parser.add_argument("--family", choices=fusion.FAMILIES, help="the only family of kernels")
     parser.add_argument("--case", help="the only case of kernels to run, by its first word")
+    parser.add_argument("--bare", action="store_true", help="leave out the headings")
     options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore", module="torch")
-    print(f"{machine()}, torch {torch.__version__}, medians of calls in turn")
+    if not options.bare:
+        print(f"{machine()}, torch {torch.__version__}, least times of calls in turn")
     for name in options.suites or SUITES:
-        print(f"\n{name}\n{SUITES[name](options)}", flush=True)
+        heading = "" if options.bare else f"\n{name}\n"
+        print(f"{heading}{SUITES[name](options)}", flush=True)
 
 
 if __name__ == "__main__":

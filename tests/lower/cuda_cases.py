@@ -101,6 +101,16 @@ CASES: dict[str, tuple[Program, Made]] = {
         rotary,
         lambda: tuple(randn(*s, dtype=torch.bfloat16) for s in ((2, 6, 32), (6, 32), (6, 32))),
     ),
+    "joined": (
+        lambda x, y: torch.cat([x * 2, y], -1) + 1,
+        lambda: (randn(3, 8), randn(3, 12)),
+    ),
+    "joined_oddly": (
+        lambda x, y: torch.cat([x * 2, y], -1) + 1,
+        lambda: (randn(3, 9), randn(3, 11)),
+    ),
+    "padded_evenly": (lambda x: F.pad(x, (4, 8)) * 2, lambda: (special(5, 12),)),
+    "summed_halves": (lambda x: torch.cat([x, -x], -1).softmax(-1), lambda: (randn(6, 64),)),
     "padded": (lambda x: F.pad(x, (1, 2, 3, 0)) * 2, lambda: (randn(5, 9),)),
     "softmax_tiny": (softmax, lambda: (randn(70, 3),)),
     "softmax_part_of_warp": (softmax, lambda: (randn(9, 20),)),

@@ -42,8 +42,8 @@ LARGE: dict[str, tuple[Program, Made]] = {
 
 # Functions of which every access to memory, for each element of a row, is of sixteen bytes.
 WHOLE = (
-    "gelu_chain gelu_chain_bf16 broadcast softmax_part_of_warp softmax_warp softmax_f16 layer_norm "
-    "rms_norm doubles_of_rows softmax_1k softmax_32k layer_norm_32k rms_norm_32k_bf16 "
+    "gelu_chain gelu_chain_bf16 broadcast rotary softmax_part_of_warp softmax_warp softmax_f16 "
+    "layer_norm rms_norm doubles_of_rows softmax_1k softmax_32k layer_norm_32k rms_norm_32k_bf16 "
     "several_operators_16k"
 ).split()
 

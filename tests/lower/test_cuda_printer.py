@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -142,6 +143,21 @@ def test_widths_follow_the_smallest_elements_that_lie_together() -> None:
     assert width(lambda x, b: x * b + 1, torch.zeros(8, 63), torch.zeros(63)) == 1
     assert width(lambda x: x[:, 1:] * 2 + 1, torch.zeros(8, 65)) == 1
     assert width(lambda x, y: x[:, ::2] * y + 1, torch.zeros(8, 64), torch.zeros(8, 32)) == 4
+
+
+def test_parts_of_a_join_are_read_whole_where_they_begin_and_end_at_a_width() -> None:
+    def text(name: str) -> str:
+        program, made = CASES[name]
+        printed = print_kernel(kernel_of(program, *made()), "k")
+        return printed[: printed.index("k_gpu_loose")]
+
+    even, uneven = text("joined"), text("joined_oddly")
+    assert re.findall(r"if \((.*)\) fx_load\(m\d+, (in\d)", even) == [
+        ("((j) < ((int)8L))", "in0"),
+        ("(!((j) < ((int)8L)))", "in1"),
+    ]
+    assert "fx_load" not in uneven
+    assert "fx_store" in uneven
 
 
 def test_reductions_down_columns_run_over_neighbouring_rows() -> None:

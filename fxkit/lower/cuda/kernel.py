@@ -10,7 +10,7 @@ import torch
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.kernel import scaled
-from fxkit.lower.cuda.layout import Family, Layout, index_type, is_whole, lane_axis
+from fxkit.lower.cuda.layout import Family, Layout, index_type, is_uniform, is_whole, lane_axis
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 
 
@@ -156,8 +156,12 @@ class CudaPrinter(ABC):
             if self._body(p).op == "load" and self._is_whole_load(p):
                 access = self._body(p).detail
                 dtype = self._kernel.buffers[access.buffer].dtype
+                guard = self._body(p).guard
+                condition = "" if guard is None else f"if ({self._condition(guard)}) "
                 self._add(f"{cpp_text.TYPES[dtype]} m{p}[{self._width}];")
-                self._add(f"fx_load(m{p}, {self._pointer(access)}{self._count_argument()});")
+                self._add(
+                    f"{condition}fx_load(m{p}, {self._pointer(access)}{self._count_argument()});"
+                )
 
     def _open_lanes(self) -> None:
         if self._width == 1:
@@ -181,7 +185,18 @@ class CudaPrinter(ABC):
         return is_whole(self._kernel, access, self._axis, self._width)
 
     def _is_whole_load(self, position: int) -> bool:
-        return not self._body(position).operands and self._is_whole(self._body(position).detail)
+        guard = self._body(position).guard
+        is_together = guard is None or is_uniform(self._kernel, guard, self._axis, self._width)
+        return is_together and self._is_whole(self._body(position).detail)
+
+    def _condition(self, position: int) -> str:
+        """Return the text of a condition that is the same for all neighbours of a tile."""
+        instruction = self._body(position)
+        if instruction.op == "index":
+            return f"({' + '.join(self._terms(instruction.detail)) or '0'})"
+        operands = [self._condition(o) for o in instruction.operands]
+        source = self._body(instruction.operands[0]).dtype if operands else instruction.dtype
+        return f"({cpp_text.expression(instruction, operands, source)})"
 
     # Values.
 
@@ -202,7 +217,11 @@ class CudaPrinter(ABC):
         access: Access = instruction.detail
         dtype = self._kernel.buffers[access.buffer].dtype
         if self._is_whole_load(position):
-            return cpp_text.load_expression(f"m{position}[l]", dtype)
+            text = cpp_text.load_expression(f"m{position}[l]", dtype)
+            if access.otherwise is None:
+                return text
+            otherwise = cpp_text.literal(access.otherwise.value, instruction.dtype)
+            return f"{operands[-1]} ? {text} : {otherwise}"
         name = self._kernel.buffers[access.buffer].name
         terms = [scaled(n, s) for n, s in zip(operands, access.scales, strict=False)]
         where = " + ".join([self._place(access), *terms])

@@ -89,6 +89,7 @@ class CudaCall(KernelCall):
             and tensor.device == known.device
             and tensor.layout is torch.strided
             and tensor.stride() == known.stride
+            and not tensor.is_neg()
         )
 
 

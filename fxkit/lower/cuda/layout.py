@@ -192,7 +192,7 @@ def is_whole(kernel: Kernel, access: Access, axis: int, width: int) -> bool:
     They are when they follow each other in memory, and each first one lies where a piece begins,
     given that the buffer does.
     """
-    if width == 1 or access.strides[axis] != 1 or access.scales or access.otherwise is not None:
+    if width == 1 or access.strides[axis] != 1 or access.scales:
         return False
     piece = max(1, min(width, 16 // kernel.buffers[access.buffer].dtype.itemsize))
     others = [
@@ -201,6 +201,34 @@ def is_whole(kernel: Kernel, access: Access, axis: int, width: int) -> bool:
         if position != axis and kernel.sizes[position] > 1
     ]
     return all(distance % piece == 0 for distance in (access.offset, *others))
+
+
+def is_uniform(kernel: Kernel, position: int, axis: int, width: int) -> bool:
+    """Tell whether a condition is the same for all neighbours along an axis that belong together.
+
+    It is when it compares indices with numbers that are multiples of `width` away from where such
+    neighbours begin, as that of a join or a slice in even places does.
+    """
+    instruction = kernel.body[position]
+    if instruction.op in ("and", "or", "xor", "not"):
+        return all(is_uniform(kernel, o, axis, width) for o in instruction.operands)
+    if instruction.op == "const":
+        return True
+    if instruction.op not in ("lt", "ge"):
+        return False
+    index, bound = (kernel.body[o] for o in instruction.operands)
+    if index.op != "index" or bound.op != "const":
+        return False
+    return is_boundary(kernel, index.detail, bound.detail.value, axis, width)
+
+
+def is_boundary(kernel: Kernel, index: Access, bound: float, axis: int, width: int) -> bool:
+    """Tell whether an index passes a bound only where neighbours that belong together begin."""
+    if not index.strides[axis]:
+        return True
+    others = [s for d, s in enumerate(index.strides) if d != axis and kernel.sizes[d] > 1]
+    distances = (index.offset - int(bound), *others)
+    return index.strides[axis] == 1 and all(distance % width == 0 for distance in distances)
 
 
 def index_type(kernel: Kernel) -> str:

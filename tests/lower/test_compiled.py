@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+import fxkit
 from fxkit.lower import CompiledModule, to_cpp
 from fxkit.lower.running import building, compiled
 
@@ -236,3 +237,14 @@ def test_the_report_names_what_was_fused(module: CompiledModule) -> None:
     (region,) = module.regions
     # eager: 2 reads and 1 write for add and sub, 1 and 1 for the others; the kernel: 2 and 1
     assert region.bytes_saved == (2 * 3 + 3 * 2 - 3) * X.nbytes
+
+
+def test_values_that_torch_negates_when_read_are_computed_in_eager() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.conj().imag * 2 + 1
+
+    x = torch.randn(4096, dtype=torch.complex64)
+    compiled = to_cpp(fxkit.capture(program, (x,)).graph_module, (x,))
+    assert compiled.report().fused == 2
+    assert torch.equal(compiled(x), program(x))
+    assert compiled.report().kernel_misses == 1

@@ -99,6 +99,7 @@ class KernelCall:
                 or not tensor.is_cpu
                 or tensor.layout is not torch.strided
                 or tensor.stride() != stride
+                or tensor.is_neg()
             ):
                 self.misses += 1
                 return self._eager(*tensors)

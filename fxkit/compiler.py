@@ -94,12 +94,19 @@ class Compiled:
     def _backend(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         if not has_free_sizes(gm):
             module = self._lower(gm, args)
+            self._stock.see(args)
             if isinstance(module, CompiledModule):
                 self._stock.note(module.kernels)
             return module
-        run = BySizes(gm, functools.partial(self._lower, stock=self._stock))
+        run = BySizes(gm, self._lower_for_sizes)
         run.prepare(*args)
         return run
+
+    def _lower_for_sizes(
+        self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]
+    ) -> CompiledModule | TrainingModule:
+        self._stock.see(args)
+        return self._lower(gm, args, self._stock)
 
     def _lower(
         self,

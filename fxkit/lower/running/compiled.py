@@ -7,7 +7,7 @@ import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,10 @@ from fxkit.lower.running import binding
 from fxkit.lower.running.building import Built, build_kernels
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.running.plan import Calls, Plan, make_plan, python_function
+from fxkit.lower.running.product_trial import (
+    attention_objection_by_kind,
+    objection_by_kind,
+)
 from fxkit.lower.running.program import make_program
 from fxkit.lower.running.tuning import spread, tuned
 
@@ -57,7 +61,23 @@ def to_cpp(
         given and the module runs the original graph.
     """
     typed(gm, args, kwargs)
-    return lower(policy, gm, tune=tune, build=build_kernels if stock is None else stock.build)
+    if stock is None:
+        return lower(policy, gm, tune=tune)
+    # What pays at one size only would ask for another build at the next.
+    structural = replace(policy or Policy(), min_costly_points=1)
+    calls = Calls(product=objection_by_kind, attention=attention_objection_by_kind)
+    build = functools.partial(stock.build, others=lambda: _alternatives(gm, structural))
+    return lower(structural, gm, tune=tune, calls=calls, build=build)
+
+
+def _alternatives(gm: fx.GraphModule, policy: Policy) -> dict[str, Kernel]:
+    """Return the kernels of a graph all or none of whose products are left to torch's library."""
+    kernels: dict[str, Kernel] = {}
+    for reason in (None, "another size may be left to torch's library"):
+        calls = Calls(product=lambda _, r=reason: r, attention=lambda _, r=reason: r)
+        plan = make_plan(gm, partition(gm, policy), calls)
+        kernels |= {f"{len(kernels)}_{name}": kernel for name, kernel in plan.kernels.items()}
+    return kernels
 
 
 def to_cpp_as_recorded(gm: fx.GraphModule, reason: str) -> CompiledModule:

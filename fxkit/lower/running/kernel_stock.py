@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+
+import torch
 
 from fxkit.errors import BuildError
 from fxkit.lower.cpp.build import Library
@@ -13,6 +15,7 @@ from fxkit.lower.cpp.free_numbers import freed, packed_numbers, parted
 from fxkit.lower.cpp.printer import print_kernel
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.running.building import Built, build_kernels
+from fxkit.lower.running.varying_sizes import VaryingSizes
 
 
 @dataclass
@@ -21,7 +24,7 @@ class _Form:
 
     Attributes:
         numbers: Those of the first kernel.
-        free: Positions of the numbers that were others in a later one.
+        free: Positions of the numbers that were others in a later one, or are held to vary.
     """
 
     numbers: tuple[int, ...]
@@ -41,9 +44,13 @@ class KernelStock:
     A number stays in the text of a kernel until another size needs another one. Then it becomes one
     that is read at run time, and so it stays; sizes that never change stay known to the compiler. A
     function is called in place of another one when their texts are the same.
+
+    Args:
+        sizes: Those of the program's inputs; its own where there are none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: VaryingSizes | None = None) -> None:
+        self._sizes = sizes or VaryingSizes()
         self._builds = 0
         self._parts: dict[str, KernelStock] = {}
         self._forms: dict[Hashable, _Form] = {}
@@ -58,7 +65,12 @@ class KernelStock:
     def part(self, name: str) -> KernelStock:
         """Return the stock of a part of the program, whose kernels are not like those of others."""
         with self._lock:
-            return self._parts.setdefault(name, KernelStock())
+            return self._parts.setdefault(name, KernelStock(self._sizes))
+
+    def see(self, args: tuple[torch.Tensor, ...]) -> None:
+        """Note the inputs that the next kernels are for."""
+        with self._lock:
+            self._sizes.see(args)
 
     def note(self, kernels: Mapping[str, Kernel]) -> None:
         """Note the numbers of kernels that were built elsewhere, with all numbers in their texts.
@@ -66,58 +78,82 @@ class KernelStock:
         Those numbers that later kernels do not share with them are free from the start.
         """
         with self._lock:
-            for _ in self._forms_of(kernels.values()):
-                pass
+            for _, form, numbers in self._forms_of(kernels):
+                if form not in self._forms:
+                    self._forms[form] = _Form(numbers)
 
-    def build(self, kernels: Mapping[str, Kernel]) -> Built:
+    def build(
+        self,
+        kernels: Mapping[str, Kernel],
+        others: Callable[[], Mapping[str, Kernel]] = dict,
+    ) -> Built:
         """Return kernels, built where none in stock can be called in their place.
 
         Args:
             kernels: Name → kernel, of one graph.
+            others: Makes those that further sizes may ask for; once sizes are known to vary, they
+                are built with the first of these that have to be built.
         """
         with self._lock:
             open_ = self._freed(kernels)
-            texts = {name: print_kernel(kernel, "kernel") for name, kernel in open_.items()}
-            fresh = self._add(open_, texts)
+            texts = _texts(open_)
+            fresh = {text for text in texts.values() if text not in self._functions}
+            if fresh:
+                self._builds += 1
+                self._add(open_, texts)
+                if self._sizes.vary:
+                    ahead = self._freed(others())
+                    self._add(ahead, _texts(ahead))
             return self._take(open_, texts, fresh)
 
     def _freed(self, kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
-        """Free the numbers of kernels that differ from those of earlier ones like them."""
-        result: dict[str, Kernel] = {}
-        forms = self._forms_of(kernels.values())
-        for (name, kernel), (form, numbers) in zip(kernels.items(), forms, strict=True):
-            pairs = enumerate(zip(form.numbers, numbers, strict=True))
-            form.free |= {position for position, (ours, other) in pairs if ours != other}
-            result[name] = freed(kernel, form.free)
-        return result
+        """Free the numbers of kernels that differ from those of earlier ones like them.
 
-    def _forms_of(self, kernels: Iterable[Kernel]) -> Iterator[tuple[_Form, tuple[int, ...]]]:
-        """Yield, for each kernel of a graph, its form and its numbers.
+        In a kernel like none before, those are free that are the sizes of inputs which vary, or
+        are free in other kernels.
+        """
+        varying = self._sizes.numbers()
+        found = self._forms_of(kernels)
+        for _, key, numbers in found:
+            if (form := self._forms.get(key)) is not None:
+                pairs = enumerate(zip(form.numbers, numbers, strict=True))
+                form.free |= {position for position, (ours, other) in pairs if ours != other}
+                varying |= {numbers[position] for position in form.free}
+        for _, key, numbers in found:
+            if key not in self._forms:
+                free = {position for position, n in enumerate(numbers) if n in varying}
+                self._forms[key] = _Form(numbers, frozenset(free))
+        return {name: freed(kernels[name], self._forms[key].free) for name, key, _ in found}
+
+    def _forms_of(
+        self, kernels: Mapping[str, Kernel]
+    ) -> list[tuple[str, Hashable, tuple[int, ...]]]:
+        """Return, for each kernel of a graph, its name, its form and its numbers.
 
         Of kernels of one form in one graph, the first is held to be the first at other sizes too.
         """
         seen: Counter[Hashable] = Counter()
-        for kernel in kernels:
+        found: list[tuple[str, Hashable, tuple[int, ...]]] = []
+        for name, kernel in kernels.items():
             rest, numbers = parted(kernel)
-            yield self._forms.setdefault((rest, seen[rest]), _Form(numbers)), numbers
+            found.append((name, (rest, seen[rest]), numbers))
             seen[rest] += 1
+        return found
 
-    def _add(self, kernels: Mapping[str, Kernel], texts: Mapping[str, str]) -> set[str]:
-        """Build the kernels that are not in stock; return their texts."""
+    def _add(self, kernels: Mapping[str, Kernel], texts: Mapping[str, str]) -> None:
+        """Build the kernels that are not in stock."""
         missing: dict[str, str] = {}
         for name, text in texts.items():
             if text not in self._functions:
                 missing.setdefault(text, name)
         if not missing:
-            return set()
-        self._builds += 1
+            return
         built = build_kernels({name: kernels[name] for name in missing.values()})
         for text, name in missing.items():
             library = built.libraries.get(name)
             self._functions[text] = (
                 built.failures[name] if library is None else _Function(library, name, built.source)
             )
-        return set(missing)
 
     def _take(
         self, kernels: Mapping[str, Kernel], texts: Mapping[str, str], fresh: set[str]
@@ -138,3 +174,7 @@ class KernelStock:
             sources[function.source] = None
         built.source = "\n".join(sources)
         return built
+
+
+def _texts(kernels: Mapping[str, Kernel]) -> dict[str, str]:
+    return {name: print_kernel(kernel, "kernel") for name, kernel in kernels.items()}

@@ -56,6 +56,57 @@ def attention_objection(kernel: Kernel) -> str | None:
     return _slower(what, repr(kernel), lambda: _measured_attention(kernel, attention, threads))
 
 
+def objection_by_kind(product: Product) -> str | None:
+    """Do as `objection` for one of many sizes: what was measured for sizes near by serves."""
+    left, right = product.left_strides, product.right_strides
+    return objection(
+        replace(
+            product,
+            batch=tuple(Batch(near(b.size), near(b.left), near(b.right)) for b in product.batch),
+            rows=near(product.rows),
+            columns=near(product.columns),
+            depth=near(product.depth),
+            left_strides=(near(left[0]), near(left[1])),
+            right_strides=(near(right[0]), near(right[1])),
+        )
+    )
+
+
+def attention_objection_by_kind(kernel: Kernel) -> str | None:
+    """Do as `attention_objection` for one of many sizes; see `objection_by_kind`."""
+    one: Attention = kernel.body[0].detail
+    detail = replace(
+        one,
+        batch=near(one.batch),
+        queries=near(one.queries),
+        keys=near(one.keys),
+        query=_all_near(one.query),
+        key=_all_near(one.key),
+        value=_all_near(one.value),
+        mask=None if one.mask is None else _all_near(one.mask),
+    )
+    (store,) = kernel.stores
+    access = replace(store.access, strides=_all_near(store.access.strides))
+    return attention_objection(
+        replace(
+            kernel,
+            sizes=_all_near(kernel.sizes),
+            body=(replace(kernel.body[0], detail=detail),),
+            stores=(replace(store, access=access),),
+        )
+    )
+
+
+def _all_near(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(near, sizes))
+
+
+def near(size: int) -> int:
+    """Round a size up to one whose binary digits after the second are noughts."""
+    unit = 1 << max(0, size.bit_length() - 2)
+    return -(-size // unit) * unit
+
+
 def _slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> str | None:
     """Return in words that a kernel is slower than torch, or None."""
     key = f"{torch.get_num_threads()} threads: {key}"

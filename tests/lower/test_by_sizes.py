@@ -1,0 +1,170 @@
+"""Graphs of free sizes: right at each size, and built no more than once after the second one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxkit
+from fxkit.lower.running import building, by_sizes
+from fxkit.lower.running.kernel_stock import KernelStock
+
+SIZES = [(3, 7), (4, 11), (5, 16), (2, 13), (9, 20), (2, 70), (33, 4)]
+
+
+def bert() -> Callable[..., Any]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+        vocab_size=50, max_position_embeddings=80,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    return lambda ids: model(ids).last_hidden_state
+
+
+def gpt2() -> Callable[..., Any]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=2, vocab_size=50, n_positions=80, use_cache=False,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = transformers.GPT2Model(config).eval()
+    return lambda ids: model(ids).last_hidden_state
+
+
+def mlp() -> Callable[..., Any]:
+    return nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 7)).eval()
+
+
+def function(fn: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    return lambda: fn
+
+
+def ids(batch: int, length: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randint(0, 50, (batch, length)),)
+
+
+def vectors(*width: int) -> Callable[[int, int], tuple[torch.Tensor, ...]]:
+    return lambda batch, length: (torch.randn(batch, length, *width),)
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Callable[..., Any]], Any]] = {
+    "bert": (bert, ids),
+    "gpt2": (gpt2, ids),
+    "mlp": (mlp, vectors(24)),
+    "softmax": (function(lambda x: torch.softmax(x * 0.5, -1)), vectors()),
+    "layer norm": (function(lambda x: F.layer_norm(x * 2, (32,)) + x.mean(1, True)), vectors(32)),
+    "turned": (
+        function(lambda x, y: torch.relu(x.t() + y) * x.sum()),
+        lambda a, b: (torch.randn(a, b), torch.randn(b, a)),
+    ),
+    "shifted": (function(lambda x: torch.cat([x[:, 1:], x[:, :1] * 2], 1).tanh()), vectors(5)),
+    "attention": (
+        function(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True) + 1),
+        lambda a, b: (torch.randn(a, 2, b, 16),),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Return the texts that are built from now on, those found in the cache too."""
+    texts: list[tuple[str, ...]] = []
+    real = building.build
+
+    def build(*units: str) -> Any:
+        texts.append(units)
+        return real(*units)
+
+    monkeypatch.setattr(building, "build", build)
+    return texts
+
+
+def compare(compiled: Callable[..., Any], fn: Callable[..., Any], args: Any) -> None:
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*args), fn(*args), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_build_after_the_second_size(
+    name: str, dynamic: bool | None, built: list[tuple[str, ...]]
+) -> None:
+    make, inputs = PROGRAMS[name]
+    fn = make()
+    compiled = fxkit.compile(fn, dynamic=dynamic)
+    with torch.no_grad():
+        for number, sizes in enumerate(SIZES):
+            compare(compiled, fn, inputs(*sizes))
+            if number == 1:
+                assert built
+                built.clear()
+                builds = compiled.builds
+    assert not built
+    assert compiled.builds == builds
+    assert len(compiled.modules) == len(SIZES)
+    assert all(module.report().calls for module in compiled.modules)
+
+
+def test_training_at_other_sizes(built: list[tuple[str, ...]]) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.GELU())
+    compiled = fxkit.compile(model, dynamic=True, train=True)
+    for number, length in enumerate([70, 50, 90, 33]):
+        x = torch.randn(length, 8)
+        expected = torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
+        found = torch.autograd.grad(compiled(x).square().sum(), [*model.parameters()])
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        if number == 1:
+            built.clear()
+    assert not built
+
+
+def test_sizes_that_come_late_are_lowered_when_they_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(by_sizes, "AT_ONCE", 2)
+    compiled = fxkit.compile(lambda x: torch.softmax(x * 2, -1), dynamic=True)
+    with torch.no_grad():
+        for length in (5, 6, 7, 8, 7, 7):
+            x = torch.randn(3, length)
+            torch.testing.assert_close(compiled(x), torch.softmax(x * 2, -1))
+    assert len(compiled.modules) == 3
+
+
+def test_a_static_graph_keeps_its_numbers_in_the_text() -> None:
+    compiled = fxkit.compile(lambda x: torch.softmax(x * 2, -1), dynamic=False)
+    with torch.no_grad():
+        for length in (15, 26):
+            compiled(torch.randn(3, length))
+    assert compiled.builds == 0
+    for module, length in zip(compiled.modules, (15, 26), strict=True):
+        assert f"j < {length}" in module.source
+        assert "numbers" not in module.source
+
+
+def test_what_never_changes_stays_in_the_text() -> None:
+    compiled = fxkit.compile(lambda x: torch.softmax(x * 2, -1), dynamic=True)
+    with torch.no_grad():
+        for batch in (3, 4, 5):
+            compiled(torch.randn(batch, 26))
+    assert compiled.builds == 2
+    assert "tile < n0" in compiled.modules[-1].source
+    assert "j < 26" in compiled.modules[-1].source
+
+
+def test_a_stock_counts_what_was_not_in_it() -> None:
+    stock = KernelStock()
+    fn = fxkit.symbolic_trace(lambda x: torch.softmax(x * 2, -1))
+    for length in (5, 6, 7):
+        args = (torch.randn(3, length),)
+        module = fxkit.lower.to_cpp(fn, args, stock=stock)
+        with torch.no_grad():
+            torch.testing.assert_close(module(*args), torch.softmax(args[0] * 2, -1))
+    assert stock.builds == 2
+    assert module.cache_hit
+    assert module.build_seconds == 0

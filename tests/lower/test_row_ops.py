@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
 
 import fxkit
 from fxkit.lower import to_cpp
 from fxkit.lower.operators.row_ops import TABLE
-from tests.lower.kernels import compile_all, difference, fused_names
+from tests.lower.kernels import ALWAYS, compile_all, difference, fused_names
 from tests.lower.row_cases import CALLS, IN_STEPS, cases
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -150,3 +151,24 @@ def test_permuted_and_expanded_rows() -> None:
         for view, found in zip(views, compiled(*inputs), strict=True):
             torch.testing.assert_close(found, view.mean(**dims))
             assert found.stride() == view.mean(**dims).stride()
+
+
+@pytest.mark.parametrize("width", [5, 20, 77, 3000])
+def test_rows_of_equal_numbers_have_no_spread(width: int) -> None:
+    x = torch.tensor([[1000.1], [-3.2739], [3e-5], [0.0]]).expand(4, width).contiguous()
+    functions: list[Any] = [lambda x: F.layer_norm(x, [width]), lambda x: torch.std(x, -1),
+                            lambda x: F.instance_norm(x[None])]  # fmt: skip
+    for function in functions:
+        found = to_cpp(fx.symbolic_trace(function), (x,), policy=ALWAYS)(x)
+        torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-5)
+
+
+def test_spread_of_rows_that_are_not_finite_or_whose_squares_overflow() -> None:
+    x = torch.randn(6, 77)
+    x[:5, 3] = torch.tensor([math.inf, -math.inf, math.nan, 1e38, -3e38])
+    x[:3, 70] = torch.tensor([-math.inf, -math.inf, 1.0])
+    for function in (lambda x: torch.var(x, -1), lambda x: F.instance_norm(x[None])):
+        compiled = to_cpp(fx.symbolic_trace(function), (x,), policy=ALWAYS)
+        found, expected = compiled(x), function(x)
+        assert compiled.report().fused == compiled.report().candidates
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fxkit.lower.loops.loop_ir import Ref, Unfusable, register_of
-from fxkit.lower.operators.row_table import Arguments, function, no_dim, row, total
+from fxkit.lower.operators.row_table import Arguments, centred, function, no_dim, row, total
 
 
 def _normalized_shape(arguments: Arguments, rank: int) -> tuple[int, ...]:
@@ -30,10 +30,9 @@ def _scaled(x: Ref, weight: Ref | None, bias: Ref | None) -> Ref:
 
 def _standardised(x: Ref, eps: float, count: int) -> tuple[Ref, Ref, Ref]:
     """Return a row with mean 0 and variance 1, its mean, and what it was scaled by."""
-    mean = total(x) / count
-    centred = x - mean
-    scale = 1.0 / function("sqrt", total(centred * centred) / count + eps)
-    return centred * scale, mean, scale
+    rest, mean, squares = centred(x, count)
+    scale = 1.0 / function("sqrt", squares / count + eps)
+    return rest * scale, mean, scale
 
 
 @row("aten.layer_norm", axes=_normalized_shape, keeps_row=True)

@@ -27,6 +27,7 @@ from fxkit.lower.operators.row_table import (
     Arguments,
     RowOp,
     by_dim,
+    centred,
     every_dim,
     finite_or_zero,
     float_dtype,
@@ -176,9 +177,8 @@ def _var_mean(
 ) -> tuple[Ref, ...]:
     if correction is None:
         correction = 1 if unbiased in (None, True) else 0
-    mean = total(self) / count
-    centred = self - mean
-    return total(centred * centred) / float(max(0, count - correction)), mean
+    _, mean, squares = centred(self, count)
+    return squares / float(max(0, count - correction)), mean
 
 
 @row("aten.std_mean", axes=by_dim)

@@ -242,3 +242,18 @@ def at_least(x: Ref, bound: float) -> Ref:
 def finite_or_zero(x: Ref) -> Ref:
     """Return zero for an infinity."""
     return select(function("abs", x).equals(math.inf), x.builder.const(0.0, x.dtype), x)
+
+
+def centred(x: Ref, count: int) -> tuple[Ref, Ref, Ref]:
+    """Return a row less its mean, its mean, and the sum of the squares of the former.
+
+    What rounding has left of the mean is found by a second sum, in the same loop as the squares:
+    rows of nearly equal numbers would show it, enlarged by whatever they are divided by.
+    """
+    mean = total(x) / count
+    rough = x - mean
+    excess, squares = total(rough), total(rough * rough)
+    rest = excess * (1 / count) if count else excess
+    exact = at_least(squares - excess * rest, 0.0)
+    # Where the squares overflow, those of the rest may do so too.
+    return rough - rest, mean + rest, select(squares.equals(math.inf), squares, exact)

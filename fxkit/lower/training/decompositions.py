@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from fxkit.lower.training.batch_norms import batch_norms
+
 _FROM_TORCH = (
     *("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"),
     *("_fused_rms_norm", "_fused_rms_norm_backward", "glu_backward", "l1_loss", "smooth_l1_loss"),
@@ -34,7 +36,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.native_layer_norm.default: _layer_norm,
         aten.native_dropout.default: _dropout,
     }
-    return {**get_decompositions(packets), **own}
+    return {**get_decompositions(packets), **batch_norms(), **own}
 
 
 def _layer_norm(

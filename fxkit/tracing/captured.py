@@ -13,9 +13,11 @@ from torch import fx
 from fxkit.errors import CaptureError
 from fxkit.tracing.automatic_calls import call_through
 from fxkit.tracing.dynamic_recording import record_free
+from fxkit.tracing.free_numbers import changed_numbers
 from fxkit.tracing.free_sizes import FreeAxes, Request, check_request, requested, seen_to_change
 from fxkit.tracing.guards import Call, Guard, GuardFailed, Mismatch
 from fxkit.tracing.hooked_code import hooked
+from fxkit.tracing.number_recording import record_with_numbers
 from fxkit.tracing.opaque_calls import called_once, repeats_calls
 from fxkit.tracing.recorded import OpaqueCall
 from fxkit.tracing.recorder import active_recorder
@@ -272,11 +274,14 @@ class Captured:
             for variant in tuple(self._variants):
                 learned.replaced.update(replaced_tensors(variant.guards))
         free = self._free_axes(call)
-        backend = None if free else self._backend
+        has_numbers = self._note_numbers(call)
+        backend = None if free or has_numbers else self._backend
         attempt = record(self.fn, args, kwargs, call, backend, learned)
         is_first = not self._variants
-        if free and attempt.variant is not None:
-            self._let_free(args, kwargs, call, attempt, free)
+        if attempt.variant is not None and (free or has_numbers):
+            is_free = has_numbers and self._take_numbers(args, kwargs, call, attempt)
+            if not is_free:
+                self._let_free(args, kwargs, call, attempt, free)
         self._last_ran_in_python = attempt.variant is None
         self._has_captured = True
         with self._lock:
@@ -300,6 +305,31 @@ class Captured:
             return requested(self._dynamic, self.fn, call, is_first=not self._has_captured)
         return seen_to_change([variant.guards for variant in tuple(self._variants)], call)
 
+    def _note_numbers(self, call: Call) -> bool:
+        """Note which numbers have changed, and tell whether any is to be an input of the graph."""
+        learned = self._learned
+        if learned is None or self._dynamic is False:
+            return False
+        learned.numbers |= changed_numbers([it.guards for it in tuple(self._variants)], call)
+        if self._backend is not None and len(self._variants) < MAX_VARIANTS:
+            return False
+        return bool(learned.numbers - learned.fixed)
+
+    def _take_numbers(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, attempt: Attempt
+    ) -> bool:
+        """Put a graph that takes numbers in the place of that for one call's, if there is one.
+
+        It runs as it is: backends compile graphs of tensors.
+        """
+        learned = self._learned
+        assert learned is not None
+        found = record_with_numbers(self.fn, args, kwargs, call, learned, attempt)
+        if isinstance(found, Failure):
+            return False
+        attempt.variant = found
+        return True
+
     def _let_free(
         self,
         args: tuple[Any, ...],
@@ -311,15 +341,17 @@ class Captured:
         """Put a graph for more sizes in the place of that for one call's, if there is one."""
         static = attempt.variant
         assert static is not None
-        found = record_free(
-            self.fn, args, kwargs, call, self._backend, self._learned, attempt, free
-        )
+        found: Variant | Failure | None = None
+        if free:
+            found = record_free(
+                self.fn, args, kwargs, call, self._backend, self._learned, attempt, free
+            )
         if isinstance(found, Failure):
             self._static_because = found
             self._static_again += 1
+        if found is None or isinstance(found, Failure):
             if self._backend is not None:
-                tensors = [*call.parts.tensors, *static.extra_tensors()]
-                static.run = self._backend(static.graph_module, tuple(tensors))
+                static.run = self._backend(static.graph_module, tuple(static.inputs(call)))
             return
         attempt.variant = found
         with self._lock:

@@ -66,6 +66,23 @@ def record_free(
     Returns:
         A graph for more sizes than those of the call, or why there is none.
     """
+
+    def again(static: Variant) -> Variant | Failure:
+        return _record_again(fn, args, kwargs, call, backend, learned, static, free)
+
+    return rewound(call, first, again)
+
+
+def rewound(
+    call: g.Call, first: Attempt, again: Callable[[Variant], Variant | Failure]
+) -> Variant | Failure:
+    """Record a call again on the state that its first recording found, and leave no trace of that.
+
+    Args:
+        call: The arguments, taken apart before the first recording.
+        first: The first recording.
+        again: Records the call again, given the graph of the first recording.
+    """
     variant, session = first.variant, first.session
     reason = _why_not(variant)
     if reason is not None or variant is None or session is None:
@@ -80,7 +97,7 @@ def record_free(
             return Failure("autograd follows what it writes to, and would follow it twice", None)
         snapshot = Snapshot(written, is_random=True)
         try:
-            return _record_again(fn, args, kwargs, call, backend, learned, variant, free)
+            return again(variant)
         finally:
             snapshot.restore()
     finally:
@@ -123,7 +140,7 @@ def _record_again(
             result = session.run(fn, args, kwargs)
         except Exception as error:  # the program's own, for want of plain numbers
             return Failure(f"it raises with stand-ins for sizes: {_line(error)}", None)
-        found = [] if state is None else _raw(state.reach.holders)
+        found = [] if state is None else raw(state.reach.holders)
         variant = session.variant(result, backend)
         put_back(found)
         return variant or session.recorder.failure or Failure("it could not be recorded", None)
@@ -135,7 +152,7 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def _raw(holders: Iterable[h.Holder]) -> list[tuple[h.Holder, dict[Any, Any]]]:
+def raw(holders: Iterable[h.Holder]) -> list[tuple[h.Holder, dict[Any, Any]]]:
     """Return what holders held that the run has changed."""
     return [
         (holder, dict(holder.entries))
@@ -179,7 +196,7 @@ class _FreeSession(Session):
 
     # The graph -----------------------------------------------------------------------------------
 
-    def settle(self, module: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> None:
+    def settle(self, module: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
         """Tell types as expressions, and what has to hold of sizes."""
         recorder = self.recorder
         numbers = recorder.numbers

@@ -85,6 +85,7 @@ def _is_simple(variant: Variant) -> bool:
         or variant.has_regions
         or variant.mutations
         or variant.extras
+        or variant.numbers
         or variant.replays
         or variant.has_opaque_calls
         or not variant.can_run_again

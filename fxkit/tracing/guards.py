@@ -11,6 +11,7 @@ from torch.fx.node import has_side_effect
 from fxkit.errors import CaptureError
 from fxkit.ir.op import OPERATOR_NAME
 from fxkit.ir.types import TensorType
+from fxkit.tracing.any_numbers import AnyNumber, with_free
 from fxkit.tracing.outside import Place
 from fxkit.tracing.regions import Ambient, read_ambient
 from fxkit.tracing.structure import Parts
@@ -182,11 +183,16 @@ def read_defaults() -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StructureGuard(Guard):
-    """The arguments' nesting, and those of them that are not tensors."""
+    """The arguments' nesting, and those of them that are not tensors.
+
+    Attributes:
+        free: Which tokens are numbers that the graph takes as inputs.
+    """
 
     tokens: tuple[Any, ...]
     paths: tuple[str, ...]
     keep: tuple[Any, ...]
+    free: frozenset[int] = frozenset()
 
     @property
     def expected(self) -> str:
@@ -194,7 +200,7 @@ class StructureGuard(Guard):
         return f"{len(self.tokens)} values as when it was captured"
 
     def check(self, call: Call) -> Mismatch | None:
-        tokens = call.parts.tokens
+        tokens = with_free(call.parts.tokens, self.free)
         if len(tokens) == len(self.tokens) and tuple(tokens) == self.tokens:
             return None
         for ours, path, theirs in zip(self.tokens, self.paths, tokens, strict=False):
@@ -212,6 +218,8 @@ def _token_text(token: Any) -> str:
     if token[0] == "same":
         return "an object that was given before"
     kind, detail = token[0], token[-1]
+    if isinstance(detail, AnyNumber):
+        return repr(detail)
     if kind is float:
         return repr(float.fromhex(detail))
     if kind in (list, tuple):

@@ -19,6 +19,7 @@ import torch
 from torch._C._dynamo.guards import dict_version
 
 from fxkit.ir.types import TensorType
+from fxkit.tracing.any_numbers import AnyNumber
 from fxkit.tracing.outside import Place
 
 PLAIN = frozenset(
@@ -61,7 +62,9 @@ def content(cell: types.CellType) -> Any:
         return ABSENT
 
 
-def _has_type(value: Any, expected: TensorType) -> bool:
+def _has_type(value: Any, expected: TensorType | AnyNumber) -> bool:
+    if isinstance(expected, AnyNumber):
+        return expected.has(value)
     return isinstance(value, torch.Tensor) and TensorType.of(value) == expected
 
 
@@ -73,7 +76,7 @@ class Holder(ABC):
         value: The dict, list, cell or object.
         path: What messages call it.
         entries: `{key: value}` of what it held.
-        lenient: Keys whose tensors may be replaced by others, and their type.
+        lenient: Keys whose tensors or numbers may be replaced by others, and their type.
         version: That of the dict before it was read, where there is one.
         foreign: Keys whose values opaque calls change, which no graph writes again.
     """
@@ -81,7 +84,7 @@ class Holder(ABC):
     value: Any
     path: str
     entries: dict[Any, Any] = field(default_factory=dict)
-    lenient: dict[Any, TensorType] = field(default_factory=dict)
+    lenient: dict[Any, TensorType | AnyNumber] = field(default_factory=dict)
     version: int = 0
     foreign: set[Any] = field(default_factory=set)
 

@@ -120,6 +120,11 @@ def holds_tensor(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and any(map(holds_tensor, value))
 
 
+def needs_grad(value: Any) -> bool:
+    """Tell whether a value is a tensor that autograd follows."""
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
 def may_be_object(result: Any, flow: Flow, kept: dict[int, Any]) -> bool:
     """Tell whether only opaque calls will see what an opaque call gave.
 

@@ -19,7 +19,7 @@ from fxkit.tracing.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.data_dependence import has_data_dependent_shape
 from fxkit.tracing.foreign_calls import name_of
 from fxkit.tracing.frames import Frames, Location, source_text
-from fxkit.tracing.opaque_numbers import OpaqueNumbers
+from fxkit.tracing.opaque_numbers import OpaqueNumbers, fixed, number_text, without_settings
 from fxkit.tracing.outside import Origins
 from fxkit.tracing.random_generators import draws_unseen, is_unseen, shares_memory
 from fxkit.tracing.recorded import (
@@ -28,6 +28,7 @@ from fxkit.tracing.recorded import (
     application_of,
     holds_tensor,
     may_be_object,
+    needs_grad,
     python_random_states,
     same_bytes,
 )
@@ -71,7 +72,6 @@ class Recorder(Transformed, TorchFunctionMode):
         self._is_suspended = False
         self._texts_written_early: int | None = None
         self.has_texts = False
-        self._has_numbers = False
         self.opaque_calls: list[OpaqueCall] = []
         self.opaque_objects: dict[int, tuple[Any, fx.Node]] = {}
         self._grad = self.regions.state.grad
@@ -82,8 +82,6 @@ class Recorder(Transformed, TorchFunctionMode):
     def __exit__(self, *error: Any) -> Any:
         self._below.leave()
         return super().__exit__(*error)
-
-    # Entry points ---------------------------------------------------------------------------
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -109,6 +107,7 @@ class Recorder(Transformed, TorchFunctionMode):
             if reading is Reading.METADATA:
                 return func(*args, **kwargs)
             self._location = self._frames.locate(sys._getframe(2))
+            args, kwargs = fixed(args), fixed(kwargs)
             return self._below.run(func, spelling, args, kwargs)
         if self._below.is_on:
             self._below.leave()
@@ -184,7 +183,7 @@ class Recorder(Transformed, TorchFunctionMode):
 
     @property
     def writes_early(self) -> bool:
-        """Whether texts are written before an opaque call, so that they can't be taken back."""
+        """Whether texts are written before an opaque call."""
         return self._texts_written_early is not None
 
     @property
@@ -277,9 +276,7 @@ class Recorder(Transformed, TorchFunctionMode):
         self._is_suspended = False
 
     def _needs_gradient(self, args: tuple[Any, ...]) -> bool:
-        if not self._grad or torch.is_inference_mode_enabled():
-            return False
-        return any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+        return self._grad and not torch.is_inference_mode_enabled() and any(map(needs_grad, args))
 
     def _append_opaque(
         self,
@@ -337,15 +334,18 @@ class Recorder(Transformed, TorchFunctionMode):
         return {} if self.watcher is None else self.watcher.kept
 
     def is_inside(self, frame: FrameType) -> bool:
-        """Tell whether a frame belongs to the program rather than to what called it."""
+        """Tell whether a frame belongs to the program."""
         return frame is not self._frames._boundary
+
+    def guard_number(self, node: fx.Node, value: Any) -> None:
+        """Append a guard that expects a number to be what it was."""
+        self._location = self._frames.locate(sys._getframe(2))
+        self.unseen(lambda: self._guard(node, value, number_text(node)))
 
     def append_number(self, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
         """Append a node that computes a number."""
         self._location = self._frames.locate(sys._getframe(3))
         return self._emit(target, args)
-
-    # One call -------------------------------------------------------------------------------
 
     def _record(
         self, func: Any, spelling: Spelling, types: Any, args: tuple[Any, ...], kwargs: Any
@@ -355,6 +355,8 @@ class Recorder(Transformed, TorchFunctionMode):
             self._check_call(func, spelling, types)
             self._follow_modes()
             self._check_random()
+            if self._has_numbers:
+                args, kwargs = without_settings(spelling, args, kwargs)
             node_args = tuple([self._argument(arg, func) for arg in args])
             node_kwargs = {name: self._argument(arg, func) for name, arg in kwargs.items()}
         except Refusal as refusal:

@@ -15,8 +15,10 @@ from torch import fx
 from fxkit.errors import CaptureError
 from fxkit.ir.types import TensorType
 from fxkit.tracing import guards as g
+from fxkit.tracing.any_numbers import with_free
 from fxkit.tracing.automatic_calls import call_through
 from fxkit.tracing.frames import source_text
+from fxkit.tracing.free_numbers import NumberInput
 from fxkit.tracing.hooked_code import hooked
 from fxkit.tracing.interpreter import no_collection
 from fxkit.tracing.outside import Contents, Origins, Surroundings
@@ -207,7 +209,8 @@ class Session:
         recorder.graph.output(outputs[0] if is_single else tuple(outputs))
         self._check_undo(undo)
         module = _graph_module(recorder.graph, recorder.outside)
-        inputs = (*parts.tensors, *(item.tensor for item in extras))
+        numbers, values = self.number_inputs()
+        inputs = (*parts.tensors, *values, *(item.tensor for item in extras))
         self.settle(module, inputs)
         return Variant(
             module,
@@ -226,9 +229,19 @@ class Session:
             None if self.state is None else self.state.watch,
             tuple(recorder.opaque_calls),
             not recorder.writes_early,
+            numbers,
         )
 
-    def settle(self, module: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> None:
+    @property
+    def free_tokens(self) -> frozenset[int]:
+        """Which values in the arguments are numbers that the graph takes as inputs."""
+        return frozenset()
+
+    def number_inputs(self) -> tuple[tuple[NumberInput, ...], list[Any]]:
+        """Return the numbers that are inputs of the graph, and what they are in this run."""
+        return (), []
+
+    def settle(self, module: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
         """Look at the whole graph before guards are made of it."""
 
     def _undo(self) -> Undo:
@@ -303,7 +316,7 @@ class Session:
         tensors = zip(parts.tensors, self.types, parts.tensor_paths, uses, strict=True)
         found: list[g.Guard] = [
             g.ModesGuard("torch's modes", ambient=call.ambient, defaults=call.defaults),
-            structure_guard(parts),
+            structure_guard(parts, self.free_tokens),
         ]
         for index, (tensor, kind, path, use) in enumerate(tensors):
             found.append(self.tensor_guard(index, tensor, kind, path, use))
@@ -386,13 +399,19 @@ class Session:
         )
 
 
-def structure_guard(parts: Parts) -> g.StructureGuard:
-    """Return the guard on the nesting and on the plain values of arguments."""
+def structure_guard(parts: Parts, free: frozenset[int] = frozenset()) -> g.StructureGuard:
+    """Return the guard on the nesting and on the plain values of arguments.
+
+    Args:
+        parts: The arguments.
+        free: Which tokens are numbers that may be others.
+    """
     return g.StructureGuard(
         "the arguments that are not tensors",
-        tokens=tuple(parts.tokens),
+        tokens=tuple(with_free(parts.tokens, free)),
         paths=tuple(parts.paths),
         keep=tuple(parts.alive),
+        free=free,
     )
 
 

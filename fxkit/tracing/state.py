@@ -12,6 +12,7 @@ import torch
 from fxkit.ir.types import TensorType
 from fxkit.tracing import guards as g
 from fxkit.tracing import holders as h
+from fxkit.tracing.any_numbers import AnyNumber
 from fxkit.tracing.hooked_code import can_hook, original
 from fxkit.tracing.outside import Place
 from fxkit.tracing.random_generators import check_strangers
@@ -38,11 +39,15 @@ class Learned:
         functions: Functions that ran although no walk had found them, with their names.
         codes: Code whose calls go through a hook.
         replaced: Places, as `(id of what holds them, key)`, whose tensors are replaced by others.
+        numbers: Numbers that were seen to change, and are to be inputs of the next graph.
+        fixed: Numbers that change and that no graph can take as inputs.
     """
 
     functions: list[tuple[Any, str]] = field(default_factory=list)
     replaced: set[tuple[int, Any]] = field(default_factory=set)
     codes: set[CodeType] = field(default_factory=set)
+    numbers: set[Any] = field(default_factory=set)
+    fixed: set[Any] = field(default_factory=set)
 
     def learn(self, codes: Iterable[CodeType]) -> bool:
         """Note code whose calls are to go through a hook, and tell whether any is new."""
@@ -61,6 +66,7 @@ class State:
 
     Attributes:
         before: What held values that the program has changed, and what it held before.
+        free: Numbers that are inputs of the graph, as `(id of what holds them, key)`.
     """
 
     def __init__(self, fn: Any, parts: Parts, learned: Learned) -> None:
@@ -73,6 +79,7 @@ class State:
         self._replaced = set(learned.replaced)
         self._codes: frozenset[CodeType] = frozenset()
         self.before: list[tuple[h.Holder, dict[Any, Any]]] = []
+        self.free: set[tuple[int, Any]] = set()
 
     def finish(self, watcher: Watcher) -> None:
         """Close the books after the run.
@@ -172,6 +179,8 @@ class State:
             for key, before in holder.entries.items():
                 if (id(holder.value), key) in self._replaced and isinstance(before, torch.Tensor):
                     holder.lenient[key] = TensorType.of(before)
+                elif self.free and (id(holder.value), key) in self.free:
+                    holder.lenient[key] = AnyNumber(type(before))
             for key, kind in holder.lenient.items():
                 holder.entries[key] = kind
         guarded = [holder for holder in self.reach.holders if _has_guards(holder)]

@@ -51,6 +51,7 @@ class Parts:
         paths: Where each token lies, as text: `args[0]['mask']`.
         tensor_paths: Where each tensor lies.
         containers: The containers in it that a program may change, in the order of the walk.
+        container_paths: Where each container lies.
         arrays: The NumPy arrays in it.
         modules: The modules in it, with their paths.
         alive: The objects that tokens name by `id`.
@@ -61,6 +62,7 @@ class Parts:
     paths: list[str] = field(default_factory=list)
     tensor_paths: list[str] = field(default_factory=list)
     containers: list[Any] = field(default_factory=list)
+    container_paths: list[str] = field(default_factory=list)
     arrays: list[np.ndarray] = field(default_factory=list)
     modules: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
     alive: list[Any] = field(default_factory=list)
@@ -106,6 +108,7 @@ class Parts:
             return
         if kind not in (tuple, frozenset):
             self.containers.append(value)
+            self.container_paths.append(path)
         self._token((kind, content.label), path)
         for step, child in content.children():
             self.add(child, path + step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -59,6 +60,7 @@ class Tape:
         self.placeholders: list[fx.Node] = []
         self.texts: list[tuple[Location, str, str]] = []
         self._memories: dict[int, int] = {}
+        self._has_numbers = False
         self._surroundings = surroundings
         self._values: dict[int, Value] = {}
         self._tainted: set[fx.Node] = set()
@@ -86,6 +88,12 @@ class Tape:
             self._set_type(value.node, value.tensor)
         return value.node
 
+    def number_input(self, name: str) -> fx.Node:
+        """Append a placeholder for a number, and return it."""
+        self._has_numbers = True
+        name = re.sub(r"\W+", "_", name).strip("_")
+        return self.graph.placeholder(name if name.isidentifier() else f"number_{name}")
+
     def make_input(self, outside: Outside) -> fx.Node:
         """Turn a tensor of the graph module into a placeholder, and return it."""
         node, graph = outside.node, self.graph
@@ -112,10 +120,6 @@ class Tape:
     def before_guards(self) -> Undo:
         """What has changed before the last value guard."""
         return self._progress.before_guard
-
-    def guard_number(self, node: fx.Node, value: Any) -> None:
-        """Append a guard that expects a number to be what it was."""
-        self._guard(node, value, node.name)
 
     # Results --------------------------------------------------------------------------------------
 

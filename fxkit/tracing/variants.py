@@ -11,7 +11,9 @@ from torch import fx
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 
 from fxkit.tracing import guards as g
+from fxkit.tracing.any_numbers import with_free
 from fxkit.tracing.effects import quietly
+from fxkit.tracing.free_numbers import NumberInput
 from fxkit.tracing.holders import ABSENT, Holder
 from fxkit.tracing.outside import Place
 from fxkit.tracing.recorded import OpaqueCall
@@ -80,6 +82,7 @@ class Variant:
         has_regions: Whether it changes gradient, inference or autocast modes on its way.
         run: What a backend made of it, which is called in its place; None without a backend.
         extras: Tensors of the program's state that are inputs of the graph.
+        numbers: Numbers that are inputs of the graph, behind the arguments' tensors.
         replays: What the program writes to its state.
         watch: Tells quickly that the state which is guarded is as it was; None without such.
         opaque_calls: The calls in it that stay as they are.
@@ -102,6 +105,7 @@ class Variant:
     watch: StateWatch | None = None
     opaque_calls: tuple[OpaqueCall, ...] = ()
     can_run_again: bool = True
+    numbers: tuple[NumberInput, ...] = ()
     _quick: _Quick | None = field(default=None, repr=False)
 
     @property
@@ -175,8 +179,8 @@ class Variant:
         snapshot = self._snapshot(call, undo) if undo else None
         modes = Modes.now() if self.has_regions else None
         try:
-            if self.extras:
-                return run(*call.parts.tensors, *self.extra_tensors())
+            if self.extras or self.numbers:
+                return run(*self.inputs(call))
             return run(*call.parts.tensors)
         except BaseException as error:
             if modes is not None:
@@ -191,9 +195,11 @@ class Variant:
                 raise
             raise Repeat from error
 
-    def extra_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors of the program's state that are inputs of the graph now."""
-        return [extra.places[0].read() for extra in self.extras]
+    def inputs(self, call: g.Call) -> list[Any]:
+        """Return what the graph is given for `call`."""
+        numbers = [number.read(call.parts) for number in self.numbers]
+        extras = [extra.places[0].read() for extra in self.extras]
+        return [*call.parts.tensors, *numbers, *extras]
 
     def _snapshot(self, call: g.Call, undo: Undo) -> Snapshot:
         return Snapshot(self._named(call, undo), undo.is_random)
@@ -224,7 +230,10 @@ class _Quick:
     def __init__(self, variant: Variant, call: g.Call) -> None:
         modes = variant.guards[0]
         assert isinstance(modes, g.ModesGuard)
-        self._tokens = call.parts.tokens.copy()
+        self._free = next(
+            guard.free for guard in variant.guards if isinstance(guard, g.StructureGuard)
+        )
+        self._tokens = with_free(call.parts.tokens, self._free).copy()
         self._keep = call.parts.alive
         self._modes = modes
         self._global = GlobalStateGuard()
@@ -262,7 +271,7 @@ class _Quick:
         parts = call.parts
         arguments = parts.tensors
         return (
-            parts.tokens == self._tokens
+            with_free(parts.tokens, self._free) == self._tokens
             and not call.has_modes
             and self._global.check()
             and torch.is_inference_mode_enabled() is self._inference

@@ -135,6 +135,13 @@ class Recorder(Transformed, TorchFunctionMode):
         if not watch:
             self.release()
 
+    def _try(self, *checks: Callable[[], None]) -> None:
+        try:
+            for check in checks:
+                check()
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.hint)
+
     def note_text(self, stream: str, text: str) -> None:
         """Note what the program writes to a standard stream."""
         if self.failure is not None:
@@ -173,12 +180,7 @@ class Recorder(Transformed, TorchFunctionMode):
     def finish(self) -> Undo:
         """Check what can only be known at the end, and return what the whole program changed."""
         if self.failure is None:
-            try:
-                self._follow_modes()
-                self._check_random()
-                self._check_end()
-            except Refusal as refusal:
-                self.refuse(refusal.reason, refusal.hint)
+            self._try(self._follow_modes, self._check_random, self._check_end)
         return self._writes.so_far(self._progress.drew)
 
     @property
@@ -219,10 +221,10 @@ class Recorder(Transformed, TorchFunctionMode):
         if watcher is not None:
             watcher.pause()
         self._location = self._frames.locate(sys._getframe(1))
-        self._check_python_random()
         self._is_suspended = True
         if watcher is not None:
             watcher.enter_opaque(function)
+        self._try(self._check_python_random)
         try:
             result = run()
         except BaseException as error:
@@ -312,8 +314,6 @@ class Recorder(Transformed, TorchFunctionMode):
         finally:
             self._is_suspended = False
         return result
-
-    # Numbers that opaque calls gave; see `Writer` in `opaque_numbers` ---------------------------
 
     @property
     def is_following(self) -> bool:

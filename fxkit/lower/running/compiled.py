@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from fxkit import config
 from fxkit.analysis.tensor_types import propagate_types
+from fxkit.errors import UnsupportedError
 from fxkit.ir import types
 from fxkit.ir.types import TensorType, type_of, type_of_value
 from fxkit.lower.loops.loop_ir import Kernel
@@ -29,6 +30,7 @@ from fxkit.lower.running.product_trial import (
     objection_by_kind,
 )
 from fxkit.lower.running.program import make_program
+from fxkit.lower.running.reasons import reason_in_aten
 from fxkit.lower.running.tuning import spread, tuned
 
 
@@ -166,7 +168,7 @@ def left_to_eager(gm: fx.GraphModule, reason: str, source: str = "") -> Compiled
     names = [node.name for node in gm.graph.nodes if is_candidate(node)]
     regions = [Region(name, (name,), None, reason, None) for name in names]
     again = functools.partial(left_to_eager, reason=reason, source=source)
-    return CompiledModule(gm, Plan(gm.graph, regions=regions), Built(source), again)
+    return CompiledModule(gm, Plan(gm.graph, regions=regions, reason=reason), Built(source), again)
 
 
 @functools.cache
@@ -331,6 +333,40 @@ class CompiledModule(nn.Module):
     def lowered(self) -> fx.GraphModule:
         """The graph that runs: calls of kernels among the nodes that eager computes."""
         return fx.GraphModule(self.graph_module, self._plan.graph)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Name of each node that torch computes, as in the original graph → why."""
+        nodes = self.graph_module.graph.nodes
+        plan = self._plan
+        fused = {name for r in plan.regions if r.kernel is not None for name in r.nodes}
+        left = {name: r.reason for r in plan.regions if r.reason for name in r.nodes}
+        found = {n.name: reason_in_aten(n) for n in nodes if n.name not in fused}
+        return {
+            name: left.get(name) or plan.reason or reason
+            for name, reason in found.items()
+            if reason is not None
+        }
+
+    def explain(self, node: fx.Node | str) -> str:
+        """Say which kernel computes a node of the original graph, or why torch does.
+
+        Args:
+            node: The node, or its name.
+
+        Raises:
+            UnsupportedError: When the graph has no such node.
+        """
+        name = node if isinstance(node, str) else node.name
+        for region in self.regions:
+            if region.kernel is not None and name in region.nodes:
+                return f"%{name} is computed by {region.kernel}, in {region.name}"
+        reason = self.reasons.get(name)
+        if reason is not None:
+            return f"torch computes %{name}: {reason}"
+        if all(name != n.name for n in self.graph_module.graph.nodes):
+            raise UnsupportedError(f"expected a node of the compiled graph, got %{name}")
+        return f"%{name} computes nothing: it is an input, an attribute, a view or a result"
 
     def report(self) -> LowerReport:
         """Return what was fused, what was not and why, and how calls went."""

@@ -33,6 +33,7 @@ class Plan:
         kernels: Name in the C++ text → kernel; equal regions share one.
         calls: Region name → the call of its kernel.
         regions: What became of each candidate.
+        reason: Why eager runs the whole graph, or None.
     """
 
     graph: fx.Graph
@@ -40,6 +41,7 @@ class Plan:
     calls: dict[str, KernelCall] = field(default_factory=dict)
     kernel_of: dict[str, str] = field(default_factory=dict)
     regions: list[Region] = field(default_factory=list)
+    reason: str | None = None
 
 
 @dataclass(frozen=True)

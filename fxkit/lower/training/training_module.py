@@ -138,6 +138,20 @@ class TrainingModule(nn.Module):
         return self.report().regions
 
     @property
+    def reasons(self) -> dict[str, str]:
+        """Each node of the forward and the backward that torch computes → why."""
+        built = self._last()
+        if built is None:
+            return {}
+        parts = {"forward": built.forward, "backward": built.backward}
+        return {
+            f"{part}.{name}": reason
+            for part, module in parts.items()
+            if module is not None
+            for name, reason in module.reasons.items()
+        }
+
+    @property
     def source(self) -> str:
         """The C++ text of the kernels of the sizes that were built last."""
         built = self._last()

@@ -118,7 +118,7 @@ def test_a_module_goes_through_everything_and_stays_as_it_is(make: Any, tmp_path
     subject = make()
     before = subject(*ARGS)
     found = sections(fxkit.report(subject, tmp_path / "x.html", ARGS, iters=2))
-    assert {"Passes", "Fused regions", "Where the time goes", "Errors"} <= set(found)
+    assert {"Passes", "Fused regions", "Where the time goes", "Numerical errors"} <= set(found)
     assert torch.equal(subject(*ARGS), before)
 
 

@@ -51,7 +51,7 @@ def _facts(journey: Journey) -> dict[str, str]:
     return {
         "nodes captured": str(len(journey.before.graph.nodes)),
         "nodes after the passes": str(len(journey.result.graph_module.graph.nodes)),
-        "candidates fused": percent(fused, sum(len(region.nodes) for region in regions)),
+        "fused, of what can be": percent(fused, sum(len(region.nodes) for region in regions)),
         "kernels built in": duration(journey.built.cold),
         **{name: duration(seconds) for name, seconds in times.items()},
         "eager / fxkit": f"{times['eager'] / times['fxkit']:.2f} ×",

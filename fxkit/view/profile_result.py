@@ -217,10 +217,16 @@ class Profile:
             "something else running on this machine?"
         ]
 
+    @property
+    def _noise(self) -> float:
+        """Seconds by which calls of the module differ: less than that is no finding."""
+        low, high = self.quartiles or (0.0, 0.0)
+        return high - low
+
     def _outside(self) -> list[str]:
         """Say how much of a call is no node's, where that is more than a tenth of it."""
         outside, whole = self.outside_seconds, self.end_to_end or 0.0
-        if outside <= 0.1 * whole or not self.is_steady:
+        if outside <= max(0.1 * whole, self._noise) or not self.is_steady:
             return []
         return [
             f"outside of nodes {duration(outside)} ({percent(outside, whole)}): the call of the "
@@ -229,7 +235,7 @@ class Profile:
 
     def _overhead_text(self) -> str:
         added = self.overhead or 0.0
-        if added <= self.clock_seconds or not self.is_steady:
+        if added <= max(self.clock_seconds, self._noise) or not self.is_steady:
             added = self.clock_seconds
         if added <= 0.0:
             return "less than the noise of the measurement"

@@ -107,11 +107,12 @@ def grouped(rows: Sequence[Row], group_by: str) -> list[Entry]:
     """Return the lines of a table, in the order of their first nodes."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(_key(row, group_by), []).append(row)
+        groups.setdefault(key_of(row, group_by), []).append(row)
     return [_entry(key, rows) for key, rows in groups.items()]
 
 
-def _key(row: Row, group_by: str) -> str:
+def key_of(row: Row, group_by: str) -> str:
+    """Return the key of the line that a row belongs to."""
     if group_by == "node":
         return row.name
     if group_by == "op":

@@ -101,8 +101,10 @@ class Report:
     def add_graph(self, gm: fx.GraphModule, *, title: str = "Graph", **options: Any) -> Report:
         """Add a drawing to move, zoom and search in; options are those of `draw`."""
         view = draw(gm, **options)
+        fetched = len(gm.graph.nodes) - view.nodes
+        more = f" (and {fetched:,} that only fetch parameters and constants)" if fetched else ""
         lead = (
-            f"{plural(view.nodes, 'node')}, from inputs at the top to outputs at the bottom. "
+            f"{plural(view.nodes, 'node')}{more}, from inputs at the top to outputs at the bottom. "
             "Layers that are alike are drawn once. Drag to move; click, then turn the "
             "wheel to zoom; / searches."
         )
@@ -220,7 +222,10 @@ class Report:
         """
         lead = "Measured between the statements of generated code, of the middle half of runs."
         if after is not None:
-            lead = f"The same inputs through {names[0]} and {names[1]}. {lead}"
+            lead = (
+                f"The same inputs through {names[0]} and {names[1]}, the longest first: each line "
+                f"is the same work on both sides. {lead}"
+            )
         return self.add(
             "Where the time goes", report_parts.profiles(before, after, names, seconds), lead
         )
@@ -230,7 +235,7 @@ class Report:
     ) -> Report:
         """Add errors against a reference; the first one is what the others are compared with."""
         lead = note or "The largest difference, relative to the largest value."
-        return self.add("Errors", report_parts.errors(values, reference), lead)
+        return self.add("Numerical errors", report_parts.errors(values, reference), lead)
 
     def add_table(
         self, title: str, headers: Sequence[str], rows: Iterable[Sequence[object]], lead: str = ""

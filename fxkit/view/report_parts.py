@@ -11,6 +11,7 @@ from fxkit.passes import PASSES
 from fxkit.view.page import escape
 from fxkit.view.profile_result import Profile
 from fxkit.view.text_table import duration, plural, quantity
+from fxkit.view.work_table import work_table
 
 _NUMBER = re.compile(r"[-+−]?[\d,.]+(?:e[-+]?\d+)?\s*(?:[%×xkMGTµnms]\w*)?/?s?|[?–-]?")
 
@@ -217,13 +218,13 @@ def profiles(
     names: tuple[str, str],
     seconds: tuple[float, float] | None,
 ) -> str:
-    """Show where the time goes; with a second profile, side by side by operator."""
+    """Show where the time goes; with a second profile, the same work side by side."""
     if after is None:
         return before.html_fragment()
     return (
         _end_to_end(before, after, names, seconds)
-        + "<h3>by operator</h3>"
-        + _twins(before, after, names)
+        + "<h3>what takes the time</h3>"
+        + work_table(before, after, names)
         + _folded(f"{names[0]}: all of it", before)
         + _folded(f"{names[1]}: all of it", after)
     )
@@ -250,36 +251,6 @@ _UNSTEADY = (
     '<p class="fx-muted">The runs took very different times: something else ran on this machine, '
     "and the two sides can't be compared.</p>"
 )
-
-
-def _twins(before: Profile, after: Profile, names: tuple[str, str]) -> str:
-    first = {entry.key: entry for entry in before.entries(group_by="op")}
-    second = {entry.key: entry for entry in after.entries(group_by="op")}
-    seconds = [e.seconds or 0.0 for e in (*first.values(), *second.values())]
-    most = max(seconds, default=0.0) or 1.0
-    rows = []
-    for key in sorted(
-        {**first, **second},
-        key=lambda k: -max(_seconds(first.get(k)), _seconds(second.get(k))),
-    ):
-        cells = []
-        for entry, kind in ((first.get(key), ""), (second.get(key), "fx-second")):
-            spent = _seconds(entry)
-            text = f"{duration(spent)} · {plural(entry.nodes, 'node')}" if entry else "–"
-            cells.append(
-                f'<td class="fx-bar-cell" data-v="{spent}"><i class="{kind}" '
-                f'style="--w:{spent / most:.3f}"></i><span>{text}</span></td>'
-            )
-        rows.append(f"<tr><td><code>{escape(key)}</code></td>{''.join(cells)}</tr>")
-    return (
-        '<div class="fx-scroll"><table class="fx-table fx-sortable fx-twin"><thead><tr>'
-        f"<th>operator</th><th>{escape(names[0])}</th><th>{escape(names[1])}</th></tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _seconds(entry: Any) -> float:
-    return (entry.seconds or 0.0) if entry is not None else 0.0
 
 
 def _folded(title: str, profile: Profile) -> str:

@@ -326,6 +326,9 @@ def test_time_outside_of_nodes_is_told() -> None:
     assert slow.outside_seconds == pytest.approx(3 * spent)
     assert "outside of nodes " in slow.table()
     assert " (75.0 %)" in next(line for line in slow.summary() if "outside of nodes" in line)
+    uneven = replace(found, end_to_end=1.2 * spent, quartiles=(1.1 * spent, 1.4 * spent))
+    assert uneven.is_steady
+    assert "outside of nodes" not in uneven.table()
     quick_call = replace(found, end_to_end=spent, quartiles=(spent, spent))
     assert "outside of nodes" not in quick_call.table()
 

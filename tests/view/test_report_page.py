@@ -125,7 +125,7 @@ def test_report_says_what_it_was_given() -> None:
     assert sections["Passes"].lead.startswith("2 passes ran in this order and took 4 nodes away")
     assert "kernel_0" in sections["Fused regions"].html
     assert "a view &lt;costs&gt; nothing" in sections["Fused regions"].html
-    assert "2.00 × that of eager" in sections["Errors"].html
+    assert "2.00 × that of eager" in sections["Numerical errors"].html
     assert "1.00 × as fast" in sections["Where the time goes"].html
     assert '<td class="fx-num">0.5</td>' in whole().sections[-2].html
     assert "removed" in sections["Changes"].html

@@ -125,8 +125,7 @@ static void shim_launch(int across, int down, int threads, std::function<void()>
 """
 
 _FLAGS = (
-    "-std=c++20 -O1 -shared -fPIC -ffp-contract=off -fwrapv -fno-strict-aliasing "
-    "-Wno-unknown-pragmas"
+    "-std=c++20 -shared -fPIC -ffp-contract=off -fwrapv -fno-strict-aliasing -Wno-unknown-pragmas"
 ).split()
 
 # What surrounds each output in memory, and must be left alone.
@@ -134,12 +133,12 @@ _FENCE = 64
 _MARK = 0x5A
 
 
-def build_on_cpu(text: str, folder: Path) -> ctypes.CDLL:
-    """Compile CUDA text with the C++ compiler and load it."""
+def build_on_cpu(text: str, folder: Path, level: str = "-O1") -> ctypes.CDLL:
+    """Compile CUDA text with the C++ compiler, as far optimised as said, and load it."""
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     source, built = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text(_SHIM + text)
-    command = [toolchain.current().compiler, *_FLAGS, str(source), "-o", str(built)]
+    command = [toolchain.current().compiler, *_FLAGS, level, str(source), "-o", str(built)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(built))

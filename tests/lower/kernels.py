@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ ALWAYS = Policy(min_members=1)
 def compile_all(
     calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]],
     results: Sequence[int] = (),
+    lowering: Callable[..., CompiledModule] | None = None,
 ) -> tuple[CompiledModule, list[torch.Tensor], list[fx.Node]]:
     """Compile many calls as one graph, so that the compiler is started once.
 
@@ -26,6 +28,7 @@ def compile_all(
         calls: `(function, arguments, keyword arguments)`; each tensor becomes an input of its own,
             so that no two calls share a region.
         results: How many results each call has, where one has several.
+        lowering: Compiles a graph for its inputs; `to_cpp` where it is left out.
 
     Returns:
         The compiled module, its inputs, and the node of each call.
@@ -52,7 +55,8 @@ def compile_all(
             )
     graph.output(tuple(given))
     gm = fx.GraphModule(torch.nn.Module(), graph)
-    return to_cpp(gm, tuple(inputs), policy=ALWAYS), inputs, nodes
+    lowering = lowering or functools.partial(to_cpp, policy=ALWAYS)
+    return lowering(gm, tuple(inputs)), inputs, nodes
 
 
 def fused_names(compiled: CompiledModule) -> set[str]:

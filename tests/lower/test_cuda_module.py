@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fxkit
 from fxkit.lower import CompiledModule, Policy, to_cpp, to_cuda
+from fxkit.lower.cpp.build import Order
+from fxkit.lower.cpp.toolchain import Linking
 from fxkit.lower.cuda import toolchain
 from fxkit.lower.cuda.compiled import build_kernels, is_on_gpu
 from tests.lower.cuda_cases import CASES, randn
@@ -47,7 +50,7 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
         return build.Library(Anything(), build.Path("none"), 0.0, False)  # type: ignore[arg-type]
 
     monkeypatch.setattr(compiled, "build", library)
-    monkeypatch.setattr(compiled.toolchain, "current", lambda: None)
+    monkeypatch.setattr(compiled.toolchain, "current", lambda gpu: None)
 
 
 def compiled_for(
@@ -125,6 +128,14 @@ def test_flags_name_the_gpu_or_the_usual_ones() -> None:
     assert toolchain.targets("90") == ("-gencode", "arch=compute_90,code=sm_90")
     assert "arch=compute_80,code=sm_80" in toolchain.targets(None)
     assert "arch=compute_90,code=compute_90" in toolchain.targets(None)
+
+
+def test_each_kind_of_gpu_has_libraries_of_its_own() -> None:
+    keys = {
+        Order(("text",), toolchain.for_capability(sys.executable, capability), Linking()).key
+        for capability in ("80", "90", None)
+    }
+    assert len(keys) == 3
 
 
 @needs_nvcc

@@ -196,3 +196,6 @@ def test_what_is_not_printed_is_named() -> None:
     builder.check(builder.const(True, torch.bool))
     checked = Kernel((4,), 0, (), tuple(builder.body), ())
     assert "out of bounds" in str(objection(checked))
+    rows = kernel_of(softmax, torch.zeros(4, 8))
+    many = Kernel((2**31, 8), 1, rows.buffers, rows.body, rows.stores)
+    assert "more rows than a grid has blocks" in str(objection(many))

@@ -66,12 +66,12 @@ def test_rows_are_as_exact_as_eager(dtype: torch.dtype, shape: tuple[int, ...]) 
         precise = {k: v if k == "dtype" else wide(v) for k, v in options.items()}
         exact = results(function(*map(wide, args), **precise))
         for found, expected, true in zip(results(all_found), eager, exact, strict=True):
-            problem = _problem(found, expected, true)
+            problem = shortfall(found, expected, true)
             wrong += [f"{call}: {problem}"] if problem else []
     assert not wrong, "\n".join(wrong)
 
 
-def _problem(found: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> str:
+def shortfall(found: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> str:
     """Say in what a result is worse than eager's."""
     forms = [(t.dtype, t.shape, t.stride()) for t in (found, expected)]
     if forms[0] != forms[1]:

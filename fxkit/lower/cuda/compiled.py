@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,16 +88,17 @@ def to_cuda(
     chosen = CudaPolicy(gpu=_gpu_of(gm))
     if policy is not None:
         chosen = CudaPolicy(min_members=policy.min_members, gpu=chosen.gpu)
-    return lower(chosen, gm, calls=_CALLS, build=build_kernels)
+    build = functools.partial(build_kernels, gpu=chosen.gpu)
+    return lower(chosen, gm, calls=_CALLS, build=build)
 
 
-def build_kernels(kernels: Mapping[str, Kernel]) -> Built:
-    """Build kernels with nvcc: all in one unit, and one by one where that fails."""
+def build_kernels(kernels: Mapping[str, Kernel], gpu: torch.device | None = None) -> Built:
+    """Build kernels with nvcc for a GPU: all in one unit, and one by one where that fails."""
     if not kernels:
         return Built()
     built = Built(print_unit(kernels))
     try:
-        tools = toolchain.current()
+        tools = toolchain.current(gpu)
         library = build(built.source, tools=tools)
     except BuildError as error:
         if error.log is None or len(kernels) == 1:

@@ -73,10 +73,12 @@ class CudaCall(KernelCall):
 
     def _launch(self, tensors: list[torch.Tensor]) -> int:
         """Launch the kernel on tensors of its device, and return CUDA's error, 0 for none."""
-        scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=self._device)
+        scratch = None
+        if self._scratch_bytes:
+            scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=self._device)
         return self._function(
             self._pointers(*[tensor.data_ptr() for tensor in tensors]),
-            scratch.data_ptr(),
+            None if scratch is None else scratch.data_ptr(),
             torch.cuda.current_stream().cuda_stream,
             self._device.index,
         )

@@ -37,6 +37,9 @@ SHARE = 8192
 # Columns side by side in a block, each a thread, and threads down each of them.
 ACROSS, DOWN = 32, 8
 
+# Blocks of a grid, in its first direction, are fewer than this.
+MAX_GRID = 2**31
+
 # Addresses up to here are computed in 32 bits; what lies above is room for the last step of a loop.
 _SMALL = 2**31 - 2**25
 
@@ -83,6 +86,8 @@ def objection(kernel: Kernel) -> str | None:
         return "it folds along rows, which CUDA kernels do not"
     if any(i.is_reduction and _monoid(i.op) not in FOLDS for i in kernel.body):
         return "it reduces in a way that CUDA kernels do not"
+    if kernel.row_rank and math.prod(kernel.outer_sizes) >= MAX_GRID:
+        return "it has more rows than a grid has blocks"
     return None
 
 

@@ -20,8 +20,11 @@ CAPABILITIES = ("80", "90")
 _USUAL_PLACE = Path("/usr/local/cuda/bin/nvcc")
 
 
-def current() -> Toolchain:
+def current(gpu: torch.device | None = None) -> Toolchain:
     """Return nvcc with its flags for the GPU that is there.
+
+    Args:
+        gpu: The GPU, where there are several kinds; the current one when left out.
 
     Raises:
         BuildError: When there is no nvcc.
@@ -32,11 +35,12 @@ def current() -> Toolchain:
             f"expected nvcc, got none: looked in CUDA_HOME, on the PATH and for {_USUAL_PLACE}",
             hint="install the CUDA toolkit, or put its bin folder on the PATH",
         )
-    return _toolchain(compiler, _capability())
+    return for_capability(compiler, _capability(gpu))
 
 
 @functools.cache
-def _toolchain(compiler: str, capability: str | None) -> Toolchain:
+def for_capability(compiler: str, capability: str | None) -> Toolchain:
+    """Return nvcc at a path with its flags for a compute capability; see `targets`."""
     # The language is named, since the text lies in a file that another compiler could read too.
     library = ("-x", "cu", "-Xcompiler", "-fPIC")
     return Toolchain(compiler, (*FLAGS, *targets(capability)), None, identity_of(compiler), library)
@@ -62,8 +66,8 @@ def targets(capability: str | None) -> tuple[str, ...]:
     return tuple(part for flag in flags for part in ("-gencode", flag))
 
 
-def _capability() -> str | None:
+def _capability(gpu: torch.device | None) -> str | None:
     if not torch.cuda.is_available():
         return None
-    major, minor = torch.cuda.get_device_capability()
+    major, minor = torch.cuda.get_device_capability(gpu)
     return f"{major}{minor}"

@@ -1,0 +1,85 @@
+"""`to_cuda` for tensors on the processor, where its text runs under a shim."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.lower import CompiledModule
+from fxkit.lower.cpp.build import Library
+from fxkit.lower.cuda.compiled import CudaPolicy
+from fxkit.lower.cuda.printer import print_unit
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.running.building import Built
+from fxkit.lower.running.compiled import lower, typed
+from fxkit.lower.running.kernel_call import KernelCall
+from fxkit.lower.running.plan import Calls
+from tests.lower.cuda_shim import build_on_cpu, run_on_cpu
+from tests.lower.kernels import difference
+
+
+class ShimCall(KernelCall):
+    """Runs a kernel's CUDA text on the processor, with threads in either order."""
+
+    def bind(self, library: ctypes.CDLL, name: str, numbers: bytes = b"") -> None:
+        self._function = (library, name)
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        if self._function is None:
+            return self.in_eager(*tensors)
+        for tensor, known in zip(tensors, self.inputs, strict=True):
+            assert (tensor.dtype, tensor.shape, tensor.stride()) == (
+                (known.dtype, known.shape, known.stride)
+            )
+        results, again = (self._run(tensors, is_backward=order) for order in (False, True))
+        for one, other in zip(results, again, strict=True):
+            assert difference(one, other) == 0, "the order of threads matters"
+        self.calls += 1
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _run(self, tensors: tuple[torch.Tensor, ...], *, is_backward: bool) -> list[torch.Tensor]:
+        return run_on_cpu(
+            *self._function,
+            self.kernel,
+            list(tensors),
+            [torch.empty_strided(t.shape, t.stride or (), dtype=t.dtype) for t in self.outputs],
+            is_backward=is_backward,
+        )
+
+
+class Lowering:
+    """Makes modules whose kernels are CUDA text under a shim.
+
+    Args:
+        folder: Where they are built.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, gm: fx.GraphModule, args: tuple[Any, ...]) -> CompiledModule:
+        typed(gm, args)
+        policy = CudaPolicy(min_members=1, gpu=torch.device("cpu"))
+        calls = Calls(ShimCall, _left_to_torch, _left_to_torch)
+        module = lower(policy, gm, calls=calls, build=self._build)
+        module.native_program = None
+        return module
+
+    def _build(self, kernels: Mapping[str, Kernel]) -> Built:
+        built = Built(print_unit(kernels))
+        if kernels:
+            begin = time.perf_counter()
+            handle = build_on_cpu(built.source, self._folder, "-O0")
+            library = Library(handle, self._folder, time.perf_counter() - begin, False)
+            built.libraries.update(dict.fromkeys(kernels, library))
+        return built
+
+
+def _left_to_torch(whole: object) -> str:
+    return "left to torch's library"

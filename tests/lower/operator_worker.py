@@ -1,7 +1,9 @@
 """Runs torch's own operators through `fxkit.compile`, in a process that may crash.
 
-`python -m tests.lower.operator_worker FILE FIRST STEP` appends a line of JSON to FILE before and
-after each operator of torch's table, from the FIRST on in steps of STEP.
+`python -m tests.lower.operator_worker FILE KIND SAMPLES FIRST STEP [NAMES]` appends a line of JSON
+to FILE before and after each operator of torch's table whose name matches the expression NAMES,
+from the FIRST on in steps of STEP. KIND is a key of `KINDS`, a dtype or the gradients; at most
+SAMPLES calls of each operator are compared, spread evenly over those of torch.
 """
 
 from __future__ import annotations
@@ -22,20 +24,34 @@ from torch.utils import _pytree as pytree
 
 import fxkit.compiler
 from fxkit.lower import Policy, to_cpp
+from fxkit.lower.training import training_module
+from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 
-SAMPLES = 2  # of each operator: the first, and one from the middle
-ERRORS = 3
-SECONDS = 120  # for one operator; after that the process ends, which counts as a crash
+ERRORS = 20  # calls that eager refuses
+SECONDS = 600  # for one operator; after that the process ends, which counts as a crash
+
+GRADIENTS = "gradients"
+KINDS = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64,
+    GRADIENTS: torch.float32,
+}  # fmt: skip
+
+# How far a result may be from eager's without a look at float64: (relative, absolute).
+CLOSE = {torch.bfloat16: (1.6e-2, 1e-5), torch.float16: (1e-3, 1e-5)}
+CLOSE_ELSE = (2e-5, 1e-5)
 
 Program = Callable[..., Any]
 
 
-def operators() -> list[Any]:
-    """Return torch's table of operators, those with float32 samples."""
+def operators(kind: str = "float32", names: str = "") -> list[Any]:
+    """Return torch's operators that have float32 samples, and samples or gradients of a kind."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
-    return [info for info in op_db if torch.float32 in info.dtypes]
+    found = [info for info in op_db if torch.float32 in info.dtypes and re.match(names, info.name)]
+    if kind == GRADIENTS:
+        return [info for info in found if info.supports_autograd]
+    return [info for info in found if KINDS[kind] in info.dtypes]
 
 
 def program(info: Any, sample: Any) -> tuple[Program, list[torch.Tensor]]:
@@ -50,23 +66,39 @@ def program(info: Any, sample: Any) -> tuple[Program, list[torch.Tensor]]:
         args, kwargs = pytree.tree_unflatten(filled, form)
         return info.op(*args, **kwargs)
 
-    return run, [leaves[place].detach() for place in places]
+    tensors = [leaves[place] for place in places]
+    return run, [t.detach().requires_grad_(t.requires_grad) for t in tensors]
 
 
-def samples(info: Any) -> Iterator[Any]:
+def samples(info: Any, kind: str, count: int) -> Iterator[Any]:
     torch.manual_seed(0)
-    every = list(info.sample_inputs("cpu", torch.float32, requires_grad=False))
-    yield from every[:: max(1, len(every) // SAMPLES)][:SAMPLES]
+    every = list(info.sample_inputs("cpu", KINDS[kind], requires_grad=kind == GRADIENTS))
+    yield from every[:: max(1, len(every) // count)][:count]
 
 
 def outcome(run: Program, tensors: list[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
     """Return a program's result, or the type of its error, and its inputs after it."""
-    copies = [t.clone() for t in tensors]
+    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     torch.manual_seed(1)
     try:
-        return run(*copies), copies
+        result = run(*copies)
+        return (*_gradients(result, copies), result), copies
     except Exception as error:  # whatever eager raises, the compiled program has to
         return type(error), copies
+
+
+def _gradients(result: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the gradients for made-up weights of the results, if any are asked for."""
+    asked = [t for t in inputs if t.requires_grad]
+    leaves = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    followed = [t for t in leaves if t.requires_grad]
+    if not asked or not followed or not torch.is_grad_enabled():
+        return []
+    torch.manual_seed(2)
+    weights = [torch.randn(t.shape, dtype=torch.float64).to(t.dtype) for t in followed]
+    found = torch.autograd.grad(followed, asked, weights, allow_unused=True)
+    made = (torch.zeros_like(t) if g is None else g for t, g in zip(asked, found, strict=True))
+    return [gradient.clone(memory_format=torch.contiguous_format) for gradient in made]
 
 
 def agrees(found: Any, eager: Any, exact: Any) -> bool:
@@ -86,18 +118,22 @@ def _agrees(found: Any, eager: Any, exact: Any) -> bool:
         return False
     if eager.layout == torch.strided and found.stride() != eager.stride():
         return False
+    if eager.layout == torch.strided and not (eager.is_floating_point() or eager.is_complex()):
+        return found.dtype == eager.dtype and torch.equal(found, eager)
+    relative, absolute = CLOSE.get(eager.dtype, CLOSE_ELSE)
     try:
-        torch.testing.assert_close(found, eager, rtol=2e-5, atol=1e-5, equal_nan=True)
+        torch.testing.assert_close(found, eager, rtol=relative, atol=absolute, equal_nan=True)
     except AssertionError:
         if found.shape != eager.shape or found.dtype != eager.dtype or exact.shape != eager.shape:
             return False
-        ours, eagers = ((x.double() - exact).abs().max() for x in (found, eager))
+        ours, eagers = ((x.to(exact.dtype) - exact).abs().max() for x in (found, eager))
         return bool(ours <= 2 * eagers)
     return True
 
 
 def doubled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [t.double() if t.is_floating_point() else t for t in tensors]
+    wide = [t.detach().double() if t.is_floating_point() else t for t in tensors]
+    return [w.requires_grad_(t.requires_grad) for w, t in zip(wide, tensors, strict=True)]
 
 
 def check(run: Program, tensors: list[torch.Tensor]) -> dict[str, str]:
@@ -122,24 +158,32 @@ def check(run: Program, tensors: list[torch.Tensor]) -> dict[str, str]:
 def _manner(compiled: Any) -> dict[str, str]:
     """Say whether generated code ran, or why not."""
     regions = [region for module in compiled.modules for region in module.regions]
-    ran = sum(module.report().calls for module in compiled.modules)
-    if ran and any(region.kernel for region in regions):
+    if any(region.kernel for region in regions) and any(map(_has_run, compiled.modules)):
         return {"status": "generated", "reason": ""}
-    reasons = [region.reason for region in regions if region.reason]
     if not compiled.modules:
         return {"status": "aten", "reason": "no graph was captured"}
-    found = reasons[0] if reasons else "it is neither pointwise nor normalising"
-    return {"status": "aten", "reason": re.sub(r"has no row for \S+", "has no row for it", found)}
+    reasons = [m.reason for m in compiled.modules if isinstance(m, TrainingModule) and m.reason]
+    reasons += [reason for module in compiled.modules for reason in module.reasons.values()]
+    found = reasons[0] if reasons else "it computes nothing: it is a view"
+    return {"status": "aten", "reason": re.sub(r"no row for \S+", "no row for it", found)}
 
 
-def verdict(info: Any) -> dict[str, str]:
+def _has_run(module: Any) -> bool:
+    """Tell whether the kernels of a module ran."""
+    if not isinstance(module, TrainingModule):
+        return module.report().calls > 0
+    report = module.report()
+    return any(part.calls > 0 for part in (report.forward, report.backward) if part is not None)
+
+
+def verdict(info: Any, kind: str, count: int) -> dict[str, str]:
     """Return the worst, or else the best, of what became of an operator's samples."""
     if "empty" in info.name:
         return {"status": "undetermined", "reason": "it returns whatever the memory holds"}
     found = [{"status": "aten", "reason": "it has no samples that this machine can make"}]
     try:
-        every = list(samples(info))
-        has_errors = info.error_inputs_func is not None
+        every = list(samples(info, kind, count))
+        has_errors = info.error_inputs_func is not None and kind == "float32"
         errors = info.error_inputs("cpu") if has_errors else ()
         wrong_calls = [e.sample_input for e in itertools.islice(errors, ERRORS)]
     except (RuntimeError, ImportError):  # needs what is not there, such as a device or SciPy
@@ -155,18 +199,20 @@ def verdict(info: Any) -> dict[str, str]:
     return found[0]
 
 
-def main(file: str, first: int, step: int) -> None:
+def main(file: str, kind: str, count: int, first: int, step: int, names: str) -> None:
     """Check every STEP-th operator from the FIRST on."""
     warnings.simplefilter("ignore")
-    every = functools.partial(to_cpp, policy=Policy(min_members=1))
-    fxkit.compiler.to_cpp = every  # compile whatever can be, be it ever so small
-    table = operators()
+    all_of_it = Policy(min_members=1)  # compile whatever can be, be it ever so small
+    fxkit.compiler.to_cpp = functools.partial(to_cpp, policy=all_of_it)
+    fxkit.compiler.to_cpp_training = functools.partial(to_cpp_training, policy=all_of_it)
+    training_module.CALL_SECONDS = -1.0
+    table = operators(kind, names)
     for index in range(first, len(table), step):
         name = f"{table[index].name}.{table[index].variant_test_name}".rstrip(".")
         _append(file, {"index": index, "operator": name})
         signal.alarm(SECONDS)
-        with torch.no_grad():
-            result = verdict(table[index])
+        with torch.set_grad_enabled(kind == GRADIENTS):
+            result = verdict(table[index], kind, count)
         signal.alarm(0)
         _append(file, {"index": index, "operator": name, **result})
 
@@ -177,4 +223,4 @@ def _append(file: str, line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6]), "".join(sys.argv[6:]))

@@ -13,11 +13,13 @@ from torch import fx
 from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
 from fxkit.lower import CompiledModule, to_cpp, to_cuda
 from fxkit.lower.cuda.compiled import is_on_gpu
+from fxkit.lower.running import binding
 from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
 from fxkit.lower.running.compiled import to_cpp_as_recorded
 from fxkit.lower.running.entry import Entries, Way
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.training.fused_step import FusedStep, is_step
+from fxkit.lower.training.left_to_eager import LeftToEager
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
@@ -51,6 +53,7 @@ class Compiled:
         self._stock = KernelStock()
         self.captured = Captured(fn, backend=self._backend, dynamic=dynamic)
         self._entries = Entries(self.captured)
+        self._left = LeftToEager()
         self._last_way: Way | None = None
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn)
@@ -69,8 +72,12 @@ class Compiled:
                     self._last_way = way
                 return result if way[2] is None else way[2](result)
         self._last_way = None
+        binding.start()
+        if self._left.takes(args):
+            return self.captured.fn(*args)
         result = self.captured(*args)
         entries.learn(args)
+        self._left.learn(args)
         return result
 
     @property
@@ -133,8 +140,11 @@ class Compiled:
             is_fused = any(region.kernel is not None for region in module.regions)
             how = "is compiled as it was recorded" if is_fused else "runs in eager"
             warnings.warn(f"{error}\n  The captured graph {how}.", stacklevel=2)
-        if self._train and isinstance(module, TrainingModule) and module.reason is not None:
-            warnings.warn(f"trained in eager: {module.reason}", stacklevel=2)
+        if isinstance(module, TrainingModule) and module.reason is not None:
+            if self._passes is None:  # the default ones change no results
+                self._left.watch(module)
+            if self._train:
+                warnings.warn(f"trained in eager: {module.reason}", stacklevel=2)
         self.modules.append(module)
         return module
 

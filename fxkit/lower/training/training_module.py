@@ -33,7 +33,7 @@ class TrainingReport:
         forward: Of its forward; None where it is left to eager.
         backward: Of its backward; None where there is none.
         reason: Why it is left to eager, or None.
-        eager_calls: How often the captured graph itself ran.
+        eager_calls: How often the captured graph, or the program in its place, ran in eager.
         differentiated_again: How often a gradient was itself differentiated: eager does that, since
             kernels have a first derivative only.
     """
@@ -80,6 +80,7 @@ class TrainingModule(nn.Module):
     Attributes:
         graph_module: The captured graph; parameters are read from it at each call.
         reason: Why it is left to eager, or None.
+        eager_calls: How often the captured graph, or the program in its place, ran in eager.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class TrainingModule(nn.Module):
         self._policy = policy
         self._stock = stock
         self._built: dict[Any, _Built | None] = {}
-        self._eager_calls = 0
+        self.eager_calls = 0
 
     def forward(self, *args: torch.Tensor) -> Any:
         """Run the program; autograd gets the compiled backward."""
@@ -100,7 +101,7 @@ class TrainingModule(nn.Module):
             self.build(args)
         built = self._built.get(key)
         if built is None:
-            self._eager_calls += 1
+            self.eager_calls += 1
             return self.graph_module(*args)
         return built.program(*args)
 
@@ -175,7 +176,7 @@ class TrainingModule(nn.Module):
             None if built is None else built.forward.report(),
             None if built is None or built.backward is None else built.backward.report(),
             self.reason,
-            self._eager_calls,
+            self.eager_calls,
             0 if built is None else built.program.differentiated_again,
         )
 

@@ -1,0 +1,130 @@
+"""Calls that training leaves to eager: the program itself runs, and guards are asked seldom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxkit
+from fxkit.compiler import Compiled
+from fxkit.lower.training.left_to_eager import CALLS_ON_TRUST
+from fxkit.lower.training.training_module import TrainingModule
+from fxkit.passes.pipelines import SIMPLIFY
+from fxkit.tracing.captured import Captured
+
+
+class _Net(nn.Module):
+    """Small; with a switch that makes another program of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x)) * self.factor
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often the captured program was called, guards and all: one entry a call."""
+    calls: list[int] = []
+    run = Captured.__call__
+
+    def counted(self: Captured, *args: Any, **kwargs: Any) -> Any:
+        calls.append(len(args))
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(Captured, "__call__", counted)
+    return calls
+
+
+def _eager_calls(compiled: Compiled) -> list[int]:
+    return [m.report().eager_calls for m in compiled.modules if isinstance(m, TrainingModule)]
+
+
+def test_small_programs_run_themselves(asked: list[int]):
+    net = _Net()
+    compiled = fxkit.compile(net)
+    x = torch.randn(2, 4)
+    compiled(x)
+    asked.clear()
+    for _ in range(20):
+        assert torch.equal(compiled(x), net(x))
+    assert len(asked) <= 1
+    assert _eager_calls(compiled)[0] >= 20
+
+
+def test_gradients_and_what_changes_are_those_of_the_program(asked: list[int]):
+    net = _Net()
+    compiled = fxkit.compile(net)
+    x = torch.randn(2, 4)
+    for factor in (1.0, 1.0, 1.0, -2.0, -2.0, 3.0):
+        net.factor = factor
+        net.zero_grad()
+        compiled(x).sum().backward()
+        assert net.linear.weight.grad is not None
+        (expected,) = torch.autograd.grad(net(x).sum(), net.linear.weight)
+        assert torch.equal(net.linear.weight.grad, expected)
+
+
+def test_other_kinds_of_calls_are_compiled(asked: list[int]):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * 2).exp() + x
+
+    compiled = fxkit.compile(fn)
+    small, large = (torch.randn(n, n, requires_grad=True) for n in (4, 512))
+    for _ in range(3):
+        compiled(small)
+    asked.clear()
+    compiled(large)
+    compiled(large)
+    with torch.no_grad():
+        compiled(small)
+    assert len(asked) == 3
+    reasons = [m.reason for m in compiled.modules if isinstance(m, TrainingModule)]
+    assert len(reasons) == 2 and reasons[0] is not None and reasons[1] is None
+
+
+def test_guards_are_asked_again_after_a_while(asked: list[int]):
+    compiled = fxkit.compile(_Net())
+    x = torch.randn(2, 4)
+    for _ in range(2):
+        compiled(x)
+    asked.clear()
+    for _ in range(CALLS_ON_TRUST + 1):
+        compiled(x)
+    assert len(asked) == 1
+
+
+def test_a_program_that_pays_by_now_is_compiled():
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.weight * 2).exp() + x.sum()
+
+    net = Grows()
+    compiled = fxkit.compile(net)
+    x = torch.randn(2, 4)
+    for _ in range(3):
+        compiled(x)
+    net.weight = nn.Parameter(torch.randn(512, 512))
+    for _ in range(CALLS_ON_TRUST + 1):
+        found = compiled(x)
+    torch.testing.assert_close(found, net(x))
+    last = compiled.modules[-1]
+    assert isinstance(last, TrainingModule) and last.reason is None
+
+
+def test_passes_that_were_asked_for_stay_in_force(asked: list[int]):
+    compiled = fxkit.compile(_Net(), passes=SIMPLIFY)
+    x = torch.randn(2, 4)
+    for _ in range(3):
+        compiled(x)
+    assert len(asked) == 3

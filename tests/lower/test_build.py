@@ -18,9 +18,11 @@ import pytest
 from fxkit.errors import BuildError
 from fxkit.lower.cpp import build as build_module
 from fxkit.lower.cpp import toolchain
-from fxkit.lower.cpp.build import Order, build, cache_folder
+from fxkit.lower.cpp.build import Order, build, cache_folder, library_path
 
 SOURCE = 'extern "C" long answer() { return %d; }\n'
+ALONE = toolchain.Linking()
+LINKED = toolchain.Linking(identity="linked with torch")
 
 
 @pytest.fixture
@@ -191,47 +193,64 @@ def test_a_full_disk_is_replaced(cache: Path, monkeypatch: pytest.MonkeyPatch) -
         assert answer(10) == 10
 
 
-@pytest.mark.parametrize("ninja", [True, False], ids=["load_inline", "directly"])
-def test_a_failing_compiler_is_quoted(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, ninja: bool
-) -> None:
-    if not ninja:
-        _hide_ninja(monkeypatch)
+ways = pytest.mark.parametrize("linking", [LINKED, ALONE], ids=["load_inline", "directly"])
+
+
+def made(text: str, linking: toolchain.Linking) -> ctypes.CDLL:
+    return build_module._load(library_path(text, linking=linking)[0])
+
+
+@ways
+def test_a_failing_compiler_is_quoted(cache: Path, linking: toolchain.Linking) -> None:
     with pytest.raises(BuildError, match="error:") as caught:
-        build('extern "C" int broken() { return nothing; }')
+        made('extern "C" int broken() { return nothing; }', linking)
     error = caught.value
     assert "nothing" in error.message
     assert error.command and "main.cpp" in error.command
     assert error.log and "nothing" in Path(error.log).read_text()
     assert not list(cache.glob("build-*"))
-    assert answer(11) == 11
+    assert made(SOURCE % 11, linking).answer() == 11
 
 
-@pytest.mark.parametrize("ninja", [True, False], ids=["load_inline", "directly"])
+@ways
 def test_a_library_that_does_not_load_is_a_build_error(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, ninja: bool
+    cache: Path, linking: toolchain.Linking
 ) -> None:
     """As the binding's, where torch has not got a function that it calls."""
-    if not ninja:
-        _hide_ninja(monkeypatch)
+    text = 'extern "C" long nowhere(); extern "C" long f() { return nowhere(); }'
     with pytest.raises(BuildError, match="undefined symbol: nowhere"):
-        build('extern "C" long nowhere(); extern "C" long f() { return nowhere(); }')
+        made(text, linking)
     assert not list(cache.glob("build-*"))
     assert not build_module._REPLACEMENTS
 
 
-def _hide_ninja(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = build_module.shutil.which
-    monkeypatch.setattr(
-        build_module.shutil, "which", lambda name: None if name == "ninja" else real(name)
-    )
+def test_torch_builds_what_is_linked_with_it_and_no_kernels(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils import cpp_extension
+
+    names = []
+    real = cpp_extension.load_inline
+
+    def load_inline(name: str, *args: object, **kwargs: object) -> object:
+        names.append(name)
+        return real(name, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cpp_extension, "load_inline", load_inline)
+    assert answer(20) == 20
+    assert not names
+    assert made(SOURCE % 20, LINKED).answer() == 20
+    assert len(names) == 1
 
 
 def test_the_compiler_alone_serves_where_ninja_is_missing(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _hide_ninja(monkeypatch)
-    assert answer(12) == 12
+    real = build_module.shutil.which
+    monkeypatch.setattr(
+        build_module.shutil, "which", lambda name: None if name == "ninja" else real(name)
+    )
+    assert made(SOURCE % 12, LINKED).answer() == 12
 
 
 def test_torchs_precompiled_header_survives(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +261,7 @@ def test_torchs_precompiled_header_survives(cache: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         cpp_extension, "remove_extension_h_precompiler_headers", lambda: removals.append(1)
     )
-    assert answer(13) == 13
+    assert made(SOURCE % 13, LINKED).answer() == 13
     assert not removals
 
 

@@ -195,7 +195,13 @@ def _build_into(path: Path, order: Order) -> None:
 
 
 def _compile(order: Order, name: str, workplace: Path) -> Path:
-    """Compile with torch's `load_inline`, or with the compiler alone where that can't be used."""
+    """Compile kernels with the compiler alone, which takes half as long as torch's `load_inline`.
+
+    That serves what is linked with torch, and is known to where torch is; where it can't be used,
+    the compiler alone does that too.
+    """
+    if order.linking == _ALONE:
+        return _compile_directly(order, name, workplace)
     from torch.utils import cpp_extension
 
     torchs = shutil.which(cpp_extension.get_cxx_compiler())

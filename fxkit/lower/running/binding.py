@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sysconfig
+import threading
 from collections.abc import Iterator
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 
 from fxkit import config
 from fxkit.errors import BuildError
-from fxkit.lower.cpp.build import library_path
+from fxkit.lower.cpp.build import cache_folder, library_path
 from fxkit.lower.cpp.toolchain import Linking
 
 _NAME = "fxkit_binding"
@@ -27,6 +28,24 @@ _PARTS = ("declarations", "tensors", "pool", "program", "entry")
 
 
 _loaded: list[Any] = []
+_started: list[threading.Thread] = []
+
+
+def start() -> None:
+    """Begin to build the binding while something else is done; `load` waits for it."""
+    if _loaded or _started or config.current().backend == "eager":
+        return
+    cache_folder()  # which warns of an unfit one, as is best done in this thread
+    thread = threading.Thread(target=_build_ahead, daemon=True)
+    _started.append(thread)
+    thread.start()
+
+
+def _build_ahead() -> None:
+    try:
+        library_path(_source(), linking=_linking())
+    except (BuildError, OSError):
+        return  # `load` finds it again, and does without
 
 
 def load() -> Any | None:

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import (
     capture_cost,
+    compiling,
     cuda,
     import_time,
     partitioning,
@@ -28,6 +29,7 @@ SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
         options.rounds, with_peer=options.peer, family=options.family, case=options.case
     ),
     "cuda": lambda options: cuda.run(options.rounds, with_peer=options.peer),
+    "compiling": lambda options: compiling.run(with_peer=options.peer),
     "capture": lambda options: capture_cost.run(options.rounds, with_peer=options.peer),
     "rewriting": lambda options: rewriting.run(
         options.rounds, with_peer=options.peer, nodes=options.nodes

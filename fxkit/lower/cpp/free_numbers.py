@@ -97,8 +97,8 @@ def ceil_div(value: int, by: int) -> int:
 def parted(kernel: Kernel) -> tuple[Hashable, tuple[int, ...]]:
     """Part a kernel into what it is without its numbers, and its numbers.
 
-    Noughts and ones stay with the kernel, but for constants: an address that they are part of has
-    another form. Floats are given by their bits.
+    Noughts and ones stay with the kernel, but for constants and where an address begins: an address
+    that they are part of has another form. Floats are given by their bits.
     """
     numbers: list[int] = []
 
@@ -193,7 +193,7 @@ class _Mapping:
         return replace(
             access,
             strides=strides,
-            offset=self.one(access.offset),
+            offset=self._visit(access.offset) if access.offset else 0,
             scales=self.all_of(access.scales),
         )
 

@@ -6,13 +6,23 @@ import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
+from fxkit.lower import CompiledModule
 from fxkit.lower.cuda import toolchain
+from fxkit.lower.cuda.compiled import CudaPolicy
 from fxkit.lower.cuda.printer import print_unit
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.running.building import Built
+from fxkit.lower.running.compiled import lower, typed
+from tests.lower import row_cases
 from tests.lower.cuda_cases import CASES, Made, Program, case, layer_norm, randn, rms_norm, softmax
+from tests.lower.kernels import compile_all
+from tests.lower.test_scalar_ops import cases, function_of, named
 
 pytestmark = pytest.mark.skipif(toolchain.nvcc() is None, reason="needs nvcc")
 
@@ -68,10 +78,36 @@ def nvcc(*arguments: str) -> str:
     return done.stderr
 
 
+def table_kernels() -> dict[str, Kernel]:
+    """Return the kernels of a part of the tables of operators, for each kind of number."""
+    found: dict[str, Kernel] = {}
+    for dtype, part in (
+        (torch.float32, slice(0, None, 5)),
+        (torch.float64, slice(1, None, 11)),
+        (torch.bfloat16, slice(2, None, 11)),
+        (torch.int64, slice(3, None, 11)),
+    ):
+        rows = cases(dtype, (601,))[part]
+        calls = [(function_of(r), (a[0],), named(r, a, k)) for r, a, k in rows]
+        if dtype == torch.float32:
+            rows_of = row_cases.cases((3, 5, 64), dtype)[::7]
+            calls += [(function, args, options) for _, function, args, options in rows_of]
+        compiled, _, _ = compile_all(calls, lowering=_unbuilt)
+        found |= {f"{dtype}_{n}".removeprefix("torch."): k for n, k in compiled.kernels.items()}
+    return found
+
+
+def _unbuilt(gm: fx.GraphModule, args: tuple[Any, ...]) -> CompiledModule:
+    typed(gm, args)
+    policy = CudaPolicy(min_members=1, gpu=torch.device("cpu"))
+    return lower(policy, gm, build=lambda kernels: Built())
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     programs = {**{name: CASES[name] for name in SMALL}, **LARGE}
     kernels = {f"run_{n}": case(fn, made()).kernel for n, (fn, made) in programs.items()}
+    kernels |= table_kernels()
     path = tmp_path_factory.mktemp("nvcc") / "kernels.cu"
     path.write_text(print_unit(kernels))
     return path
@@ -109,7 +145,7 @@ def _accesses(ptx: str) -> dict[str, list[str]]:
 
 
 def test_no_function_spills(assembled: Assembled) -> None:
-    assert len(assembled.resources) > 2 * (len(SMALL) + len(LARGE)) - 10
+    assert len(assembled.resources) > 2 * (len(SMALL) + len(LARGE) + 60) - 10
     assert {name: spilled for name, (spilled, _) in assembled.resources.items() if spilled} == {}
 
 

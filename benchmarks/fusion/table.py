@@ -36,6 +36,10 @@ NEAR_ROOFLINE = 1.2
 SLOWER = 0.98
 
 
+# An error that a single rounding to float32 makes is no reason to complain.
+ONE_ROUNDING = 2.0**-24
+
+
 @dataclass(frozen=True)
 class Measured:
     """What was measured of one case.
@@ -68,7 +72,7 @@ class Measured:
             found.append(f"more than {limit:g} µs")
         if family.is_memory_bound and self.seconds[KEPT] > NEAR_ROOFLINE * self.roofline:
             found.append(f"{self.seconds[KEPT] / self.roofline:.1f} × roofline")
-        if self.errors[1] > 2 * self.errors[0]:
+        if self.errors[1] > 2 * max(self.errors[0], ONE_ROUNDING):
             found.append("ERROR above twice eager's")
         return ", ".join(found)
 

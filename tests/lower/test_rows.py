@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import fx
 
+import fxkit
 from fxkit.lower import to_cpp
 from fxkit.lower.cpp.rows import LONG_ROW
 from tests.lower.kernels import ALWAYS
@@ -62,3 +63,32 @@ def test_rows_are_cut_where_they_are_few_and_long() -> None:
     assert "part" in text_of(total, torch.randn(7, LONG_ROW)).split("void k(")[1]
     assert "part" not in text_of(total, torch.randn(8, LONG_ROW)).split("void k(")[1]
     assert "part" not in text_of(total, torch.randn(1, LONG_ROW - 1)).split("void k(")[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 5, 64, 3001])
+def test_an_extremum_of_a_row_with_a_nan_is_one(dtype: torch.dtype, width: int) -> None:
+    def extrema(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        return y.amax(-1), y.amin(-1)
+
+    x = torch.randn(9, width).to(dtype)
+    for row, place in enumerate((0, width // 2, width - 1)):
+        x[row, place] = torch.nan
+    x[3], x[4], x[5, 0], x[6, -1] = -torch.inf, torch.inf, -torch.inf, torch.inf
+    fast = fxkit.compile(extrema)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), extrema(x), equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("width", [3, 100, 9000])
+def test_waves_of_numbers_near_and_far(width: int) -> None:
+    def waves(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x * 1.0) + torch.cos(x)
+
+    x = torch.randn(6, width) * 100
+    x[1, 0], x[2, 1], x[3, 2], x[4, 0] = 1e30, torch.inf, torch.nan, -262144.0
+    fast = fxkit.compile(waves)
+    exact = waves(x.double()).float()
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), exact, equal_nan=True, rtol=2e-6, atol=3e-7)

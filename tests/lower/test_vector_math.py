@@ -22,8 +22,11 @@ FUNCTIONS = {
     "fx_expm1": torch.expm1,
     "fx_log1p": torch.log1p,
 }
-NAMES = {*FUNCTIONS, "fx_bf16", "fx_f16"}
+NAMES = {*FUNCTIONS, "fx_near", "fx_bf16", "fx_f16"}
 BODIES = {
+    "sin_near": "fx_sin_near(x[i])",
+    "cos_near": "fx_cos_near(x[i])",
+    "is_far": "fx_is_far(x[i])",
     **{name: f"{name}(x[i])" for name in FUNCTIONS},
     "round_bf16": "fx_round_bf16(x[i])",
     "round_quiet_bf16": "fx_round_quiet_bf16(x[i])",
@@ -74,6 +77,21 @@ def test_error_in_units_of_the_last_place(library: ctypes.CDLL, name: str) -> No
     infinite = rounded.isinf()
     assert torch.equal(found[infinite], rounded[infinite])
     assert (found[rounded == 0].abs() < 2.0**-149 * 1.5).all()
+
+
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_error_near_zero_in_units_of_the_last_place(library: ctypes.CDLL, name: str) -> None:
+    spread, many = every_range(), torch.arange(-(2**16), 2**16) * (torch.pi / 2)
+    x = torch.cat([spread[spread.abs() < 2.0**18], many, many.nextafter(torch.tensor(torch.inf))])
+    found, exact = mapped(library, f"{name}_near", x), getattr(torch, name)(x.double())
+    unit = torch.from_numpy(np.spacing(exact.float().abs().numpy())).double()
+    assert ((found.double() - exact).abs() / unit).max() <= vector_math.MAX_ULP[f"fx_{name}"]
+    assert torch.equal(found[x == 0].signbit(), getattr(torch, name)(x[x == 0]).signbit())
+
+
+def test_what_is_far_from_zero(library: ctypes.CDLL) -> None:
+    x = torch.tensor([0.0, -262143.97, 262143.97, 262144.0, -262144.0, torch.inf, torch.nan])
+    assert mapped(library, "is_far", x).tolist() == [0, 0, 0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(

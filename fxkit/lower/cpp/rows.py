@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import SHARED, KernelPrinter
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
+from fxkit.lower.loops.stretches import Stretch, stretches
 
 # A row without reductions is cut into tiles of this many elements, for the threads to share.
 TILE = 4096
@@ -23,6 +24,8 @@ FEW_ROWS = 8
 LONG_ROW = 1 << 16
 PARTS = 32
 
+_EXTREMA = {"max": ">", "min": "<"}
+
 
 class RowPrinter(KernelPrinter):
     """Writes a kernel that handles one row, or a part of a row without reductions, at a time."""
@@ -34,6 +37,9 @@ class RowPrinter(KernelPrinter):
         self._is_tiled = not is_whole and (is_free(self._length) or self._length > TILE)
         self._tiles = ceil_div(self._length, TILE) if self._is_tiled else 1
         self._is_cut = is_whole and self._can_cut()
+        self._stretches = stretches(kernel)
+        self._known: Mapping[int, bool] = {}
+        self._is_near = False
 
     def _can_cut(self) -> bool:
         kernel = self._kernel
@@ -115,6 +121,8 @@ class RowPrinter(KernelPrinter):
         for p in one.reductions:
             start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
             self._add(f"double t{p} = 0;" if p in sums else f"{self._type(p)} v{p} = {start};")
+            if self._notes_nans(p):
+                self._add(f"{self._flag(p)} nan{p} = 0;")
         scans = [p for p in one.values if self._body(p).is_scan]
         for p in scans:
             start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
@@ -126,19 +134,96 @@ class RowPrinter(KernelPrinter):
         for p in sums:
             self._add(f"float v{p} = 0;")
         clauses = self._clauses(one.reductions) + self._fault_clause(one.values)
-        if not scans:
-            self._add(f"#pragma omp simd{clauses}")
-        self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
-        self._loop_body(one)
-        self._close()
+        if self._has_near_version(one):
+            self._near_loops(one, begin, end)
+        else:
+            self._loops(one, begin, end, "" if scans else f"#pragma omp simd{clauses}")
         for p in sums:
             self._add(f"t{p} += v{p};")
         while self._depth > depth:
             self._close()
+        for p in filter(self._notes_nans, one.reductions):
+            nan = cpp_text.literal(math.nan, self._body(p).dtype)
+            self._add(f"v{p} = nan{p} ? {nan} : v{p};")
+
+    def _loops(self, one: Pass, begin: str | int, end: str | int, pragma: str) -> None:
+        """Print the loops of a pass over a block of the row, one for each stretch."""
+        for stretch in self._stretches:
+            first, last = self._clipped(stretch, begin, end)
+            if pragma:
+                self._add(pragma)
+            self._open(f"for (long j = {first}; j < {last}; ++j) {{")
+            self._known = stretch.known
+            self._loop_body(one)
+            self._known = {}
+            self._close()
+
+    def _has_near_version(self, one: Pass) -> bool:
+        """Tell whether a pass calls what is faster near zero, and may be repeated."""
+        is_repeatable = not one.reductions and not any(
+            self._body(p).is_scan or self._body(p).op == "check" for p in one.values
+        )
+        return is_repeatable and any(cpp_text.is_near_function(self._body(p)) for p in one.values)
+
+    def _near_loops(self, one: Pass, begin: str | int, end: str | int) -> None:
+        """Print the loops twice: for operands near zero, and for any where one was not near."""
+        self._open("{")
+        self._add("int far = 0;")
+        self._is_near = True
+        self._loops(one, begin, end, "#pragma omp simd reduction(| : far)")
+        self._is_near = False
+        self._open("if (far) {")
+        self._loops(one, begin, end, "#pragma omp simd")
+        self._close()
+        self._close()
+
+    def _notes_nans(self, position: int) -> bool:
+        """Tell whether a reduction notes aside that it met a NaN, which one instruction drops."""
+        instruction = self._body(position)
+        return self._monoid(position) in _EXTREMA and instruction.dtype.is_floating_point
+
+    def _flag(self, position: int) -> str:
+        """Return the integer type of as many bits as a value has."""
+        return "int" if self._body(position).dtype.itemsize == 4 else "long"
+
+    def _accumulate(self, position: int, into: str) -> None:
+        operand = self._body(position).operands[0]
+        if not self._body(position).is_reduction or not self._notes_nans(position):
+            super()._accumulate(position, into)
+            return
+        value, compare = self._ref(operand), _EXTREMA[self._monoid(position)]
+        self._add(f"nan{position} |= {value} != {value};")
+        self._add(f"{into} = {value} {compare} {into} ? {value} : {into};")
+
+    def _clipped(
+        self, stretch: Stretch, begin: str | int, end: str | int
+    ) -> tuple[str | int, str | int]:
+        """Return the bounds of a stretch of the row within those of a loop."""
+        if str(begin) == "0" and str(end) == str(self._length):
+            return stretch.begin, stretch.end
+        first, last = stretch.begin, stretch.end
+        return (
+            f"({begin} > {first} ? {begin} : {first})" if first else begin,
+            end if last == self._length else f"({end} < {last} ? {end} : {last})",
+        )
+
+    def _value(self, position: int) -> str:
+        if position in self._known:
+            return "true" if self._known[position] else "false"
+        if self._is_near and cpp_text.is_near_function(self._body(position)):
+            operand = self._ref(self._body(position).operands[0])
+            self._add(f"far |= fx_is_far({operand});")
+            return f"fx_{self._body(position).op}_near({operand})"
+        return super()._value(position)
 
     def _clauses(self, reductions: Iterable[int]) -> str:
         names = {"add": "+", "mul": "*", "max": "fx_max", "min": "fx_min"}
-        return "".join(f" reduction({names[self._monoid(p)]} : v{p})" for p in reductions)
+        text = ""
+        for p in reductions:
+            notes = self._notes_nans(p)
+            name = self._monoid(p) if notes else names[self._monoid(p)]
+            text += f" reduction({name} : v{p})" + (f" reduction(| : nan{p})" if notes else "")
+        return text
 
     def _loop_body(self, one: Pass) -> None:
         for value in sorted({*one.values, *one.buffered}):

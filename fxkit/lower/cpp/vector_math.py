@@ -224,6 +224,40 @@ static inline float fx_cos(float x) {
 }
 """
 
+# For |x| < 2^18 a product with pi/2 in three parts leaves all bits that count: `n` times the first
+# part and the sum with x are exact. Elsewhere, and for NaN, the results are void.
+_NEAR = """\
+static inline bool fx_is_far(float x) { return !(__builtin_fabsf(x) < 0x1p+18f); }
+#ifdef __FMA__
+static inline __attribute__((always_inline)) int fx_turn_near(float x, float* high, float* low) {
+  float shifted = fx_fma(x, 0x1.45f306p-1f, 0x1.8p+23f);
+  float n = shifted - 0x1.8p+23f;
+  float r = fx_fma(n, -0x1.921fb6p+0f, x);
+  float p = n * 0x1.777a5cp-25f;
+  float rest = fx_fma(n, 0x1.ee59dap-50f, fx_fma(n, 0x1.777a5cp-25f, -p));
+  float sum = r + p;
+  float part = sum - r;
+  *high = sum;
+  *low = ((r - (sum - part)) + (p - part)) + rest;
+  return fx_bits(shifted);
+}
+static inline float fx_sin_near(float x) {
+  float r, low;
+  int quarters = fx_turn_near(x, &r, &low);
+  float y = fx_sine(quarters, r, low);
+  return x == 0.0f ? x : y;
+}
+static inline float fx_cos_near(float x) {
+  float r, low;
+  int quarters = fx_turn_near(x, &r, &low);
+  return fx_sine(quarters + 1, r, low);
+}
+#else
+static inline float fx_sin_near(float x) { return fx_sin(x); }
+static inline float fx_cos_near(float x) { return fx_cos(x); }
+#endif
+"""
+
 # exp(x) - 1 = 2^n p + (2^n - 1) with p = exp(r) - 1; half of it is summed, since 2^128 is no float.
 _EXPM1 = """\
 static inline float fx_expm1(float x) {
@@ -326,6 +360,7 @@ _SOURCES = {
     "fx_turn": (_TURN, ()),
     "fx_sin": (_SIN, ("fx_turn",)),
     "fx_cos": (_COS, ("fx_turn",)),
+    "fx_near": (_NEAR, ("fx_turn", "fx_sin", "fx_cos")),
     "fx_expm1": (_EXPM1, ()),
     "fx_log1p": (_LOG1P, ()),
     "fx_bf16": (_BFLOAT16, ()),

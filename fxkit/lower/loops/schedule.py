@@ -16,6 +16,10 @@ from fxkit.lower.loops.loop_ir import Instruction, Kernel
 # Row buffers live on the stack and should stay in the first-level cache.
 MAX_BUFFER_BYTES = 64 * 1024
 
+# A value of so many operations is computed again rather than kept: a buffer takes a store and a
+# load as well.
+MAX_RECOMPUTED = 2
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -104,7 +108,7 @@ class _Scheduler:
         row = math.prod(self._kernel.row_sizes)
         for position in self._crossing():
             size = row * self._body[position].dtype.itemsize
-            if size <= room and self._cost(position, set()) > 1:
+            if size <= room and self._cost(position, set()) > MAX_RECOMPUTED:
                 kept.add(position)
                 room -= size
         return kept

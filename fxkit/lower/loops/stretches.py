@@ -1,0 +1,104 @@
+"""Stretches of a row along which comparisons of its index with numbers have one outcome.
+
+A joined, padded or shifted tensor reads each of its parts under a guard, such as `j < 1024`. Asked
+at each point, the guard costs a masked load for each part. Cut where the outcome changes, the row
+becomes a few loops in each of which every guard is known.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fxkit.lower.loops.loop_ir import Kernel
+
+# A row in more stretches, or with more instructions in all of them, is left in one.
+MAX_STRETCHES = 6
+MAX_INSTRUCTIONS = 400
+
+_COMPARES: dict[str, Callable[[int, int], bool]] = {
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+}
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of the innermost axis.
+
+    Attributes:
+        begin: Its first index.
+        end: The index behind its last one.
+        known: Comparisons, by position in the body, with their outcome all along it.
+    """
+
+    begin: int
+    end: int
+    known: Mapping[int, bool]
+
+
+@dataclass(frozen=True)
+class _Guard:
+    """A comparison of `start + step * j` with a number."""
+
+    position: int
+    compare: Callable[[int, int], bool]
+    start: int
+    step: int
+    limit: int
+
+    def holds(self, place: int) -> bool:
+        return self.compare(self.start + self.step * place, self.limit)
+
+    def cuts(self) -> Iterator[int]:
+        """Yield the indices at which the outcome may change."""
+        distance = self.limit - self.start
+        yield -(-distance // self.step)
+        yield distance // self.step + 1
+
+
+def stretches(kernel: Kernel) -> tuple[Stretch, ...]:
+    """Cut the innermost axis of a kernel; in one stretch, of which nothing is known, at least.
+
+    Args:
+        kernel: The kernel; its row has at least one axis. Numbers that are known only at run time
+            cut nothing.
+    """
+    length = kernel.sizes[-1]
+    whole = (Stretch(0, length, {}),)
+    guards = list(_guards(kernel)) if type(length) is int else []
+    cuts = {cut for guard in guards for cut in guard.cuts() if 0 < cut < length}
+    bounds = [0, *sorted(cuts), length]
+    found: list[Stretch] = []
+    for begin, end in itertools.pairwise(bounds):
+        known = {guard.position: guard.holds(begin) for guard in guards}
+        if found and found[-1].known == known:
+            begin = found.pop().begin
+        found.append(Stretch(begin, end, known))
+    is_too_long = len(found) * len(kernel.body) > MAX_INSTRUCTIONS
+    return whole if not found or len(found) > MAX_STRETCHES or is_too_long else tuple(found)
+
+
+def _guards(kernel: Kernel) -> Iterator[_Guard]:
+    for position, instruction in enumerate(kernel.body):
+        if instruction.op not in _COMPARES:
+            continue
+        left, right = (kernel.body[o] for o in instruction.operands)
+        compare = _COMPARES[instruction.op]
+        if left.op == "const" and right.op == "index":
+            left, right, compare = right, left, _turned(compare)
+        if left.op != "index" or right.op != "const":
+            continue
+        *others, step = left.detail.strides
+        numbers = (left.detail.offset, step, right.detail.value)
+        if step and not any(others) and all(type(number) is int for number in numbers):
+            yield _Guard(position, compare, *numbers)
+
+
+def _turned(compare: Callable[[int, int], bool]) -> Callable[[int, int], bool]:
+    return lambda a, b: compare(b, a)

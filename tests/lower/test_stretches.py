@@ -1,0 +1,100 @@
+"""Rows cut where guards change, and what is computed along them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fxkit
+from fxkit.lower.loops.loop_ir import Access, Buffer, Builder, Kernel, Ref, Store
+from fxkit.lower.loops.stretches import MAX_STRETCHES, stretches
+
+
+def kernel_of(guard: Callable[[Builder], Ref], length: int = 10) -> Kernel:
+    """Return a kernel of one row that stores where a guard holds."""
+    builder = Builder()
+    value = guard(builder)
+    buffers = (Buffer("out0", torch.bool, True),)
+    store = Store(Access(0, (length, 1)), value.position)
+    return Kernel((3, length), 1, buffers, tuple(builder.body), (store,))
+
+
+def bounds(kernel: Kernel) -> list[tuple[int, int, list[bool]]]:
+    return [(s.begin, s.end, list(s.known.values())) for s in stretches(kernel)]
+
+
+COMPARISONS: dict[str, Callable[[Ref], Ref]] = {
+    "lt": lambda j: j < 4,
+    "le": lambda j: j <= 4,
+    "gt": lambda j: j > 4,
+    "ge": lambda j: j >= 4,
+    "eq": lambda j: j.equals(4),
+    "ne": lambda j: j.differs(4),
+}
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+@pytest.mark.parametrize(("step", "offset"), [(1, 0), (-1, 7), (3, -2), (2, 1)])
+def test_outcomes_are_those_of_each_index(name: str, step: int, offset: int) -> None:
+    kernel = kernel_of(lambda b: COMPARISONS[name](b.index((0, step), offset)))
+    wanted = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}[name]
+    for begin, end, (known,) in bounds(kernel):
+        for place in range(begin, end):
+            assert eval(f"{offset + step * place} {wanted} 4") is known
+
+
+def test_a_row_is_cut_where_an_outcome_changes() -> None:
+    kernel = kernel_of(lambda b: (b.index((0, 1)) < 4) & (b.index((0, 1), -1).differs(6)))
+    assert bounds(kernel) == [
+        (0, 4, [True, True]),
+        (4, 7, [False, True]),
+        (7, 8, [False, False]),
+        (8, 10, [False, True]),
+    ]
+
+
+def test_an_index_that_varies_from_row_to_row_cuts_nothing() -> None:
+    assert bounds(kernel_of(lambda b: b.index((10, 1)) < 4)) == [(0, 10, [])]
+
+
+def test_a_row_of_too_many_stretches_is_left_whole() -> None:
+    def guard(builder: Builder) -> Ref:
+        index = builder.index((0, 1))
+        value = index < 1
+        for place in range(2, MAX_STRETCHES + 1):
+            value = value ^ (index < place)
+        return value
+
+    assert bounds(kernel_of(guard)) == [(0, 10, [])]
+
+
+def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat((x * 2, y + 1, x[..., :3]), -1).relu()
+
+
+def padded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.pad(x, (2, 1), value=3.0) * 0.5 + F.pad(y, (1, 2))
+
+
+def joined_softmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.cat((x, y * 0.5), -1), -1)
+
+
+def shifted_extremum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat((x, -y), -1).amax(-1)
+
+
+@pytest.mark.parametrize("program", [joined, padded, joined_softmax, shifted_extremum])
+@pytest.mark.parametrize("width", [1, 7, 64, 5001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_of_stretches(
+    program: Callable[..., torch.Tensor], width: int, dtype: torch.dtype
+) -> None:
+    x, y = (torch.randn(5, width).to(dtype) for _ in range(2))
+    x[1, width // 2], y[2, 0], y[3, -1] = torch.nan, torch.inf, -torch.inf
+    fast = fxkit.compile(program)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x, y), program(x, y), equal_nan=True)

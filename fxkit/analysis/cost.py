@@ -20,6 +20,7 @@ from fxkit.analysis.operation_counts import count
 from fxkit.analysis.tensor_types import fake_mode
 from fxkit.ir.attributes import type_of_operand
 from fxkit.ir.op import Call, resolve
+from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, type_of
 
 
@@ -30,7 +31,7 @@ class Cost:
     Attributes:
         flops: Floating point operations, a multiply-add counted as two; None when not known.
         bytes: Bytes read and written when each operand is read once and each result written once;
-            None when a type is not known.
+            None when a type is not known, or a size is an expression.
     """
 
     flops: int | None
@@ -54,7 +55,23 @@ def cost_of(node: fx.Node) -> Cost:
     call = resolve(node)
     if call is None or (call.name not in _FORMULAS and _is_free(node, call)):
         return FREE
+    if not _is_sized(node, call):
+        return Cost(None, None)
     return Cost(_flops(node, call), _bytes(node, call))
+
+
+def _is_sized(node: fx.Node, call: Call) -> bool:
+    """Tell whether no size of the result or of an operand is an expression."""
+    operands = (type_of_operand(v, node.graph) for v in _leaves(list(call.arguments.values())))
+    return is_sized([type_of(node), *operands])
+
+
+def is_sized(known: Any) -> bool:
+    """Tell whether a type, or several in a nested value, holds no expression for a number."""
+    return all(
+        not (leaf.is_symbolic if isinstance(leaf, TensorType) else isinstance(leaf, Symbol))
+        for leaf in _leaves(known)
+    )
 
 
 FlopFormula = Callable[[fx.Node, Mapping[str, Any]], int]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.analysis.cost import Cost, cost_of
+from fxkit.analysis.cost import Cost, cost_of, is_sized
 from fxkit.errors import UnsupportedError
 from fxkit.ir.provenance import module_path
 from fxkit.ir.types import TensorType, set_type, type_of
@@ -269,8 +269,8 @@ def _costs(module: fx.GraphModule, nodes: list[fx.Node], observed: Observed) -> 
 
 
 def _typed(module: fx.GraphModule, nodes: list[fx.Node], observed: Observed) -> list[fx.Node]:
-    """Return the nodes, or copies of them with observed types in place of missing ones."""
-    if all(type_of(node) is not None or node.op == "output" for node in nodes):
+    """Return the nodes, or copies with observed types where theirs are missing or have symbols."""
+    if all(_is_known(node) or node.op == "output" for node in nodes):
         return nodes
     copied: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph()
@@ -280,9 +280,14 @@ def _typed(module: fx.GraphModule, nodes: list[fx.Node], observed: Observed) -> 
     fx.GraphModule(module, graph)
     copies = [copied[node] for node in nodes]
     for node, known in zip(copies, observed.types, strict=True):
-        if type_of(node) is None and node.op != "output":
+        if not _is_known(node) and node.op != "output":
             set_type(node, known)
     return copies
+
+
+def _is_known(node: fx.Node) -> bool:
+    known = type_of(node)
+    return known is not None and is_sized(known)
 
 
 def _quartiles(values: list[float]) -> tuple[float, float]:

@@ -113,3 +113,16 @@ def test_formula_by_hand(name: str) -> None:
 
 def test_what_compares_by_the_data_is_not_guessed() -> None:
     assert _cost(lambda x: torch.sort(x), (3, 4)).flops is None
+
+
+def test_a_size_that_is_an_expression_has_no_known_cost() -> None:
+    gm = symbolic_trace(lambda x, y: (x.relu(), y.relu(), x @ y, x.t()))
+    sizes = ({0: torch.export.Dim("n")}, None)
+    propagate_types(gm, (torch.empty(5, 4), torch.empty(4, 3)), dynamic_shapes=sizes)
+    costs = {str(n.target): cost_of(n) for n in gm.graph.nodes if n.op == "call_method"}
+    unknown = Cost(None, None)
+    relus = [cost_of(n) for n in gm.graph.nodes if n.target == "relu"]
+    assert relus == [unknown, Cost(12, 2 * 12 * _F32)]
+    assert costs["t"] == FREE
+    (product,) = (n for n in gm.graph.nodes if n.op == "call_function")
+    assert cost_of(product) == unknown

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 
 from fxkit.errors import UnsupportedError
 from fxkit.passes.manager import PassManager
@@ -48,6 +48,46 @@ def test_graphs_without_shapes_are_shown_in_every_way(make: Callable[[], fx.Grap
     changed = diff(gm, models.stack(1))
     assert changed.html().startswith("<!DOCTYPE html>")
     assert "flops" not in draw(gm).to_dict()["columns"] or make is models.hostile
+
+
+class Varying(nn.Module):
+    """Its sizes are expressions: one that the caller gives, and one that the data decide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x)
+        return torch.softmax(y, -1), y.nonzero() + 1
+
+
+def varying() -> tuple[fx.GraphModule, tuple[torch.Tensor]]:
+    args = (torch.randn(4, 16),)
+    sizes = ({0: torch.export.Dim("batch")},)
+    exported = torch.export.export(Varying().eval(), args, dynamic_shapes=sizes)
+    module = exported.module()
+    assert isinstance(module, fx.GraphModule)
+    return module, args
+
+
+@pytest.mark.parametrize("color_by", ["family", "flops", "bytes"])
+def test_sizes_that_are_expressions_are_shown_in_every_way(color_by: str) -> None:
+    gm, _ = varying()
+    ET.fromstring(draw(gm, color_by=color_by).svg())
+    assert draw(gm, color_by=color_by).html().startswith("<!DOCTYPE html>")
+    assert "linear" in str(tree(gm))
+    assert "no difference" in diff(gm, gm).html()
+
+
+def test_sizes_that_are_expressions_are_numbers_where_they_are_measured() -> None:
+    gm, args = varying()
+    rows = {row.name: row for row in profile(gm, args, warmup=0, iters=1).rows}
+    assert rows["linear"].type == "f32[4,8]"
+    assert rows["linear"].flops == 2 * 4 * 16 * 8
+    assert rows["linear"].bytes == 4 * (4 * 16 + 16 * 8 + 8 + 4 * 8)
+    assert rows["nonzero"].flops is None
+    assert rows["add"].flops == 4 * 8 * 2
 
 
 def test_calls_that_nobody_knows_are_measured() -> None:

@@ -150,6 +150,18 @@ CASES: dict[str, tuple[Program, Made]] = {
     "any_all": (lambda x: ((x > 2).any(-1), (x > -2).all(-1)), lambda: (randn(9, 50),)),
     "doubles_of_long_rows": (softmax, lambda: (randn(1, 20_000, dtype=torch.float64),)),
     "integer_sum": (lambda x: x.sum(-1), lambda: (torch.arange(7 * 301).view(7, 301),)),
+    "rows_of_nothing": (lambda x: x.sum(-1) * 2, lambda: (randn(5, 0),)),
+    "columns_of_nothing": (lambda x: x.mean(0) + 1, lambda: (randn(0, 70),)),
+    "every_other": (
+        lambda x: torch.relu(x[:, ::2]) + x[:, 1::2],
+        lambda: (randn(6, 40),),
+    ),
+    "flipped": (lambda x: (x.flip(-1) * 2).softmax(-1), lambda: (randn(6, 40),)),
+    "from_an_odd_place": (
+        lambda x, y: F.layer_norm(x + y, (64,)),
+        lambda: (randn(5 * 64 + 1)[1:].view(5, 64), randn(5, 64)),
+    ),
+    "rows_of_gaps": (softmax, lambda: (randn(6, 80)[:, ::2],)),
     "doubles_of_rows": (softmax, lambda: (randn(4, 300, dtype=torch.float64),)),
 }
 

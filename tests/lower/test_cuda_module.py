@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +17,17 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fxkit
+from fxkit.ir.types import type_of_value
 from fxkit.lower import CompiledModule, Policy, to_cpp, to_cuda
 from fxkit.lower.cpp.build import Order
 from fxkit.lower.cpp.toolchain import Linking
 from fxkit.lower.cuda import toolchain
 from fxkit.lower.cuda.compiled import build_kernels, is_on_gpu
-from tests.lower.cuda_cases import CASES, randn
+from fxkit.lower.cuda.launching import CudaCall
+from fxkit.lower.cuda.printer import print_unit
+from fxkit.lower.loops.interpreter import interpret
+from tests.lower.cuda_cases import CASES, Case, case, randn
+from tests.lower.cuda_shim import build_on_cpu
 from tests.lower.kernels import difference
 
 needs_nvcc = pytest.mark.skipif(toolchain.nvcc() is None, reason="needs nvcc")
@@ -138,6 +146,58 @@ def test_each_kind_of_gpu_has_libraries_of_its_own() -> None:
     assert len(keys) == 3
 
 
+Launched = Callable[[str], tuple[CudaCall, Case]]
+
+
+@pytest.fixture
+def launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], tuple[CudaCall, Case]]:
+    """Return what makes calls that launch CUDA text under a shim, as on a GPU."""
+    stream = SimpleNamespace(cuda_stream=0)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+
+    def call_for(name: str) -> tuple[CudaCall, Case]:
+        program, made = CASES[name]
+        one = case(program, made())
+        types = [[type_of_value(t) for t in some] for some in (one.inputs, one.outputs)]
+        call = CudaCall("region_0", one.kernel, *types, lambda *given: "eager's")
+        call.bind(build_on_cpu(print_unit({"kernel_0": one.kernel}), tmp_path), "kernel_0")
+        call._device = torch.device("cpu", 0)
+        return call, one
+
+    return call_for
+
+
+@pytest.mark.parametrize("name", ["layer_norm_of_sum", "softmax_long", "several"])
+def test_a_call_makes_its_results_and_scratch_memory(launched: Launched, name: str) -> None:
+    call, one = launched(name)
+    assert bool(call._scratch_bytes) == (name == "softmax_long")
+    expected = [torch.empty_like(output) for output in one.outputs]
+    interpret(one.kernel, one.inputs, expected)
+    for found, right in zip(_as_tuple(call(*one.inputs)), expected, strict=True):
+        assert difference(found, right) <= 8
+    assert (call.calls, call.misses) == (1, 0)
+
+
+def test_a_call_with_other_types_runs_in_eager(launched: Launched) -> None:
+    call, one = launched("gelu_chain")
+    x, y = one.inputs
+    for other in (x.double(), x[:5], x.t().contiguous().t(), torch.ops.aten._neg_view(x)):
+        assert call(other, y) == "eager's"
+    assert (call.calls, call.misses) == (0, 4)
+
+
+def test_a_launch_that_fails_leaves_its_region_to_eager(launched: Launched) -> None:
+    call, one = launched("gelu_chain")
+    call._function = lambda *arguments: 719
+    with pytest.warns(UserWarning, match="can be launched, got CUDA's error 719"):
+        assert call(*one.inputs) == "eager's"
+    assert call(*one.inputs) == "eager's"
+    assert call.calls == 0
+
+
 @needs_nvcc
 def test_a_library_is_built_loaded_and_found_again(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
@@ -198,6 +258,65 @@ def test_kernels_run_on_the_current_stream() -> None:
         found = module(*args)
     torch.cuda.current_stream().wait_stream(stream)
     torch.testing.assert_close(found, fn(*args))
+
+
+@pytest.mark.gpu
+def test_kernels_are_recorded_into_a_graph_of_launches() -> None:
+    fn, made = CASES["softmax_long"]
+    args = tuple(arg.cuda() for arg in made())
+    module = to_cuda(fxkit.capture(fn, args).graph_module, args, policy=Policy(min_members=1))
+    with torch.no_grad():
+        module(*args)
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded):
+            found = module(*args)
+        args[0].mul_(2)
+        recorded.replay()
+        torch.testing.assert_close(found, fn(*args))
+
+
+@pytest.mark.gpu
+def test_views_from_odd_places_go_element_by_element() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2, -1)
+
+    memory = torch.randn(4 * 64 + 3, device="cuda")
+    views = [memory[shift : 4 * 64 + shift].view(4, 64) for shift in range(4)]
+    module = to_cuda(fxkit.capture(fn, (views[0],)).graph_module, (views[0],))
+    with torch.no_grad():
+        for view in views:
+            torch.testing.assert_close(module(view), fn(view))
+    assert module.report().calls == len(views)
+    assert module.report().kernel_misses == 0
+
+
+@pytest.mark.gpu
+def test_more_elements_than_an_int_counts() -> None:
+    free, _ = torch.cuda.mem_get_info()
+    count = 2**31 + 19
+    if free < 3 * count:
+        pytest.skip(f"needs {3 * count >> 30} GiB of free memory on the GPU")
+    x = torch.zeros(count, dtype=torch.int8, device="cuda")
+    x[-19:] = torch.arange(19, dtype=torch.int8)
+    module = to_cuda(fxkit.capture(lambda x: x * 2 + 1, (x,)).graph_module, (x,))
+    with torch.no_grad():
+        found = module(x)
+    assert torch.equal(found[-19:].cpu(), torch.arange(19, dtype=torch.int8) * 2 + 1)
+    assert bool((found[:-19] == 1).all())
+    assert module.report().kernel_misses == 0
+
+
+@pytest.mark.gpu
+def test_kernels_run_on_the_device_of_their_inputs() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    fn, made = CASES["softmax_long"]
+    args = tuple(arg.to("cuda:1") for arg in made())
+    module = to_cuda(fxkit.capture(fn, args).graph_module, args, policy=Policy(min_members=1))
+    with torch.no_grad():
+        torch.testing.assert_close(module(*args), fn(*args))
+    assert torch.cuda.current_device() == 0
+    assert module.report().kernel_misses == 0
 
 
 @pytest.mark.gpu

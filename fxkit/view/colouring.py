@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,12 +46,12 @@ class Colouring:
     """How boxes are coloured where something else than the family colours them.
 
     Attributes:
-        levels: For each box its step from 0 to 4; None for colours by family.
-        notes: For each box the number as text.
-        legend: Colour class and words of each step; None for the families.
+        classes: For each box its colour class; None for colours by family.
+        notes: For each box the number or the word as text.
+        legend: Colour class and words of each colour; None for the families.
     """
 
-    levels: Mapping[str, int] | None = None
+    classes: Mapping[str, str] | None = None
     notes: Mapping[str, str] | None = None
     legend: tuple[tuple[str, str], ...] | None = None
 
@@ -92,7 +93,7 @@ def colouring(hierarchy: Hierarchy, scene: Scene, column: str, columns: Columns)
         costs = zip(hierarchy.nodes, costs_of(hierarchy.nodes), strict=True)
         known = {node.name: getattr(cost, column) for node, cost in costs}
         return _by_number(scene, {n: float(c) for n, c in known.items() if c is not None}, column)
-    return _by_word(scene, _words(hierarchy.nodes, scene, column, columns))
+    return _by_word(scene, _words(hierarchy.nodes, scene, column, columns), column)
 
 
 def _words(
@@ -105,15 +106,29 @@ def _words(
     return columns.texts[column]
 
 
-def _by_number(scene: Scene, values: Mapping[str, float], column: str) -> Colouring:
+_UNKNOWN = "fx-c-layout"
+_NO_WORD = "fx-c-input"
+_WORDS_SHOWN = 14
+_SEVERAL = "\0several"
+
+
+def _by_number(scene: Scene, of_nodes: Mapping[str, float], column: str) -> Colouring:
+    """Give each number a step from little to much; a closed module has the sum of its nodes."""
+    values: dict[str, float] = {}
+    for box in scene.boxes:
+        known = [of_nodes[name] for name in box.members if name in of_nodes]
+        if known:
+            values[box.name] = max(known) if column == "error" else sum(known)
     most = max(values.values(), default=0.0) or 1.0
-    levels = {name: min(4, int(5 * max(value, 0.0) / most)) for name, value in values.items()}
+    steps = {name: min(4, int(5 * max(value, 0.0) / most)) for name, value in values.items()}
+    classes = {box.name: _UNKNOWN for box in scene.boxes}
+    classes.update({name: f"fx-r-{step}" for name, step in steps.items()})
     notes = {name: _number(value, column) for name, value in values.items()}
     words = [f"≤ {_number(most * (i + 1) / 5, column)}" for i in range(5)]
     legend = [(f"fx-r-{i}", text) for i, text in enumerate(words)]
-    if any(box.name not in levels for box in scene.boxes):
-        legend.append(("fx-c-layout", "not known, or several nodes"))
-    return Colouring(levels, notes, tuple(legend))
+    if _UNKNOWN in classes.values():
+        legend.append((_UNKNOWN, "not known"))
+    return Colouring(classes, notes, tuple(legend))
 
 
 def _number(value: float, column: str) -> str:
@@ -124,13 +139,41 @@ def _number(value: float, column: str) -> str:
     return quantity(value, {"flops": "FLOP", "bytes": "B"}.get(column, ""))
 
 
-def _by_word(scene: Scene, words: Mapping[str, str]) -> Colouring:
-    """Give each word a colour; beyond five words colours repeat."""
-    shown = {box.name: words[box.name] for box in scene.boxes if words.get(box.name)}
-    kinds = sorted(set(shown.values()))
-    levels = {name: kinds.index(word) % 5 for name, word in shown.items()}
-    legend = [(f"fx-r-{i % 5}", kind) for i, kind in enumerate(kinds)]
-    return Colouring(levels, shown, tuple(legend))
+_CYCLE = ("contraction", "pointwise", "reduction", "lookup", "kernel", "other", "opaque")
+_EFFECTS = {
+    "pure": "layout",
+    "alias": "contraction",
+    "writes": "kernel",
+    "random": "reduction",
+    "mode": "lookup",
+    "check": "pointwise",
+    "unknown": "opaque",
+}
+
+
+def _by_word(scene: Scene, of_nodes: Mapping[str, str], column: str) -> Colouring:
+    """Give each word a colour, those of the viewer; beyond seven words colours repeat."""
+    words: dict[str, str] = {}
+    for box in scene.boxes:
+        found = {of_nodes.get(name, "") for name in (box.members if box.is_module else [box.name])}
+        words[box.name] = found.pop() if len(found) == 1 else _SEVERAL
+    kinds = sorted(set(words.values()) - {"", _SEVERAL}, key=_natural)
+    cycle = {word: f"fx-c-{_CYCLE[i % len(_CYCLE)]}" for i, word in enumerate(kinds)}
+    if column == "effect":
+        cycle.update({word: f"fx-c-{_EFFECTS[word]}" for word in kinds if word in _EFFECTS})
+    legend = [(cycle[word], word) for word in kinds[:_WORDS_SHOWN]]
+    if len(kinds) > _WORDS_SHOWN:
+        legend.append((_NO_WORD, f"and {len(kinds) - _WORDS_SHOWN:,} more"))
+    rest = {_SEVERAL: "several", "": "in no region" if column == "region" else "none"}
+    legend.extend((_NO_WORD, text) for word, text in rest.items() if word in words.values())
+    classes = {name: cycle.get(word, _NO_WORD) for name, word in words.items()}
+    notes = {name: word for name, word in words.items() if word in cycle}
+    return Colouring(classes, notes, tuple(legend))
+
+
+def _natural(word: str) -> list[tuple[int, str]]:
+    """Order numbers in words by their value: `region_2` before `region_10`."""
+    return [(int(p) if p.isdecimal() else -1, p) for p in re.split(r"(\d+)", word)]
 
 
 def _dtype(detail: str) -> str:

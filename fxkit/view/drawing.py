@@ -56,7 +56,7 @@ class GraphView:
 
     @functools.cached_property
     def colouring(self) -> Colouring:
-        """Steps of colour and notes of boxes, and the legend, where not the family colours."""
+        """Colours and notes of boxes, and the legend, where not the family colours."""
         return colouring(self.hierarchy, self.scene, self.column, self.columns)
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class GraphView:
             self.scene,
             title=str(self),
             legend=self.colouring.legend,
-            levels=self.colouring.levels,
+            classes=self.colouring.classes,
             notes=self.colouring.notes,
         )
 

@@ -251,6 +251,7 @@ class _LeafItem:
                 source=str(label.source) if label and label.source else "",
                 operator=label.operator if label else self._kind,
                 frame=frame,
+                members=tuple(node.name for member in self.members for node in member),
             )
         )
         scene.shown_as.update(

@@ -34,6 +34,7 @@ class Box:
         source: The user's line.
         operator: Identity of the operator; class of a module.
         frame: Index of the innermost frame around it; -1 for none.
+        members: Names of the nodes that it stands for.
     """
 
     x: float
@@ -51,6 +52,7 @@ class Box:
     source: str
     operator: str
     frame: int
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

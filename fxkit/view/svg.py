@@ -25,7 +25,7 @@ def render(
     *,
     title: str,
     legend: Sequence[tuple[str, str]] | None = None,
-    levels: Mapping[str, int] | None = None,
+    classes: Mapping[str, str] | None = None,
     notes: Mapping[str, str] | None = None,
 ) -> str:
     """Return the SVG of a scene.
@@ -34,7 +34,7 @@ def render(
         scene: What is drawn.
         title: The name that a screen reader says and a browser shows.
         legend: Pairs of a colour class and its words; the families that are there when left out.
-        levels: For each box that a number colours, its step from 0 to 4.
+        classes: For each box that something else than its family colours, its colour class.
         notes: For each box one more line of the words that are shown when it is pointed at.
     """
     if legend is None:
@@ -56,7 +56,7 @@ def render(
         *[_frame_title(frame) for frame in scene.frames],
         *[_tag(tag) for tag in scene.tags],
         *[
-            _box(box, (levels or {}).get(box.name), (notes or {}).get(box.name))
+            _box(box, (classes or {}).get(box.name), (notes or {}).get(box.name))
             for box in scene.boxes
         ],
         "</g>",
@@ -140,8 +140,8 @@ def _tag(tag: Tag) -> str:
     )
 
 
-def _box(box: Box, level: int | None, note: str | None) -> str:
-    colour = f"fx-r-{level}" if level is not None else f"fx-c-{box.family}"
+def _box(box: Box, given: str | None, note: str | None) -> str:
+    colour = given or f"fx-c-{box.family}"
     words = [box.path, box.operator, box.name, box.detail, box.source, note or ""]
     hover = escape("\n".join(dict.fromkeys(word for word in words if word)))
     middle = box.x + box.width / 2
@@ -161,6 +161,8 @@ def _box(box: Box, level: int | None, note: str | None) -> str:
         else ""
     )
     kind = "fx-n fx-m" if box.is_module else "fx-n"
+    if colour.startswith("fx-r-"):
+        kind += " fx-o"
     return (
         f'<g class="{kind}" data-n="{escape(box.name)}"><title>{hover}</title>'
         f'<rect class="{colour}" x="{_n(box.x)}" y="{_n(box.y)}" width="{_n(box.width)}" '

@@ -106,6 +106,7 @@ def _drawing(colours: Mapping[str, str], offset: int, scope: str) -> str:
         ".fx-svg .fx-b": f"fill:{colours['page']}",
         ".fx-svg text": f"fill:{colours['ink']}",
         ".fx-svg .fx-d,SCOPE.fx-svg .fx-k": f"fill:{colours['muted']}",
+        ".fx-svg .fx-o .fx-d,SCOPE.fx-svg .fx-o .fx-k": f"fill:{colours['ink']}",
         ".fx-svg .fx-e path": f"stroke:{colours['edge']}",
         ".fx-svg .fx-e polygon,SCOPE.fx-svg .fx-a": f"fill:{colours['edge']}",
         ".fx-svg .fx-f rect": f"fill:{colours['frame']};stroke:{colours['frame']}",

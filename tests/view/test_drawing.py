@@ -8,6 +8,7 @@ import webbrowser
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -258,15 +259,70 @@ def test_unknown_suffix_is_refused(tmp_path: Path) -> None:
         draw(models.stack(1)).save(tmp_path / "graph.bmp")
 
 
+def coloured(view: GraphView, prefix: str) -> dict[str, str]:
+    classes = view.colouring.classes
+    assert classes is not None
+    return {name: colour for name, colour in classes.items() if colour.startswith(prefix)}
+
+
+def test_a_closed_module_has_the_colour_of_the_sum_of_its_nodes() -> None:
+    gm = models.stack(6)
+    names = [node.name for node in gm.graph.nodes]
+    times = {name: 1.0 for name in names if name.startswith("layers_")}
+    view = draw(gm, color_by={**times, "head": float(len(times))}, depth=0)
+    (module,) = [box for box in view.scene.boxes if box.is_module]
+    assert set(module.members) >= set(times)
+    steps = coloured(view, "fx-r-")
+    assert steps == {module.name: "fx-r-4", "head": "fx-r-4"}
+    assert view.colouring.notes is not None
+    assert view.colouring.notes[module.name] == f"{len(times)}"
+
+
+@dataclass(frozen=True)
+class Fused:
+    name: str
+    nodes: tuple[str, ...]
+    kernel: str = "kernel_0"
+
+
+def test_regions_have_colours_of_their_own_and_no_steps() -> None:
+    gm = models.stack(1)
+    regions = [Fused("region_2", ("softmax", "add")), Fused("region_10", ("gelu", "layers_0_up"))]
+    view = draw(gm, color_by="region", regions=regions)
+    assert coloured(view, "fx-r-") == {}
+    classes = coloured(view, "fx-c-")
+    assert classes["softmax"] == classes["add"] != classes["gelu"] == classes["layers_0_up"]
+    assert classes["head"] == "fx-c-input"
+    legend = view.colouring.legend
+    assert legend is not None
+    assert [words for _, words in legend] == ["region_2", "region_10", "in no region"]
+
+
+def test_very_many_words_are_counted_in_the_legend() -> None:
+    gm = models.random_graph(40)
+    regions = [Fused(f"region_{i}", (node.name,)) for i, node in enumerate(gm.graph.nodes)]
+    legend = draw(gm, color_by="region", regions=regions).colouring.legend
+    assert legend is not None
+    assert len(legend) == 15
+    assert legend[-1][1] == f"and {len(regions) - 14} more"
+
+
+def test_words_on_a_strong_colour_are_not_pale() -> None:
+    view = draw(models.stack(1), color_by={"gelu": 3.0})
+    root = ET.fromstring(view.svg())
+    on = [g.get("data-n") for g in root.iter() if "fx-o" in (g.get("class") or "").split()]
+    assert on == ["gelu"]
+    assert ".fx-o .fx-d" in view.svg()
+
+
 def test_colour_by_numbers_and_cost() -> None:
     gm = models.stack(1)
     propagate_types(gm, models.stack_args())
     view = draw(gm, color_by={"gelu": 3.0, "softmax": 1.0})
-    assert view.colouring.levels == {"gelu": 4, "softmax": 1}
+    assert coloured(view, "fx-r-") == {"gelu": "fx-r-4", "softmax": "fx-r-1"}
     assert "fx-r-4" in view.svg()
-    levels = draw(gm, color_by="flops").colouring.levels
-    assert levels is not None
-    assert levels["layers_0_up"] > levels["layers_0_norm"]
+    steps = coloured(draw(gm, color_by="flops"), "fx-r-")
+    assert steps["layers_0_up"] > steps["layers_0_norm"]
     legend = draw(gm, color_by="dtype").colouring.legend
     assert legend is not None
     assert [words for _, words in legend] == ["f32", "i64"]
@@ -277,8 +333,8 @@ def test_what_colours_has_to_be_given() -> None:
         with pytest.raises(UnsupportedError, match=f"pass {wanted}="):
             draw(models.stack(1), color_by=column)
     gm = models.stack(1)
-    levels = draw(gm, color_by="error", errors={"gelu": 1.0, "add": 0.1}).colouring.levels
-    assert levels == {"gelu": 4, "add": 0}
+    view = draw(gm, color_by="error", errors={"gelu": 1.0, "add": 0.1})
+    assert coloured(view, "fx-r-") == {"gelu": "fx-r-4", "add": "fx-r-0"}
     effects = draw(gm, color_by="effect").colouring.legend
     assert effects is not None
     assert [words for _, words in effects] == ["alias", "pure"]

@@ -72,7 +72,7 @@ const fxPainter = (v) => {
       if (values.includes(null)) entries.push([v.palette.layout, "not known"]);
     } else {
       const words = v.scene.boxes.map((box) => wordOf(box, column));
-      const kinds = [...new Set(words)].filter((w) => w && w !== "several").sort();
+      const kinds = [...new Set(words)].filter((w) => w && w !== "several").sort(new Intl.Collator("en", { numeric: true }).compare);
       const colourOf = (w) => (column === "effect" && EFFECTS[w] ? v.palette[EFFECTS[w]] : w && w !== "several" ? v.palette[CYCLE[kinds.indexOf(w) % CYCLE.length]] : v.palette.input);
       words.forEach((w, i) => { v.levels[i] = colourOf(w); });
       kinds.slice(0, 14).forEach((w) => entries.push([colourOf(w), column === "effect" ? EFFECT_WORDS[w] || w : w]));

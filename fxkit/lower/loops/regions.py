@@ -192,6 +192,8 @@ class _Partitioner:
         """Return a node as a candidate that is known to have a kernel of its own."""
         found = candidate(node, self._gm, node in self._overwrites)
         found.check_device(self._policy.device, self._gm)
+        if self._is_slow(found):
+            raise Unfusable("eager's kernel is faster, whatever is taken in with it")
         alone = Group(first_space(found, self._gm))
         alone.take(found, self._gm)
         outputs = [(node, position) for position in range(len(found.types))]
@@ -203,6 +205,10 @@ class _Partitioner:
             raise Unfusable(refusal)
         self._costs[node] = cost_of(kernel)
         return found
+
+    def _is_slow(self, found: Candidate) -> bool:
+        is_slow = isinstance(found.row, RowOp) and found.row.slow
+        return is_slow and self._policy.device.type == "cpu" and self._policy.min_members > 1
 
     def _is_scattered(self, kernel: Kernel) -> bool:
         """Tell whether each point is read under so many guards that eager is faster."""

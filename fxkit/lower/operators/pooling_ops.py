@@ -181,7 +181,7 @@ for _rank in (1, 2, 3):
     framed(f"aten.max_pool{_rank}d", frame=_windows(_rank))(_max_pool(_rank, False))
     placed = f"aten.max_pool{_rank}d_with_indices"
     python = f"torch.nn.functional.max_pool{_rank}d_with_indices"
-    framed(placed, python, frame=_windows(_rank, 2))(_max_pool(_rank, True))
+    framed(placed, python, frame=_windows(_rank, 2), slow=True)(_max_pool(_rank, True))
     framed(f"torch.nn.functional.lp_pool{_rank}d", frame=_windows(_rank))(_lp_pool(_rank))
 
 

@@ -60,6 +60,7 @@ class RowOp:
         keeps_dims: Whether row scalars keep their reduced dimensions where nothing says so.
         heavy: Whether a kernel for it alone is faster than eager's.
         light: Whether that is so only where rows lie across memory.
+        slow: Whether eager's kernel on the CPU is faster, whatever a kernel would take in with it.
         tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
         operands: Names of the operands.
         attributes: Names of the attributes. Some are no arguments of the operator: `count`, the
@@ -85,6 +86,7 @@ class RowOp:
     frame: Framing | None = None
     checks: bool = False
     light: bool = False
+    slow: bool = False
 
     def input_dtype(self, arguments: Arguments, dtypes: Sequence[torch.dtype]) -> torch.dtype:
         """Return the dtype that the operands are cast to before anything else."""
@@ -144,7 +146,12 @@ def row(
 
 
 def framed(
-    *names: str, frame: Framing, heavy: bool = False, checks: bool = False, tolerance: float = 8
+    *names: str,
+    frame: Framing,
+    heavy: bool = False,
+    slow: bool = False,
+    checks: bool = False,
+    tolerance: float = 8,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add a row that reads its operands itself, at the points of a space of its own."""
 
@@ -152,7 +159,9 @@ def framed(
         for name in names:
             row(name, axes=no_dim, heavy=heavy, tolerance=tolerance)(build)
             known = TABLE[name]
-            TABLE[name] = replace(known, operands=known.operands[1:], frame=frame, checks=checks)
+            TABLE[name] = replace(
+                known, operands=known.operands[1:], frame=frame, checks=checks, slow=slow
+            )
         return build
 
     return add_row

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fxkit.lower.training.batch_norms import batch_norms
+from fxkit.lower.training.pooling import pooling
 
 _FROM_TORCH = (
     *("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"),
@@ -36,7 +37,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.native_layer_norm.default: _layer_norm,
         aten.native_dropout.default: _dropout,
     }
-    return {**get_decompositions(packets), **batch_norms(), **own}
+    return {**get_decompositions(packets), **batch_norms(), **pooling(), **own}
 
 
 def _layer_norm(

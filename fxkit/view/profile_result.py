@@ -48,6 +48,8 @@ class Profile:
         device: Where the work was done.
         clock_seconds: Seconds that reading the clock costs a run with timers, measured by itself;
             taken off the nodes' times.
+        noise: Spread, in seconds, of what a call of the module takes more than the run with timers
+            that came before it: smaller differences between the two mean nothing.
     """
 
     title: str
@@ -63,6 +65,7 @@ class Profile:
     allocator_peak: int | None = None
     device: str = "cpu"
     clock_seconds: float = 0.0
+    noise: float = 0.0
 
     @property
     def node_seconds(self) -> float:
@@ -219,9 +222,9 @@ class Profile:
 
     @property
     def _noise(self) -> float:
-        """Seconds by which calls of the module differ: less than that is no finding."""
+        """Seconds by which calls differ: less than that is no finding."""
         low, high = self.quartiles or (0.0, 0.0)
-        return high - low
+        return max(self.noise, high - low)
 
     def _outside(self) -> list[str]:
         """Say how much of a call is no node's, where that is more than a tenth of it."""
@@ -286,6 +289,7 @@ class Profile:
             "instrumented": self.instrumented,
             "overhead": self.overhead,
             "clock_seconds": self.clock_seconds,
+            "noise": self.noise,
             "outside_of_nodes": self.outside_seconds,
             "peak_bytes": self.peak_bytes,
             "warmup": self.warmup,
@@ -321,6 +325,7 @@ class Profile:
             allocator_peak=values["allocator_peak"],
             device=values["device"],
             clock_seconds=values.get("clock_seconds", 0.0),
+            noise=values.get("noise", 0.0),
         )
 
     def to_json(self, *, indent: int | None = None) -> str:

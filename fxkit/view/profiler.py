@@ -97,6 +97,7 @@ def profile(
         quartiles=_quartiles(runs.whole) if runs.whole else None,
         instrumented=runs.instrumented(),
         clock_seconds=runs.clock_cost * runs.timers,
+        noise=runs.noise(),
         peak_bytes=peak,
         peak_holders=holders,
         allocator_peak=allocated,
@@ -159,6 +160,12 @@ class _Runs:
         if not self.readings:
             return None
         return _middle([_whole(reading) for reading in self.readings])
+
+    def noise(self) -> float:
+        """Return the spread of what a call takes more than the timed run beside it, in seconds."""
+        more = [w - _whole(r) for w, r in zip(self.whole, self.readings, strict=True)]
+        low, high = _quartiles(more) if more else (0.0, 0.0)
+        return high - low
 
     def seconds(self, span: tuple[int, int]) -> list[float]:
         first, last = span

@@ -92,7 +92,7 @@ def work_table(before: Profile, after: Profile, names: tuple[str, str]) -> str:
 
 def _table(found: Sequence[Work], names: tuple[str, str], longest: float) -> str:
     rows = "".join(
-        f"<tr><td><code>{escape(work.key)}</code></td>"
+        f"<tr><td><code>{escape(work.key.removeprefix('kernel: '))}</code></td>"
         f"{_cell(work.before, work.seconds[0], longest, '')}"
         f"{_cell(work.after, work.seconds[1], longest, 'fx-second')}</tr>"
         for work in found

@@ -23,6 +23,7 @@ from fxkit.view import Profile, profile, profiler
 from fxkit.view.clocks import EventClock, HostClock, Reading
 from fxkit.view.instrument import graph_inputs, instrument
 from fxkit.view.peaks import Peaks, measure_peaks
+from fxkit.view.text_table import duration
 from tests.view import models
 
 
@@ -331,6 +332,32 @@ def test_time_outside_of_nodes_is_told() -> None:
     assert "outside of nodes" not in uneven.table()
     quick_call = replace(found, end_to_end=spent, quartiles=(spent, spent))
     assert "outside of nodes" not in quick_call.table()
+
+
+def test_differences_within_the_noise_are_no_finding() -> None:
+    found = quick(models.stack(1), models.stack_args())
+    spent = found.node_seconds
+    apart: dict[str, Any] = {
+        "end_to_end": 1.2 * spent,
+        "quartiles": (1.2 * spent, 1.2 * spent),
+        "instrumented": 2.0,
+    }
+    sure = replace(found, **apart, noise=0.0)
+    assert "outside of nodes" in sure.table()
+    assert f"timers add {duration(2.0 - 1.2 * spent)}" in sure.table()
+    unsure = replace(found, **apart, noise=3.0)
+    assert "outside of nodes" not in unsure.table()
+    assert f"timers add {duration(unsure.clock_seconds)}" in unsure.table()
+    assert Profile.from_dict(unsure.to_dict()).noise == 3.0
+
+
+def test_noise_is_the_spread_between_a_call_and_the_timed_run_beside_it() -> None:
+    readings = [Reading([0, taken], [0, taken]) for taken in (100, 200, 300, 400)]
+    steady = profiler._Runs(readings, [150e-9, 250e-9, 350e-9, 450e-9])
+    assert steady.noise() == pytest.approx(0.0)
+    shaken = profiler._Runs(readings, [100e-9, 210e-9, 330e-9, 500e-9])
+    assert shaken.noise() == pytest.approx(20e-9)
+    assert profiler._Runs([], []).noise() == 0.0
 
 
 def test_no_garbage_is_collected_while_it_is_timed() -> None:

@@ -6,7 +6,10 @@
 #   make lint                  ruff check, ruff format --check, pyright
 #   make docs                  docs/_build/html, warnings are errors
 #   make bench [ARGS=...]      benchmarks against eager and torch.compile
-#   make sweep                 the long property tests
+#   make sweep                 the long property tests: all of them, or with their tables
+#   make sweep-operators       torch's table of operators, in three dtypes and with gradients
+#   make sweep-programs        random programs, alone, called again and with other sizes
+#   make sweep-architectures   real architectures, forward and backward
 #   make format                let ruff rewrite what it can
 #   make clean                 remove all that was built, .venv too
 
@@ -27,7 +30,7 @@ export TRANSFORMERS_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sweep lint format bench docs clean
+.PHONY: help setup demo test sweep sweep-operators sweep-programs sweep-architectures lint format bench docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -54,6 +57,16 @@ test: $(READY)
 
 sweep: $(READY)
 	$(BIN)/python -m pytest -m sweep $(ARGS)
+
+sweep-operators: $(READY)
+	$(BIN)/python -m pytest -m sweep -rP tests/lower/test_all_operators.py $(ARGS)
+
+sweep-programs: $(READY)
+	$(BIN)/python -m pytest -m sweep tests/lower/test_random_graphs.py $(ARGS)
+
+sweep-architectures: $(READY)
+	$(BIN)/python -m pytest -m sweep -rP tests/lower/test_architectures.py \
+		tests/lower/training/test_trained_architectures.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

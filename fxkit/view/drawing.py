@@ -211,7 +211,7 @@ def draw(
             `"effect"`, `"region"`, `"error"`, or a number for each node name. An HTML page can
             change between all that is known.
         engine: `"builtin"` places boxes here; `"dot"` asks the `dot` program, and falls back
-            when it is missing, fails, takes longer than half a second, or has more than 400
+            when it is missing, fails, takes longer than 0.4 seconds, or has more than 400
             boxes to place; `"auto"` is `"builtin"`.
         max_nodes: How many boxes `depth="auto"` shows.
         profile: What `fxkit.profile` measured of this graph, to colour by time.

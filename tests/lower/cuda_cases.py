@@ -150,6 +150,30 @@ CASES: dict[str, tuple[Program, Made]] = {
     "any_all": (lambda x: ((x > 2).any(-1), (x > -2).all(-1)), lambda: (randn(9, 50),)),
     "doubles_of_long_rows": (softmax, lambda: (randn(1, 20_000, dtype=torch.float64),)),
     "integer_sum": (lambda x: x.sum(-1), lambda: (torch.arange(7 * 301).view(7, 301),)),
+    "embedding": (
+        lambda i, w: F.embedding(i, w) * 2,
+        lambda: (torch.arange(35).view(7, 5) % 11, randn(11, 24)),
+    ),
+    "embedding_normed": (
+        lambda i, w, p: F.layer_norm(F.embedding(i, w) + p, (48,)),
+        lambda: (torch.arange(35).view(7, 5) * 3 % 11, randn(11, 48), randn(5, 48)),
+    ),
+    "gathered_oddly": (
+        lambda x, i: torch.gather(x, 1, i - 3) + 1,
+        lambda: (randn(5, 4), torch.arange(33).view(3, 11) % 4 + 3),
+    ),
+    "picked": (
+        lambda x, i: x[i + 2] * 2,
+        lambda: (randn(9), torch.arange(13) % 7 - 4),
+    ),
+    "loss_of_classes": (
+        lambda x, i: F.cross_entropy(x, i, reduction="none"),
+        lambda: (randn(37, 10), torch.arange(37) % 10),
+    ),
+    "embedded_sum_down": (
+        lambda i, w: F.embedding(i, w).sum(0),
+        lambda: (torch.arange(70) % 11, randn(11, 37)),
+    ),
     "rows_of_nothing": (lambda x: x.sum(-1) * 2, lambda: (randn(5, 0),)),
     "columns_of_nothing": (lambda x: x.mean(0) + 1, lambda: (randn(0, 70),)),
     "every_other": (

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(toolchain.nvcc() is None, reason="needs nvcc")
 SMALL = (
     "gelu_chain gelu_chain_bf16 broadcast angles rotary softmax_part_of_warp softmax_warp "
     "softmax_long softmax_f16 layer_norm rms_norm several sum_all sum_down sum_down_bf16 "
-    "normalised_down doubles_of_rows"
+    "normalised_down doubles_of_rows embedding embedding_normed embedded_sum_down"
 ).split()
 
 # The longest rows that each kind of thread holds in registers.

@@ -93,6 +93,16 @@ def test_halves_are_rounded_where_eager_rounds(built: Built, name: str) -> None:
         assert difference(found[both], theirs[both]) <= 1
 
 
+@pytest.mark.parametrize("name", ["embedding", "embedding_normed", "picked", "embedded_sum_down"])
+def test_an_index_out_of_bounds_stops_the_kernel(built: Built, name: str) -> None:
+    library, cases = built
+    case = cases[name]
+    inputs = [t + 11 if t.dtype == torch.int64 else t for t in case.inputs]
+    with pytest.raises(RuntimeError, match="CUDA error 710"):
+        run_on_cpu(library, f"run_{name}", case.kernel, inputs, case.outputs)
+    run(built, name)
+
+
 def test_the_cases_are_of_every_family() -> None:
     layouts = [printers_of(case.kernel, "k")[0].layout for case in all_cases().values()]
     assert {layout.family for layout in layouts} == set(Family)

@@ -87,9 +87,11 @@ class ColumnPrinter(ReducingPrinter):
 
     def _of_row(self, value: int) -> str:
         """Return a row scalar of one of a thread's rows, if that is there."""
-        is_load = self._body(value).op == "load"
-        if not is_load or not self._is_partial or self._width > 1:
+        op = self._body(value).op
+        if op not in ("load", "check") or not self._is_partial or self._width > 1:
             return self._single(value)
+        if op == "check":
+            return f"count <= 0 || {self._single(value)}"
         return f"count > 0 ? {self._single(value)} : {cpp_text.literal(0, self._body(value).dtype)}"
 
     def _single(self, value: int) -> str:

@@ -207,6 +207,8 @@ class CudaPrinter(ABC):
         operands = [self._ref(o) for o in instruction.operands]
         if instruction.op == "load":
             return self._loaded(position, operands)
+        if instruction.op == "check":
+            return f"{'l >= count || ' if self._has_count else ''}fx_check({operands[0]})"
         if instruction.op == "round":
             return cpp_text.rounding(operands[0], instruction.detail)
         source = self._body(instruction.operands[0]).dtype if operands else instruction.dtype

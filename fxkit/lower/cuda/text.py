@@ -31,6 +31,15 @@ FX_INLINE int fx_bits(float x) { return __float_as_int(x); }
 FX_INLINE float fx_float(int bits) { return __int_as_float(bits); }
 """
 
+# As in eager's own kernels, the error is raised by the next call that waits for the GPU.
+_CHECK = """\
+extern "C" __device__ void __assertfail(const char*, const char*, unsigned, const char*, size_t);
+FX_INLINE bool fx_check(bool holds) {
+  if (!holds) __assertfail("index out of bounds", "fxkit", 0, "kernel", 1);
+  return holds;
+}
+"""
+
 # Elements go through memory sixteen bytes at a time, or in one piece where there are fewer.
 _MEMORY = """\
 template <int BYTES> struct FxWord { typedef unsigned char type; };
@@ -137,8 +146,11 @@ def preamble(kernels: Collection[Kernel]) -> str:
         storage |= {i.detail for i in kernel.body if i.op == "round"}
         own |= cpp_text.own_functions(kernel.body, storage)
         composed |= cpp_text.composed_functions(kernel.body)
+    basics = [_HEAD, _BASICS]
+    if any(kernel.has_checks for kernel in kernels):
+        basics.append(_CHECK)
     parts = [cpp_text.MINMAX, *sorted(composed), vector_math.definitions(own)]
-    return "\n".join([_HEAD, _BASICS, *map(for_device, parts), _MEMORY, _FOLDS])
+    return "\n".join([*basics, *map(for_device, parts), _MEMORY, _FOLDS])
 
 
 def for_device(text: str) -> str:

@@ -73,5 +73,5 @@ def _by_operator(call: Call) -> str:
         if name.startswith(beginnings):
             return reason
     if name.endswith("_"):
-        return f"it changes its operand in place, and the tables have no row for {call.name}"
-    return f"the tables of operators have no row for {call.name}"
+        return f"it changes its operand in place, and the table of operators has no row for {name}"
+    return f"the table of operators has no row for {call.name}"

@@ -12,10 +12,11 @@ from torch import fx
 
 from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
 from fxkit.lower import CompiledModule, to_cpp, to_cuda
+from fxkit.lower.convolutions.rewriting import PackConvolutions
 from fxkit.lower.cuda.compiled import is_on_gpu
 from fxkit.lower.running import binding
 from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
-from fxkit.lower.running.compiled import to_cpp_as_recorded
+from fxkit.lower.running.compiled import to_cpp_as_recorded, typed
 from fxkit.lower.running.entry import Entries, Way
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.training.fused_step import FusedStep, is_step
@@ -133,6 +134,8 @@ class Compiled:
             elif is_on_gpu(copied, args):
                 module = to_cuda(copied, args)
             else:
+                typed(copied, args)
+                PassManager((PackConvolutions(),), verify="structure", args=args).run(copied)
                 module = to_cpp(copied, args, tune=self._tune, stock=stock)
         except InvalidGraphError as error:
             copied = fx.GraphModule(gm, _copy_graph(gm.graph))

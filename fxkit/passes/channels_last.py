@@ -46,18 +46,18 @@ class ChannelsLast(Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the edges, and in the weights."""
         mark = edit.mark()
-        spreader = _Spreader(edit)
+        spreader = Spreader(edit)
         try:
             for node in list(edit.graph.nodes):
                 spreader.visit(node)
-        except _Refused as refusal:
+        except Refused as refusal:
             edit.undo(mark)
             spreader.restore_types()
             context.notes.append(f"all stays as it is: {refusal}")
 
 
-class _Refused(Exception):
-    """The layout can't be changed; the message says why. It never leaves the pass."""
+class Refused(Exception):
+    """The layout can't be changed; the message says why. It never leaves a pass."""
 
 
 # Operators whose numbers follow from where elements lie in memory.
@@ -69,7 +69,18 @@ _READS_MEMORY = frozenset(
 )
 
 
-class _Spreader:
+class Spreader:
+    """Gives a graph's images, node by node, the layout that is found in front of each node.
+
+    Args:
+        edit: The session.
+
+    Attributes:
+        edit: The session.
+        weights: The graph's constants.
+        before: Nodes whose layout has changed → what their type was.
+    """
+
     def __init__(self, edit: EditSession) -> None:
         self.edit = edit
         self.weights = Weights(edit)
@@ -154,7 +165,7 @@ class _Spreader:
             node.meta[TYPE_KEY] = old
             return
         if _form(old) != _form(new):
-            raise _Refused(f"%{node.name} would be of another shape or dtype")
+            raise Refused(f"%{node.name} would be of another shape or dtype")
         self.before[node] = old
         node.meta[TYPE_KEY] = _with_gradient_of(old, new)
 
@@ -184,15 +195,15 @@ class _Spreader:
             if operand not in self.before:
                 continue
             if self.weights.order.aliases.is_written(operand):
-                raise _Refused(f"%{operand.name} is written to, and %{node.name} needs its layout")
+                raise Refused(f"%{operand.name} is written to, and %{node.name} needs its layout")
             if operand in effects.writes:
-                raise _Refused(f"%{node.name} may write to %{operand.name}")
+                raise Refused(f"%{node.name} may write to %{operand.name}")
             self._swap(node, operand, self._old_layout(operand, node))
 
     def _old_layout(self, operand: fx.Node, node: fx.Node) -> fx.Node:
         known = self.before[operand]
         if not isinstance(known, TensorType) or not known.is_contiguous:
-            raise _Refused(f"%{operand.name} was not contiguous, and %{node.name} needs its layout")
+            raise Refused(f"%{operand.name} was not contiguous, and %{node.name} needs its layout")
         made = self.returned.get(operand)
         if made is None:
             is_aten = isinstance(operand.target, torch._ops.OpOverload)

@@ -1,0 +1,1 @@
+"""Convolutions with packed weights, their channels innermost."""

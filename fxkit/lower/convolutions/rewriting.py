@@ -1,0 +1,189 @@
+"""Make the convolutions of a graph packed ones, and keep its images with channels innermost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from fxkit.ir.op import resolve
+from fxkit.ir.session import EditSession
+from fxkit.ir.types import TensorType, set_type, type_of
+from fxkit.lower.convolutions import packed
+from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.building_blocks.layers import Layer, layer_of
+from fxkit.passes.channels_last import Refused, Spreader
+
+# Fewer multiplications than these, in all convolutions of a graph, cost less than what a packed
+# convolution takes to find its weight.
+MIN_WORK = 1 << 21
+
+
+@dataclass(frozen=True)
+class PackConvolutions(Pass):
+    """Replace 2d convolutions by packed ones; a batch norm behind one becomes a part of it.
+
+    Serves graphs that are about to be lowered for inference. Parameters and statistics are operands
+    of the new calls, so that they may change from one call to the next.
+
+    Rewrites:
+        %c = aten.conv2d(%x, self.w); return aten.batch_norm(%c, self.g, self.b, self.m, self.v)
+            →  %l = aten.contiguous(%x, channels_last)
+               %c = fxkit.convolution(%l, self.w, None, self.m, self.v, self.g, self.b)
+               return aten.contiguous(%c)
+    """
+
+    numerics: ClassVar[str] = "close"
+
+    def apply(self, edit: EditSession, context: PassContext) -> None:
+        """Visit the nodes in order. Cost: linear in the edges."""
+        if not packed.is_available():
+            return
+        mark = edit.mark()
+        packer = _Packer(edit)
+        if packer.work() < MIN_WORK:
+            return
+        try:
+            for node in list(edit.graph.nodes):
+                packer.visit(node)
+        except Refused as refusal:
+            edit.undo(mark)
+            packer.restore_types()
+            context.notes.append(f"all stays as it is: {refusal}")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A convolution that can be packed.
+
+    Attributes:
+        layer: The convolution.
+        norm: The batch norm that alone reads it, or None.
+        operands: What follows the input among the operands of the packed one.
+    """
+
+    layer: Layer
+    norm: fx.Node | None
+    operands: tuple[Any, ...]
+
+    @property
+    def result(self) -> fx.Node:
+        """The node whose value the packed convolution computes."""
+        return self.layer.node if self.norm is None else self.norm
+
+
+class _Packer(Spreader):
+    """Replaces convolutions, and lets what reads them follow their layout."""
+
+    def __init__(self, edit: EditSession) -> None:
+        super().__init__(edit)
+        self._found = {found.layer.node: found for found in self._convolutions()}
+        self._norms = {found.norm for found in self._found.values()} - {None}
+
+    def work(self) -> int:
+        """Return the number of multiplications in the convolutions that can be packed."""
+        total = 0
+        for found in self._found.values():
+            known = type_of(found.layer.node)
+            assert isinstance(known, TensorType)
+            total += math.prod(known.shape) * math.prod(found.layer.weight.shape[1:])
+        return total
+
+    def visit(self, node: fx.Node) -> None:
+        """Replace a convolution, or let a node take operands in their new layout."""
+        if node in self._norms:
+            return
+        if node in self._found:
+            self._pack(self._found[node])
+        elif any(operand in self.before for operand in node.all_input_nodes):
+            self._follow(node)
+
+    def _pack(self, found: _Found) -> None:
+        layer, result = found.layer, found.result
+        call, old = resolve(layer.node), type_of(result)
+        image = call.arguments["input"] if call is not None else None  # it may be a packed one now
+        known = type_of(image) if isinstance(image, fx.Node) else None
+        if not isinstance(image, fx.Node) or not isinstance(known, TensorType):
+            raise Refused(f"the type of what %{layer.node.name} takes is not known")
+        source = self._image(image, known, layer)
+        with self.edit.on_behalf_of([layer.node], "pack_convolutions"):
+            operands = [self._read_early(operand, layer.node) for operand in found.operands]
+            args = (source, *operands)
+            new = self.edit.insert("call_function", packed.operator(), args, {}, before=layer.node)
+        self.weights.replaced(result, self.weights.inserted(new))
+        self.edit.replace(result, new)
+        if found.norm is not None:
+            self.edit.erase(layer.node)
+        self._note(new, old)
+
+    def _read_early(self, operand: Any, place: fx.Node) -> Any:
+        """Return what a norm reads, read in front of the convolution."""
+        if not isinstance(operand, fx.Node) or operand < place:
+            return operand
+        read = self.edit.get_attr(str(operand.target), before=place)
+        set_type(read, type_of(operand))
+        return self.weights.inserted(read)
+
+    def _convolutions(self) -> Iterator[_Found]:
+        for node in self.edit.graph.nodes:
+            layer = layer_of(node, self.weights)
+            if isinstance(layer, Layer) and self._is_possible(layer):
+                yield self._with_norm(layer)
+
+    def _is_possible(self, layer: Layer) -> bool:
+        """Tell whether a layer is a plain 2d convolution of float32 images."""
+        arguments = layer.call.arguments
+        known, made = type_of(layer.input), type_of(layer.node)
+        if layer.axes != 2 or layer.is_transposed or not isinstance(known, TensorType):
+            return False
+        is_plain = isinstance(made, TensorType) and len(made.shape) == 4
+        numbers = [*_pair(arguments["stride"]), *_pair(arguments["padding"])]
+        return (
+            is_plain
+            and not known.is_symbolic
+            and known.device.type == "cpu"
+            and known.dtype == layer.weight.dtype == torch.float32
+            and all(isinstance(number, int) for number in numbers)
+            and _is_read(layer.weight_operand)
+            and (layer.bias_operand is None or _is_read(layer.bias_operand))
+            and layer.weight.is_contiguous()
+        )
+
+    def _with_norm(self, layer: Layer) -> _Found:
+        arguments = layer.call.arguments
+        settings = (
+            *(_pair(arguments[name]) for name in ("stride", "padding", "dilation")),
+            layer.groups,
+        )
+        norm, statistics, eps = None, (None,) * 4, 0.0
+        reader = next(iter(layer.node.users)) if len(layer.node.users) == 1 else None
+        call = resolve(reader) if reader is not None else None
+        if reader is not None and call is not None and call.name == "aten.batch_norm":
+            taken = call.arguments
+            names = ("running_mean", "running_var", "weight", "bias")
+            operands = tuple(taken[name] for name in names)
+            if taken["training"] is False and self._are_constant(operands):
+                norm, statistics, eps = reader, operands, float(taken["eps"])
+        weight = (layer.weight_operand, layer.bias_operand)
+        return _Found(layer, norm, (*weight, *statistics, eps, *settings))
+
+    def _are_constant(self, operands: tuple[Any, ...]) -> bool:
+        mean, variance, *others = operands
+        needed = [mean, variance, *(o for o in others if o is not None)]
+        return all(_is_read(o) and self.weights.value(o) is not None for o in needed)
+
+
+def _is_read(operand: Any) -> bool:
+    """Tell whether an operand is a parameter or buffer, read where it is."""
+    return isinstance(operand, fx.Node) and operand.op == "get_attr"
+
+
+def _pair(value: Any) -> tuple[Any, ...]:
+    """Return a setting of two axes as two numbers."""
+    if isinstance(value, (list, tuple)):
+        return tuple(value) if len(value) == 2 else tuple(value) * 2
+    return (value, value)

@@ -1,0 +1,178 @@
+"""Packed convolutions: against float64, and after whatever may change a weight."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxkit
+from fxkit.demo.judge import reference, relative_error
+from fxkit.lower.convolutions import packed
+
+
+class Net(nn.Module):
+    """Convolutions of several kinds, with norms, a residual and a flattened end."""
+
+    def __init__(self, channels: int = 24) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 3, stride=2, padding=1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(channels)
+        self.depth = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+        self.depth_norm = nn.BatchNorm2d(channels, affine=False)
+        self.point = nn.Conv2d(channels, channels, 1)
+        self.wide = nn.Conv2d(channels, 5, (3, 1), dilation=2, padding=(2, 0))
+        self.head = nn.Linear(5, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu6(self.stem_norm(self.stem(x)))
+        x = x + F.silu(self.depth_norm(self.depth(x)))
+        x = torch.cat((self.point(x).relu_(), x), 1)[:, : x.shape[1]]
+        return self.head(self.wide(x).mean((2, 3)).flatten(1))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    module = Net()
+    for norm in (module.stem_norm, module.depth_norm):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    nn.init.normal_(module.stem_norm.weight)
+    return module.eval()
+
+
+def is_packed(fast: fxkit.compiler.Compiled) -> bool:
+    (module,) = fast.modules
+    return any(n.target is packed.operator() for n in module.graph_module.graph.nodes)
+
+
+def check(fast: Callable[..., torch.Tensor], module: nn.Module, x: torch.Tensor) -> None:
+    exact, eager, found = reference(module, (x.double(),)), module(x), fast(x)
+    assert found.stride() == eager.stride()
+    assert relative_error(found, exact) <= 2 * max(relative_error(eager, exact), 2.0**-23)
+
+
+needs_packing = pytest.mark.skipif(not packed.is_available(), reason="torch without oneDNN")
+
+
+@needs_packing
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(2, 3, 65, 63), (1, 3, 128, 128)])
+def test_a_network_of_packed_convolutions(shape: tuple[int, ...]) -> None:
+    module, x = net(), torch.randn(shape)
+    fast = fxkit.compile(module)
+    fast(x)
+    check(fast, module, x)
+    check(fast, module, x)
+    assert is_packed(fast)
+    calls = [n for n in fast.modules[0].graph_module.graph.nodes if n.target is packed.operator()]
+    assert len(calls) == 4
+    assert not any("batch_norm" in n.name for n in fast.modules[0].graph_module.graph.nodes)
+
+
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "in place": lambda m: m.stem.weight.mul_(2),
+    "through data": lambda m: m.stem.weight.data.mul_(2),
+    "other data": lambda m: setattr(m.point.weight, "data", torch.randn_like(m.point.weight)),
+    "a bias": lambda m: m.depth.bias.add_(1),
+    "a statistic": lambda m: m.stem_norm.running_mean.add_(1),
+    "a scale through data": lambda m: m.stem_norm.weight.data.mul_(-3),
+    "loaded": lambda m: m.load_state_dict({k: v * 1.5 for k, v in m.state_dict().items()}),
+    "another parameter": lambda m: setattr(m.wide, "weight", nn.Parameter(m.wide.weight * 3)),
+}
+
+
+@needs_packing
+@torch.no_grad()
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_weights_is_seen(name: str) -> None:
+    module, x = net(), torch.randn(2, 3, 64, 64)
+    fast = fxkit.compile(module)
+    for _ in range(2):
+        fast(x)
+    before = fast(x)
+    CHANGES[name](module)
+    assert not torch.allclose(module(x), before)
+    check(fast, module, x)
+    check(fast, module, x)
+
+
+@needs_packing
+@torch.no_grad()
+def test_special_numbers_stay() -> None:
+    module, x = net(), torch.randn(2, 3, 64, 64)
+    x[0, 0, 5, 5], x[1, 2, 60, 3] = torch.nan, torch.inf
+    fast = fxkit.compile(module)
+    fast(x)
+    torch.testing.assert_close(fast(x), module(x), equal_nan=True)
+
+
+@needs_packing
+@torch.no_grad()
+def test_weights_that_are_not_finite_are_not_folded() -> None:
+    module, x = net(), torch.randn(2, 3, 64, 64)
+    assert isinstance(module, Net)
+    module.stem_norm.running_var[3] = torch.inf
+    module.point.weight[0, 0] = torch.inf
+    fast = fxkit.compile(module)
+    fast(x)
+    torch.testing.assert_close(fast(x), module(x), equal_nan=True)
+
+
+@needs_packing
+def test_gradients_and_other_types_go_another_way() -> None:
+    module, x = net(), torch.randn(2, 3, 64, 64)
+    fast = fxkit.compile(module, train=False)
+    with torch.no_grad():
+        fast(x)
+    result = fast(x)
+    assert result.requires_grad
+    result.sum().backward()
+    assert module.get_parameter("stem.weight").grad is not None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert fast(x).dtype == module(x).dtype
+
+
+@needs_packing
+@torch.no_grad()
+def test_copies_and_other_sizes() -> None:
+    module = net()
+    fast = fxkit.compile(module)
+    for size in (64, 66, 68, 70, 72, 74, 64):
+        check(fast, module, torch.randn(1, 3, size, size))
+    check(fxkit.compile(copy.deepcopy(module)), module, torch.randn(1, 3, 64, 64))
+
+
+@torch.no_grad()
+def test_little_work_is_left_as_it_is() -> None:
+    module, x = net(), torch.randn(1, 3, 8, 8)
+    fast = fxkit.compile(module)
+    fast(x)
+    check(fast, module, x)
+    assert not is_packed(fast)
+
+
+@needs_packing
+@torch.no_grad()
+def test_the_operator_alone() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 6, 9, 7), torch.randn(8, 3, 3, 3)
+    bias, mean, scale = (torch.randn(8) for _ in range(3))
+    variance = torch.rand(8) + 0.5
+    settings = ((2, 1), (1, 0), (1, 2), 2)
+    for norm in (
+        (None, None, None, None),
+        (mean, variance, scale, bias),
+        (mean, variance, None, None),
+    ):
+        found = packed.convolution(x, weight, bias, *norm, 1e-5, *settings)
+        exact = F.conv2d(x.double(), weight.double(), bias.double(), *settings[:3], 2)
+        if norm[0] is not None:
+            wide = [None if t is None else t.double() for t in norm]
+            exact = F.batch_norm(exact, *wide, False, 0.0, 1e-5)
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+        assert found.is_contiguous(memory_format=torch.channels_last)

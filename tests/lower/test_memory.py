@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from torch import fx
 import fxkit
 from fxkit.lower import to_cpp
 from fxkit.lower.running import binding
-from fxkit.lower.running.scratch import ALIGNMENT, plan_scratch
+from fxkit.lower.running.scratch import ALIGNMENT, BLOCK, plan_scratch
 
 X = torch.randn(512, 1024)
 BYTES = X.nbytes
@@ -175,16 +176,120 @@ def test_scratch_of_values_that_live_at_once_is_apart() -> None:
     for _ in range(200):
         births = sorted(generator.randrange(30) for _ in range(generator.randrange(1, 40)))
         lives = [(generator.randrange(0, 5000), b, b + generator.randrange(6)) for b in births]
-        size, offsets = plan_scratch(lives)
-        places = [(o, o + n, b, last) for (n, b, last), o in zip(lives, offsets, strict=True)]
-        for i, (start, end, born, last) in enumerate(places):
-            assert end <= size and start % ALIGNMENT == 0
-            for start2, end2, born2, last2 in places[:i]:
-                apart = end <= start2 or end2 <= start
+        results = [(generator.randrange(0, 20000), generator.randrange(40)) for _ in range(3)]
+        found = plan_scratch(lives, results)
+        places = zip(found.homes, found.offsets, lives, strict=True)
+        taken = [(home, o, o + n, b, last) for home, o, (n, b, last) in places]
+        for i, (home, start, end, born, last) in enumerate(taken):
+            room, until = (found.size, 99) if home == BLOCK else results[home]
+            assert end <= room and start % ALIGNMENT == 0 and last < until
+            for home2, start2, end2, born2, last2 in taken[:i]:
+                apart = home != home2 or end <= start2 or end2 <= start
                 assert apart or last < born2 or last2 < born
 
 
 def test_scratch_is_used_again() -> None:
     chain = [(1000, step, step + 1) for step in range(50)]
-    assert plan_scratch(chain)[0] == 2 * 1024
-    assert plan_scratch([]) == (0, [])
+    assert plan_scratch(chain).size == 2 * 1024
+    assert plan_scratch([]).size == 0
+
+
+def test_scratch_has_no_gaps_where_sizes_alternate() -> None:
+    """A layer: a value of one size that stays, and a large one in between."""
+    lives = []
+    for layer in range(0, 30, 3):
+        lives += [
+            (1024, layer, layer + 2),
+            (8192, layer + 1, layer + 2),
+            (1024, layer + 2, layer + 3),
+        ]
+    assert plan_scratch(lives).size == max(
+        sum(n for n, b, last in lives if b <= step <= last) for step in range(31)
+    )
+
+
+def test_a_result_holds_what_is_needed_before_it_is_written() -> None:
+    lives = [(4096, 0, 1), (4096, 1, 2), (64, 2, 3)]
+    found = plan_scratch(lives, [(8192, 3)])
+    assert (found.homes, found.size) == ((0, 0, BLOCK), 64)
+    assert plan_scratch(lives, [(8192, 0)]).homes == (BLOCK,) * 3
+    assert plan_scratch(lives, [(1024, 3)]).homes == (BLOCK,) * 3
+
+
+def test_values_in_the_memory_of_a_result_are_right() -> None:
+    """The large result comes last, and its memory serves for all before it."""
+    weight = torch.randn(64, 4096)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.softmax(x * 3, -1).cumsum(0).softmax(0)
+        return torch.tanh(x) @ weight
+
+    x = torch.randn(256, 64)
+    module = to_cpp(fx.symbolic_trace(fn), (x,))
+    assert module.native_program is not None
+    for _ in range(3):
+        torch.testing.assert_close(module(x), fn(x))
+
+
+PEAK = """
+import ctypes, gc, sys
+import torch, transformers
+import fxkit
+
+def field(name):
+    for line in open("/proc/self/status"):
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+
+def peak(call, *args):
+    call(*args)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    open("/proc/self/clear_refs", "w").write("5")
+    before = field("VmRSS")
+    call(*args)
+    return field("VmHWM") - before
+
+def bert():
+    model = transformers.BertModel(transformers.BertConfig(
+        hidden_size=256, num_hidden_layers=2, num_attention_heads=8, intermediate_size=1024,
+        vocab_size=100)).eval()
+    return lambda ids: model(ids).last_hidden_state, torch.randint(0, 99, (8, 256))
+
+def gpt2():
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_embd=256, n_layer=2, n_head=8, vocab_size=20000, use_cache=False,
+        bos_token_id=1, eos_token_id=1)).eval()
+    return lambda ids: model(ids).logits, torch.randint(0, 99, (2, 128))
+
+def resnet18():
+    from pytorchcv.model_provider import get_model
+    return get_model("resnet18").eval(), torch.randn(1, 3, 224, 224)
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+fn, x = globals()[sys.argv[1]]()
+with torch.no_grad():
+    compiled = fxkit.compile(fn)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), fn(x), rtol=1e-3, atol=1e-3)
+    eager, ours = peak(fn, x), peak(compiled, x)
+assert sum(module.report().calls for module in compiled.modules) >= 2
+print(eager, ours)
+"""
+
+
+@pytest.mark.parametrize("model", ["bert", "gpt2", "resnet18"])
+def test_a_call_takes_no_more_memory_than_eagers(model: str) -> None:
+    """Pages that a call touches, where what is free goes back to the system at once."""
+    pytest.importorskip("pytorchcv" if model == "resnet18" else "transformers")
+    environment = {"FXKIT_POOL_MB": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PEAK, model],
+        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    eager, ours = map(int, done.stdout.split())
+    assert eager > 4 << 20
+    assert ours <= eager + (1 << 19)

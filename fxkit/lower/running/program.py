@@ -1,8 +1,8 @@
 """From the graph that runs to a program of the binding: one call for all of it.
 
 The graph is cut into steps: runs of kernels, and calls of Python for what lies between them. A
-value that no other step sees is never a tensor: it lies in scratch memory, whose layout is planned
-by when each value is needed last.
+value that no other step sees is never a tensor: it lies in scratch memory, or where a result is
+written later; the layout is planned by when each value is needed last.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ class _Planner:
         lives = [
             (spec_of(types[key])[1], born[key], max(born[key], used.get(key, 0))) for key in scratch
         ]
-        size, offsets = plan_scratch(lives)
+        results = [(spec_of(types[key])[1], born[key]) for key in outs]
+        places = plan_scratch(lives, results)
         kernels = tuple(
             (
                 call.address,
@@ -223,8 +224,9 @@ class _Planner:
             tuple(spec_of(types[key]) for key in ins),
             tuple((*self._table(str(key[0].target)), spec_of(types[key])) for key in attributes),
             tuple(spec_of(types[key]) for key in outs),
-            size,
-            tuple(offsets),
+            places.size,
+            places.homes,
+            places.offsets,
             kernels,
             sum(call.work for call in calls) >= _LONG_WORK,
         )

@@ -1,57 +1,94 @@
-"""Where the values of a run lie in one block of memory."""
+"""Where values of a run lie: in one block, or where results are to be written later."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 ALIGNMENT = 64
 
+# Results of fewer bytes hold nothing else before they are written.
+MIN_HOST_BYTES = 4096
+
 Life = tuple[int, int, int]
 
+# The home of what lies in the block.
+BLOCK = -1
 
-def plan_scratch(lives: Sequence[Life]) -> tuple[int, list[int]]:
+
+@dataclass(frozen=True)
+class Scratch:
+    """Places of values.
+
+    Attributes:
+        size: Bytes of the block.
+        homes: For each value the result in whose memory it lies, or `BLOCK`.
+        offsets: For each value its offset there, in bytes.
+    """
+
+    size: int
+    homes: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass
+class _Home:
+    """Memory that values share, those at least whose lives do not meet.
+
+    Attributes:
+        number: The result that owns it, or `BLOCK`.
+        room: Its bytes; None for as many as are wanted.
+        until: The step that writes the result.
+        placed: Offset, end, and life of what lies there.
+    """
+
+    number: int
+    room: int | None
+    until: int
+    placed: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    def place(self, needed: int, born: int, last: int) -> int | None:
+        """Return the least offset at which a value has room for its life, and keep it there."""
+        offset = 0
+        for start, end, from_, to in sorted(self.placed):
+            if to < born or last < from_:
+                continue
+            if start - offset >= needed:
+                break
+            offset = max(offset, end)
+        if self.room is not None and offset + needed > self.room:
+            return None
+        self.placed.append((offset, offset + needed, born, last))
+        return offset
+
+
+def plan_scratch(lives: Sequence[Life], results: Sequence[tuple[int, int]] = ()) -> Scratch:
     """Place values so that those that are needed at the same time do not overlap.
 
-    Each is placed in the smallest gap that holds it. Time: n log n in the number of values, as long
-    as gaps are few.
+    The largest come first, each as near to the beginning as it can be. A value that is not read any
+    more when a result is written may lie in the result's memory. Time: n² in the number of values,
+    of which a run has a bounded number.
 
     Args:
         lives: For each value its size in bytes, the step that makes it, and the last step that
-            reads it; in the order of the first.
-
-    Returns:
-        Bytes in all, and the offset of each value.
+            reads it.
+        results: For each result its size in bytes, and the step that makes it.
     """
-    end = 0
-    offsets: list[int] = []
-    gaps: list[tuple[int, int]] = []  # (bytes, offset)
-    ending: list[tuple[int, int, int]] = []  # (last step, offset, bytes)
-    for size, born, last in lives:
-        while ending and ending[0][0] < born:
-            _, offset, freed = ending.pop(0)
-            _release(gaps, offset, freed)
+    hosts = [
+        _Home(number, size, born)
+        for number, (size, born) in enumerate(results)
+        if size >= MIN_HOST_BYTES
+    ]
+    hosts.sort(key=lambda host: host.room or 0)
+    block = _Home(BLOCK, None, 0)
+    homes, offsets = [BLOCK] * len(lives), [0] * len(lives)
+    for place in sorted(range(len(lives)), key=lambda place: (-lives[place][0], place)):
+        size, born, last = lives[place]
         needed = max(ALIGNMENT, -(-size // ALIGNMENT) * ALIGNMENT)
-        position = bisect_left(gaps, (needed, -1))
-        if position < len(gaps):
-            room, offset = gaps.pop(position)
-            if room > needed:
-                insort(gaps, (room - needed, offset + needed))
-        else:
-            offset, end = end, end + needed
-        offsets.append(offset)
-        insort(ending, (last, offset, needed))
-    return end, offsets
-
-
-def _release(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
-    """Give memory back, joined with the gaps beside it."""
-    for gap in list(gaps):
-        room, start = gap
-        if start + room == offset:
-            gaps.remove(gap)
-            offset, size = start, size + room
-        elif offset + size == start:
-            gaps.remove(gap)
-            size += room
-    insort(gaps, (size, offset))
+        for home in (*(host for host in hosts if last < host.until), block):
+            offset = home.place(needed, born, last)
+            if offset is not None:
+                homes[place], offsets[place] = home.number, offset
+                break
+    size = max((end for _, end, _, _ in block.placed), default=0)
+    return Scratch(size, tuple(homes), tuple(offsets))

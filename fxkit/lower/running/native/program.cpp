@@ -37,7 +37,8 @@ struct Step {
   Given *given, *made;  // made tensors go to the slots of `outs`
   Attribute* attributes;
   size_t scratch_bytes;
-  size_t* scratch;
+  size_t* scratch;  // offset of each value in the scratch memory, or
+  int* homes;       // in that of the made tensor of this number, unless it is negative
   Kernel* kernels;
   bool is_long;  // whether others may run meanwhile
 };
@@ -148,11 +149,11 @@ static bool parse_kernels(PyObject* tuple, Step* step) {
 }
 
 static bool parse_run(PyObject* run, Step* step) {
-  PyObject *given, *attributes, *made, *scratch, *kernels;
+  PyObject *given, *attributes, *made, *homes, *scratch, *kernels;
   long long bytes;
-  int is_long, made_count, scratch_count;
-  if (!PyArg_ParseTuple(run, "OOOLOOp", &given, &attributes, &made, &bytes, &scratch, &kernels,
-                        &is_long))
+  int is_long, made_count, home_count, scratch_count;
+  if (!PyArg_ParseTuple(run, "OOOLOOOp", &given, &attributes, &made, &bytes, &homes, &scratch,
+                        &kernels, &is_long))
     return false;
   step->is_run = true;
   step->is_long = is_long;
@@ -160,6 +161,7 @@ static bool parse_run(PyObject* run, Step* step) {
   if (!parse_given(given, step->ins, &step->given, &step->given_count)) return false;
   if (!parse_attributes(attributes, step)) return false;
   if (!parse_given(made, step->outs, &step->made, &made_count)) return false;
+  if (!parse_ints(homes, &step->homes, &home_count)) return false;
   if (!(step->scratch = make_array<size_t>(scratch, &scratch_count))) return false;
   for (int i = 0; i < scratch_count; ++i)
     step->scratch[i] = PyLong_AsSize_t(PyTuple_GET_ITEM(scratch, i));
@@ -167,6 +169,8 @@ static bool parse_run(PyObject* run, Step* step) {
   step->value_count = step->given_count + step->attribute_count + made_count + scratch_count;
   if (PyErr_Occurred() || !parse_kernels(kernels, step)) return false;
   bool is_small = step->value_count <= MAX_VALUES && made_count == step->out_count;
+  is_small = is_small && home_count == scratch_count;
+  for (int i = 0; i < home_count; ++i) is_small = is_small && step->homes[i] < made_count;
   for (int i = 0; i < step->kernel_count; ++i)
     is_small = is_small && step->kernels[i].count <= MAX_VALUES;
   if (!is_small) PyErr_SetString(PyExc_ValueError, "expected a run of fewer values");
@@ -225,7 +229,7 @@ static void free_step(Step* step) {
     PyMem_Free(step->attributes[i].spec);
   for (int i = 0; step->kernels && i < step->kernel_count; ++i)
     PyMem_Free(step->kernels[i].buffers);
-  void* arrays[] = {step->attributes, step->kernels, step->scratch,
+  void* arrays[] = {step->attributes, step->kernels, step->scratch, step->homes,
                     step->ins,        step->outs,    step->dead};
   for (void* array : arrays) PyMem_Free(array);
 }
@@ -324,11 +328,15 @@ static bool make_outputs(Step* step, void** values, Handle* handles) {
   return true;
 }
 
-static bool point_to_scratch(Step* step, void** values, void** block) {
+// Points to the values of a run that are no tensors; they follow the tensors that it makes.
+static bool point_to_scratch(Step* step, void** made, void** block) {
   *block = nullptr;
-  if (!step->scratch_bytes) return true;
-  if (!(*block = pool_take(step->scratch_bytes))) return false;
-  for (int i = 0; i < step->scratch_count; ++i) values[i] = (char*)*block + step->scratch[i];
+  if (step->scratch_bytes && !(*block = pool_take(step->scratch_bytes))) return false;
+  void** values = made + step->out_count;
+  for (int i = 0; i < step->scratch_count; ++i) {
+    void* home = step->homes[i] < 0 ? *block : made[step->homes[i]];
+    values[i] = (char*)home + step->scratch[i];
+  }
   return true;
 }
 
@@ -347,7 +355,7 @@ static int run_natively(Step* step, PyObject** slots, void** values, PyObject** 
   if (!point_to_inputs(step, slots, values, held)) return 0;
   void *block, **made = values + step->given_count + step->attribute_count;
   if (!make_outputs(step, made, handles)) return 0;
-  if (!point_to_scratch(step, made + step->out_count, &block)) return 0;
+  if (!point_to_scratch(step, made, &block)) return 0;
   PyThreadState* thread = step->is_long ? PyEval_SaveThread() : nullptr;
   bool is_valid = run_kernels(step, values);
   if (thread) PyEval_RestoreThread(thread);

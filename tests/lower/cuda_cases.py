@@ -35,6 +35,13 @@ def special(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return x
 
 
+def edges(dtype: torch.dtype) -> torch.Tensor:
+    """Return integers among which are the ends of their type."""
+    limits = torch.iinfo(dtype)
+    some = [limits.min, limits.min + 1, limits.max - 1, limits.max, 0, -1, 1]
+    return torch.tensor(some * 9, dtype=dtype)
+
+
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
@@ -86,6 +93,14 @@ CASES: dict[str, tuple[Program, Made]] = {
     "integers": (
         lambda x, y: (x * y - 3) // 4 + (x % 5),
         lambda: (torch.arange(-50, 53), torch.arange(103) % 11),
+    ),
+    "wrapped_sum": (lambda x: (x + 1) > x, lambda: (edges(torch.int32),)),
+    "wrapped_product": (lambda x: (x * 2) // 2 == x, lambda: (edges(torch.int64),)),
+    "wrapped_size": (lambda x: x.abs() >= 0, lambda: (edges(torch.int32),)),
+    "wrapped_difference": (lambda x: -x - 2 < -x, lambda: (edges(torch.int64),)),
+    "wrapped_sum_of_rows": (
+        lambda x: x.sum(-1),
+        lambda: (edges(torch.int64).expand(3, -1).contiguous(),),
     ),
     "small_integers": (
         lambda x: (x * 3 + 1, x > 4, x.float() * 0.5),

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.skipif(toolchain.nvcc() is None, reason="needs nvcc")
 SMALL = (
     "gelu_chain gelu_chain_bf16 broadcast angles rotary softmax_part_of_warp softmax_warp "
     "softmax_long softmax_f16 layer_norm rms_norm several sum_all sum_down sum_down_bf16 "
-    "normalised_down doubles_of_rows embedding embedding_normed embedded_sum_down"
+    "normalised_down doubles_of_rows embedding embedding_normed embedded_sum_down "
+    "wrapped_sum wrapped_product wrapped_size wrapped_difference"
 ).split()
 
 # The longest rows that each kind of thread holds in registers.
@@ -173,6 +174,13 @@ def test_what_lies_together_is_accessed_by_sixteen_bytes(assembled: Assembled) -
         assert any(a.startswith("ld.") for a in accesses), name
         assert any(a.startswith("st.") for a in accesses), name
         assert all(re.search(r"\.v4\.[bfu]32|\.v2\.[bfu]64", a) for a in accesses), (name, accesses)
+
+
+def test_integers_that_wrap_are_not_taken_for_larger_ones(assembled: Assembled) -> None:
+    """What would always hold, if integers did not wrap, would be written without a look at them."""
+    for name in ("sum", "product", "size", "difference"):
+        accesses = assembled.accesses[f"run_wrapped_{name}_gpu"]
+        assert any(access.startswith("ld.") for access in accesses), name
 
 
 def test_sums_down_columns_read_by_sixteen_bytes(assembled: Assembled) -> None:

@@ -11,6 +11,7 @@ import torch
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.kernel import scaled
 from fxkit.lower.cuda.layout import Family, Layout, index_type, is_uniform, is_whole, lane_axis
+from fxkit.lower.cuda.text import WRAPPING
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 
 
@@ -195,8 +196,7 @@ class CudaPrinter(ABC):
         if instruction.op == "index":
             return f"({' + '.join(self._terms(instruction.detail)) or '0'})"
         operands = [self._condition(o) for o in instruction.operands]
-        source = self._body(instruction.operands[0]).dtype if operands else instruction.dtype
-        return f"({cpp_text.expression(instruction, operands, source)})"
+        return f"({self._expression(instruction, operands)})"
 
     # Values.
 
@@ -211,6 +211,11 @@ class CudaPrinter(ABC):
             return f"{'l >= count || ' if self._has_count else ''}fx_check({operands[0]})"
         if instruction.op == "round":
             return cpp_text.rounding(operands[0], instruction.detail)
+        return self._expression(instruction, operands)
+
+    def _expression(self, instruction: Instruction, operands: list[str]) -> str:
+        if instruction.op in WRAPPING and instruction.dtype in (torch.int32, torch.int64):
+            return f"fx_{instruction.op}({', '.join(operands)})"
         source = self._body(instruction.operands[0]).dtype if operands else instruction.dtype
         return cpp_text.expression(instruction, operands, source)
 

@@ -31,6 +31,25 @@ FX_INLINE int fx_bits(float x) { return __float_as_int(x); }
 FX_INLINE float fx_float(int bits) { return __int_as_float(bits); }
 """
 
+# Operations on integers that wrap around.
+WRAPPING = frozenset({"add", "sub", "mul", "neg", "abs", "shl"})
+
+# Integers wrap in eager, since memory lies between its operators. For nvcc, which has no flag to
+# say so, signed ones do not: it takes `x + 1 > x` for true. Unsigned ones do.
+_INTEGERS = """\
+template <class T> FX_INLINE T fx_add(T a, T b) { return a + b; }
+template <class T> FX_INLINE T fx_mul(T a, T b) { return a * b; }
+#define FX_WRAPPING(T, U) \\
+  FX_INLINE T fx_add(T a, T b) { return (T)((U)a + (U)b); } \\
+  FX_INLINE T fx_sub(T a, T b) { return (T)((U)a - (U)b); } \\
+  FX_INLINE T fx_mul(T a, T b) { return (T)((U)a * (U)b); } \\
+  FX_INLINE T fx_shl(T a, T b) { return (T)((U)a << b); } \\
+  FX_INLINE T fx_neg(T a) { return (T)(0 - (U)a); } \\
+  FX_INLINE T fx_abs(T a) { return a < 0 ? fx_neg(a) : a; }
+FX_WRAPPING(int, unsigned)
+FX_WRAPPING(long, unsigned long)
+"""
+
 # As in eager's own kernels, the error is raised by the next call that waits for the GPU.
 _CHECK = """\
 extern "C" __device__ void __assertfail(const char*, const char*, unsigned, const char*, size_t);
@@ -83,8 +102,8 @@ template <int N, class T> FX_INLINE void fx_store(T* to, const T (&from)[N], int
 # `fx_fold` folds a value over the `GROUP` threads of a row, `fx_fold_down` over the `DEPTH` threads
 # of a column, for each of `N` columns a thread: all of them get the result.
 _FOLDS = """\
-struct FxAdd { template <class T> static __device__ T of(T a, T b) { return a + b; } };
-struct FxMul { template <class T> static __device__ T of(T a, T b) { return a * b; } };
+struct FxAdd { template <class T> static __device__ T of(T a, T b) { return fx_add(a, b); } };
+struct FxMul { template <class T> static __device__ T of(T a, T b) { return fx_mul(a, b); } };
 struct FxMax { template <class T> static __device__ T of(T a, T b) { return fx_max(a, b); } };
 struct FxMin { template <class T> static __device__ T of(T a, T b) { return fx_min(a, b); } };
 template <class T> FX_INLINE T fx_exchange(T x, int distance) {
@@ -146,7 +165,7 @@ def preamble(kernels: Collection[Kernel]) -> str:
         storage |= {i.detail for i in kernel.body if i.op == "round"}
         own |= cpp_text.own_functions(kernel.body, storage)
         composed |= cpp_text.composed_functions(kernel.body)
-    basics = [_HEAD, _BASICS]
+    basics = [_HEAD, _BASICS, _INTEGERS]
     if any(kernel.has_checks for kernel in kernels):
         basics.append(_CHECK)
     parts = [cpp_text.MINMAX, *sorted(composed), vector_math.definitions(own)]

@@ -20,8 +20,10 @@ from torch.utils import _pytree as pytree
 from fxkit.errors import CaptureError
 from fxkit.tracing import foreign_calls
 from fxkit.tracing.blame import reaches_out
+from fxkit.tracing.control_operators import CONTROL
 from fxkit.tracing.frames import is_user_file
 from fxkit.tracing.opaque_calls import call_once, declare_result
+from fxkit.tracing.opaque_numbers import fixed
 from fxkit.tracing.plain_values import ATOMS
 from fxkit.tracing.recorder import Recorder, active_recorder
 from fxkit.tracing.refusals import Refusal
@@ -47,6 +49,8 @@ def call_through(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], f
     """
     recorder = active_recorder()
     is_off = recorder is None or not recorder.is_following
+    if recorder is not None and not is_off and function in CONTROL:
+        return _controlled(recorder, function, args, kwargs)
     is_kept = is_opaque(function) or _reads_state(function, args, kwargs)
     if not is_kept and recorder is not None:
         is_kept = _takes(recorder, function, (args, kwargs))
@@ -62,6 +66,17 @@ def call_through(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], f
     if recorder is None or is_off:
         return call_once(function, plain(args), plain(kwargs))
     return _recorded(recorder, function, args, kwargs, flow)
+
+
+def _controlled(
+    recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Record a call that runs other functions depending on tensors."""
+    args, kwargs = fixed(args), fixed(kwargs)
+    result, reason = recorder.run_control(function, args, kwargs)
+    if reason is not None:
+        recorder.refuse(f"torch.{function.__name__} is called: {reason}")
+    return result
 
 
 def _recorded(

@@ -12,6 +12,7 @@ from torch import fx
 
 from fxkit.errors import CaptureError
 from fxkit.tracing.automatic_calls import call_through
+from fxkit.tracing.both_sides import record_both_sides
 from fxkit.tracing.dynamic_recording import record_free
 from fxkit.tracing.free_numbers import changed_numbers
 from fxkit.tracing.free_sizes import FreeAxes, Request, check_request, requested, seen_to_change
@@ -65,6 +66,7 @@ class Captured:
             in its place; the graph module itself runs when left out.
         mode: `whole` or `live`.
         dynamic: Which sizes are free; see `fxkit.capture`.
+        control_flow: Whether branches on tensors become nodes; see `fxkit.capture`.
     """
 
     def __init__(
@@ -74,8 +76,11 @@ class Captured:
         backend: Backend | None = None,
         mode: str = "whole",
         dynamic: Request = None,
+        control_flow: bool = False,
     ) -> None:
         check_request(dynamic)
+        self._control_flow = control_flow and mode == "whole"
+        self._branches: tuple[str, ...] = ()
         self.fn = fn
         self.mode = mode
         self._dynamic = dynamic
@@ -213,6 +218,8 @@ class Captured:
             reasons.append(f"the last call ran in Python: {_failure_text(self._failure)}")
         if reasons and self._static_because is not None:
             reasons.append(f"sizes are not free: {self._static_because.reason}")
+        if reasons:
+            reasons.extend(self._branches)
         return "\n".join(reasons) or "no call has been captured yet"
 
     def take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -275,13 +282,11 @@ class Captured:
                 learned.replaced.update(replaced_tensors(variant.guards))
         free = self._free_axes(call)
         has_numbers = self._note_numbers(call)
-        backend = None if free or has_numbers else self._backend
-        attempt = record(self.fn, args, kwargs, call, backend, learned)
+        is_more = bool(free) or has_numbers or self._control_flow
+        attempt = record(self.fn, args, kwargs, call, None if is_more else self._backend, learned)
         is_first = not self._variants
-        if attempt.variant is not None and (free or has_numbers):
-            is_free = has_numbers and self._take_numbers(args, kwargs, call, attempt)
-            if not is_free:
-                self._let_free(args, kwargs, call, attempt, free)
+        if attempt.variant is not None and is_more:
+            self._take_more(args, kwargs, call, attempt, free, has_numbers)
         self._last_ran_in_python = attempt.variant is None
         self._has_captured = True
         with self._lock:
@@ -314,6 +319,35 @@ class Captured:
         if self._backend is not None and len(self._variants) < MAX_VARIANTS:
             return False
         return bool(learned.numbers - learned.fixed)
+
+    def _take_more(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Call,
+        attempt: Attempt,
+        free: FreeAxes,
+        has_numbers: bool,
+    ) -> None:
+        """Put a graph for more calls in the place of that for one, if there is one."""
+        if self._control_flow and self._take_branches(args, kwargs, call, attempt):
+            free = {}
+        elif has_numbers and self._take_numbers(args, kwargs, call, attempt):
+            return
+        self._let_free(args, kwargs, call, attempt, free)
+
+    def _take_branches(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, attempt: Attempt
+    ) -> bool:
+        """Put a graph with nodes for branches in the place of one that guards them."""
+        learned = self._learned
+        assert learned is not None
+        found, reasons = record_both_sides(self.fn, args, kwargs, call, learned, attempt)
+        self._branches = reasons
+        if isinstance(found, Failure):
+            return False
+        attempt.variant = found
+        return True
 
     def _take_numbers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, attempt: Attempt

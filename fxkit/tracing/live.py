@@ -23,6 +23,7 @@ def capture(
     mode: str = "whole",
     dynamic: Request = None,
     train: bool = False,
+    control_flow: bool = False,
 ) -> Any:
     """Get a whole graph out of a Python program, with guards that say when it holds.
 
@@ -53,6 +54,11 @@ def capture(
             can't be free, there is a graph for each. To free sizes the program runs a second time,
             on the state that it found, and leaves nothing behind; in mode `live`, which does not
             see what a program does beside torch, that is done on request only.
+        control_flow: Whether a branch on a tensor (`if x.sum() > 0:`) is to be one node with graphs
+            for both sides, in mode `whole`. The program runs once for each way through its
+            branches, and nothing of that is left behind. Where a side does more than to compute,
+            raises, or gives other types than the other one, and where a loop may go on, the branch
+            stays a guard; `explain` says why.
 
     Returns:
         The captured program, callable like `fn`: a `Captured`; in mode `aten` an `AtenCaptured`, in
@@ -67,6 +73,11 @@ def capture(
         raise UnsupportedError(
             f"expected mode 'aten' with train=True, got {mode!r}",
             hint="gradients flow through the other modes as they are",
+        )
+    if control_flow and mode != "whole":
+        raise UnsupportedError(
+            f"expected mode 'whole' with control_flow=True, got {mode!r}",
+            hint="leave control_flow out: branches are followed and guarded",
         )
     if mode == "export":
         from fxkit.tracing.exported import capture_exported
@@ -84,7 +95,7 @@ def capture(
 
         captured = AtenCaptured(fn, train=train)
     else:
-        captured = Captured(fn, mode=mode, dynamic=dynamic)
+        captured = Captured(fn, mode=mode, dynamic=dynamic, control_flow=control_flow)
     attempt = captured.capture_now(args, dict(kwargs or {}))
     if attempt.failure is not None:
         raise capture_error(attempt.failure)

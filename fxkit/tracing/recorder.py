@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import fx
@@ -16,6 +15,7 @@ from torch._C._functorch import maybe_current_level
 from torch.overrides import TorchFunctionMode
 
 from fxkit.tracing.calls import Reading, Spelling, spelling_of
+from fxkit.tracing.control_operators import record_control
 from fxkit.tracing.data_dependence import has_data_dependent_shape
 from fxkit.tracing.foreign_calls import name_of
 from fxkit.tracing.frames import Frames, Location, source_text
@@ -30,17 +30,15 @@ from fxkit.tracing.recorded import (
     may_be_object,
     needs_grad,
     python_random_states,
-    same_bytes,
 )
 from fxkit.tracing.refusals import Failure, Refusal
 from fxkit.tracing.regions import Regions, read_ambient
-from fxkit.tracing.rollback import Undo, random_states, same_random_states
+from fxkit.tracing.rollback import Undo
 from fxkit.tracing.size_numbers import plain
 from fxkit.tracing.tape import TENSOR_CLASSES
 from fxkit.tracing.transforms import BelowTransforms, Transformed
 from fxkit.tracing.value_flow import UNKNOWN, Flow
 from fxkit.tracing.watching import LOAD, SEED, Watcher
-from fxkit.tracing.writes import version_of
 
 
 class Recorder(Transformed, TorchFunctionMode):
@@ -193,7 +191,15 @@ class Recorder(Transformed, TorchFunctionMode):
         """Whether a function of the program that calls torch handles exceptions."""
         return self._frames.may_catch
 
-    # Calls that stay as they are ----------------------------------------------------------------
+    def run_control(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, str | None]:
+        """See `record_control`."""
+        self._location = self._frames.locate(sys._getframe(3))
+        self._follow_modes()
+        if type(self) is not Recorder or self.watcher is None:
+            return self.unseen(lambda: function(*args, **kwargs)), "its sizes are free"
+        found = self.unseen(lambda: record_control(self, self.watcher, function, args, kwargs))
+        self.unseen(self._note_random)
+        return found
 
     def record_opaque(
         self,
@@ -451,19 +457,6 @@ class Recorder(Transformed, TorchFunctionMode):
         if state != self.regions.state:
             self.regions.follow(state)
 
-    def _check_random(self) -> None:
-        if not same_random_states(random_states(), self._progress.random):
-            raise Refusal(
-                "torch's random state changes between two torch calls",
-                "seed the generators before calling the program",
-            )
-
-    def _note_random(self) -> None:
-        states = random_states()
-        if not same_random_states(states, self._progress.random):
-            self._progress.random = states
-            self._progress.drew = True
-
     def _check_end(self) -> None:
         early = self._texts_written_early
         if early is not None and (len(self.reads) > early or self.may_catch):
@@ -475,11 +468,7 @@ class Recorder(Transformed, TorchFunctionMode):
             error = self._progress.raised
             raise Refusal(f"the program caught a {type(error).__name__} that a torch call raised")
         self._check_python_random()
-        for exported in self._exported:
-            same = np.array_equal(exported.array, exported.copy, equal_nan=False)
-            is_nan_only = not same and same_bytes(exported.array, exported.copy)
-            if not (same or is_nan_only) or version_of(exported.tensor) != exported.version:
-                raise Refusal("an array that shares memory with a tensor is written to")
+        self._check_exported()
 
     def _check_python_random(self) -> None:
         if python_random_states() != self._progress.python:

@@ -208,7 +208,7 @@ class Session:
         is_single = isinstance(result, torch.Tensor) and not (mutations or replays)
         recorder.graph.output(outputs[0] if is_single else tuple(outputs))
         self._check_undo(undo)
-        module = _graph_module(recorder.graph, recorder.outside)
+        module = _graph_module(recorder)
         numbers, values = self.number_inputs()
         inputs = (*parts.tensors, *values, *(item.tensor for item in extras))
         self.settle(module, inputs)
@@ -429,9 +429,9 @@ def module_guards(modules: list[tuple[str, torch.nn.Module, bool]]) -> list[g.Gu
     ]
 
 
-def _graph_module(graph: fx.Graph, outside: list[Outside]) -> fx.GraphModule:
-    root = {item.target: item.tensor for item in outside}
-    return fx.GraphModule(root, graph)
+def _graph_module(recorder: Recorder) -> fx.GraphModule:
+    root: dict[str, Any] = {item.target: item.tensor for item in recorder.outside}
+    return fx.GraphModule({**root, **recorder.modules}, recorder.graph)
 
 
 def _label_and_values(content: Content | None) -> tuple[Any, list[Any]]:

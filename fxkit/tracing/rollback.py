@@ -62,6 +62,15 @@ class Snapshot:
         if self._random is not None:
             set_random_states(self._random)
 
+    def restore_if_changed(self) -> None:
+        """Put back what has changed, seen by version counters or not."""
+        for saved in self._saved:
+            same_version = saved.version is None or saved.tensor._version == saved.version
+            same = same_version and _geometry(saved.tensor) == saved.geometry
+            if not same or not torch.equal(saved.tensor.detach(), saved.content):
+                self.restore()
+                return
+
 
 def _save(tensor: torch.Tensor) -> _Saved:
     version = None if tensor.is_inference() else tensor._version

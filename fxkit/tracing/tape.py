@@ -28,9 +28,10 @@ from fxkit.tracing.recorded import (
     Value,
     holds_tensor,
     python_random_states,
+    same_bytes,
 )
 from fxkit.tracing.refusals import Refusal
-from fxkit.tracing.rollback import Undo, random_states
+from fxkit.tracing.rollback import Undo, random_states, same_random_states
 from fxkit.tracing.size_numbers import NUMBERS
 from fxkit.tracing.writes import Writes, version_of
 
@@ -50,6 +51,7 @@ class Tape:
         reads: The Python values that the program read out of tensors.
         placeholders: The nodes of the arguments, in order.
         texts: What the program printed and no node writes yet: place, stream, text.
+        modules: The graphs that nodes refer to, such as the sides of a `torch.cond`.
     """
 
     def __init__(self, leaves: Iterable[tuple[str, torch.Tensor]], surroundings: Origins) -> None:
@@ -59,6 +61,7 @@ class Tape:
         self.reads: list[Read] = []
         self.placeholders: list[fx.Node] = []
         self.texts: list[tuple[Location, str, str]] = []
+        self.modules: dict[str, fx.GraphModule] = {}
         self._memories: dict[int, int] = {}
         self._has_numbers = False
         self._surroundings = surroundings
@@ -115,6 +118,37 @@ class Tape:
             self._location = location
             self._emit(write_text, (stream, text)).meta[TYPE_KEY] = None
         self.texts = []
+
+    def append_graph(
+        self, module: fx.GraphModule, inputs: tuple[Any, ...], values: dict[fx.Node, Any]
+    ) -> None:
+        """Append the nodes of another graph.
+
+        Args:
+            module: The graph.
+            inputs: What it was given: tensors of the program, and plain values.
+            values: What each of its nodes gave.
+        """
+        given = iter([self._argument(it, module) for it in inputs])
+        env: dict[fx.Node, Any] = {}
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(given)
+            elif node.op == "get_attr":
+                env[node] = self._refer(node, values[node])
+            elif node.op != "output":
+                args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+                env[node] = self._create(node.op, node.target, args, kwargs, node.name)
+                self._register(env[node], values[node], False)
+
+    def _refer(self, node: fx.Node, value: Any) -> fx.Node:
+        if not isinstance(value, fx.GraphModule):
+            raise Refusal(f"it makes a {type(value).__qualname__} when it is traced")
+        name = str(node.target)
+        while name in self.modules:
+            name = f"{name}_{len(self.modules)}"
+        self.modules[name] = value
+        return self._create("get_attr", name, (), {}, None)
 
     @property
     def before_guards(self) -> Undo:
@@ -278,3 +312,25 @@ class Tape:
                 if value is not None and value.node in self._tainted:
                     return True
         return False
+
+    # What torch calls don't show --------------------------------------------------------------
+
+    def _check_random(self) -> None:
+        if not same_random_states(random_states(), self._progress.random):
+            raise Refusal(
+                "torch's random state changes between two torch calls",
+                "seed the generators before calling the program",
+            )
+
+    def _note_random(self) -> None:
+        states = random_states()
+        if not same_random_states(states, self._progress.random):
+            self._progress.random = states
+            self._progress.drew = True
+
+    def _check_exported(self) -> None:
+        for exported in self._exported:
+            same = np.array_equal(exported.array, exported.copy, equal_nan=False)
+            is_nan_only = not same and same_bytes(exported.array, exported.copy)
+            if not (same or is_nan_only) or version_of(exported.tensor) != exported.version:
+                raise Refusal("an array that shares memory with a tensor is written to")

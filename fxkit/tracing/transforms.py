@@ -45,9 +45,6 @@ class Transformed(Tape):
     @abstractmethod
     def _follow_modes(self) -> None: ...
 
-    @abstractmethod
-    def _note_random(self) -> None: ...
-
     @property
     def sees_transforms(self) -> bool:
         """Whether what is called below a transform is recorded."""

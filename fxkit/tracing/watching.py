@@ -20,6 +20,7 @@ from torch.autograd.function import Function
 
 from fxkit.tracing import foreign_calls
 from fxkit.tracing.blame import blame, user_code
+from fxkit.tracing.control_operators import CODES
 from fxkit.tracing.hooked_code import can_hook
 from fxkit.tracing.interpreter import settle
 from fxkit.tracing.reach import Reach
@@ -162,6 +163,9 @@ class Watcher:
             self._see_inside_special(frame, event, function)
         elif event == "call":
             code = frame.f_code
+            if code in CODES:
+                self.blame_user(frame)
+                self._listener.refuse(f"the program calls torch.{code.co_name}", None, watch=True)
             if code in SPECIAL:
                 self._special = self._listener.begin_special(frame)
             if code not in self.codes and code not in self._trusted:

@@ -714,7 +714,7 @@ def scripted_module():
     return lambda a: scripted(a) + 1, [(x(2, 4),), (x(2, 4),)]
 
 
-@program(graphs=0)
+@program(graphs=1)
 def control_flow_operator():
     def fn(a):
         return torch.cond(a.sum() > 0, lambda t: t * 2, lambda t: t - 1, (a,))

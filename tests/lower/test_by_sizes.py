@@ -12,6 +12,7 @@ from torch import nn
 
 import fxkit
 from fxkit.lower.running import building, by_sizes
+from fxkit.lower.running import compiled as lowering
 from fxkit.lower.running.kernel_stock import KernelStock
 
 SIZES = [(3, 7), (4, 11), (5, 16), (2, 13), (9, 20), (2, 70), (33, 4)]
@@ -168,3 +169,28 @@ def test_a_stock_counts_what_was_not_in_it() -> None:
     assert stock.builds == 2
     assert module.cache_hit
     assert module.build_seconds == 0
+
+
+def test_a_product_may_change_hands_without_a_build(
+    monkeypatch: pytest.MonkeyPatch, built: list[tuple[str, ...]]
+) -> None:
+    def objection(product: Any) -> str | None:
+        return "the library is faster" if product.rows > 40 else None
+
+    monkeypatch.setattr(lowering, "objection_by_kind", objection)
+    weight = torch.randn(16, 24)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(F.gelu(x @ weight) * 2).sum(-1)
+
+    compiled = fxkit.compile(fn, dynamic=True)
+    owners = []
+    with torch.no_grad():
+        for number, length in enumerate((5, 9, 70, 11, 90, 300)):
+            compare(compiled, fn, (torch.randn(length, 16),))
+            report = compiled.modules[-1].report()
+            owners.append("the library is faster" in str(report))
+            if number == 1:
+                built.clear()
+    assert owners == [False, False, True, False, True, True]
+    assert not built

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fxkit.lower.training.batch_norms import batch_norms
+from fxkit.lower.training.losses import losses
 from fxkit.lower.training.pooling import pooling
 
 _FROM_TORCH = (
@@ -37,7 +38,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.native_layer_norm.default: _layer_norm,
         aten.native_dropout.default: _dropout,
     }
-    return {**get_decompositions(packets), **batch_norms(), **pooling(), **own}
+    return {**get_decompositions(packets), **batch_norms(), **losses(), **pooling(), **own}
 
 
 def _layer_norm(

@@ -25,6 +25,7 @@ from fxkit.tracing.recorder import active_recorder
 from fxkit.tracing.recording import Attempt, parameter_names, record
 from fxkit.tracing.refusals import Failure
 from fxkit.tracing.state import Learned, replaced_tensors
+from fxkit.tracing.user_lines import with_line
 from fxkit.tracing.variants import Backend, Repeat, Variant
 
 MAX_VARIANTS = 8
@@ -213,7 +214,7 @@ class Captured:
             mismatch = variant.mismatch(call) or variant.probe(call)
             if mismatch is None:
                 return f"graph {number} of {len(self._variants)} holds for this call"
-            reasons.append(str(mismatch))
+            reasons.append(str(with_line(self.fn, parameter_names(self.fn), mismatch)))
         if self._failure is not None:
             reasons.append(f"the last call ran in Python: {_failure_text(self._failure)}")
         if reasons and self._static_because is not None:
@@ -396,6 +397,7 @@ class Captured:
             return
         self._warned = True
         name = getattr(self.fn, "__qualname__", type(self.fn).__qualname__)
+        changed = changed and with_line(self.fn, parameter_names(self.fn), changed)
         what = f": {changed.what} keeps changing" if changed else ""
         line = f" ({changed.source})" if changed and changed.source else ""
         warnings.warn(

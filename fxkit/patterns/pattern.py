@@ -224,7 +224,7 @@ def trace_template(function: Callable[..., Any]) -> fx.Graph:
         PatternError: When it can't be traced.
     """
     from fxkit.errors import CaptureError
-    from fxkit.tracing import symbolic_trace
+    from fxkit.tracing.symbolic import trace_function
 
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -234,7 +234,7 @@ def trace_template(function: Callable[..., Any]) -> fx.Graph:
                 hint="give each captured operand a parameter of its own",
             )
     try:
-        return symbolic_trace(function).graph
+        return trace_function(function)
     except CaptureError as error:
         raise PatternError(
             f"expected a function of tensor operations, got one that can't be traced: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 import traceback
@@ -77,8 +78,37 @@ def symbolic_trace(
     return _trace(SymbolicTracer(leaf_modules), root, concrete_args)
 
 
+def trace_function(function: Callable[..., Any]) -> fx.Graph:
+    """Do as `symbolic_trace` for a small function without state; return its graph alone.
+
+    Making a module of a graph, and standing in for the functions of `math`, cost more than to
+    follow a few lines.
+
+    Args:
+        function: The function.
+
+    Raises:
+        CaptureError: As for `symbolic_trace`.
+    """
+    try:
+        return _traced(SymbolicTracer(wraps_math=False), function)
+    except CaptureError:
+        return _traced(SymbolicTracer(), function)
+
+
 def _trace(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.GraphModule:
-    name = type(root).__name__ if isinstance(root, torch.nn.Module) else _function_name(root)
+    graph = _traced(tracer, root, concrete_args)
+    gm = fx.GraphModule(tracer.root, graph, _name_of(root))
+    _take_constants_back(root, graph)
+    return gm
+
+
+def _name_of(root: Any) -> str:
+    return type(root).__name__ if isinstance(root, torch.nn.Module) else _function_name(root)
+
+
+def _traced(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.Graph:
+    name = _name_of(root)
     random = random_states()
     modes = Modes.now()
     try:
@@ -94,9 +124,7 @@ def _trace(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.G
             f"expected {name} to run on placeholders, got random numbers drawn without one",
             hint="use fxkit.capture(fn, args), which draws them anew at each call",
         )
-    gm = fx.GraphModule(tracer.root, graph, name)
-    _take_constants_back(root, graph)
-    return gm
+    return graph
 
 
 def _take_constants_back(root: Any, graph: fx.Graph) -> None:
@@ -137,13 +165,19 @@ class SymbolicTracer(fx.Tracer):
 
     Args:
         leaf_modules: Classes or qualified names of modules that stay calls, beside torch's own.
+        wraps_math: Whether functions of Python's `math` may be called on placeholders.
     """
 
     # Buffers are read when the graph runs, as parameters are, and not when it is traced.
     proxy_buffer_attributes = True
 
-    def __init__(self, leaf_modules: Collection[type[torch.nn.Module] | str] = ()) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        leaf_modules: Collection[type[torch.nn.Module] | str] = (),
+        *,
+        wraps_math: bool = True,
+    ) -> None:
+        super().__init__(autowrap_modules=(math,) if wraps_math else ())  # type: ignore[arg-type]
         self._leaf_classes = tuple(leaf for leaf in leaf_modules if isinstance(leaf, type))
         self._leaf_names = frozenset(leaf for leaf in leaf_modules if isinstance(leaf, str))
         self._frames: Frames | None = None

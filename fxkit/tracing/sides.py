@@ -10,6 +10,7 @@ from torch import fx
 from torch.fx.node import has_side_effect
 
 from fxkit.analysis.type_inference.declared_types import declare_type
+from fxkit.ir.op import OPERATOR_NAME
 from fxkit.ir.types import KEY, TensorType
 
 
@@ -37,6 +38,9 @@ def cond(
     side = true_fn if bool(pred) else false_fn
     forward = getattr(side, "forward", side)  # without torch.fx's print of exceptions
     return forward(*operands)
+
+
+setattr(cond, OPERATOR_NAME, "opaque.cond")
 
 
 def _fresh(side: Callable[..., Any]) -> Callable[..., Any]:

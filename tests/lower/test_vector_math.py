@@ -24,6 +24,7 @@ FUNCTIONS = {
 }
 NAMES = {*FUNCTIONS, "fx_near", "fx_bf16", "fx_f16"}
 BODIES = {
+    "exp_down": "fx_exp_down(x[i])",
     "sin_near": "fx_sin_near(x[i])",
     "cos_near": "fx_cos_near(x[i])",
     "is_far": "fx_is_far(x[i])",
@@ -87,6 +88,15 @@ def test_error_near_zero_in_units_of_the_last_place(library: ctypes.CDLL, name: 
     unit = torch.from_numpy(np.spacing(exact.float().abs().numpy())).double()
     assert ((found.double() - exact).abs() / unit).max() <= vector_math.MAX_ULP[f"fx_{name}"]
     assert torch.equal(found[x == 0].signbit(), getattr(torch, name)(x[x == 0]).signbit())
+
+
+def test_the_exponential_of_what_is_not_positive(library: ctypes.CDLL) -> None:
+    x = torch.cat([every_range(), torch.linspace(-105, 0, 200_001)])
+    x = x[~(x > 0)]
+    found, general = mapped(library, "exp_down", x), mapped(library, "fx_exp", x)
+    is_number = ~x.isnan()
+    assert torch.equal(found[is_number], general[is_number])
+    assert found[x.isnan()].isnan().all()
 
 
 def test_what_is_far_from_zero(library: ctypes.CDLL) -> None:

@@ -236,8 +236,21 @@ class KernelPrinter(ABC):
             return f"{operands[-1]} ? {text} : {otherwise}"
         if instruction.op == "round":
             return cpp_text.rounding(operands[0], instruction.detail, self._is_quiet)
+        if self._is_exp_below_maximum(instruction):
+            return f"fx_exp_down({operands[0]})"
         source = self._body(instruction.operands[0]).dtype if operands else instruction.dtype
         return cpp_text.expression(instruction, operands, source)
+
+    def _is_exp_below_maximum(self, instruction: Instruction) -> bool:
+        """Tell whether it is exp(x - max(x)) in float32, as in a softmax: of no positive number."""
+        if instruction.op != "exp" or instruction.dtype != torch.float32:
+            return False
+        difference = self._body(instruction.operands[0])
+        if difference.op != "sub":
+            return False
+        value, top = difference.operands
+        maximum = self._body(top)
+        return maximum.op == "reduce_max" and maximum.operands == (value,)
 
     def _scanned(self, position: int) -> str:
         """Return the text of what a scan has come to."""

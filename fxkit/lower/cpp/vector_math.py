@@ -29,7 +29,8 @@ static inline float fx_float(int bits) { return __builtin_bit_cast(float, bits);
 
 # exp(x) = 2^n exp(r), |r| <= ln(2)/2, where n is read from the low bits of a float shifted by 2^23.
 # `fx_exp_within` serves -87 <= x <= 88. Elsewhere the scale is applied in two halves, so that
-# results that are subnormal are rounded once.
+# results that are subnormal are rounded once. `fx_exp_down` serves x <= 0 and NaN, with the numbers
+# of `fx_exp`.
 _EXP = """\
 static inline float fx_exp_reduced(float x, float n) {
   float r = fx_fma(n, -0x1.62e4p-1f, x);
@@ -53,6 +54,12 @@ static inline float fx_exp(float x) {
   int half = scale >> 1;
   float y = p * fx_float((half + 127) << 23) * fx_float((scale - half + 127) << 23);
   y = x > 0x1.62e42ep+6f ? __builtin_inff() : y;
+  return x < -0x1.9fe368p+6f ? 0.0f : y;
+}
+static inline float fx_exp_down(float x) {
+  float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
+  float p = fx_exp_reduced(x, shifted - 0x1.8p+23f);
+  float y = p * fx_float((fx_bits(shifted) << 23) + 0x5f800000) * 0x1p-64f;
   return x < -0x1.9fe368p+6f ? 0.0f : y;
 }
 """

@@ -199,13 +199,15 @@ class StateWatch:
             if not _is_full_cell(it) and type(it) not in (SequenceHolder, SetHolder)
         ]
         self._versions = [holder.version for holder in self._holders]
+        self._total = sum(self._versions)
 
     def holds(self) -> bool:
         """Tell whether nothing that is guarded has changed."""
         if any(self._empties):
             return False
-        now = list(map(dict_version, self._dicts))
-        if now != self._versions and not self._look_closer(now):
+        # Versions only ever grow: while their sum is the same, all of them are.
+        total = sum(map(dict_version, self._dicts))
+        if total != self._total and not self._look_closer():
             return False
         for holder, cell, value in self._cells:
             if cell.cell_contents is not value and holder.difference() is not None:
@@ -242,12 +244,14 @@ class StateWatch:
         rest = [it[0] for it in (*self._cells, *self._lists, *self._sets)]
         return [*changed, *rest, *self._others]
 
-    def _look_closer(self, now: list[int]) -> bool:
+    def _look_closer(self) -> bool:
+        now = list(map(dict_version, self._dicts))
         for index, (new, old) in enumerate(zip(now, self._versions, strict=True)):
             if new != old:
                 if self._holders[index].difference() is not None:
                     return False
                 self._versions[index] = new
+        self._total = sum(self._versions)
         return True
 
 

@@ -331,10 +331,10 @@ class Captured:
         has_numbers: bool,
     ) -> None:
         """Put a graph for more calls in the place of that for one, if there is one."""
+        if has_numbers and self._take_numbers(args, kwargs, call, attempt):
+            return
         if self._control_flow and self._take_branches(args, kwargs, call, attempt):
             free = {}
-        elif has_numbers and self._take_numbers(args, kwargs, call, attempt):
-            return
         self._let_free(args, kwargs, call, attempt, free)
 
     def _take_branches(

@@ -299,3 +299,15 @@ def test_effects_of_the_other_side_do_not_happen(tmp_path: Path) -> None:
 def test_only_the_whole_mode_takes_both_sides() -> None:
     with pytest.raises(UnsupportedError, match="mode 'whole' with control_flow=True, got 'live'"):
         fxkit.capture(one_branch, (torch.ones(3, 3),), mode="live", control_flow=True)
+
+
+def test_numbers_that_change_are_inputs_first() -> None:
+    def fn(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * n if x.sum() > 0 else x - n
+
+    captured = fxkit.capture(fn, (torch.ones(3), 1), control_flow=True)
+    assert _conds(captured.graph_module) == 1
+    for n in range(2, 14):
+        for x in (torch.ones(3), -torch.ones(3)):
+            assert_same(captured(x, n), fn(x, n), f"{n}")
+    assert captured.recaptures == 2

@@ -77,3 +77,16 @@ def test_threads_that_capture_opaque_calls_at_once():
         thread.join()
     assert not errors, errors
     assert Noisy.forward.__code__ is code
+
+
+def test_numbers_drawn_unseen_before_an_opaque_call():
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        list(map(random.getrandbits, [3]))
+        return a * random.random()
+
+    captured = Captured(fn)
+    for seed in range(4):
+        random.seed(seed)
+        found = captured(torch.ones(2))
+        random.seed(seed)
+        assert torch.equal(found, fn(torch.ones(2)))

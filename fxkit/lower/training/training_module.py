@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,7 @@ from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.training.decompositions import decompositions
 from fxkit.tracing.functional.functional_program import FunctionalProgram
 from fxkit.tracing.refusals import Refusal
+from fxkit.tracing.rollback import random_states, set_random_states
 
 MAX_SIZES = 8
 
@@ -23,6 +26,15 @@ MAX_SIZES = 8
 CALL_SECONDS = 50e-6
 OPERATOR_SECONDS = 2.5e-6
 BYTES_PER_SECOND = 10e9
+
+# Where kernels promise to save less than this, they are tried: what is spelled out in operators
+# for kernels to take in may be one call of eager, and small tensors stay in caches.
+TRIED_BELOW_SECONDS = 5e-3
+TRIES = 7
+MAX_TRIED_BYTES = 64 * 2**20
+
+# What is around a step in a call of the whole: guards, and what is written back.
+AROUND_SECONDS = 15e-6
 
 
 @dataclass(frozen=True)
@@ -123,9 +135,12 @@ class TrainingModule(nn.Module):
         forward = self._lowered(program.forward, "forward")
         gradient = program.backward
         backward = None if gradient is None else self._lowered(gradient, "backward")
-        if _seconds_saved(forward, backward) < CALL_SECONDS:
+        saved = _seconds_saved(forward, backward)
+        if saved < CALL_SECONDS:
             raise Refusal("its kernels save less than a call under autograd costs")
         program.bind(_runner(forward), None if backward is None else _runner(backward))
+        if saved < TRIED_BELOW_SECONDS and not _is_faster(program, args):
+            raise Refusal("tried against each other, eager was faster")
         return _Built(program, forward, backward)
 
     def _lowered(self, gm: fx.GraphModule, part: str) -> CompiledModule:
@@ -219,6 +234,26 @@ def _seconds_saved(*modules: CompiledModule | None) -> float:
     spared = sum(len(region.nodes) - 1 for region in fused)
     moved = sum(region.bytes_saved or 0 for region in fused)
     return spared * OPERATOR_SECONDS + moved / BYTES_PER_SECOND
+
+
+def _is_faster(program: FunctionalProgram, args: tuple[torch.Tensor, ...]) -> bool:
+    """Tell whether a step takes less time in kernels than in eager, where that can be tried."""
+    size = sum(t.nbytes for t in (*args, *program.graph_module.parameters()))
+    ways = program.both_ways(args) if CALL_SECONDS > 0 and size <= MAX_TRIED_BYTES else None
+    if ways is None:
+        return True
+    ours, eager = ways
+    state = random_states()
+    try:
+        best = dict.fromkeys((ours, eager), math.inf)
+        for _ in range(TRIES):
+            for step in best:
+                start = time.perf_counter()
+                step()
+                best[step] = min(best[step], time.perf_counter() - start)
+    finally:
+        set_random_states(state)
+    return best[ours] + AROUND_SECONDS < best[eager]
 
 
 def _runner(module: CompiledModule) -> Callable[..., Any]:

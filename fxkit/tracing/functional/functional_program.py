@@ -15,10 +15,12 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.tracing.functional.aot_autograd import Decompositions, partition, trace_functional
 from fxkit.tracing.functional.differentiation import Backward, Differentiable
 from fxkit.tracing.functional.flat_program import TAIL, VALUE, FlatProgram, flatten
+from fxkit.tracing.functional.observation import SIDE_NODES
 from fxkit.tracing.refusals import Refusal
 from fxkit.tracing.rollback import random_states, set_random_states
 
 Run = Callable[..., Any]
+Step = Callable[[], None]
 
 
 class FunctionalProgram:
@@ -98,6 +100,34 @@ class FunctionalProgram:
         sources = {VALUE: values, TAIL: tail}
         results = [sources.get(r.kind, inputs)[r.index] for r in flat.results]
         return results[0] if flat.is_single else tuple(results)
+
+    def both_ways(self, args: Sequence[torch.Tensor]) -> tuple[Step, Step] | None:
+        """Return one step, forward and backward, as it runs here, and as it runs in eager.
+
+        Both work on copies and leave no trace but in the state of random numbers. None where that
+        can't be had.
+        """
+        flat, nodes = self._flat, self.graph_module.graph.nodes
+        given = [*args, *(table[name] for table, name in self._places)]
+        if flat.checks is not None or any(n.target in SIDE_NODES for n in nodes):
+            return None
+        if self.backward is None or not all(t.is_leaf for t in given):
+            return None
+        twin = copy.deepcopy(self.graph_module)
+        own = [t.detach().clone().requires_grad_(t.requires_grad) for t in args]
+        inputs = [*own, *(table[name] for table, name in _places(twin, flat.attributes))]
+        wanted = [t for t in inputs if t.requires_grad]
+
+        def step(results: Any) -> None:
+            tensors = results if isinstance(results, (tuple, list)) else [results]
+            followed = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
+            weights = [torch.ones_like(t) for t in followed]
+            torch.autograd.grad(followed, wanted, weights, allow_unused=True)
+
+        def ours() -> None:
+            step(Differentiable.apply(self.run_forward, self._backward, *inputs))
+
+        return ours, lambda: step(twin(*own))
 
     def _objection(self) -> str | None:
         """Return why the captured graph itself has to run, or None."""

@@ -76,7 +76,7 @@ def test_other_kinds_of_calls_are_compiled(asked: list[int]):
         return torch.tanh(x * 2).exp() + x
 
     compiled = fxkit.compile(fn)
-    small, large = (torch.randn(n, n, requires_grad=True) for n in (4, 512))
+    small, large = (torch.randn(n, n, requires_grad=True) for n in (4, 1024))
     for _ in range(3):
         compiled(small)
     asked.clear()
@@ -114,7 +114,7 @@ def test_a_program_that_pays_by_now_is_compiled():
     x = torch.randn(2, 4)
     for _ in range(3):
         compiled(x)
-    net.weight = nn.Parameter(torch.randn(512, 512))
+    net.weight = nn.Parameter(torch.randn(1024, 1024))
     for _ in range(CALLS_ON_TRUST + 1):
         found = compiled(x)
     torch.testing.assert_close(found, net(x))

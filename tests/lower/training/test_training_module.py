@@ -200,8 +200,29 @@ def test_small_programs_are_left_to_eager(monkeypatch: pytest.MonkeyPatch):
     compiled(torch.randn(2, 4)).sum().backward()
     assert _training(compiled).reason == "its kernels save less than a call under autograd costs"
     large = fxkit.compile(lambda x: torch.tanh(x * 2).exp() + x)
-    large(torch.randn(512, 512, requires_grad=True)).sum().backward()
+    large(torch.randn(1024, 1024, requires_grad=True)).sum().backward()
     assert _training(large).reason is None
+
+
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_small_programs_are_tried_and_leave_no_trace(
+    monkeypatch: pytest.MonkeyPatch, is_faster: bool
+):
+    monkeypatch.undo()
+    monkeypatch.setattr(training_module, "AROUND_SECONDS", -1e9 if is_faster else 1e9)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.GELU()).train()
+    twin, x = copy.deepcopy(net), torch.randn(64, 64)
+    compiled = fxkit.compile(net)
+    for program, module in ((compiled, net), (twin, twin)):
+        torch.manual_seed(3)
+        for _ in range(2):
+            program(x).square().sum().backward()
+        assert module[0].weight.grad is not None
+    _assert_same_state(net, twin)
+    torch.testing.assert_close(net[0].weight.grad, twin[0].weight.grad, rtol=1e-4, atol=1e-4)
+    reason = None if is_faster else "tried against each other, eager was faster"
+    assert _training(compiled).reason == reason
 
 
 def test_frozen_parameters_have_no_gradient():

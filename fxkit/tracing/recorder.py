@@ -98,7 +98,7 @@ class Recorder(Transformed, TorchFunctionMode):
         # torch.cond and torch.compile in the program let Dynamo trace this function.
         is_off = self.failure is not None or self._is_suspended
         if is_off or torch.compiler.is_dynamo_compiling():
-            return func(*args, **kwargs)
+            return Recorder._run(self, func, args, kwargs)
         spelling = spelling_of(func)
         reading = spelling.reading
         if maybe_current_level() != self._entry_level:
@@ -240,6 +240,8 @@ class Recorder(Transformed, TorchFunctionMode):
             self._is_suspended = False
             if watcher is not None:
                 watcher.leave_opaque()
+        if self.failure is not None:
+            return result
         self.has_opaque_calls = True
         self.opaque_calls.append(
             OpaqueCall(name_of(function), source_text(self._location.trace), reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import random
 import sys
@@ -80,8 +81,10 @@ def test_threads_that_capture_opaque_calls_at_once():
 
 
 def test_numbers_drawn_unseen_before_an_opaque_call():
+    draw = functools.partial(random.getrandbits, 3)
+
     def fn(a: torch.Tensor) -> torch.Tensor:
-        list(map(random.getrandbits, [3]))
+        draw()
         return a * random.random()
 
     captured = Captured(fn)

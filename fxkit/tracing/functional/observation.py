@@ -101,6 +101,10 @@ def observe(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Observation:
     return Observation(seen, mutated, carrying, observer.followed(), is_random)
 
 
+# Torch records the type of what it leaves out when no gradient is asked for.
+_WITHOUT_VECTORS = frozenset({"linalg_eigvals"})
+
+
 def _check(node: fx.Node, effects: Effects) -> None:
     if node.op not in ("placeholder", "output", "call_function", "call_method"):
         raise Refusal(f"%{node.name} is a {node.op}, which is not followed")
@@ -108,6 +112,8 @@ def _check(node: fx.Node, effects: Effects) -> None:
         return
     if (effects.is_opaque and not _is_functional(node)) or effects.is_global:
         raise Refusal(f"%{node.name} is a call of {_name(node)}, which is not looked into")
+    if getattr(node.target, "__name__", "") in _WITHOUT_VECTORS:
+        raise Refusal(f"%{node.name} is traced without the vectors that its gradient needs")
     if node.meta.get(META_KEY):
         raise Refusal(f"the shape of %{node.name} depends on the numbers in a tensor")
     if node.target is setattr or node.target in ("requires_grad_", "detach_"):

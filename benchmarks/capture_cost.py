@@ -15,7 +15,7 @@ import fxkit
 from fxkit.demo.model import SentenceEncoder, load
 from fxkit.demo.sentences import ALL
 from fxkit.demo.timing import in_turn
-from fxkit.view.text_table import duration, table
+from fxkit.view.texts.text_table import duration, table
 
 Encoder = SentenceEncoder
 Inputs = tuple[torch.Tensor, ...]

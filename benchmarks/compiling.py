@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxkit.view.text_table import duration, table
+from fxkit.view.texts.text_table import duration, table
 
 GOALS = {"one kernel": (0.8, None), "MiniLM": (3.0, 0.7)}
 DEPTHS = (6, 12, 24, 48)

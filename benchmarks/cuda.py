@@ -14,7 +14,7 @@ from torch import Tensor
 import fxkit
 from fxkit.demo.judge import relative_error
 from fxkit.lower import Policy, to_cuda
-from fxkit.view.text_table import table
+from fxkit.view.texts.text_table import table
 
 # Bytes that are written between two calls, so that none finds its inputs in the cache.
 _FLUSH = 256 << 20

@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 
-from fxkit.view.text_table import duration, table
+from fxkit.view.texts.text_table import duration, table
 
 _BOTH = """
 import time

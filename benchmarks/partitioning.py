@@ -12,7 +12,7 @@ from torch import fx
 from benchmarks.rewriting_chains import chain
 from fxkit.passes.manager import PassManager
 from fxkit.passes.partition import Partition, plan_regions
-from fxkit.view.text_table import duration, table
+from fxkit.view.texts.text_table import duration, table
 
 _UNSUPPORTED = torch.ops.aten.mul.Tensor
 _GOAL = 1.0

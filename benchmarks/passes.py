@@ -15,7 +15,7 @@ from torch.fx.passes.infra.pass_manager import PassManager as TorchPassManager
 
 import fxkit
 from fxkit.passes import pass_function
-from fxkit.view.text_table import duration, table
+from fxkit.view.texts.text_table import duration, table
 
 _NODES = 10_000
 _PASSES = 20

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fxkit
 from fxkit.passes import Autocast, MixedPrecision
-from fxkit.view.text_table import duration, table
+from fxkit.view.texts.text_table import duration, table
 
 _GOAL = 3.0
 

@@ -15,7 +15,7 @@ from torch import fx
 import fxkit
 from benchmarks import rewriting_chains as chains
 from fxkit.ir.op import resolve
-from fxkit.view.text_table import duration, table
+from fxkit.view.texts.text_table import duration, table
 
 Rewriting = Callable[[chains.TimedModule], object]
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxkit
-from fxkit.view.text_table import duration, table
+from fxkit.view.texts.text_table import duration, table
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 import fxkit
 from fxkit.analysis.tensor_types import TypeAnalysis
 from fxkit.analysis.type_inference.type_memory import forget_results
-from fxkit.view.text_table import duration, table
+from fxkit.view.texts.text_table import duration, table
 
 Program = tuple[fx.GraphModule, tuple[torch.Tensor, ...]]
 

@@ -26,7 +26,7 @@ from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import SIMPLIFY, TRAINING
 from fxkit.tracing.captured import Captured
-from fxkit.tracing.free_sizes import Request
+from fxkit.tracing.runs.free_sizes import Request
 
 
 class Compiled:

@@ -17,11 +17,11 @@ from fxkit.passes.base import Pass
 from fxkit.passes.pipelines import INFERENCE
 from fxkit.passes.running.records import PassResult
 from fxkit.tracing import capture
-from fxkit.view.profile_result import Profile
-from fxkit.view.profiler import profile
-from fxkit.view.program_report import program_report
-from fxkit.view.report_page import Report
-from fxkit.view.text_table import duration
+from fxkit.view.profiling.profile_result import Profile
+from fxkit.view.profiling.profiler import profile
+from fxkit.view.reports.program_report import program_report
+from fxkit.view.reports.report_page import Report
+from fxkit.view.texts.text_table import duration
 
 
 def report(

@@ -128,8 +128,8 @@ def test_no_module_carries_the_name_of_a_public_function() -> None:
 @pytest.mark.parametrize(
     "planted",
     [
-        "from fxkit.view.page import report",
-        "import fxkit.view.page",
+        "from fxkit.view.pages.page import report",
+        "import fxkit.view.pages.page",
         "from fxkit import view",
         "from ..view import page",
         "import fxkit",

@@ -7,7 +7,7 @@ from collections import Counter
 from benchmarks.constructs import CONSTRUCTS
 from benchmarks.constructs.judge import Verdict, judge
 from benchmarks.constructs.tools import tools
-from fxkit.view.text_table import table
+from fxkit.view.texts.text_table import table
 
 
 def run(*, with_peer: bool) -> str:

@@ -25,7 +25,7 @@ from benchmarks.fusion.ways import (
     tensors_of,
     ways_of,
 )
-from fxkit.view.text_table import duration, table
+from fxkit.view.texts.text_table import duration, table
 
 FAMILIES: dict[str, Family] = {**kernels.FAMILIES, **models.FAMILIES}
 

@@ -11,7 +11,7 @@ from fxkit.demo.building import Built
 from fxkit.demo.judge import Neighbour
 from fxkit.demo.model import SentenceEncoder
 from fxkit.passes.manager import PassResult
-from fxkit.view.profile_result import Profile
+from fxkit.view.profiling.profile_result import Profile
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from fxkit.demo.journey import Journey
 from fxkit.demo.timing import cpu_name, machine
-from fxkit.view.report_page import Report
-from fxkit.view.text_table import duration, percent
+from fxkit.view.reports.report_page import Report
+from fxkit.view.texts.text_table import duration, percent
 
 
 def report(journey: Journey) -> Report:

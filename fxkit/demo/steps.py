@@ -24,9 +24,9 @@ from fxkit.lower import CompiledModule
 from fxkit.passes.manager import PassResult
 from fxkit.passes.pipelines import SIMPLIFY
 from fxkit.tracing.captured import Captured
-from fxkit.view.labels import clip
-from fxkit.view.profile_result import Profile
-from fxkit.view.text_table import duration, percent, plural, quantity, table
+from fxkit.view.profiling.profile_result import Profile
+from fxkit.view.texts.labels import clip
+from fxkit.view.texts.text_table import duration, percent, plural, quantity, table
 
 Write = Callable[[str], object]
 

@@ -11,22 +11,28 @@ import torch
 from torch import fx
 
 from fxkit.errors import CaptureError
-from fxkit.tracing.automatic_calls import call_through
-from fxkit.tracing.both_sides import record_both_sides
-from fxkit.tracing.dynamic_recording import record_free
-from fxkit.tracing.free_numbers import changed_numbers
-from fxkit.tracing.free_sizes import FreeAxes, Request, check_request, requested, seen_to_change
-from fxkit.tracing.guards import Call, Guard, GuardFailed, Mismatch
-from fxkit.tracing.hooked_code import hooked
-from fxkit.tracing.number_recording import record_with_numbers
-from fxkit.tracing.opaque_calls import called_once, repeats_calls
-from fxkit.tracing.recorded import OpaqueCall
-from fxkit.tracing.recorder import active_recorder
-from fxkit.tracing.recording import Attempt, parameter_names, record
-from fxkit.tracing.refusals import Failure
-from fxkit.tracing.state import Learned, replaced_tensors
+from fxkit.tracing.branches.both_sides import record_both_sides
+from fxkit.tracing.guarding.free_numbers import changed_numbers
+from fxkit.tracing.guarding.guards import Call, Guard, GuardFailed, Mismatch
+from fxkit.tracing.opaque_code.automatic_calls import call_through
+from fxkit.tracing.opaque_code.opaque_calls import called_once, repeats_calls
+from fxkit.tracing.recorder.recorded import OpaqueCall
+from fxkit.tracing.recorder.recorder import active_recorder
+from fxkit.tracing.runs.dynamic_recording import record_free
+from fxkit.tracing.runs.free_sizes import (
+    FreeAxes,
+    Request,
+    check_request,
+    requested,
+    seen_to_change,
+)
+from fxkit.tracing.runs.number_recording import record_with_numbers
+from fxkit.tracing.runs.recording import Attempt, parameter_names, record
+from fxkit.tracing.runs.state import Learned, replaced_tensors
+from fxkit.tracing.runs.variants import Backend, Repeat, Variant
+from fxkit.tracing.surroundings.hooked_code import hooked
 from fxkit.tracing.user_lines import with_line
-from fxkit.tracing.variants import Backend, Repeat, Variant
+from fxkit.tracing.values.refusals import Failure
 
 MAX_VARIANTS = 8
 MAX_EVICTIONS = 8
@@ -409,7 +415,7 @@ class Captured:
 
 def capture_error(failure: Failure) -> CaptureError:
     """Return the error that says why a program can't be captured."""
-    from fxkit.tracing.frames import source_text
+    from fxkit.tracing.recorder.frames import source_text
 
     return CaptureError(
         f"expected a program that one graph can hold, got one where {failure.reason}",

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fxkit.errors import CaptureError, UnsupportedError
-from fxkit.tracing.frames import source_text
+from fxkit.tracing.recorder.frames import source_text
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -9,7 +9,7 @@ import torch
 
 from fxkit.errors import UnsupportedError
 from fxkit.tracing.captured import Captured, capture_error
-from fxkit.tracing.free_sizes import Request
+from fxkit.tracing.runs.free_sizes import Request
 from fxkit.tracing.symbolic import capture_symbolically
 
 MODES = ("whole", "live", "symbolic", "aten", "export", "partial")

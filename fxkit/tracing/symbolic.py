@@ -15,14 +15,19 @@ from torch import fx
 from torch.fx.proxy import TraceError
 
 from fxkit.errors import CaptureError
-from fxkit.tracing import guards as g
 from fxkit.tracing.captured import Captured
-from fxkit.tracing.frames import Frames, is_user_file, source_text
-from fxkit.tracing.recording import module_guards, placeholder_names, structure_guard
-from fxkit.tracing.regions import Modes, Regions, read_ambient
-from fxkit.tracing.rollback import Undo, random_states, same_random_states, set_random_states
-from fxkit.tracing.structure import Blueprint
-from fxkit.tracing.variants import Variant
+from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.recorder.frames import Frames, is_user_file, source_text
+from fxkit.tracing.recorder.rollback import (
+    Undo,
+    random_states,
+    same_random_states,
+    set_random_states,
+)
+from fxkit.tracing.runs.recording import module_guards, placeholder_names, structure_guard
+from fxkit.tracing.runs.variants import Variant
+from fxkit.tracing.values.regions import Modes, Regions, read_ambient
+from fxkit.tracing.values.structure import Blueprint
 
 _REMEDIES = (
     (

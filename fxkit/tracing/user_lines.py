@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fxkit.tracing.guards import Mismatch
-from fxkit.tracing.state_guards import line_that_names
+from fxkit.tracing.guarding.guards import Mismatch
+from fxkit.tracing.guarding.state_guards import line_that_names
 
 
 def with_line(fn: Callable[..., Any], parameters: Sequence[str], mismatch: Mismatch) -> Mismatch:

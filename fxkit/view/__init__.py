@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fxkit.view.diffing import GraphDiff, diff
-from fxkit.view.drawing import GraphView, draw
-from fxkit.view.module_tree import Tree, tree
-from fxkit.view.pass_timeline import TimelineView, timeline
-from fxkit.view.profile_result import Profile
-from fxkit.view.profiler import profile
-from fxkit.view.report_page import Report
+from fxkit.view.differences.diffing import GraphDiff, diff
+from fxkit.view.differences.pass_timeline import TimelineView, timeline
+from fxkit.view.drawings.drawing import GraphView, draw
+from fxkit.view.drawings.module_tree import Tree, tree
+from fxkit.view.profiling.profile_result import Profile
+from fxkit.view.profiling.profiler import profile
+from fxkit.view.reports.report_page import Report
 
 __all__ = [
     "GraphDiff",

@@ -14,17 +14,17 @@ from torch import fx
 
 from fxkit.errors import UnsupportedError
 from fxkit.passes.base import Pass
-from fxkit.view.colouring import COLUMNS
-from fxkit.view.diffing import GraphDiff, diff
-from fxkit.view.drawing import draw
-from fxkit.view.gates import parse_gate
-from fxkit.view.module_tree import tree
-from fxkit.view.page import write_file
-from fxkit.view.profile_result import GROUPINGS, Profile
-from fxkit.view.profile_rows import total
-from fxkit.view.profiler import profile
-from fxkit.view.program_report import program_report
-from fxkit.view.terminal import Terminal
+from fxkit.view.differences.diffing import GraphDiff, diff
+from fxkit.view.differences.gates import parse_gate
+from fxkit.view.drawings.colouring import COLUMNS
+from fxkit.view.drawings.drawing import draw
+from fxkit.view.drawings.module_tree import tree
+from fxkit.view.pages.page import write_file
+from fxkit.view.profiling.profile_result import GROUPINGS, Profile
+from fxkit.view.profiling.profile_rows import total
+from fxkit.view.profiling.profiler import profile
+from fxkit.view.reports.program_report import program_report
+from fxkit.view.texts.terminal import Terminal
 
 Load = Callable[[Path], tuple[fx.GraphModule, tuple[Any, ...], dict[str, Any]]]
 """Reads a file: a graph module with example inputs, args and kwargs."""

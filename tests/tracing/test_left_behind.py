@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fxkit.tracing.captured import Captured
-from fxkit.tracing.recorder import active_recorder
+from fxkit.tracing.recorder.recorder import active_recorder
 
 
 class Noisy(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fxkit.tracing.guards import ValueGuard
+from fxkit.tracing.guarding.guards import ValueGuard
 from fxkit.tracing.live import capture
 from tests.architectures import CONVOLUTIONAL, HUGGING_FACE, Inputs, convolutional
 from tests.tracing.faithful import assert_same

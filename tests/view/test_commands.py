@@ -14,8 +14,8 @@ import torch
 from fxkit import cli
 from fxkit.errors import UnsupportedError
 from fxkit.view import Profile
-from fxkit.view.gates import parse_gate
-from fxkit.view.terminal import Terminal
+from fxkit.view.differences.gates import parse_gate
+from fxkit.view.texts.terminal import Terminal
 
 
 def export(path: Path, *more: torch.nn.Module) -> Path:

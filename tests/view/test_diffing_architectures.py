@@ -14,7 +14,7 @@ from fxkit.passes import PASSES
 from fxkit.passes.manager import PassManager
 from fxkit.tracing.live import capture
 from tests.architectures import HUGGING_FACE, convolutional
-from tests.view.test_diffing import agree
+from tests.view.differences.test_diffing import agree
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # transformers warns at import
 

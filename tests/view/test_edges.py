@@ -15,8 +15,8 @@ from fxkit.errors import UnsupportedError
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import SIMPLIFY
 from fxkit.view import Report, diff, draw, profile, tree
-from fxkit.view.pass_timeline import timeline
-from fxkit.view.peaks import Peaks
+from fxkit.view.differences.pass_timeline import timeline
+from fxkit.view.profiling.peaks import Peaks
 from tests.view import models
 
 

@@ -12,9 +12,9 @@ from fxkit.lower.running import binding
 from fxkit.lower.running.compiled import CompiledModule
 from fxkit.lower.running.program import spec_of
 from fxkit.tracing.captured import Captured
-from fxkit.tracing.entry_facts import EntryFacts, entry_facts
-from fxkit.tracing.holders import ABSENT
-from fxkit.tracing.variants import Variant
+from fxkit.tracing.guarding.holders import ABSENT
+from fxkit.tracing.runs.entry_facts import EntryFacts, entry_facts
+from fxkit.tracing.runs.variants import Variant
 
 # More are compared pair by pair for too long.
 _MAX_ARGUMENTS = 32

@@ -16,7 +16,7 @@ from fxkit import config
 from fxkit.errors import BuildError, UnsupportedError
 from fxkit.lower.cpp.build import build
 from fxkit.lower.training.step_text import CHUNK, step_text
-from fxkit.tracing.refusals import Refusal
+from fxkit.tracing.values.refusals import Refusal
 
 _NAMES = {torch.float32: "f32", torch.float64: "f64"}
 _PARALLEL = 8  # chunks below which waking the other threads costs more than they save

@@ -16,8 +16,8 @@ from fxkit.lower.running.compiled import CompiledModule, LowerReport, to_cpp
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.training.decompositions import decompositions
 from fxkit.tracing.functional.functional_program import FunctionalProgram
-from fxkit.tracing.refusals import Refusal
-from fxkit.tracing.rollback import random_states, set_random_states
+from fxkit.tracing.recorder.rollback import random_states, set_random_states
+from fxkit.tracing.values.refusals import Refusal
 
 MAX_SIZES = 8
 

@@ -7,7 +7,7 @@ import ctypes
 import threading
 from collections.abc import Iterator
 
-from fxkit.tracing.interpreter import no_collection
+from fxkit.tracing.surroundings.interpreter import no_collection
 
 
 class OutOfTime(BaseException):

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from fxkit.analysis.type_inference.fake_tensors import without_log
-from fxkit.tracing.refusals import Refusal
-from fxkit.tracing.rollback import random_states, set_random_states
+from fxkit.tracing.recorder.rollback import random_states, set_random_states
+from fxkit.tracing.values.refusals import Refusal
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 

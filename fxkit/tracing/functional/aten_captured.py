@@ -11,7 +11,7 @@ from torch import fx
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.functional.aot_autograd import Decompositions
 from fxkit.tracing.functional.functional_program import FunctionalProgram
-from fxkit.tracing.refusals import Refusal
+from fxkit.tracing.values.refusals import Refusal
 
 
 class AtenCaptured(Captured):

@@ -11,8 +11,8 @@ from torch._C import _autograd
 
 from fxkit.ir.types import TensorType, type_of
 from fxkit.tracing.functional.flat_program import FlatProgram
-from fxkit.tracing.refusals import Refusal
-from fxkit.tracing.rollback import random_states, set_random_states
+from fxkit.tracing.recorder.rollback import random_states, set_random_states
+from fxkit.tracing.values.refusals import Refusal
 
 _MODIFIED = (
     "one of the variables needed for gradient computation has been modified by an inplace "

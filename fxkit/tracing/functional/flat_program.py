@@ -17,7 +17,7 @@ from torch import fx
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.attributes import find_attribute
 from fxkit.tracing.functional.observation import SIDE_NODES, Observation, is_read, observe
-from fxkit.tracing.refusals import Refusal
+from fxkit.tracing.values.refusals import Refusal
 
 INPUT, VALUE, TAIL = "input", "value", "tail"
 

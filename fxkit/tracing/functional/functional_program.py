@@ -16,8 +16,8 @@ from fxkit.tracing.functional.aot_autograd import Decompositions, partition, tra
 from fxkit.tracing.functional.differentiation import Backward, Differentiable
 from fxkit.tracing.functional.flat_program import TAIL, VALUE, FlatProgram, flatten
 from fxkit.tracing.functional.observation import SIDE_NODES
-from fxkit.tracing.refusals import Refusal
-from fxkit.tracing.rollback import random_states, set_random_states
+from fxkit.tracing.recorder.rollback import random_states, set_random_states
+from fxkit.tracing.values.refusals import Refusal
 
 Run = Callable[..., Any]
 Step = Callable[[], None]

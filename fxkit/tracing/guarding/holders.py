@@ -1,0 +1,396 @@
+"""Places where Python state lies: what each held before a run, whether it still does, and writes.
+
+The content of a dict is compared only when its version has changed, which CPython counts up at
+each write and torch lets us read; a state that stays as it is costs some ten nanoseconds a dict.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+from abc import ABC, abstractmethod
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch._C._dynamo.guards import dict_version
+
+from fxkit.ir.types import TensorType
+from fxkit.tracing.values.any_numbers import AnyNumber
+from fxkit.tracing.values.outside import Place
+
+PLAIN = frozenset(
+    {
+        *(bool, int, float, str, bytes, type(None), complex, range, slice, type(...)),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    }
+)
+
+
+_KEPT = PLAIN | {type, dict, tuple, object, types.FunctionType}
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+ABSENT = _Absent()
+
+Change = tuple[Any, Any, Any]
+
+
+def is_same_value(now: Any, before: Any) -> bool:
+    """Tell whether two values of one place are the same object, or equal and of one plain type."""
+    if now is before:
+        return True
+    if type(now) is not type(before) or type(now) not in PLAIN:
+        return False
+    if type(now) is float:
+        return now.hex() == before.hex()
+    return now == before and repr(now) == repr(before)
+
+
+def content(cell: types.CellType) -> Any:
+    """Return what a variable of a closure holds, or `ABSENT`."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def _has_type(value: Any, expected: TensorType | AnyNumber) -> bool:
+    if isinstance(expected, AnyNumber):
+        return expected.has(value)
+    return isinstance(value, torch.Tensor) and TensorType.of(value) == expected
+
+
+@dataclass(slots=True, eq=False)
+class Holder(ABC):
+    """Something that holds values: `entries` are those it held when it was looked at.
+
+    Attributes:
+        value: The dict, list, cell or object.
+        path: What messages call it.
+        entries: `{key: value}` of what it held.
+        lenient: Keys whose tensors or numbers may be replaced by others, and their type.
+        version: That of the dict before it was read, where there is one.
+        foreign: Keys whose values opaque calls change, which no graph writes again.
+    """
+
+    value: Any
+    path: str
+    entries: dict[Any, Any] = field(default_factory=dict)
+    lenient: dict[Any, TensorType | AnyNumber] = field(default_factory=dict)
+    version: int = 0
+    foreign: set[Any] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        table = self.versioned()
+        if table is not None:
+            self.version = dict_version(table)
+        self.entries = self.read()
+
+    @abstractmethod
+    def read(self) -> dict[Any, Any]:
+        """Return what it holds now."""
+
+    @abstractmethod
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        """Give some keys other values; `ABSENT` removes a key.
+
+        Args:
+            changes: The new values.
+            now: All that it has to hold afterwards, in order.
+        """
+
+    def versioned(self) -> dict[Any, Any] | None:
+        """Return the dict whose version changes whenever the content does, or None."""
+        return None
+
+    def place(self, key: Any) -> Place:
+        """Return the place of one value."""
+        return Place(self.value, key, self.name_of(key))
+
+    def name_of(self, key: Any) -> str:
+        """Return what messages call the place of a key."""
+        return f"{self.path}[{key!r}]"
+
+    def is_guarded(self, key: Any) -> bool:
+        """Tell whether the program may read the value of a key."""
+        return True
+
+    def difference(self) -> tuple[Any, Any, Any] | None:
+        """Return `(key, before, now)` of the first value that is another one."""
+        now = self.read()
+        for key, before in self.entries.items():
+            current = now.get(key, ABSENT)
+            if is_same_value(current, before) or not self.is_guarded(key):
+                continue
+            if key in self.lenient and _has_type(current, self.lenient[key]):
+                continue
+            return key, before, current
+        if len(now) != len(self.entries) or self.is_ordered():
+            return self._other_keys(now)
+        return None
+
+    def is_ordered(self) -> bool:
+        """Tell whether the order of keys is part of the content."""
+        return False
+
+    def _other_keys(self, now: dict[Any, Any]) -> tuple[Any, Any, Any] | None:
+        ours = [key for key in self.entries if self.is_guarded(key)]
+        theirs = [key for key in now if self.is_guarded(key)]
+        for key in theirs:
+            if key not in self.entries:
+                return key, ABSENT, now[key]
+        if self.is_ordered() and ours != theirs:
+            return ours[0] if ours else None, "in another order", "as it is"
+        return None
+
+    def changes(self) -> dict[Any, Any]:
+        """Return the values that are other ones now, by key, whether guarded or not."""
+        now = self.read()
+        found = {
+            key: current
+            for key, current in now.items()
+            if not is_same_value(current, self.entries.get(key, ABSENT)) and key not in self.foreign
+        }
+        missing = {key: ABSENT for key in self.entries if key not in now}
+        found.update({key: gone for key, gone in missing.items() if key not in self.foreign})
+        if not found and self.is_ordered() and list(now) != list(self.entries):
+            return dict(now)
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class DictHolder(Holder):
+    """A dict that is a value of the program: all of it, in order."""
+
+    def read(self) -> dict[Any, Any]:
+        # Methods that a subclass may have overridden, to compute what it gives, are not asked.
+        value = self.value
+        if isinstance(value, OrderedDict):
+            return {key: dict.__getitem__(value, key) for key in OrderedDict.__iter__(value)}
+        return dict(dict.items(value))
+
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        kind = OrderedDict if isinstance(self.value, OrderedDict) else dict
+        for key, item in changes.items():
+            if item is ABSENT:
+                kind.pop(self.value, key, None)
+            else:
+                kind.__setitem__(self.value, key, item)
+        if list(kind.__iter__(self.value)) != list(now):
+            values = self.read()
+            kind.clear(self.value)
+            for key in now:
+                kind.__setitem__(self.value, key, values[key])
+
+    def versioned(self) -> dict[Any, Any] | None:
+        return self.value if type(self.value) in (dict, defaultdict) else None
+
+    def is_ordered(self) -> bool:
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class NamespaceHolder(Holder):
+    """The attributes of an object or class, or globals: those whose names the program reads.
+
+    Attributes:
+        names: Those names; grows while the program is looked at. None for all.
+        copied: Whether all that it holds is copied, so that each change is seen.
+        is_sealed: Whether only code that names an attribute reads it, and none by computed names.
+        extra: More names, which are read without being named.
+        assign: Sets an attribute, where writing to the dict is not the way.
+    """
+
+    names: set[str] | None = None
+    copied: bool = True
+    is_sealed: bool = False
+    extra: frozenset[str] = frozenset()
+    assign: Callable[[str, Any], None] | None = None
+
+    def add(self, name: str) -> Any:
+        """Look at one more name, and return what it holds."""
+        if name not in self.entries:
+            self.entries[name] = self.value.get(name, ABSENT)
+        return self.entries[name]
+
+    def read(self) -> dict[Any, Any]:
+        if self.copied:
+            return dict(self.value)
+        return {key: self.value.get(key, ABSENT) for key in self.entries}
+
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        for key, item in changes.items():
+            if self.assign is not None:
+                self.assign(key, item)
+            elif item is ABSENT:
+                self.value.pop(key, None)
+            else:
+                self.value[key] = item
+
+    def versioned(self) -> dict[Any, Any] | None:
+        return self.value if isinstance(self.value, dict) else None
+
+    def name_of(self, key: Any) -> str:
+        return f"{self.path}.{key}".lstrip(".")
+
+    def is_guarded(self, key: Any) -> bool:
+        return self.names is None or key in self.names or key in self.extra
+
+
+@dataclass(slots=True, eq=False)
+class SequenceHolder(Holder):
+    """A list or deque."""
+
+    def read(self) -> dict[Any, Any]:
+        return dict(enumerate(self.value))
+
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        if isinstance(self.value, deque):
+            self.value.clear()
+            self.value.extend(now.values())
+        else:
+            self.value[:] = now.values()
+
+    def name_of(self, key: Any) -> str:
+        return f"{self.path}[{key}]"
+
+
+@dataclass(slots=True, eq=False)
+class SetHolder(Holder):
+    """A set."""
+
+    def read(self) -> dict[Any, Any]:
+        return dict.fromkeys(self.value, True)
+
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        self.value.clear()
+        self.value.update(now)
+
+
+@dataclass(slots=True, eq=False)
+class CellHolder(Holder):
+    """A variable of a closure."""
+
+    def read(self) -> dict[Any, Any]:
+        return {None: content(self.value)}
+
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        self.value.cell_contents = changes[None]
+
+    def name_of(self, key: Any) -> str:
+        return self.path
+
+
+@dataclass(slots=True, eq=False)
+class SlotsHolder(Holder):
+    """The attributes of an object that lie in slots, or that only `getattr` reaches."""
+
+    names: tuple[str, ...] = ()
+
+    def read(self) -> dict[Any, Any]:
+        return {name: getattr(self.value, name, ABSENT) for name in self.names}
+
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        for name, item in changes.items():
+            if item is ABSENT:
+                object.__delattr__(self.value, name)
+            else:
+                object.__setattr__(self.value, name, item)
+
+    def name_of(self, key: Any) -> str:
+        return f"{self.path}.{key}".lstrip(".")
+
+    def place(self, key: Any) -> Place:
+        return Place(Attributes(self.value), key, self.name_of(key))
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Lets a place read an attribute as it reads a key."""
+
+    value: Any
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self.value, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+
+@dataclass(slots=True, eq=False)
+class LocalHolder(Holder):
+    """What a `threading.local` holds in the thread that asks."""
+
+    def read(self) -> dict[Any, Any]:
+        return dict(vars(self.value))
+
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        for name, item in changes.items():
+            if item is ABSENT:
+                delattr(self.value, name)
+            else:
+                setattr(self.value, name, item)
+
+    def name_of(self, key: Any) -> str:
+        return f"{self.path}.{key}".lstrip(".")
+
+
+@dataclass(slots=True, eq=False)
+class ContextHolder(Holder):
+    """The value of a `contextvars.ContextVar` in the context that asks."""
+
+    def read(self) -> dict[Any, Any]:
+        return {None: self.value.get(ABSENT)}
+
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        if changes[None] is not ABSENT:
+            self.value.set(changes[None])
+
+    def name_of(self, key: Any) -> str:
+        return self.path
+
+
+@dataclass(slots=True, eq=False)
+class ArrayHolder(Holder):
+    """The numbers in a NumPy array."""
+
+    def read(self) -> dict[Any, Any]:
+        array: np.ndarray = self.value
+        return {None: (array.dtype.str, array.shape, array.tobytes()).__repr__()}
+
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        raise LookupError(self.path)
+
+    def name_of(self, key: Any) -> str:
+        return self.path
+
+
+@dataclass(slots=True, eq=False)
+class MemoHolder(Holder):
+    """How often a function under `functools.lru_cache` was computed, and how much it keeps."""
+
+    def read(self) -> dict[Any, Any]:
+        info = self.value.cache_info()
+        return {"misses": info.misses, "currsize": info.currsize}
+
+    def keeps_plain_values(self) -> bool:
+        """Tell whether all that is kept are plain values, which are the same when computed anew."""
+        own = vars(self.value)
+        kept = [part for part in gc.get_referents(self.value) if part is not own]
+        kept += [item for part in kept if type(part) is dict for item in part.values()]
+        kept += [item for part in kept if type(part) is tuple for item in part]
+        return all(type(item) in _KEPT or type(item).__name__ == "_lru_list_elem" for item in kept)
+
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        raise LookupError(self.path)
+
+    def name_of(self, key: Any) -> str:
+        return f"{self.path}.cache_info().{key}"

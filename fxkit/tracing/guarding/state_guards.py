@@ -1,0 +1,275 @@
+"""Guards on Python state, and the quick look that tells that none of it has changed."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from operator import is_
+from types import CellType, CodeType
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import dict_version
+
+from fxkit.ir.types import TensorType
+from fxkit.tracing.guarding.guards import (
+    Call,
+    Guard,
+    Mismatch,
+    shorten,
+    storage_key,
+    tensor_text,
+    type_text,
+)
+from fxkit.tracing.guarding.holders import (
+    ABSENT,
+    CellHolder,
+    Holder,
+    NamespaceHolder,
+    SequenceHolder,
+    SetHolder,
+)
+from fxkit.tracing.values.outside import Place
+
+
+@dataclass(frozen=True, slots=True)
+class StateGuard(Guard):
+    """What the program may read of one dict, list, cell, object or class."""
+
+    holder: Holder
+    codes: frozenset[CodeType]
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        entries = {
+            key: value for key, value in self.holder.entries.items() if self.holder.is_guarded(key)
+        }
+        if len(entries) == 1:
+            return shorten(next(iter(entries.values())))
+        return f"{len(entries)} values as when it was captured"
+
+    def check(self, call: Call) -> Mismatch | None:
+        found = self.holder.difference()
+        if found is None:
+            return None
+        key, before, now = found
+        what = self.holder.name_of(key)
+        source = line_that_names(self.codes, key if isinstance(key, str) else what)
+        return Mismatch(what, _text(before), _text(now), source)
+
+
+def _text(value: Any) -> str:
+    return tensor_text(value) if isinstance(value, torch.Tensor) else shorten(value)
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyGuard(Guard):
+    """A table of a module, such as its hooks, that has to stay empty."""
+
+    table: dict[Any, Any]
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return "empty"
+
+    def check(self, call: Call) -> Mismatch | None:
+        return self._mismatch(f"{len(self.table)} entries") if self.table else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraGuard(Guard):
+    """A tensor that the program finds in its state and that may be another one at each call."""
+
+    places: tuple[Place, ...]
+    kind: type
+    type: TensorType
+    layout: torch.layout
+    apart: tuple[torch.Tensor, ...] | None
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return type_text(self.type, self.kind, self.layout)
+
+    def check(self, call: Call) -> Mismatch | None:
+        tensor = self.places[0].read()
+        if not isinstance(tensor, torch.Tensor):
+            return self._mismatch(shorten(tensor))
+        if any(place.read() is not tensor for place in self.places):
+            return self._mismatch("another tensor in one of its places")
+        if any(tensor is argument for argument in call.parts.tensors):
+            return self._mismatch("one of the arguments")
+        if self.apart is not None and self._shares_memory(tensor, call):
+            return self._mismatch("a tensor that shares memory with another one")
+        same = (
+            type(tensor) is self.kind
+            and tensor.layout is self.layout
+            and TensorType.of(tensor) == self.type
+        )
+        return None if same else self._mismatch(tensor_text(tensor))
+
+    def _shares_memory(self, tensor: torch.Tensor, call: Call) -> bool:
+        others = (*call.parts.tensors, *(self.apart or ()))
+        return storage_key(tensor) in set(map(storage_key, others))
+
+
+def line_that_names(codes: Iterable[CodeType], name: str) -> str | None:
+    """Return the first line of some functions that reads a global, attribute or variable."""
+    import os
+
+    found = []
+    for code in codes:
+        for instruction in dis.get_instructions(code):
+            if instruction.argval == name and instruction.opname.startswith("LOAD"):
+                line = instruction.positions.lineno if instruction.positions else None
+                place = f"{os.path.basename(code.co_filename)}:{line} in {code.co_name}"
+                found.append(
+                    (instruction.opname == "LOAD_CONST", code.co_filename, line or 0, place)
+                )
+    return min(found)[-1] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedState:
+    """What a `StateWatch` looks at, for a check elsewhere that is as quick.
+
+    Attributes:
+        empties: Dicts that have to stay empty.
+        tables: `(dict, version, values, whether all of it counts)`: nothing has changed while the
+            dict has this version, or, unless all of it counts, holds these very values; those that
+            are `ABSENT` it has to lack.
+        lists: `(list, items)`.
+        cells: `(cell, content)`.
+        has_more: Whether there is more, which only `holds` can tell.
+        holds: The check of all of it.
+    """
+
+    empties: tuple[dict[Any, Any], ...]
+    tables: tuple[tuple[dict[Any, Any], int, dict[Any, Any], bool], ...]
+    lists: tuple[tuple[list[Any], tuple[Any, ...]], ...]
+    cells: tuple[tuple[CellType, Any], ...]
+    has_more: bool
+    holds: Callable[[], bool]
+
+
+# Tables of a module that are empty while those beside them are, or that only these methods ask.
+_ASKED_BY = {
+    "_forward_hooks_with_kwargs": (),
+    "_forward_hooks_always_called": (),
+    "_forward_pre_hooks_with_kwargs": (),
+    "_state_dict_hooks": ("state_dict",),
+    "_state_dict_pre_hooks": ("state_dict",),
+    "_load_state_dict_pre_hooks": ("load_state_dict", "_load_from_state_dict"),
+    "_load_state_dict_post_hooks": ("load_state_dict", "_load_from_state_dict"),
+}
+
+
+def is_asked(path: str, names: Container[str], reads_all: bool) -> bool:
+    """Tell whether a program may look into a table of a module that is empty.
+
+    Args:
+        path: The table, as `Reach.empties` names it.
+        names: The attributes that the program's code reads.
+        reads_all: Whether it may read others.
+    """
+    table = path.rpartition(".")[2]
+    methods = _ASKED_BY.get(table)
+    if methods is None or table in names or (reads_all and methods):
+        return True
+    return any(method in names for method in methods)
+
+
+class StateWatch:
+    """Tells quickly whether any of many holders has changed.
+
+    Args:
+        holders: What is watched.
+        empties: Dicts that have to stay empty.
+    """
+
+    def __init__(self, holders: list[Holder], empties: list[dict[Any, Any]]) -> None:
+        self._empties = empties
+        versioned = [(holder, holder.versioned()) for holder in holders]
+        self._holders = [holder for holder, table in versioned if table is not None]
+        self._dicts = [table for _, table in versioned if table is not None]
+        rest = [holder for holder, table in versioned if table is None]
+        self._cells = [(it, it.value, it.entries[None]) for it in rest if _is_full_cell(it)]
+        self._lists = [
+            (it, it.value, list(it.entries.values())) for it in rest if type(it) is SequenceHolder
+        ]
+        self._sets = [(it, it.value, set(it.entries)) for it in rest if type(it) is SetHolder]
+        self._others = [
+            it
+            for it in rest
+            if not _is_full_cell(it) and type(it) not in (SequenceHolder, SetHolder)
+        ]
+        self._versions = [holder.version for holder in self._holders]
+        self._total = sum(self._versions)
+
+    def holds(self) -> bool:
+        """Tell whether nothing that is guarded has changed."""
+        if any(self._empties):
+            return False
+        # Versions only ever grow: while their sum is the same, all of them are.
+        total = sum(map(dict_version, self._dicts))
+        if total != self._total and not self._look_closer():
+            return False
+        for holder, cell, value in self._cells:
+            if cell.cell_contents is not value and holder.difference() is not None:
+                return False
+        for holder, items, before in self._lists:
+            same = len(items) == len(before) and all(map(is_, items, before))
+            if not same and holder.difference() is not None:
+                return False
+        for holder, items, before in self._sets:
+            if items != before and holder.difference() is not None:
+                return False
+        return all(holder.difference() is None for holder in self._others)
+
+    def state(self) -> WatchedState:
+        """Return what is watched."""
+        lists = [(items, tuple(before)) for _, items, before in self._lists if type(items) is list]
+        return WatchedState(
+            tuple(self._empties),
+            tuple(map(_table, self._holders, self._dicts, self._versions)),
+            tuple(lists),
+            tuple((cell, value) for _, cell, value in self._cells),
+            bool(self._others or self._sets) or len(lists) < len(self._lists),
+            self.holds,
+        )
+
+    def touched(self) -> list[Holder]:
+        """Return the holders that may have changed since they were looked at."""
+        now = list(map(dict_version, self._dicts))
+        changed = [
+            holder
+            for holder, new, old in zip(self._holders, now, self._versions, strict=True)
+            if new != old
+        ]
+        rest = [it[0] for it in (*self._cells, *self._lists, *self._sets)]
+        return [*changed, *rest, *self._others]
+
+    def _look_closer(self) -> bool:
+        now = list(map(dict_version, self._dicts))
+        for index, (new, old) in enumerate(zip(now, self._versions, strict=True)):
+            if new != old:
+                if self._holders[index].difference() is not None:
+                    return False
+                self._versions[index] = new
+        self._total = sum(self._versions)
+        return True
+
+
+def _table(
+    holder: Holder, table: dict[Any, Any], version: int
+) -> tuple[dict[Any, Any], int, dict[Any, Any], bool]:
+    guarded = {key: value for key, value in holder.entries.items() if holder.is_guarded(key)}
+    counts_whole = not isinstance(holder, NamespaceHolder) or holder.copied
+    return table, version, guarded, counts_whole
+
+
+def _is_full_cell(holder: Holder) -> bool:
+    return isinstance(holder, CellHolder) and holder.entries[None] is not ABSENT

@@ -1,0 +1,1 @@
+"""Calls that stay as they are in a graph, since nothing can look into them."""

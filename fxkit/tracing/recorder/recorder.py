@@ -1,0 +1,495 @@
+"""Write down, as an FX graph, the torch calls that a running program makes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import fx
+from torch._C import _autograd
+from torch._C._functorch import maybe_current_level
+from torch.overrides import TorchFunctionMode
+
+from fxkit.tracing.recorder.calls import Reading, Spelling, spelling_of
+from fxkit.tracing.recorder.control_operators import record_control
+from fxkit.tracing.recorder.data_dependence import has_data_dependent_shape
+from fxkit.tracing.recorder.frames import Frames, Location, source_text
+from fxkit.tracing.recorder.opaque_numbers import (
+    OpaqueNumbers,
+    fixed,
+    number_text,
+    without_settings,
+)
+from fxkit.tracing.recorder.recorded import (
+    OpaqueCall,
+    Value,
+    application_of,
+    holds_tensor,
+    may_be_object,
+    needs_grad,
+    python_random_states,
+)
+from fxkit.tracing.recorder.rollback import Undo
+from fxkit.tracing.recorder.tape import TENSOR_CLASSES
+from fxkit.tracing.recorder.transforms import BelowTransforms, Transformed
+from fxkit.tracing.surroundings.foreign_calls import name_of
+from fxkit.tracing.surroundings.random_generators import draws_unseen, is_unseen, shares_memory
+from fxkit.tracing.surroundings.value_flow import UNKNOWN, Flow
+from fxkit.tracing.surroundings.watching import LOAD, SEED, Watcher
+from fxkit.tracing.values.outside import Origins
+from fxkit.tracing.values.refusals import Failure, Refusal
+from fxkit.tracing.values.regions import Regions, read_ambient
+from fxkit.tracing.values.size_numbers import plain
+
+
+class Recorder(Transformed, TorchFunctionMode):
+    """Runs each torch call as it comes and appends it to a graph.
+
+    A program that can't be held in a graph is not disturbed: `failure` says why, and the rest of it
+    runs unrecorded, so that its result is still that of one eager run.
+
+    Args:
+        leaves: The tensor arguments, with the names that their placeholders ask for.
+        surroundings: Where tensors and modules from outside of the arguments lie.
+        boundary: The frame in which the user's program is called.
+    """
+
+    def __init__(
+        self,
+        leaves: Iterable[tuple[str, torch.Tensor]],
+        surroundings: Origins,
+        boundary: FrameType,
+    ) -> None:
+        super().__init__(leaves, surroundings)
+        self.failure: Failure | None = None
+        self._frames = Frames(boundary, surroundings.modules)
+        self._dtype = torch.get_default_dtype()
+        self._dispatch_modes = torch._C._len_torch_dispatch_stack()
+        self.regions = Regions(self._emit, read_ambient())
+        self.watcher: Watcher | None = None
+        self.has_opaque_calls = False
+        self._is_suspended = False
+        self._texts_written_early: int | None = None
+        self.has_texts = False
+        self.opaque_calls: list[OpaqueCall] = []
+        self.opaque_objects: dict[int, tuple[Any, fx.Node]] = {}
+        self._grad = self.regions.state.grad
+        self._entry_level = maybe_current_level()
+        self._below = BelowTransforms(self)
+        self._depth = 0
+
+    def __exit__(self, *error: Any) -> Any:
+        self._below.leave()
+        return super().__exit__(*error)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if self.watcher is None or self.failure is not None:
+            return self._handle(func, types, args, kwargs or {})
+        self.watcher.pause()
+        self._depth += 1
+        try:
+            return self._handle(func, types, args, kwargs or {})
+        finally:
+            self._depth -= 1
+            self.watcher.resume()
+
+    def _handle(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        # torch.cond and torch.compile in the program let Dynamo trace this function.
+        is_off = self.failure is not None or self._is_suspended
+        if is_off or torch.compiler.is_dynamo_compiling():
+            return Recorder._run(self, func, args, kwargs)
+        spelling = spelling_of(func)
+        reading = spelling.reading
+        if maybe_current_level() != self._entry_level:
+            if reading is Reading.METADATA:
+                return func(*args, **kwargs)
+            self._location = self._frames.locate(sys._getframe(2))
+            args, kwargs = fixed(args), fixed(kwargs)
+            return self._below.run(func, spelling, args, kwargs)
+        if self._below.is_on:
+            self._below.leave()
+        if reading is Reading.METADATA and not (self._tainted and self._reads_tainted(args)):
+            return func(*args, **kwargs)
+        if reading is Reading.STATE:
+            result = func(*args, **kwargs)
+            self._grad = torch.is_grad_enabled()
+            return result
+        return self._record(func, spelling, types, args, kwargs)
+
+    def refuse(self, reason: str, hint: str | None = None, *, watch: bool = False) -> None:
+        """Stop recording; the first reason counts.
+
+        Args:
+            reason: Why the program can't be held in a graph.
+            hint: What to do.
+            watch: Whether to find out what else the program calls, for the next time.
+        """
+        if self.failure is None:
+            trace = self._location.trace
+            if self.watcher is not None and self._frames.is_active:
+                trace = self._frames.locate(sys._getframe(1)).trace or trace
+            self.failure = Failure(reason, hint, trace)
+        if not watch:
+            self.release()
+
+    def _try(self, *checks: Callable[[], None]) -> None:
+        try:
+            for check in checks:
+                check()
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.hint)
+
+    def note_text(self, stream: str, text: str) -> None:
+        """Note what the program writes to a standard stream."""
+        if self.failure is not None:
+            return
+        location = self._frames.locate(sys._getframe(2))
+        self.has_texts = True
+        if self.texts and self.texts[-1][:2] == (location, stream):
+            text = self.texts.pop()[2] + text
+        self.texts.append((location, stream, text))
+
+    def watch(self) -> None:
+        """Begin to watch what the program calls beside torch, where that is wanted."""
+        try:
+            if self.watcher is not None:
+                self.watcher.start()
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.hint)
+
+    def release(self) -> None:
+        """Drop the frames of the program; what they hold can be freed."""
+        if self.watcher is not None:
+            self.watcher.stop()
+        self._frames.forget()
+
+    def close(self) -> None:
+        """Let go of the tensors of the program, which nothing else may keep alive."""
+        self.release()
+        self._location = Location(None, {}, None)
+        self._values.clear()
+        self._writes.clear()
+        self._exported.clear()
+        self.opaque_objects.clear()
+        self._progress.raised = None
+        self._progress.random = []
+
+    def finish(self) -> Undo:
+        """Check what can only be known at the end, and return what the whole program changed."""
+        if self.failure is None:
+            self._try(self._follow_modes, self._check_random, self._check_end)
+        return self._writes.so_far(self._progress.drew)
+
+    @property
+    def writes_early(self) -> bool:
+        """Whether texts are written before an opaque call."""
+        return self._texts_written_early is not None
+
+    @property
+    def may_catch(self) -> bool:
+        """Whether a function of the program that calls torch handles exceptions."""
+        return self._frames.may_catch
+
+    def run_control(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, str | None]:
+        """See `record_control`."""
+        self._location = self._frames.locate(sys._getframe(3))
+        self._follow_modes()
+        if type(self) is not Recorder or self.watcher is None:
+            return self.unseen(lambda: function(*args, **kwargs)), "its sizes are free"
+        found = self.unseen(lambda: record_control(self, self.watcher, function, args, kwargs))
+        self.unseen(self._note_random)
+        return found
+
+    def record_opaque(
+        self,
+        target: Any,
+        run: Callable[[], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        function: Any,
+        *,
+        flow: Flow = UNKNOWN,
+        reason: str = "it is marked with fxkit.opaque",
+    ) -> Any:
+        """Run a function unrecorded, and append one node for it.
+
+        Args:
+            target: What the node calls.
+            run: Makes the call.
+            args: The arguments of the node.
+            kwargs: Those given by keyword.
+            function: What is called, in which code of the program may be reached.
+            flow: What the program does with the result.
+            reason: Why the call is opaque.
+        """
+        watcher = self.watcher
+        if watcher is not None:
+            watcher.pause()
+        self._location = self._frames.locate(sys._getframe(1))
+        self._is_suspended = True
+        if watcher is not None:
+            watcher.enter_opaque(function)
+        self._try(self._check_python_random)
+        try:
+            result = run()
+        except BaseException as error:
+            self.refuse(f"an opaque call raises {type(error).__name__}")
+            raise
+        finally:
+            self._is_suspended = False
+            if watcher is not None:
+                watcher.leave_opaque()
+        if self.failure is not None:
+            return result
+        self.has_opaque_calls = True
+        self.opaque_calls.append(
+            OpaqueCall(name_of(function), source_text(self._location.trace), reason)
+        )
+        self._progress.python = python_random_states()
+        if self.texts:
+            self._texts_written_early = len(self.reads)
+            self.write_texts()
+        result = self._append_opaque(target, args, kwargs, result, flow)
+        if watcher is not None:
+            watcher.resume()
+        return result
+
+    def begin_special(self, frame: FrameType) -> tuple[FrameType, Callable[[Any], None]] | None:
+        """See `Listener`: a custom autograd function, or the seeding of torch."""
+        if self.failure is not None or self._is_suspended:
+            return None
+        if frame.f_code is LOAD:  # what forward-mode differentiation imports at its first use
+            if not str(frame.f_locals.get("name")).startswith("torch._decomp"):
+                return None
+            self._is_suspended = True
+            return frame, self._end_of_load
+        values = frame.f_locals
+        target, args = torch.manual_seed, (values.get("seed"),)
+        if frame.f_code is not SEED:
+            target, args = application_of(values["cls"]), tuple(values["args"])
+            if values.get("kwargs") or not self._needs_gradient(args):
+                return None
+        self._location = self._frames.locate(frame.f_back)
+        self._is_suspended = True
+
+        def end(result: Any) -> None:
+            self._is_suspended = False
+            if result is None:
+                self.refuse(f"{getattr(target, '__qualname__', target)} fails, or gives nothing")
+                return
+            self._append_opaque(target, args, {}, None if target is torch.manual_seed else result)
+
+        return frame, end
+
+    def _end_of_load(self, _: Any) -> None:
+        self._is_suspended = False
+
+    def _needs_gradient(self, args: tuple[Any, ...]) -> bool:
+        return self._grad and not torch.is_inference_mode_enabled() and any(map(needs_grad, args))
+
+    def _append_opaque(
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        flow: Flow = UNKNOWN,
+    ) -> Any:
+        self._is_suspended = True
+        try:
+            self._follow_modes()
+            known = self.opaque_objects
+            node_args = tuple(
+                [known[id(a)][1] if id(a) in known else self._argument(a, target) for a in args]
+            )
+            node_kwargs = {name: self._argument(arg, target) for name, arg in kwargs.items()}
+            node = self._create("call_function", target, node_args, node_kwargs, None)
+            self._note_random()
+            if flow.is_known and type(self) is Recorder:
+                if type(result) in (int, float):
+                    self._has_numbers = True
+                    return OpaqueNumbers(self).stand_in(result, node)
+                if may_be_object(result, flow, self.kept):
+                    self.opaque_objects[id(result)] = (result, node)
+                    return result
+            if result is None or holds_tensor(result):
+                self._register(node, result, True)
+            else:
+                self._expect(node, result)
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.hint)
+        finally:
+            self._is_suspended = False
+        return result
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the graph still grows."""
+        return self.failure is None and not self._is_suspended and self._frames.is_active
+
+    def unseen(self, look: Callable[[], Any]) -> Any:
+        """Look at tensors without recording it."""
+        before, self._is_suspended = self._is_suspended, True
+        try:
+            return look()
+        finally:
+            self._is_suspended = before
+
+    @property
+    def kept(self) -> dict[int, Any]:
+        """The objects that are older than the call and that the program refers to, by `id`."""
+        return {} if self.watcher is None else self.watcher.kept
+
+    def is_inside(self, frame: FrameType) -> bool:
+        """Tell whether a frame belongs to the program."""
+        return frame is not self._frames._boundary
+
+    def guard_number(self, node: fx.Node, value: Any) -> None:
+        """Append a guard that expects a number to be what it was."""
+        self._location = self._frames.locate(sys._getframe(2))
+        self.unseen(lambda: self._guard(node, value, number_text(node)))
+
+    def append_number(self, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+        """Append a node that computes a number."""
+        self._location = self._frames.locate(sys._getframe(3))
+        return self._emit(target, args)
+
+    def _record(
+        self, func: Any, spelling: Spelling, types: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        try:
+            self._location = self._frames.locate(sys._getframe(3))
+            self._check_call(func, spelling, types)
+            self._follow_modes()
+            self._check_random()
+            if self._has_numbers:
+                args, kwargs = without_settings(spelling, args, kwargs)
+            node_args = tuple([self._argument(arg, func) for arg in args])
+            node_kwargs = {name: self._argument(arg, func) for name, arg in kwargs.items()}
+        except Refusal as refusal:
+            if self.watcher is not None and is_unseen(func, (args, kwargs)):
+                self.watcher.blame_user(sys._getframe(3))
+            self.refuse(refusal.reason, refusal.hint)
+            return self._run(func, args, kwargs)
+        try:
+            result = self._run(func, args, kwargs)
+        except BaseException as error:
+            self._progress.raised = error
+            raise
+        try:
+            self._append(spelling, node_args, node_kwargs, args, kwargs, result)
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.hint)
+        return result
+
+    def _lift(self, tensor: torch.Tensor) -> Value:
+        try:
+            return super()._lift(tensor)
+        except Refusal:
+            if self.watcher is not None:
+                self.watcher.blamed.update(filter(shares_memory, self.watcher.codes))
+            raise
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if self._has_numbers:
+            return func(*plain(args), **plain(kwargs))
+        return func(*args, **kwargs)
+
+    def _append(
+        self,
+        spelling: Spelling,
+        node_args: tuple[Any, ...],
+        node_kwargs: dict[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:
+        if result is NotImplemented:
+            return
+        if spelling.attribute is not None:
+            node_args = (node_args[0], spelling.attribute, *node_args[2:])
+            if spelling.target is setattr:
+                node_args = (node_args[0], spelling.attribute, self._argument(args[1], setattr))
+        elif spelling.swap:
+            node_args = (node_args[1], node_args[0])
+        node = self._create(spelling.op, spelling.target, node_args, node_kwargs, spelling.name)
+        if spelling.may_be_random:
+            self._note_random()
+        if spelling.may_write_unseen:
+            self._writes.note_unseen(spelling.target, (args, kwargs))
+        is_tainted = has_data_dependent_shape(spelling, node, args, self._tainted)
+        self._register(node, result, is_tainted)
+
+    # What ordinary calls don't show ------------------------------------------------------------
+
+    def _check_call(self, func: Any, spelling: Spelling, types: Any) -> None:
+        if spelling.refusal is not None:
+            raise Refusal(spelling.refusal)
+        for kind in types:
+            if kind not in TENSOR_CLASSES:
+                raise Refusal(f"the program uses a {kind.__qualname__}, a tensor subclass")
+        if self._entry_level is not None:
+            raise Refusal("a function transform is active around the program")
+        if forward_ad._current_level >= 0:
+            raise Refusal("the program uses forward-mode differentiation")
+        if torch.get_default_dtype() is not self._dtype:
+            raise Refusal("the program changes torch's default dtype")
+        if torch._C._len_torch_dispatch_stack() != self._dispatch_modes:
+            raise Refusal("the program enters a TorchDispatchMode")
+        if _autograd._top_saved_tensors_default_hooks(True) is not None:
+            raise Refusal("the program installs hooks for the tensors that autograd saves")
+        if self._location.custom_function is not None:
+            self._check_custom_function(self._location.custom_function)
+
+    def _check_custom_function(self, frame: FrameType) -> None:
+        args = frame.f_locals.get("args", ())
+        has_grad = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+        if has_grad and self._grad and not torch.is_inference_mode_enabled():
+            name = getattr(frame.f_locals.get("cls"), "__qualname__", "torch.autograd.Function")
+            raise Refusal(
+                f"{name} has a backward of its own, which the calls in its forward don't show",
+                "capture under torch.no_grad()",
+            )
+
+    def _follow_modes(self) -> None:
+        state = read_ambient()
+        if self._location.custom_function is None and not state.inference:
+            self._grad = state.grad
+        if state != self.regions.state:
+            self.regions.follow(state)
+
+    def _check_end(self) -> None:
+        early = self._texts_written_early
+        if early is not None and (len(self.reads) > early or self.may_catch):
+            raise Refusal(
+                "the program prints before an opaque call, and may have to be run again behind it",
+                "print inside of the opaque function",
+            )
+        if self._progress.raised is not None:
+            error = self._progress.raised
+            raise Refusal(f"the program caught a {type(error).__name__} that a torch call raised")
+        self._check_python_random()
+        self._check_exported()
+
+    def _check_python_random(self) -> None:
+        if python_random_states() != self._progress.python:
+            if self.watcher is not None:
+                self.watcher.blamed.update(filter(draws_unseen, self.watcher.codes))
+            raise Refusal(
+                "the program draws random numbers from Python or NumPy",
+                "draw them with torch, or pass them as arguments",
+            )
+
+
+def active_recorder() -> Recorder | None:
+    """Return the recorder that sees this thread's torch calls first, if there is one."""
+    if torch._C._len_torch_function_stack() == 0:
+        return None
+    modes = torch.overrides._get_current_function_mode_stack()
+    return next((mode for mode in reversed(modes) if isinstance(mode, Recorder)), None)

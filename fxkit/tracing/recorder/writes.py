@@ -1,0 +1,77 @@
+"""Which tensors from outside of a program it has written to, told by their version counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fxkit.tracing.guarding.guards import storage_key
+from fxkit.tracing.recorder.calls import is_custom_operator
+from fxkit.tracing.recorder.rollback import Undo
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    tensor: torch.Tensor
+    leaf: int | None
+    target: str | None
+    version: int | None
+    is_marked: bool = False
+
+    def is_written(self) -> bool:
+        return self.is_marked or self.version is None or self.tensor._version != self.version
+
+
+class Writes:
+    """The tensors that a program was given or found, and what has become of them.
+
+    Inference tensors count no versions; they are taken as written.
+    """
+
+    def __init__(self) -> None:
+        self._watched: list[_Watched] = []
+
+    def watch(
+        self, tensor: torch.Tensor, *, leaf: int | None = None, target: str | None = None
+    ) -> None:
+        """Note from now on whether `tensor` is written to.
+
+        Args:
+            tensor: An argument, an outside tensor, or an alias of one with a counter of its own.
+            leaf: Its index among the tensor arguments.
+            target: The name of its attribute of the graph module.
+        """
+        self._watched.append(_Watched(tensor, leaf, target, version_of(tensor)))
+
+    def note_unseen(self, target: Any, arguments: Any) -> None:
+        """Take the operands of a normalisation in training, or of a custom operator, as written."""
+        leaves = pytree.tree_leaves(arguments)
+        is_custom = is_custom_operator(target)
+        if not is_custom and not any(leaf is True for leaf in leaves):
+            return
+        storages = {storage_key(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        for watched in self._watched:
+            if storage_key(watched.tensor) in storages:
+                watched.is_marked |= is_custom or not watched.tensor.requires_grad
+
+    def so_far(self, is_random: bool) -> Undo:
+        """Return what has been written to, together with all that shares memory with it."""
+        storages = {storage_key(w.tensor) for w in self._watched if w.is_written()}
+        touched = [w for w in self._watched if storages and storage_key(w.tensor) in storages]
+        return Undo(
+            tuple(watched.leaf for watched in touched if watched.leaf is not None),
+            tuple(watched.target for watched in touched if watched.target is not None),
+            is_random,
+        )
+
+    def clear(self) -> None:
+        """Let go of the tensors."""
+        self._watched.clear()
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Return how often `tensor` was written to; None for an inference tensor."""
+    return None if tensor.is_inference() else tensor._version

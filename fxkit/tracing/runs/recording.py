@@ -1,0 +1,481 @@
+"""Run a program once under a recorder and turn what was recorded into one variant of its graph."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.errors import CaptureError
+from fxkit.ir.types import TensorType
+from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.guarding.free_numbers import NumberInput
+from fxkit.tracing.guarding.state_guards import ExtraGuard
+from fxkit.tracing.opaque_code.automatic_calls import call_through
+from fxkit.tracing.recorder.frames import source_text
+from fxkit.tracing.recorder.recorded import Outside
+from fxkit.tracing.recorder.recorder import Recorder, active_recorder
+from fxkit.tracing.recorder.rollback import Undo
+from fxkit.tracing.recorder.tape import TENSOR_CLASSES
+from fxkit.tracing.runs.state import Learned, State
+from fxkit.tracing.runs.variants import Backend, Extra, Replay, Variant
+from fxkit.tracing.surroundings.hooked_code import hooked
+from fxkit.tracing.surroundings.interpreter import no_collection
+from fxkit.tracing.surroundings.watching import Watcher
+from fxkit.tracing.values.any_numbers import with_free
+from fxkit.tracing.values.outside import Contents, Origins, Surroundings
+from fxkit.tracing.values.refusals import Failure, Refusal
+from fxkit.tracing.values.regions import read_ambient
+from fxkit.tracing.values.structure import Blueprint, Content, Parts, content_of
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The outcome of one recorded run.
+
+    Attributes:
+        result: What the program returned.
+        variant: The graph, or None when the run could not be held in one.
+        failure: Why not.
+        was_first: Whether a memoised function was computed, as it won't be at the next call.
+        session: The run itself, with what it found before the program began.
+        has_learned: Whether the next recording keeps calls opaque that this one could not.
+    """
+
+    result: Any
+    variant: Variant | None
+    failure: Failure | None
+    was_first: bool = False
+    session: Session | None = None
+    has_learned: bool = False
+
+
+def record(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: g.Call,
+    backend: Backend | None,
+    learned: Learned | None = None,
+) -> Attempt:
+    """Run `fn(*args, **kwargs)` once, and record it.
+
+    Args:
+        fn: The program.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        call: The arguments, taken apart.
+        backend: Makes what runs in place of the graph module.
+        learned: What is known of the program; None leaves its Python state unguarded.
+    """
+    around = active_recorder()
+    if around is not None:
+        around.refuse("the program captures another program")
+    codes = frozenset() if learned is None else frozenset(learned.codes)
+    with hooked(codes, call_through):
+        return _record(fn, args, kwargs, call, backend, learned)
+
+
+def _record(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: g.Call,
+    backend: Backend | None,
+    learned: Learned | None,
+) -> Attempt:
+    try:
+        session = Session(fn, call, learned)
+    except Refusal as refusal:
+        return Attempt(fn(*args, **kwargs), None, Failure(refusal.reason, refusal.hint))
+    watcher = None
+    try:
+        result = session.run(fn, args, kwargs)
+        variant = session.variant(result, backend)
+    finally:
+        watcher = session.recorder.watcher
+        has_learned = watcher is not None and learned is not None and learned.learn(watcher.blamed)
+        session.recorder.close()
+    state = session.state
+    was_first = state is not None and state.has_memoised()
+    return Attempt(result, variant, session.recorder.failure, was_first, session, has_learned)
+
+
+class Session:
+    """One run of a program, with what has to be compared before and after.
+
+    Attributes:
+        is_repeated: Whether the call has been recorded before, and its texts are printed.
+    """
+
+    is_repeated = False
+
+    def __init__(self, fn: Callable[..., Any], call: g.Call, learned: Learned | None) -> None:
+        parts = call.parts
+        for tensor, path in zip(parts.tensors, parts.tensor_paths, strict=True):
+            if type(tensor) not in TENSOR_CLASSES:
+                raise Refusal(f"{path} is a {type(tensor).__qualname__}, a tensor subclass")
+        if _has_foreign_modes():
+            raise Refusal("a TorchFunctionMode is active around the call")
+        self.call = call
+        self.before = (call.ambient, call.defaults)
+        self.learned = learned
+        self.types = [TensorType.of(tensor) for tensor in parts.tensors]
+        self.containers = [content_of(container) for container in parts.containers]
+        self.arrays = [array.tobytes() for array in parts.arrays]
+        self.state = None if learned is None else State(fn, parts, learned)
+        self.surroundings: Origins
+        self.contents: Contents | None = None
+        if self.state is None:
+            found = self.surroundings = Surroundings.of(fn, parts.modules)
+            self.contents = Contents(found)
+        else:
+            self.surroundings = self.state.reach
+        self.training = [
+            (path, module, module.training) for path, module in self.surroundings.found
+        ]
+        names = placeholder_names(fn, parts.tensor_paths)
+        leaves = zip(names, parts.tensors, strict=True)
+        self.recorder = self.make_recorder(leaves)
+        self.changes = Undo()
+        self.extras: list[Outside] = []
+
+    def make_recorder(self, leaves: Iterable[tuple[str, torch.Tensor]]) -> Recorder:
+        """Return what records the run."""
+        return Recorder(leaves, self.surroundings, sys._getframe())
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the program under the recorder."""
+        recorder = self.recorder
+        recorder._frames._boundary = sys._getframe()
+        if self.state is not None:
+            recorder.watcher = Watcher(self.state.reach, recorder)
+            recorder.watcher.is_muted = self.is_repeated
+        with no_collection():
+            try:
+                with recorder:
+                    recorder.watch()
+                    return fn(*args, **kwargs)
+            finally:
+                recorder.release()
+
+    def variant(self, result: Any, backend: Backend | None) -> Variant | None:
+        """Return the graph of the run, or None with the reason in `recorder.failure`."""
+        recorder = self.recorder
+        self.changes = recorder.finish()
+        if recorder.failure is not None:
+            return None
+        try:
+            if self.state is not None and recorder.watcher is not None:
+                self.state.finish(recorder.watcher)
+            self._check_surroundings()
+            return self._build(result, backend)
+        except Refusal as refusal:
+            recorder.refuse(refusal.reason, refusal.hint)
+        except CaptureError as error:
+            recorder.refuse(error.message, error.hint)
+        return None
+
+    def _build(self, result: Any, backend: Backend | None) -> Variant:
+        recorder, parts = self.recorder, self.call.parts
+        outputs: list[fx.Node] = []
+
+        def place(tensor: torch.Tensor, path: str) -> int:
+            outputs.append(recorder.node_of(tensor))
+            return len(outputs) - 1
+
+        existing = {id(container): number for number, container in enumerate(parts.containers)}
+        kept = None if self.state is None else self.state.reach.kept
+        blueprint = Blueprint(result, place, existing, "the result", kept)
+        mutations = tuple(
+            (number, Blueprint.of_content(container, place, existing, path, kept))
+            for number, container, path in self._changed_containers()
+        )
+        replays: tuple[Replay, ...] = ()
+        if self.state is not None:
+            replays = self.state.replays(
+                lambda value, path: Blueprint(value, place, existing, path, kept)
+            )
+        undo = self._undo()
+        extras = self.extras = self._take_extras(outputs)
+        recorder.write_texts()
+        is_single = isinstance(result, torch.Tensor) and not (mutations or replays)
+        recorder.graph.output(outputs[0] if is_single else tuple(outputs))
+        self._check_undo(undo)
+        module = _graph_module(recorder)
+        numbers, values = self.number_inputs()
+        inputs = (*parts.tensors, *values, *(item.tensor for item in extras))
+        self.settle(module, inputs)
+        return Variant(
+            module,
+            self._guards(),
+            self._value_guards(),
+            undo,
+            self.changes,
+            recorder.regions.has_changed,
+            blueprint,
+            mutations,
+            is_single,
+            {outside.target: outside.tensor for outside in recorder.outside},
+            None if backend is None else backend(module, inputs),
+            tuple(Extra(item.target, item.places) for item in extras),
+            replays,
+            None if self.state is None else self.state.watch,
+            tuple(recorder.opaque_calls),
+            not recorder.writes_early,
+            numbers,
+        )
+
+    @property
+    def free_tokens(self) -> frozenset[int]:
+        """Which values in the arguments are numbers that the graph takes as inputs."""
+        return frozenset()
+
+    def number_inputs(self) -> tuple[tuple[NumberInput, ...], list[Any]]:
+        """Return the numbers that are inputs of the graph, and what they are in this run."""
+        return (), []
+
+    def settle(self, module: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
+        """Look at the whole graph before guards are made of it."""
+
+    def _undo(self) -> Undo:
+        recorder = self.recorder
+        if (
+            recorder.may_catch
+            or recorder.has_texts
+            or not (self.changes.leaves or self.changes.outside)
+        ):
+            return self.changes
+        return self.recorder.before_guards if self.recorder.reads else Undo()
+
+    def _changed_containers(self) -> list[tuple[int, Any, str]]:
+        changed = []
+        for number, container in enumerate(self.call.parts.containers):
+            label, before = _label_and_values(self.containers[number])
+            new_label, after = _label_and_values(content_of(container))
+            if (
+                label != new_label
+                or len(before) != len(after)
+                or any(old is not new for old, new in zip(before, after, strict=True))
+            ):
+                changed.append((number, container, f"an argument's {type(container).__name__}"))
+        return changed
+
+    def _check_surroundings(self) -> None:
+        arrays = [array.tobytes() for array in self.call.parts.arrays]
+        if arrays != self.arrays:
+            raise Refusal("the program writes to a NumPy array that it was given")
+        if self.state is not None:
+            self.state.check()
+            if (g.read_defaults(), read_ambient()) != self.before[::-1]:
+                raise Refusal("the program leaves other modes of torch behind than it found")
+            return
+        for path, module, training in self.training:
+            if module.training is not training:
+                raise Refusal(f"the program switches {path or 'the module'} to another mode")
+        changed = self.contents.change() if self.contents is not None else None
+        if changed is not None:
+            raise Refusal(
+                f"the program changes {changed}, which a graph can't repeat",
+                "if only the first call sets it, call the program once before capturing it",
+            )
+
+    def _take_extras(self, outputs: list[fx.Node]) -> list[Outside]:
+        """Turn tensors that lie where the program or the user replaces them into inputs."""
+        if self.state is None:
+            return []
+        recorder = self.recorder
+        extras = [item for item in recorder.outside if self.state.is_replaced(item.places)]
+        recorder.outside = [item for item in recorder.outside if item not in extras]
+        for item in extras:
+            node = recorder.make_input(item)
+            outputs[:] = [node if output is item.node else output for output in outputs]
+        return extras
+
+    def _check_undo(self, undo: Undo) -> None:
+        written = [self.call.parts.tensors[index] for index in undo.leaves]
+        written += [item.tensor for item in self.recorder.outside if item.target in undo.outside]
+        if any(tensor.grad_fn is not None for tensor in written):
+            raise Refusal(
+                "an argument or a buffer is written to, followed by autograd, before the program "
+                "reads a value of a tensor or handles an exception",
+                "write under torch.no_grad(), or after the last such place",
+            )
+
+    # Guards -----------------------------------------------------------------------------------
+
+    def _guards(self) -> tuple[g.Guard, ...]:
+        recorder, parts, call = self.recorder, self.call.parts, self.call
+        uses = [_first_use(node) for node in recorder.placeholders[: len(parts.tensors)]]
+        tensors = zip(parts.tensors, self.types, parts.tensor_paths, uses, strict=True)
+        found: list[g.Guard] = [
+            g.ModesGuard("torch's modes", ambient=call.ambient, defaults=call.defaults),
+            structure_guard(parts, self.free_tokens),
+        ]
+        for index, (tensor, kind, path, use) in enumerate(tensors):
+            found.append(self.tensor_guard(index, tensor, kind, path, use))
+            if id(tensor) in self.surroundings.places:
+                place = self.surroundings.places[id(tensor)][1][0]
+                found.append(
+                    g.SameTensorGuard(
+                        path, source=use, index=index, tensor=tensor, place=place.name
+                    )
+                )
+        found += self.size_guards()
+        if len(parts.tensors) > 1:
+            found += self._alias_guards()
+        found += [*module_guards(self.training), *self._outside_guards()]
+        if self.state is not None:
+            found += self._extra_guards() + self.state.guards()
+        return tuple(found)
+
+    def _extra_guards(self) -> list[g.Guard]:
+        apart = bool(self.changes.leaves or self.changes.outside)
+        others = tuple(item.tensor for item in self.recorder.outside)
+        return [
+            ExtraGuard(
+                item.places[0].name,
+                source=_line(item.node),
+                places=item.places,
+                kind=type(item.tensor),
+                type=item.type,
+                layout=item.tensor.layout,
+                apart=(*others,) if apart else None,
+            )
+            for item in self.extras
+        ]
+
+    def size_guards(self) -> list[g.Guard]:
+        """Return the guards on sizes that are free."""
+        return []
+
+    def tensor_guard(
+        self, index: int, tensor: torch.Tensor, kind: TensorType, path: str, use: str | None
+    ) -> g.Guard:
+        """Return the guard on one argument."""
+        return g.TensorGuard(
+            path,
+            source=use,
+            index=index,
+            kind=type(tensor),
+            type=kind,
+            layout=tensor.layout,
+        )
+
+    def _alias_guards(self) -> list[g.Guard]:
+        tensors = self.call.parts.tensors
+        found: list[g.Guard] = [
+            g.AliasGuard("identity of the tensor arguments", groups=g.alias_groups(tensors))
+        ]
+        if self.changes.leaves or self.changes.outside:
+            groups = g.storage_groups(tensors)
+            found.append(g.OverlapGuard("memory of the tensor arguments", groups=groups))
+        return found
+
+    def _outside_guards(self) -> list[g.Guard]:
+        return [
+            g.OutsideGuard(
+                outside.places[0].name,
+                source=_line(outside.node),
+                places=outside.places,
+                tensor=outside.tensor,
+                type=outside.type,
+            )
+            for outside in self.recorder.outside
+        ]
+
+    def _value_guards(self) -> tuple[g.ValueGuard, ...]:
+        return tuple(
+            g.ValueGuard(
+                read.what, source=_line(read.check), value=read.expected, node=read.check.name
+            )
+            for read in self.recorder.reads
+        )
+
+
+def structure_guard(parts: Parts, free: frozenset[int] = frozenset()) -> g.StructureGuard:
+    """Return the guard on the nesting and on the plain values of arguments.
+
+    Args:
+        parts: The arguments.
+        free: Which tokens are numbers that may be others.
+    """
+    return g.StructureGuard(
+        "the arguments that are not tensors",
+        tokens=tuple(with_free(parts.tokens, free)),
+        paths=tuple(parts.paths),
+        keep=tuple(parts.alive),
+        free=free,
+    )
+
+
+def module_guards(modules: list[tuple[str, torch.nn.Module, bool]]) -> list[g.Guard]:
+    """Return a guard for each `(path, module, training flag)`."""
+    return [
+        g.ModuleGuard(
+            path or "the module",
+            module=module,
+            training=training,
+            children=tuple(module._modules.values()),
+            hooks=g.hook_counts(module.__dict__),
+        )
+        for path, module, training in modules
+    ]
+
+
+def _graph_module(recorder: Recorder) -> fx.GraphModule:
+    root: dict[str, Any] = {item.target: item.tensor for item in recorder.outside}
+    return fx.GraphModule({**root, **recorder.modules}, recorder.graph)
+
+
+def _label_and_values(content: Content | None) -> tuple[Any, list[Any]]:
+    return (None, []) if content is None else (content.label, content.values)
+
+
+def _line(node: fx.Node) -> str | None:
+    return source_text(node.meta.get("stack_trace"))
+
+
+def _first_use(node: fx.Node) -> str | None:
+    return next((line for line in map(_line, node.users) if line), None)
+
+
+def _has_foreign_modes() -> bool:
+    from torch.utils._device import DeviceContext
+
+    stack = torch.overrides._get_current_function_mode_stack()
+    return any(not isinstance(mode, (DeviceContext, Recorder)) for mode in stack)
+
+
+def placeholder_names(fn: Callable[..., Any], paths: list[str]) -> list[str]:
+    """Name placeholders after the parameters of `fn`: `args[0]['mask']` becomes `batch_mask`."""
+    parameters = parameter_names(fn)
+
+    def name(path: str) -> str:
+        def parameter(match: re.Match[str]) -> str:
+            index = int(match[1])
+            return parameters[index] if index < len(parameters) else f"arg_{index}"
+
+        path = re.sub(r"^args\[(\d+)\]", parameter, path)
+        return re.sub(r"\W+", "_", path).strip("_") or "arg"
+
+    return [name(path) for path in paths]
+
+
+def parameter_names(fn: Callable[..., Any], *, keywords: bool = False) -> list[str]:
+    """Return the names of the positional parameters of `fn`, and with `keywords` of the others."""
+    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = [inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    if keywords:
+        kinds.append(inspect.Parameter.KEYWORD_ONLY)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]

@@ -1,0 +1,317 @@
+"""Give functions code whose calls go through a hook, while a program is recorded.
+
+The interpreter reports which function in C is called, and not on what; some calls it does not
+report at all. Where a program calls such functions, the code of the function that calls them is
+replaced, for as long as it is recorded, by code that hands each call to a hook, which makes it.
+Everything else in the code stays as it is. torch's own assembler for bytecode is used for that, and
+without it nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dis
+import functools
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+from fxkit.tracing.surroundings.value_flow import UNKNOWN, Flow, flow_of, loads_method
+
+Hook = Callable[[Any, tuple[Any, ...], dict[str, Any], Flow], Any]
+
+_VERSIONS = ((3, 11), (3, 12))
+_SEES_ITS_CALLER = frozenset(
+    "eval exec locals globals vars dir _getframe currentframe breakpoint __import__ stack".split()
+)
+_NULL, _VALUE = "null", "value"
+_DEPTH = 64
+
+
+class CallSite:
+    """One call in a function's code; called with what is called and with its arguments.
+
+    Args:
+        hook: Makes the call.
+        names: The names of the last arguments, which are given by keyword.
+        flow: What the code does with the result.
+    """
+
+    def __init__(self, hook: Hook, names: tuple[str, ...], flow: Flow) -> None:
+        self._hook = hook
+        self._names = names
+        self._flow = flow
+
+    def __call__(self, function: Any, args: Any, kwargs: Any = None) -> Any:
+        count = len(self._names)
+        if count:
+            kwargs = dict(zip(self._names, args[-count:], strict=True))
+            args = args[:-count]
+        return self._hook(function, tuple(args), dict(kwargs or {}), self._flow)
+
+
+_lock = threading.RLock()
+_in_use: dict[int, tuple[FunctionType, CodeType, int]] = {}
+_originals: dict[CodeType, CodeType] = {}
+
+
+def original(code: CodeType) -> CodeType:
+    """Return the code that hooked code stands for."""
+    return _originals.get(code, code)
+
+
+@contextlib.contextmanager
+def hooked(codes: frozenset[CodeType], hook: Hook) -> Iterator[None]:
+    """Let calls in some code go through a hook inside the block; other threads see no difference.
+
+    Args:
+        codes: The code.
+        hook: Makes the calls. It is called by all threads that run the code.
+    """
+    found = _replacements(codes, hook) if codes else {}
+    with _lock:
+        for function, code in found.items():
+            _, before, users = _in_use.get(id(function), (function, function.__code__, 0))
+            _in_use[id(function)] = (function, before, users + 1)
+            if users == 0:
+                function.__code__ = code
+    try:
+        yield
+    finally:
+        with _lock:
+            for function in found:
+                _, before, users = _in_use.pop(id(function))
+                if users > 1:
+                    _in_use[id(function)] = (function, before, users - 1)
+                else:
+                    function.__code__ = before
+
+
+def can_hook(code: CodeType) -> bool:
+    """Tell whether the calls in some code can go through a hook."""
+    if sys.version_info[:2] not in _VERSIONS or code in _originals:
+        return False
+    return _SEES_ITS_CALLER.isdisjoint(code.co_names)
+
+
+def _replacements(codes: frozenset[CodeType], hook: Hook) -> dict[FunctionType, CodeType]:
+    """Return the living functions that run some code, or make functions that do, and new code."""
+    wanted, todo, found = set(codes), list(codes), {}
+    while todo:
+        code = todo.pop()
+        around = [item for item in gc.get_referrers(code) if type(item) is tuple]
+        for user in [user for item in around for user in gc.get_referrers(item)]:
+            if isinstance(user, CodeType) and user not in wanted and user not in _originals:
+                wanted.add(user)
+                todo.append(user)
+    for code in wanted:
+        functions = [item for item in gc.get_referrers(code) if isinstance(item, FunctionType)]
+        new = _rewritten(code, codes, hook) if functions else code
+        found.update(dict.fromkeys(functions, new))
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _rewritten(code: CodeType, codes: frozenset[CodeType], hook: Hook) -> CodeType:
+    consts = tuple(
+        _rewritten(item, codes, hook) if isinstance(item, CodeType) else item
+        for item in code.co_consts
+    )
+    same = all(new is old for new, old in zip(consts, code.co_consts, strict=True))
+    new = code if same else code.replace(co_consts=consts)
+    if code in codes and can_hook(code):
+        new = _hook_calls(new, hook)
+    if new is not code:
+        _originals[new] = code
+    return new
+
+
+# Bytecode -----------------------------------------------------------------------------------------
+
+
+def _hook_calls(code: CodeType, hook: Hook) -> CodeType:
+    try:
+        from torch._dynamo import bytecode_transformation as assembler
+    except ImportError:
+        return code
+
+    def change(instructions: list[Any], options: dict[str, Any]) -> None:
+        make = assembler.create_instruction
+        calls = _calls_of_plain_values(instructions)
+        names: tuple[str, ...] = ()
+        changed: list[Any] = []
+        firsts: dict[Any, Any] = {}
+        exits = _exits(instructions) - calls
+        hooked_calls = calls | exits
+        flows = {call: flow_of(instructions, hooked_calls, call) for call in calls}
+        for instruction in instructions:
+            if instruction.opname == "KW_NAMES":
+                names = code.co_consts[instruction.arg]
+            new: list[Any] = []
+            if instruction in calls:
+                site = CallSite(hook, names, flows[instruction])
+                new = _hooked_call(instruction, site, make)
+            elif instruction in exits:
+                new = _hooked_exit(CallSite(hook, (), UNKNOWN), make)
+            elif loads_method(instruction):
+                new = _loaded_without_method(instruction, make)
+            if instruction.opname in ("CALL", "CALL_FUNCTION_EX"):
+                names = ()
+            for item in new[:-1]:
+                item.copy_positions(instruction)
+                item.exn_tab_entry = copy.copy(instruction.exn_tab_entry)
+                changed.append(item)
+            if new:
+                firsts[instruction] = new[0]
+                _become(instruction, new[-1])
+            changed.append(instruction)
+        _retarget(changed, firsts)
+        instructions[:] = _without_argument_names(changed)
+
+    try:
+        return assembler.transform_code_object(code, change)[0]
+    except (AssertionError, RuntimeError, ValueError, TypeError):
+        return code  # an instruction that the assembler of this torch does not know
+
+
+def _hooked_call(call: Any, site: CallSite, make: Callable[..., Any]) -> list[Any]:
+    """Return what calls a site with `(function, args)` or `(function, args, kwargs)`."""
+    if call.opname == "CALL":
+        packed = [make("BUILD_TUPLE", arg=call.arg), make("BUILD_TUPLE", arg=2)]
+    else:
+        packed = [make("BUILD_TUPLE", arg=2 + (call.arg & 1))]
+    return [
+        *packed,
+        make("LOAD_CONST", argval=site),
+        make("SWAP", arg=2),
+        make("CALL_FUNCTION_EX", arg=0),
+    ]
+
+
+def _exits(instructions: list[Any]) -> set[Any]:
+    """Return the calls that leave a `with` block: of what lies below three times None."""
+    found = set()
+    kept = [item for item in instructions if item.opname != "PRECALL"]
+    for place, instruction in enumerate(kept):
+        before = kept[max(place - 3, 0) : place]
+        is_exit = len(before) == 3 and all(
+            item.opname == "LOAD_CONST" and item.argval is None for item in before
+        )
+        if is_exit and instruction.opname == "CALL" and instruction.arg == 2:
+            found.add(instruction)
+    return found
+
+
+def _hooked_exit(site: CallSite, make: Callable[..., Any]) -> list[Any]:
+    return [
+        make("BUILD_TUPLE", arg=3),
+        make("BUILD_TUPLE", arg=2),
+        make("PUSH_NULL"),
+        make("SWAP", arg=2),
+        make("LOAD_CONST", argval=site),
+        make("SWAP", arg=2),
+        make("CALL_FUNCTION_EX", arg=0),
+    ]
+
+
+def _loaded_without_method(load: Any, make: Callable[..., Any]) -> list[Any]:
+    """Return what leaves nothing and the bound method where `load` leaves function and object."""
+    return [make("PUSH_NULL"), make("SWAP", arg=2), make("LOAD_ATTR", argval=load.argval)]
+
+
+def _become(instruction: Any, other: Any) -> None:
+    instruction.opcode, instruction.opname = other.opcode, other.opname
+    instruction.arg, instruction.argval = other.arg, other.argval
+
+
+def _retarget(instructions: list[Any], firsts: dict[Any, Any]) -> None:
+    """Let jumps and handlers that began at an instruction begin at what was put before it."""
+    for instruction in instructions:
+        if instruction.target in firsts:
+            instruction.target = firsts[instruction.target]
+        entry = instruction.exn_tab_entry
+        if entry is not None:
+            entry.start = firsts.get(entry.start, entry.start)
+            entry.target = firsts.get(entry.target, entry.target)
+
+
+def _without_argument_names(instructions: list[Any]) -> list[Any]:
+    """Drop what prepares calls that are hooked now."""
+    kept: list[Any] = []
+    for instruction in instructions:
+        if instruction.opname == "BUILD_TUPLE":
+            while kept and kept[-1].opname in ("KW_NAMES", "PRECALL"):
+                kept.pop()
+        kept.append(instruction)
+    return kept
+
+
+def _calls_of_plain_values(instructions: list[Any]) -> set[Any]:
+    """Return the calls below whose function nothing lies, which is so of all but a few kinds."""
+    found: set[Any] = set()
+    stacks: dict[Any, list[str]] = {}
+    before: list[str] | None = []
+    for index, instruction in enumerate(instructions):
+        stack = stacks.get(instruction, before)
+        if stack is None:  # where a handler begins, below which lies nothing that is called
+            stack = [_VALUE] * _DEPTH
+        name, arg = instruction.opname, instruction.arg
+        if name == "CALL" and _is_null(stack, arg + 2) and not _sees_frame(instructions, index):
+            found.add(instruction)
+        if name == "CALL_FUNCTION_EX" and _is_null(stack, 3 + (arg & 1)):
+            found.add(instruction)
+        if instruction.target is not None:
+            stacks.setdefault(instruction.target, _after(stack, instruction, jump=True))
+        before = None if _never_goes_on(name) else _after(stack, instruction, jump=False)
+    return found
+
+
+def _is_null(stack: list[str], depth: int) -> bool:
+    return len(stack) >= depth and stack[-depth] is _NULL
+
+
+def _never_goes_on(name: str) -> bool:
+    return name in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE") or name.startswith(
+        ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+    )
+
+
+def _sees_frame(instructions: list[Any], index: int) -> bool:
+    """Tell whether a call is `super()`, which looks into the frame that calls it."""
+    before = [i for i in instructions[max(index - 3, 0) : index] if i.opname != "PRECALL"]
+    return bool(before) and before[-1].opname == "LOAD_GLOBAL" and before[-1].argval == "super"
+
+
+def _after(stack: list[str], instruction: Any, *, jump: bool) -> list[str]:
+    name, arg = instruction.opname, instruction.arg
+    if name == "PUSH_NULL":
+        return [*stack, _NULL]
+    if loads_method(instruction):
+        return [*stack[:-1], _NULL, _VALUE]
+    if name == "LOAD_GLOBAL" and arg & 1:
+        return [*stack, _NULL, _VALUE]
+    if name == "SWAP":
+        new = list(stack)
+        new[-1], new[-arg] = new[-arg], new[-1]
+        return new
+    if name == "COPY":
+        return [*stack, stack[-arg]]
+    if name == "PRECALL":  # CPython 3.11 counts the arguments here, and not where they are taken
+        return stack
+    if name == "CALL":
+        return [*stack[: -arg - 2], _VALUE]
+    effect = dis.stack_effect(
+        instruction.opcode, arg if instruction.opcode >= dis.HAVE_ARGUMENT else None, jump=jump
+    )
+    new = stack[:effect] if effect < 0 else [*stack, *[_VALUE] * effect]
+    if new and effect < 0 and name != "POP_TOP" and not _stores(name):
+        new = [*new[:-1], _VALUE]
+    return new
+
+
+def _stores(name: str) -> bool:
+    return name.startswith(("STORE_", "POP_JUMP", "DELETE_"))

@@ -1,0 +1,107 @@
+"""Random generators and iterators that a program keeps: used by opaque calls, or refused."""
+
+from __future__ import annotations
+
+import dis
+import io
+import random
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from fxkit.tracing.surroundings.code_names import names_in
+from fxkit.tracing.surroundings.hooked_code import original
+from fxkit.tracing.surroundings.reach import Reach
+from fxkit.tracing.surroundings.strangers import is_hidden
+from fxkit.tracing.surroundings.watching import Watcher
+from fxkit.tracing.values.refusals import Refusal
+
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, io.IOBase)
+_FROM_MEMORY = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
+_NOTHING = ("PRECALL", "CACHE", "NOP", "PUSH_NULL")
+_LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def check_strangers(reach: Reach, watcher: Watcher) -> None:
+    """Refuse objects whose state can't be told, unless all that is done is to call their methods.
+
+    Args:
+        reach: What the program refers to.
+        watcher: Knows which code ran; is told which code to hook the next time.
+
+    Raises:
+        Refusal: When an object may be read unseen.
+    """
+    for value, path in reach.strangers:
+        name = path.replace("]", "").replace("[", ".").rpartition(".")[2]
+        users = [code for code in watcher.codes if _names(code, name)]
+        if not users and name.isidentifier() and not reach.reads_all:
+            continue
+        is_generator = isinstance(value, _GENERATORS)
+        is_iterator = hasattr(type(value), "__next__") and not isinstance(value, io.IOBase)
+        is_used_well = _calls_only if is_generator else _asks_for_next
+        is_well = all(is_used_well(code, name) for code in users) and name.isidentifier()
+        if (is_generator or is_iterator) and is_well:
+            unseen = [code for code in users if original(code) is code]
+            watcher.blamed.update(unseen)
+            if users and not unseen:
+                continue
+        why = "which is another one after each read" if is_iterator else "whose state can't be told"
+        raise Refusal(
+            f"the program may read {path or 'an object'}, a {type(value).__qualname__}, {why}",
+            "read it outside, and pass what it gives as an argument",
+        )
+
+
+def draws_unseen(code: CodeType) -> bool:
+    """Tell whether some code names a function of `numpy.random` whose calls are not reported."""
+    names = names_in(code)
+    return any(
+        is_hidden(getattr(np.random, name, None)) for name in names.attributes | names.globals
+    )
+
+
+def shares_memory(code: CodeType) -> bool:
+    """Tell whether some code may make tensors out of NumPy arrays or other memory."""
+    return not _FROM_MEMORY.isdisjoint(names_in(code).attributes | names_in(code).globals)
+
+
+def is_unseen(function: Any, given: Any) -> bool:
+    """Tell whether a torch call that a graph can't hold may be kept as an opaque call."""
+    return any(type(leaf) is torch.Generator for leaf in pytree.tree_leaves(given))
+
+
+def _names(code: CodeType, name: str) -> bool:
+    names = names_in(code)
+    return name in names.attributes or name in names.globals or name in code.co_freevars
+
+
+def _asks_for_next(code: CodeType, name: str) -> bool:
+    """Tell whether code does no more with what has a name than to write `next(...)` of it."""
+    kept = [i for i in dis.get_instructions(original(code)) if i.opname not in _NOTHING]
+    for place, instruction in enumerate(kept):
+        is_load = instruction.argval == name and instruction.opname.startswith("LOAD_")
+        if not is_load or instruction.opname == "LOAD_CLOSURE":
+            continue
+        before = [item.argval for item in kept[max(place - 3, 0) : place]]
+        after = kept[place + 1]
+        if "next" not in before or after.opname != "CALL" or after.arg != 1:
+            return False
+    return True
+
+
+def _calls_only(code: CodeType, name: str) -> bool:
+    """Tell whether code does no more with what has a name than to take its attributes."""
+    instructions = list(dis.get_instructions(original(code)))
+    for place, instruction in enumerate(instructions):
+        if instruction.argval != name or not instruction.opname.startswith("LOAD_"):
+            continue
+        if instruction.opname == "LOAD_CLOSURE":
+            continue
+        after: Any = instructions[place + 1]
+        if after.opname not in _LOADS_ATTRIBUTE:
+            return False
+    return True

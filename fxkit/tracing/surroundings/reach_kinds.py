@@ -1,0 +1,86 @@
+"""What the walk over a program's state leaves alone, and how it tells kinds of objects apart."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import gc
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fxkit.tracing.guarding import holders as h
+from fxkit.tracing.surroundings.trust import is_trusted_class
+
+LIMIT = 50_000
+OPAQUE = "_fxkit_opaque"
+"""Attribute of a function that calls another one unseen, and is not looked into."""
+
+MODULE_STATE = frozenset(
+    """
+    training _parameters _buffers _modules _forward_hooks _forward_pre_hooks forward
+    _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks_with_kwargs
+    _backward_hooks _backward_pre_hooks parametrizations
+    """.split()
+)
+TABLES = tuple(
+    name
+    for name in torch.nn.Module().__dict__
+    if isinstance(torch.nn.Module().__dict__[name], dict)
+)
+LEFT_ALONE = (
+    *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType, types.FrameType),
+    *(types.GenericAlias, types.SimpleNamespace().__init__.__class__, enum.Enum, torch.Generator),
+    *(np.generic, np.dtype, np.ufunc, torch.jit.ScriptModule, torch.jit.ScriptFunction),
+)
+LRU = type(functools.lru_cache(maxsize=1)(lambda: None))
+
+
+def can_widen(holder: h.NamespaceHolder) -> bool:
+    return holder.copied and not holder.assign and not holder.is_sealed
+
+
+def keeps_to_itself(kind: type) -> bool:
+    is_of_torch = kind.__module__.partition(".")[0] in ("torch", "numpy")
+    return is_of_torch and not kind.__module__.startswith("torch.distributions")
+
+
+def root_name(fn: Any) -> str:
+    return "" if not isinstance(fn, types.FunctionType) else fn.__name__
+
+
+def is_readable(stream: Any) -> bool:
+    try:
+        return stream.readable()
+    except ValueError:  # it is closed
+        return False
+
+
+def assign(kind: type, name: str, value: Any) -> None:
+    if value is h.ABSENT:
+        delattr(kind, name)
+    else:
+        setattr(kind, name, value)
+
+
+def slot_place(holder: h.SlotsHolder, name: str) -> Any:
+    return holder.place(name).holder
+
+
+@functools.lru_cache(maxsize=4096)
+def slot_names(kind: type) -> tuple[str, ...]:
+    from fxkit.tracing.values.structure import slot_names
+
+    if is_trusted_class(kind):
+        return ()
+    return slot_names(kind)
+
+
+def functions_of(codes: Iterable[types.CodeType]) -> list[types.FunctionType]:
+    """Return the living functions that have one of these codes; looks at all objects there are."""
+    referrers = gc.get_referrers(*codes) if codes else []
+    return [value for value in referrers if isinstance(value, types.FunctionType)]

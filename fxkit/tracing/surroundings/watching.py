@@ -1,0 +1,274 @@
+"""See which functions a program calls while it is recorded: Python's own, and those written in C.
+
+The interpreter reports calls of one thread to one function (`sys.setprofile`). It is switched off
+while torch works, so that it sees the program and not what is recorded anyway.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.function import Function
+
+from fxkit.tracing.recorder.control_operators import CODES
+from fxkit.tracing.surroundings import foreign_calls
+from fxkit.tracing.surroundings.blame import blame, user_code
+from fxkit.tracing.surroundings.hooked_code import can_hook
+from fxkit.tracing.surroundings.interpreter import settle
+from fxkit.tracing.surroundings.reach import Reach
+from fxkit.tracing.surroundings.trust import is_trusted
+from fxkit.tracing.values.refusals import Refusal
+
+Refuse = Callable[[str, str | None], None]
+APPLY = Function.__dict__["apply"].__func__.__code__
+SEED = inspect.unwrap(torch.random.manual_seed).__code__
+LOAD: CodeType = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
+SPECIAL = frozenset({APPLY, SEED, LOAD})
+
+
+class Listener(Protocol):
+    """What a watcher tells of."""
+
+    def refuse(self, reason: str, hint: str | None = None, *, watch: bool = False) -> None:
+        """Note what a graph can't hold."""
+
+    def note_text(self, stream: str, text: str) -> None:
+        """Note what the program prints."""
+
+    def begin_special(self, frame: FrameType) -> tuple[FrameType, Callable[[Any], None]] | None:
+        """Note a call of a function that stays one node; the callable takes its result."""
+
+
+class Watcher:
+    """Notes the code that runs, and stops the recording when a C function is called blindly.
+
+    Args:
+        reach: Is told of each function that is called for the first time.
+        listener: Is told of what the program does.
+
+    Attributes:
+        blamed: Code of the program that calls what can't be looked into.
+        codes: Code of functions outside of the trusted packages, with the globals it ran on.
+        is_muted: Whether what the program prints is noted only.
+    """
+
+    def __init__(self, reach: Reach, listener: Listener) -> None:
+        self.codes: dict[CodeType, dict[str, Any]] = {}
+        self._trusted: set[CodeType] = set()
+        self._reach = reach
+        self._opaque = Reach()
+        self._opaque.is_lenient = True
+        self._pending: set[int] = set()
+        self._foreign: dict[tuple[int, Any], str] = {}
+        self.blamed: set[CodeType] = set()
+        self._listener = listener
+        self._streams: _Streams | None = None
+        self._special: tuple[FrameType, Callable[[Any], None]] | None = None
+        self.is_muted = False
+        self._is_on = False
+        self._depth = 0
+        # CPython keeps no reference of its own while it calls this: it has to live as long as self.
+        self._callback = self._see
+
+    @property
+    def foreign(self) -> dict[tuple[int, Any], str]:
+        """What opaque calls have changed: `(id of what holds it, key)`, and its name."""
+        return self._foreign
+
+    @property
+    def kept(self) -> dict[int, Any]:
+        """The objects that the program refers to, by `id`."""
+        return self._reach.kept
+
+    def start(self) -> None:
+        """Begin to watch this thread.
+
+        Raises:
+            Refusal: When a profiler watches it already.
+        """
+        if sys.getprofile() is not None:
+            raise Refusal("a profiler is active", "capture before profiling")
+        settle()
+        self._is_on = True
+        sys.setprofile(self._callback)
+
+    def stop(self) -> None:
+        """Stop watching for good."""
+        if self._is_on:
+            self._is_on = False
+            sys.setprofile(None)
+        if self._streams is not None:
+            self._streams.close()
+            self._streams = None
+
+    def pause(self) -> None:
+        """Look away, until `resume`."""
+        if self._is_on:
+            sys.setprofile(None)
+
+    def resume(self) -> None:
+        """Look again."""
+        if self._is_on:
+            sys.setprofile(self._callback)
+
+    def enter_opaque(self, function: Any) -> None:
+        """Watch what an opaque function may change, and let it do what it likes."""
+        self._opaque.add(function, getattr(function, "__name__", "an opaque function"))
+        for holder in self._opaque.holders:
+            holder.entries = holder.read()
+        self._pending = self._changed_so_far(function)
+        self._depth += 1
+        self.resume()
+
+    def _changed_so_far(self, function: Any) -> set[int]:
+        """Return the `id` of what the program has written to; a graph writes to it at its end."""
+        changed: dict[int, Any] = {}
+        for holder in self._reach.holders:
+            own = [k for k in holder.changes() if (id(holder.value), k) not in self._foreign]
+            if own:
+                changed[id(holder.value)] = holder.value
+        if getattr(function, "__module__", None) == "_warnings":
+            filters = (id(vars(warnings)), id(warnings.filters))
+            if any(key in changed for key in filters):
+                self._listener.refuse("the program warns where it has changed which warnings count")
+        return set(changed)
+
+    def leave_opaque(self) -> None:
+        """Watch the program itself again."""
+        self._depth -= 1
+        self.pause()
+        for holder in self._opaque.holders:
+            if id(holder.value) in self._pending:
+                self._listener.refuse(
+                    f"an opaque call may read {holder.path}, which the program has changed before"
+                )
+            for key in holder.changes():
+                self._foreign[id(holder.value), key] = holder.name_of(key)
+
+    def _see(self, frame: FrameType, event: str, function: Any) -> None:
+        if not self._is_on:
+            return
+        if self._depth:
+            if event == "call" and not is_trusted(frame.f_globals.get("__name__")):
+                self._opaque.enter(frame)
+        elif self._special is not None:
+            self._see_inside_special(frame, event, function)
+        elif event == "call":
+            code = frame.f_code
+            if code in CODES:
+                self.blame_user(frame)
+                self._listener.refuse(f"the program calls torch.{code.co_name}", None, watch=True)
+            if code in SPECIAL:
+                self._special = self._listener.begin_special(frame)
+            if code not in self.codes and code not in self._trusted:
+                self._note(code, frame)
+            if code.co_freevars and code in self.codes:
+                self._reach.enter_again(frame)
+        elif event == "c_call":
+            if function is print:
+                self._streams = _Streams(self.is_muted)
+            elif isinstance(getattr(function, "__self__", None), ContextVar):
+                self._reach.enter_context(function.__self__)
+            elif self._streams is None and not foreign_calls.is_known(function):
+                self._see_foreign(frame, function)
+        elif event in ("c_return", "c_exception") and function is print:
+            self._end_of_print()
+
+    def _see_inside_special(self, frame: FrameType, event: str, result: Any) -> None:
+        if event == "call" and not is_trusted(frame.f_globals.get("__name__")):
+            self._opaque.enter(frame)
+        special = self._special
+        if event == "return" and special is not None and frame is special[0]:
+            self._special = None
+            special[1](result)
+
+    def _note(self, code: CodeType, frame: FrameType) -> None:
+        if is_trusted(frame.f_globals.get("__name__")):
+            self._trusted.add(code)
+        else:
+            self.codes[code] = frame.f_globals
+            self._reach.enter(frame)
+
+    def _see_foreign(self, frame: FrameType, function: Any) -> None:
+        # id() and sys functions inside of trusted packages serve their own bookkeeping.
+        caller = frame.f_globals.get("__name__")
+        if is_trusted(caller) and not foreign_calls.has_effects(function, caller):
+            return
+        if function is hash and frame.f_code.co_name == "__hash__":
+            return
+        code = blame(frame)
+        if code is not None and can_hook(code):
+            self.blamed.add(code)
+        self._listener.refuse(
+            f"the program calls {foreign_calls.name_of(function)}, which a graph can't repeat",
+            "call it outside, or put it into a function marked with fxkit.opaque",
+            watch=True,
+        )
+
+    def blame_user(self, frame: FrameType | None) -> None:
+        """Let the calls of the function that led to a frame go through a hook the next time."""
+        code = user_code(frame)
+        if code is not None and can_hook(code):
+            self.blamed.add(code)
+
+    def _end_of_print(self) -> None:
+        streams, self._streams = self._streams, None
+        if streams is None:
+            return
+        streams.close()
+        if not streams.texts:
+            self._listener.refuse("the program prints to a file", "print to standard output")
+        for name, text in streams.texts:
+            self._listener.note_text(name, text)
+
+
+class _Streams:
+    """Stands in for the standard streams while one `print` runs, and keeps what is written."""
+
+    def __init__(self, is_muted: bool) -> None:
+        self.texts: list[tuple[str, str]] = []
+        self._before = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._tees = {
+            name: _Tee(stream, name, self.texts, is_muted) for name, stream in self._before.items()
+        }
+        for name, tee in self._tees.items():
+            setattr(sys, name, tee)
+
+    def close(self) -> None:
+        """Put the streams back, unless the program has replaced them."""
+        for name, stream in self._before.items():
+            if getattr(sys, name) is self._tees[name]:
+                setattr(sys, name, stream)
+
+
+class _Tee:
+    def __init__(
+        self, stream: Any, name: str, texts: list[tuple[str, str]], is_muted: bool
+    ) -> None:
+        import threading
+
+        self._stream = stream
+        self._is_muted = is_muted
+        self._name = name
+        self._texts = texts
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> Any:
+        import threading
+
+        if threading.get_ident() == self._thread:
+            self._texts.append((self._name, text))
+            if self._is_muted:
+                return len(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,399 @@
+"""Take nested Python values apart into tensors and a description of the rest, and back again.
+
+torch's own pytree stops at objects that nobody registered, and it forgets which containers are the
+same. A captured call needs both: a key-value cache is an ordinary object that holds tensors, and a
+list that was passed in has to be the list that was changed.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from fxkit.errors import CaptureError
+from fxkit.tracing.values.size_numbers import NUMBERS, any_number, plain
+
+_LIMIT = 20_000
+
+_PLAIN = frozenset(
+    {
+        *(type(None), bool, int, str, bytes, complex, type(...), range, slice, type, torch.dtype),
+        *(torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo),
+    }
+)
+_BY_IDENTITY = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type),
+    *(torch.nn.Module, torch.Generator),
+)
+
+_MADE_BY_CALLS = (types.FunctionType, types.MethodType, torch.nn.Module, torch.Generator)
+
+Path = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Parts:
+    """A nested value, taken apart.
+
+    Attributes:
+        tensors: The tensors in it, in the order of torch's pytree.
+        tokens: What the rest looks like; two values with equal tokens differ in tensors only.
+        paths: Where each token lies, as text: `args[0]['mask']`.
+        tensor_paths: Where each tensor lies.
+        containers: The containers in it that a program may change, in the order of the walk.
+        container_paths: Where each container lies.
+        arrays: The NumPy arrays in it.
+        modules: The modules in it, with their paths.
+        alive: The objects that tokens name by `id`.
+    """
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    tokens: list[Any] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    tensor_paths: list[str] = field(default_factory=list)
+    containers: list[Any] = field(default_factory=list)
+    container_paths: list[str] = field(default_factory=list)
+    arrays: list[np.ndarray] = field(default_factory=list)
+    modules: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
+    alive: list[Any] = field(default_factory=list)
+    _seen: dict[int, int] = field(default_factory=dict)
+
+    def add(self, value: Any, path: str) -> None:
+        """Take `value` apart and append what is found."""
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            self._token(("tensor",), path)
+            self.tensors.append(value)
+            self.tensor_paths.append(path)
+        elif kind in _PLAIN:
+            self._token((kind, value), path)
+        elif kind is float:
+            self._token((kind, value.hex()), path)
+        elif isinstance(value, (enum.Enum, np.dtype)):
+            self._token((kind, value), path)
+        elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+            if isinstance(value, np.ndarray):
+                self.arrays.append(value)
+            self._token((kind, value.dtype.str, np.shape(value), value.tobytes()), path)
+        else:
+            self._add_shared(value, kind, path)
+
+    def _add_shared(self, value: Any, kind: type, path: str) -> None:
+        before = self._seen.get(id(value))
+        if before is not None:
+            self._token(("same", before), path)
+            return
+        if len(self.tokens) > _LIMIT:
+            raise CaptureError(
+                f"expected at most {_LIMIT} values in the arguments, got more at {path}",
+                hint="pass the tensors that the program needs, not the objects around them",
+            )
+        self._seen[id(value)] = len(self._seen)
+        if isinstance(value, torch.nn.Module):
+            self.modules.append((path, value))
+        content = None if isinstance(value, _BY_IDENTITY) else content_of(value)
+        if content is None:
+            self.alive.append(value)
+            self._token((kind, id(value)), path)
+            return
+        if kind not in (tuple, frozenset):
+            self.containers.append(value)
+            self.container_paths.append(path)
+        self._token((kind, content.label), path)
+        for step, child in content.children():
+            self.add(child, path + step)
+
+    def _token(self, token: Any, path: str) -> None:
+        self.tokens.append(token)
+        self.paths.append(path)
+
+
+@dataclass(slots=True)
+class Content:
+    """What is inside one container.
+
+    Attributes:
+        label: What has to be equal for two containers of one type to hold the same places.
+        values: What is inside, in order.
+        steps: How each place is written behind the path of the container.
+        make: Builds an empty container of this kind; None where it needs its values.
+        fill: Puts values into a container, replacing what it held; None where it can't be changed.
+        build: Builds the container from its values, where it can't be changed afterwards.
+    """
+
+    label: Any
+    values: list[Any]
+    steps: list[str]
+    make: Callable[[], Any] | None = None
+    fill: Callable[[Any, list[Any]], None] | None = None
+    build: Callable[[list[Any]], Any] | None = None
+
+    def children(self) -> Iterator[tuple[str, Any]]:
+        """Iterate over `(step, value)`."""
+        return zip(self.steps, self.values, strict=True)
+
+
+def content_of(value: Any) -> Content | None:
+    """Look into a container; None for a value that is not one, or can't be looked into."""
+    kind = type(value)
+    if kind is list:
+        return _list_content(value)
+    if kind is tuple:
+        return Content(len(value), list(value), _indices(len(value)), build=tuple)
+    if kind in (dict, OrderedDict):
+        return _dict_content(value, kind, kind)
+    if kind is defaultdict:
+        factory = value.default_factory
+        return _dict_content(value, factory, lambda: defaultdict(factory))
+    if kind in (set, frozenset):
+        return _set_content(value, kind)
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        steps = [f".{name}" for name in kind._fields]
+        return Content(len(value), list(value), steps, build=lambda values: kind(*values))
+    node = pytree.SUPPORTED_NODES.get(kind)
+    if node is not None:
+        return _registered_content(value, node)
+    return _object_content(value, kind)
+
+
+def _indices(count: int) -> list[str]:
+    return [f"[{index}]" for index in range(count)]
+
+
+def _list_content(value: list[Any]) -> Content:
+    def fill(target: list[Any], values: list[Any]) -> None:
+        target[:] = values
+
+    return Content(len(value), list(value), _indices(len(value)), list, fill)
+
+
+def _dict_content(value: dict[Any, Any], label: Any, make: Callable[[], Any]) -> Content | None:
+    keys = tuple([plain(key) for key in value])
+    if not all(isinstance(key, (str, int, bool, type(None), enum.Enum, type)) for key in keys):
+        return None
+
+    def fill(target: dict[Any, Any], values: list[Any]) -> None:
+        target.clear()
+        target.update(zip(keys, values, strict=True))
+
+    steps = [f"[{key!r}]" for key in keys]
+    return Content((label, keys), list(value.values()), steps, make, fill)
+
+
+def _set_content(value: Any, kind: type) -> Content | None:
+    if any(type(item) not in _PLAIN for item in value):
+        return None
+    items = frozenset(value)
+
+    def fill(target: set[Any], _: list[Any]) -> None:
+        target.clear()
+        target.update(items)
+
+    if kind is frozenset:
+        return Content(items, [], [], build=lambda _: items)
+    return Content(items, [], [], set, fill)
+
+
+def _registered_content(value: Any, node: pytree.NodeDef) -> Content:
+    values, context = node.flatten_fn(value)
+    if isinstance(value, dict) and len(value) == len(values):
+        steps = [f"[{key!r}]" for key in value]
+    else:
+        steps = _indices(len(values))
+    return Content(
+        (len(values), _comparable(context)),
+        list(values),
+        steps,
+        build=lambda new: node.unflatten_fn(new, context),
+    )
+
+
+def _comparable(context: Any) -> Any:
+    if isinstance(context, (list, tuple)):
+        return tuple(_comparable(item) for item in context)
+    return context
+
+
+def _object_content(value: Any, kind: type) -> Content | None:
+    """Look into an ordinary object; None for one that C code or a `__new__` of its own made."""
+    if kind.__new__ is not object.__new__ or kind.__reduce__ is not object.__reduce__:
+        return None
+    names = [name for name in slot_names(kind) if hasattr(value, name)]
+    names += vars(value) if hasattr(value, "__dict__") else ()
+    if not names and not hasattr(value, "__dict__") and not slot_names(kind):
+        return None
+
+    def fill(target: Any, values: list[Any]) -> None:
+        if hasattr(target, "__dict__"):
+            vars(target).clear()
+        for name, item in zip(names, values, strict=True):
+            object.__setattr__(target, name, item)
+
+    values = [object.__getattribute__(value, name) for name in names]
+    return Content(
+        tuple(names), values, [f".{name}" for name in names], lambda: object.__new__(kind), fill
+    )
+
+
+@functools.cache
+def slot_names(kind: type) -> tuple[str, ...]:
+    """Return the names of the `__slots__` of a class and of those before it."""
+    names: list[str] = []
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            hidden = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+Build = Callable[[list[Any], dict[int, Any]], Any]
+
+
+class Blueprint:
+    """How to build a nested value again, with other tensors in the places of those it holds.
+
+    Args:
+        value: The value to be built again.
+        place: Says which of the new tensors stands for a tensor (or proxy) of `value`.
+        existing: `{id: number}` of containers that are handed in at each call and not built anew.
+        path: How messages call the value.
+        kept: `{id: object}` of objects that outlive calls and are referred to as they are. When
+            given, functions and modules that are not among them can't be built again.
+    """
+
+    def __init__(
+        self,
+        value: Any,
+        place: Callable[[Any, str], int],
+        existing: dict[int, int],
+        path: str = "",
+        kept: dict[int, Any] | None = None,
+    ) -> None:
+        self._place = place
+        self._kept = kept
+        self._existing = existing
+        self._builders: dict[int, Build] = {}
+        self._path = path
+        self._build = self._plan(value, path)
+        self._fill: Callable[[Any, list[Any]], None] | None = None
+        self._children: list[Build] = []
+        self._forget()
+
+    def build(self, tensors: list[Any], containers: list[Any], memo: dict[int, Any]) -> Any:
+        """Build the value.
+
+        Args:
+            tensors: The new tensors, by the numbers that `place` gave.
+            containers: This call's containers, by the numbers in `existing`.
+            memo: What was built so far in this call; one dict for all blueprints of a call.
+        """
+        memo.setdefault(-1, containers)
+        return self._build(tensors, memo)
+
+    def refill(
+        self, target: Any, tensors: list[Any], containers: list[Any], memo: dict[int, Any]
+    ) -> None:
+        """Give `target` the content that the described container has."""
+        memo.setdefault(-1, containers)
+        if self._fill is not None:
+            self._fill(target, [build(tensors, memo) for build in self._children])
+
+    @classmethod
+    def of_content(
+        cls,
+        value: Any,
+        place: Callable[[Any, str], int],
+        existing: dict[int, int],
+        path: str,
+        kept: dict[int, Any] | None = None,
+    ) -> Blueprint:
+        """Describe what is inside a container that itself stays the same."""
+        plan = cls(None, place, existing, path)
+        plan._place, plan._existing, plan._kept = place, existing, kept
+        content = content_of(value)
+        if content is None or content.fill is None:
+            raise _opaque(value, path)
+        plan._fill = content.fill
+        plan._children = [plan._plan(child, path + step) for step, child in content.children()]
+        plan._forget()
+        return plan
+
+    def _forget(self) -> None:
+        """Drop what was needed for planning only, and would keep the first call's tensors alive."""
+        self._place, self._existing, self._builders, self._kept = _no_place, {}, {}, None
+
+    def _plan(self, value: Any, path: str) -> Build:
+        if isinstance(value, (torch.Tensor, fx.Proxy)) or type(value) in NUMBERS:
+            number = self._place(value, path)
+            return lambda tensors, _: tensors[number]
+        if type(value) in (torch.Size, slice) and any_number(value):
+            return self._plan_sizes(value, path)
+        if id(value) in self._existing:
+            which = self._existing[id(value)]
+            return lambda _, memo: memo[-1][which]
+        if self._kept is not None and id(value) in self._kept:
+            return lambda tensors, memo: value
+        if type(value) in _PLAIN or isinstance(value, (float, enum.Enum, *_BY_IDENTITY)):
+            if self._kept is not None and isinstance(value, _MADE_BY_CALLS):
+                raise _opaque(value, path)
+            return lambda tensors, memo: value
+        if isinstance(value, np.generic):
+            return lambda tensors, memo: value
+        known = self._builders.get(id(value))
+        return known if known is not None else self._plan_container(value, path)
+
+    def _plan_sizes(self, value: Any, path: str) -> Build:
+        """Plan a value of plain type, some of whose numbers are computed of sizes."""
+        kind = type(value)
+        items = (value.start, value.stop, value.step) if kind is slice else tuple(value)
+        parts = [self._plan(item, path) for item in items]
+        if kind is slice:
+            return lambda tensors, memo: slice(*(part(tensors, memo) for part in parts))
+        return lambda tensors, memo: torch.Size([part(tensors, memo) for part in parts])
+
+    def _plan_container(self, value: Any, path: str) -> Build:
+        content = content_of(value)
+        if content is None:
+            raise _opaque(value, path)
+        key = id(value)
+        children: list[Build] = []
+        make, fill, build = content.make, content.fill, content.build
+
+        def rebuild(tensors: list[Any], memo: dict[int, Any]) -> Any:
+            if key in memo:
+                return memo[key]
+            if make is None or fill is None:
+                assert build is not None
+                result = build([child(tensors, memo) for child in children])
+                memo[key] = result
+                return result
+            memo[key] = result = make()
+            fill(result, [child(tensors, memo) for child in children])
+            return result
+
+        self._builders[key] = rebuild
+        children += [self._plan(child, path + step) for step, child in content.children()]
+        return rebuild
+
+
+def _no_place(tensor: Any, path: str) -> int:
+    raise LookupError(path)
+
+
+def _opaque(value: Any, path: str) -> CaptureError:
+    return CaptureError(
+        f"expected tensors and plain values in {path}, got {type(value).__qualname__}, "
+        "which can't be built again for each call",
+        hint="return the tensors themselves, in tuples, lists, dicts or dataclasses",
+    )

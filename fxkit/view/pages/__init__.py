@@ -1,0 +1,1 @@
+"""One offline HTML file, and how it gets before somebody's eyes."""

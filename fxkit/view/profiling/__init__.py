@@ -1,0 +1,1 @@
+"""Time, operations, bytes and memory of each node: measured, summed up, charted."""

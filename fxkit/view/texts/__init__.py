@@ -1,0 +1,1 @@
+"""Labels, numbers, colours and tables: what all views write with."""

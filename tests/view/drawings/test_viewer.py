@@ -1,0 +1,212 @@
+"""The viewer of a graph, driven in headless Chromium: search, open, colour, select, picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import fx
+
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.view import draw
+from fxkit.view.pages.page import fragment_page
+from fxkit.view.texts.theme import FAMILY_COLOURS, LIGHT
+from tests.view import models
+from tests.view.browser import drive, needs_chromium, picture
+
+pytestmark = needs_chromium
+
+SCRIPT = """
+const root = document.querySelector(".fx-viewer"), view = root.fxViewer, out = {};
+const key = (name, options) => root.dispatchEvent(
+  new KeyboardEvent("keydown", { key: name, bubbles: true, ...options }));
+const pointer = (kind, at, options) => root.querySelector("canvas").dispatchEvent(
+  new PointerEvent(kind,
+    { clientX: at.x, clientY: at.y, pointerId: 1, bubbles: true, ...options }));
+const click = (name, options) => {
+  const at = view.at(name);
+  pointer("pointerdown", at, options);
+  pointer("pointerup", at, options);
+};
+root.querySelector("canvas").setPointerCapture = () => {};
+out.start = view.state();
+
+const input = root.querySelector("input[type=search]");
+input.value = "soft.ax|gelu";
+input.dispatchEvent(new Event("input"));
+out.searched = [view.state().hits, root.querySelector("output").textContent];
+input.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
+out.stepped = [view.state().selected, root.querySelector("output").textContent];
+input.value = "(";
+input.dispatchEvent(new Event("input"));
+out.broken = root.querySelector("output").textContent;
+key("Escape");
+
+key("E");
+out.closed = view.state();
+view.select("softmax_2");
+out.revealed = view.state();
+out.panel = root.querySelector(".fx-panel").textContent;
+view.unfold("layers.0");
+out.unfolded = view.state();
+key("e");
+out.opened = view.state();
+
+const chooser = root.querySelector("select");
+out.colours = [...chooser.options].map((option) => option.value);
+chooser.value = "flops";
+chooser.dispatchEvent(new Event("change"));
+out.coloured = [view.state().colour, root.querySelector(".fx-legend").textContent];
+
+view.select("mask");
+pointer("pointermove", view.at("mask"));
+out.hovered = root.querySelector(".fx-info").textContent;
+click("mask");
+out.clicked = view.state();
+view.select("add");
+click("softmax", { shiftKey: true });
+out.path = view.state();
+view.fit();
+const before = view.state().camera;
+key("+"); key("ArrowRight");
+out.moved = [before, view.state().camera];
+root.querySelector("[data-do=theme]").click();
+out.theme = document.documentElement.dataset.theme;
+key("?");
+out.help = root.querySelector(".fx-help").textContent;
+return out;
+"""
+
+
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    gm = models.stack(3)
+    propagate_types(gm, models.stack_args())
+    return drive(draw(gm).html(), SCRIPT, tmp_path_factory.mktemp("viewer"))
+
+
+def test_like_layers_are_drawn_once_at_first(driven: Any) -> None:
+    assert driven["start"]["frames"] == ["layers.0 … layers.2 × 3"]
+    assert driven["start"]["boxes"] == len(draw(models.stack(3)).scene.boxes)
+
+
+def test_search_takes_a_regular_expression(driven: Any) -> None:
+    hits, words = driven["searched"]
+    assert sorted(hits) == ["gelu", "gelu_1", "gelu_2", "softmax", "softmax_1", "softmax_2"]
+    assert words == "6 found"
+    assert driven["stepped"] == ["softmax", "1 of 6"]
+    assert driven["broken"] == "not a pattern"
+
+
+def test_modules_close_and_open(driven: Any) -> None:
+    assert driven["closed"]["frames"] == []
+    assert driven["revealed"]["frames"] == ["layers.0 … layers.2 × 3"]
+    assert driven["unfolded"]["frames"] == ["layers.0", "layers.1", "layers.2"]
+    assert driven["opened"]["boxes"] == len(draw(models.stack(3), depth=None).scene.boxes)
+
+
+def test_selection_tells_all_and_finds_the_node(driven: Any) -> None:
+    assert driven["revealed"]["selected"] == "softmax_2"
+    assert driven["revealed"]["code"] == 'fxkit.graph(gm)["softmax_2"]'
+    for words in ("aten.softmax", "f32[2,3,3]", "(9, 3, 1)", "layers.2", "add_6", "matmul_5"):
+        assert words in driven["panel"]
+    assert driven["clicked"]["selected"] == "mask"
+
+
+def test_colours_are_those_that_are_known(driven: Any) -> None:
+    assert driven["colours"] == ["family", "flops", "bytes", "dtype", "effect"]
+    colour, legend = driven["coloured"]
+    assert colour == "flops"
+    assert "FLOP" in legend
+
+
+def test_hover_says_what_a_box_is(driven: Any) -> None:
+    assert driven["hovered"].startswith("mask  ·  input  ·  f32[3,3]  ·  stride (3, 1)  ·  3 users")
+
+
+def test_a_path_is_selected(driven: Any) -> None:
+    assert driven["path"]["path"] == ["add", "softmax"]
+    assert driven["path"]["code"] == (
+        'g = fxkit.graph(gm); g.between(g["add"], g["softmax"])'
+    )  # fmt: skip
+
+
+def test_keys_move_the_picture_and_theme_and_help_work(driven: Any) -> None:
+    before, after = driven["moved"]
+    assert after["s"] > before["s"]
+    assert after["x"] > before["x"]
+    assert driven["theme"] == "dark"
+    assert "search by regular expression" in driven["help"]
+
+
+def test_the_code_that_is_copied_finds_the_node(driven: Any) -> None:
+    import fxkit
+
+    gm = models.stack(3)
+    found = eval(driven["revealed"]["code"], {"fxkit": fxkit, "gm": gm})
+    assert found.name == "softmax_2"
+
+
+def test_the_picture_has_the_boxes_and_their_colours(tmp_path: Path) -> None:
+    page = draw(models.stack(2)).html()
+    light = picture(page, "theme=light", tmp_path, size=(640, 480))
+    shown = light.colours()
+    assert {FAMILY_COLOURS[f][0] for f in ("contraction", "reduction", "pointwise")} <= shown
+    assert FAMILY_COLOURS["contraction"][1] in shown
+    assert LIGHT["page"] in shown
+    dark = picture(page, "theme=dark", tmp_path, size=(640, 480)).colours()
+    assert FAMILY_COLOURS["contraction"][2] in dark
+    assert FAMILY_COLOURS["contraction"][0] not in dark
+
+
+OVERLAPS = """
+return [...document.querySelectorAll(".fx-viewer")].map((root) => {
+  const view = root.fxViewer, found = [];
+  const look = (name) => {
+    const s = view.scene(), things = [...s.boxes, ...s.tags].sort((a, b) => a.y - b.y);
+    let overlaps = 0, outside = 0;
+    things.forEach((a, i) => {
+      if (a.x < 0 || a.y < 0 || a.x + a.w > s.width || a.y + a.h > s.height) outside++;
+      for (let k = i + 1; k < things.length && things[k].y < a.y + a.h - 0.01; k++) {
+        if (things[k].x < a.x + a.w - 0.01 && things[k].x + things[k].w > a.x + 0.01) overlaps++;
+      }
+    });
+    const ends = s.lines.filter((line) => line.to).filter((line) => {
+      const x = line.points[line.points.length - 2], y = line.points[line.points.length - 1];
+      return Math.abs(y - line.to.y) > 0.01 || x < line.to.x || x > line.to.x + line.to.w;
+    }).length;
+    found.push([name, overlaps, outside, ends, s.boxes.length]);
+  };
+  look("start"); view.openAll(true); look("open"); view.openAll(false); look("closed");
+  return found;
+});
+"""
+
+
+def test_nothing_overlaps_however_modules_are_opened(tmp_path: Path) -> None:
+    graphs = [
+        models.stack(),
+        fx.symbolic_trace(models.Shared()),
+        fx.symbolic_trace(models.Unequal()),
+        models.wide(),
+        models.random_graph(150),
+        models.random_graph(80, seed=3, reach=80),
+        models.hostile(),
+        models.empty(),
+    ]
+    page = fragment_page("all", "".join(draw(gm).html_fragment() for gm in graphs))
+    for gm, looks in zip(graphs, drive(page, OVERLAPS, tmp_path), strict=True):
+        assert [look[:4] for look in looks] == [[n, 0, 0, 0] for n in ("start", "open", "closed")]
+        assert looks[2][4] == len(draw(gm, depth=0).scene.boxes)
+
+
+def test_a_graph_of_ten_thousand_arguments_is_shown(tmp_path: Path) -> None:
+    found = drive(
+        draw(models.wide(10_000)).html(),
+        'const view = document.querySelector(".fx-viewer").fxViewer;'
+        "const start = view.state().boxes; view.unfold('part 1'); view.search('sin');"
+        "return [start, view.state().boxes, view.state().hits.length];",
+        tmp_path,
+    )
+    assert found == [103, 10_003, 10_000]

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxkit
+from benchmarks.fusion.models import Classifier, FeedForward
 from fxkit.view.texts.text_table import duration, table
 
 
@@ -33,29 +34,6 @@ class Case:
     goal: float | None
 
 
-class _Mlp(nn.Module):
-    """The feed-forward block of a transformer, with its norm and residual."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-class _Classifier(nn.Module):
-    """A network with its loss."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(self.net(x), target)
-
-
 def _norm_and_gelu() -> Case:
     norm = nn.LayerNorm(1024)
     x, y = (torch.randn(4096, 1024, requires_grad=True) for _ in range(2))
@@ -73,7 +51,7 @@ def _softmax() -> Case:
 
 
 def _mlp() -> Case:
-    block = _Mlp(512, 2048)
+    block = FeedForward(512, 2048)
     x = torch.randn(512, 512, requires_grad=True)
     return Case(block, (x,), (x, *block.parameters()), 1.15)
 
@@ -89,7 +67,7 @@ def _small_mlp() -> Case:
 def _resnet() -> Case:
     from pytorchcv.model_provider import get_model
 
-    net = _Classifier(get_model("resnet18").train())
+    net = Classifier(get_model("resnet18").train())
     inputs = (torch.randn(4, 3, 224, 224), torch.randint(1000, (4,)))
     return Case(net, inputs, tuple(net.parameters()), None)
 
@@ -148,7 +126,7 @@ def _columns(seconds: dict[str, float], goal: float | None) -> list[str]:
 
 def _optimisers(rounds: int) -> str:
     rows = []
-    net = nn.Sequential(*[_Mlp(256, 1024) for _ in range(6)])
+    net = nn.Sequential(*[FeedForward(256, 1024) for _ in range(6)])
     for parameter in net.parameters():
         parameter.grad = torch.randn_like(parameter)
     kinds: tuple[tuple[Any, dict[str, Any]], ...] = (

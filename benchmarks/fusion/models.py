@@ -84,7 +84,7 @@ class _NormGelu(nn.Module):
         return F.gelu(self.norm(x + y))
 
 
-class _Block(nn.Module):
+class FeedForward(nn.Module):
     """The feed-forward block of a transformer, with its norm and residual."""
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -96,7 +96,7 @@ class _Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-class _Classifier(nn.Module):
+class Classifier(nn.Module):
     """A network with its loss."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -127,7 +127,7 @@ def _resnet_step() -> Work:
     from pytorchcv.model_provider import get_model
 
     torch.manual_seed(0)
-    module = _Classifier(get_model("resnet18").train())
+    module = Classifier(get_model("resnet18").train())
     args = (torch.randn(4, 3, 224, 224), torch.randint(1000, (4,)))
     return Work(module, args, tuple(module.parameters()))
 
@@ -144,8 +144,8 @@ FAMILIES = {
     ),
     "training_mlp": Family(
         (
-            Case("block 512×512×2048", lambda: _step_of(_Block(512, 2048), (512, 512))),
-            Case("block_small 64×256×1024", lambda: _step_of(_Block(256, 1024), (64, 256))),
+            Case("block 512×512×2048", lambda: _step_of(FeedForward(512, 2048), (512, 512))),
+            Case("block_small 64×256×1024", lambda: _step_of(FeedForward(256, 1024), (64, 256))),
         ),
         goal=1.15,
     ),

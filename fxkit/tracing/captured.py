@@ -351,10 +351,7 @@ class Captured:
         assert learned is not None
         found, reasons = record_both_sides(self.fn, args, kwargs, call, learned, attempt)
         self._branches = reasons
-        if isinstance(found, Failure):
-            return False
-        attempt.variant = found
-        return True
+        return _is_replaced(attempt, found)
 
     def _take_numbers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, attempt: Attempt
@@ -366,10 +363,7 @@ class Captured:
         learned = self._learned
         assert learned is not None
         found = record_with_numbers(self.fn, args, kwargs, call, learned, attempt)
-        if isinstance(found, Failure):
-            return False
-        attempt.variant = found
-        return True
+        return _is_replaced(attempt, found)
 
     def _let_free(
         self,
@@ -426,3 +420,11 @@ def capture_error(failure: Failure) -> CaptureError:
 
 def _failure_text(failure: Failure) -> str:
     return str(capture_error(failure))
+
+
+def _is_replaced(attempt: Attempt, found: Variant | Failure) -> bool:
+    """Put a graph for more calls in the place of that for one, and tell whether there was one."""
+    if isinstance(found, Failure):
+        return False
+    attempt.variant = found
+    return True

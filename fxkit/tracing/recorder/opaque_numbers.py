@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import fx
 
 from fxkit.tracing.recorder.calls import Spelling
-from fxkit.tracing.values.size_numbers import NUMBERS, SizeFloat, SizeInt, any_number, plain
+from fxkit.tracing.values.size_numbers import INFIX, NUMBERS, SizeFloat, SizeInt, any_number, plain
 
 NAME = "fxkit_name"
 """Key of a node's meta: where a number that a graph is given lies, as the user would write it."""
@@ -143,28 +143,11 @@ def _fix_all(value: Any) -> None:
         _fix_all((value.start, value.stop, value.step))
 
 
-_SIGNS: dict[Any, str] = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.truediv: "/",
-    operator.pow: "**",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-}
-
-
 def number_text(value: Any) -> str:
     """Return what a node computes of numbers, as the user would write it."""
     if not isinstance(value, fx.Node):
         return repr(value)
-    sign = _SIGNS.get(value.target)
+    sign = INFIX.get(value.target)
     if sign is None or len(value.args) != 2:
         return value.meta.get(NAME, value.name)
     parts = [number_text(arg) for arg in value.args]

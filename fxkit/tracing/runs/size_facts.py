@@ -25,22 +25,8 @@ from fxkit.tracing.guarding.size_guards import SizeGuard
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.runs.size_recorder import SizeFact
 from fxkit.tracing.values.refusals import Refusal
+from fxkit.tracing.values.size_numbers import INFIX
 
-_INFIX = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.truediv: "/",
-    operator.pow: "**",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-}
 _CALLS = {math.ceil: "math.ceil", math.floor: "math.floor", operator.neg: "-"}
 
 
@@ -107,7 +93,7 @@ class Facts:
         """Return the expression that a node computes, with the operators of Python itself."""
         if not isinstance(node, fx.Node):
             return f"({node!r})" if isinstance(node, (int, float)) and node < 0 else repr(node)
-        infix = _INFIX.get(node.target)  # type: ignore[arg-type]
+        infix = INFIX.get(node.target)  # type: ignore[arg-type]
         if infix is not None:
             left, right = map(self.text_of, node.args)
             return f"({left} {infix} {right})"

@@ -15,6 +15,23 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+INFIX: dict[Any, str] = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.truediv: "/",
+    operator.pow: "**",
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+}
+"""Operators that stand between their operands, and how they are written."""
+
 
 class Listener(Protocol):
     """What stand-ins tell of what a program does with them."""

@@ -27,6 +27,7 @@ from fxkit.tracing.surroundings.code_names import CodeNames, names_in
 from fxkit.tracing.surroundings.strangers import (
     MARK_IT,
     handed_on,
+    hidden_call,
     hidden_names,
     is_hidden,
     is_stranger,
@@ -215,7 +216,7 @@ class Reach:
             parts = [value.__self__, value.__func__]
         elif isinstance(value, functools.partial):
             if handed_on(("partial",), value.func):
-                raise Refusal(*_hidden_call(path, value.func))
+                raise Refusal(*hidden_call(path, value.func))
             parts = [value.func, value.args, value.keywords]
         elif isinstance(value, (staticmethod, classmethod)):
             parts = [value.__func__]
@@ -336,7 +337,7 @@ class Reach:
             found = [(f"{name}.{key}", own[key]) for key in code.attributes if key in own]
         for path, item in found:
             if handed_on(names, item):
-                self._refuse(*_hidden_call(path, item))
+                self._refuse(*hidden_call(path, item))
 
     def _python_module_names(self, module: Any, names: Iterable[str], path: str) -> None:
         """Look at those attributes of a Python module that a function which sees it names."""
@@ -497,8 +498,3 @@ class Reach:
                     holder.names = None
         self._todo.extend(self._any)
         self._any.clear()
-
-
-def _hidden_call(path: str, function: Any) -> tuple[str, str]:
-    who = path or "the program"
-    return f"{who} hands {function.__name__} on to what calls it unseen", MARK_IT

@@ -114,3 +114,9 @@ def _sized(kind: type) -> type:
     while kind.__base__ is not None and kind.__base__.__itemsize__ == kind.__itemsize__:
         kind = kind.__base__
     return kind
+
+
+def hidden_call(path: str, function: Any) -> tuple[str, str]:
+    """Return why a function that is handed on can't be followed, and what helps."""
+    who = path or "the program"
+    return f"{who} hands {function.__name__} on to what calls it unseen", MARK_IT

@@ -22,6 +22,9 @@ from fxkit.passes.channels_last import Refused, Spreader
 # convolution takes to find its weight.
 MIN_WORK = 1 << 21
 
+# So few in one convolution run fastest as they are.
+MIN_LAYER_WORK = 1 << 17
+
 
 @dataclass(frozen=True)
 class PackConvolutions(Pass):
@@ -86,12 +89,7 @@ class _Packer(Spreader):
 
     def work(self) -> int:
         """Return the number of multiplications in the convolutions that can be packed."""
-        total = 0
-        for found in self._found.values():
-            known = type_of(found.layer.node)
-            assert isinstance(known, TensorType)
-            total += math.prod(known.shape) * math.prod(found.layer.weight.shape[1:])
-        return total
+        return sum(_work(found.layer) for found in self._found.values())
 
     def visit(self, node: fx.Node) -> None:
         """Replace a convolution, or let a node take operands in their new layout."""
@@ -151,7 +149,15 @@ class _Packer(Spreader):
             and _is_read(layer.weight_operand)
             and (layer.bias_operand is None or _is_read(layer.bias_operand))
             and layer.weight.is_contiguous()
+            and packed.parts_of(layer.weight.shape, layer.groups) is not None
+            and _work(layer) >= MIN_LAYER_WORK
         )
+
+    def _needs_old_layout(self, node: fx.Node) -> bool:
+        """Tell it of other convolutions too: eager's, in its layout, are the more exact ones."""
+        call = resolve(node)
+        is_convolution = call is not None and call.name.startswith("aten.conv")
+        return is_convolution or super()._needs_old_layout(node)
 
     def _with_norm(self, layer: Layer) -> _Found:
         arguments = layer.call.arguments
@@ -169,12 +175,20 @@ class _Packer(Spreader):
             if taken["training"] is False and self._are_constant(operands):
                 norm, statistics, eps = reader, operands, float(taken["eps"])
         weight = (layer.weight_operand, layer.bias_operand)
-        return _Found(layer, norm, (*weight, *statistics, eps, *settings))
+        operands = (*weight, *statistics, eps, *settings, packed.new_slot())
+        return _Found(layer, norm, operands)
 
     def _are_constant(self, operands: tuple[Any, ...]) -> bool:
         mean, variance, *others = operands
         needed = [mean, variance, *(o for o in others if o is not None)]
         return all(_is_read(o) and self.weights.value(o) is not None for o in needed)
+
+
+def _work(layer: Layer) -> int:
+    """Return the number of multiplications of a convolution."""
+    made = type_of(layer.node)
+    shape = made.shape if isinstance(made, TensorType) else ()
+    return math.prod(int(size) for size in shape) * math.prod(layer.weight.shape[1:])
 
 
 def _is_read(operand: Any) -> bool:

@@ -24,7 +24,7 @@ from fxkit.lower.cpp.build import cache_folder, library_path
 from fxkit.lower.cpp.toolchain import Linking
 
 _NAME = "fxkit_binding"
-_PARTS = ("declarations", "tensors", "pool", "program", "entry")
+_PARTS = ("declarations", "tensors", "fingerprint", "pool", "program", "entry")
 
 
 _loaded: list[Any] = []
@@ -100,7 +100,7 @@ def _linking() -> Linking:
         (sysconfig.get_paths()["include"],),
         (str(Path(torch.__file__).parent / "lib"),),
         ("torch_python", "torch_cpu", "c10"),
-        ("-O1", "-fno-exceptions", "-fno-rtti"),
+        ("-O1", "-march=native", "-fno-exceptions", "-fno-rtti"),
         str(sysconfig.get_config_var("SOABI")),
     )
 

@@ -13,6 +13,7 @@ from torch import nn
 import fxkit
 from fxkit.demo.judge import reference, relative_error
 from fxkit.lower.convolutions import packed
+from fxkit.lower.running import binding
 
 
 class Net(nn.Module):
@@ -74,7 +75,31 @@ def test_a_network_of_packed_convolutions(shape: tuple[int, ...]) -> None:
     assert not any("batch_norm" in n.name for n in fast.modules[0].graph_module.graph.nodes)
 
 
+def write_one(tensor: torch.Tensor, value: float) -> None:
+    """Write one number in the middle through memory that torch does not watch."""
+    numbers = tensor.detach().numpy().reshape(-1)
+    numbers[numbers.size // 3] = value
+
+
+def flip_data(tensor: torch.Tensor) -> None:
+    """Flip all signs, one bit of each number, without a version."""
+    tensor.data.neg_()
+
+
 CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "one number through data": lambda m: m.point.weight.data[7].__setitem__(5, 3.0),
+    "one number through numpy": lambda m: write_one(m.stem.weight, 2.0),
+    "a row through numpy": lambda m: m.wide.weight.detach().numpy().__setitem__(3, 0),
+    "signs through data": lambda m: flip_data(m.depth.weight),
+    "set": lambda m: m.wide.weight.set_(torch.randn_like(m.wide.weight)),
+    "numbers in another order": lambda m: m.point.weight.data.copy_(m.point.weight.data.flip(0)),
+    "a bias by numpy": lambda m: write_one(m.wide.bias, 4.0),
+    "a mean by numpy": lambda m: write_one(m.stem_norm.running_mean, 4.0),
+    "a variance by numpy": lambda m: write_one(m.depth_norm.running_var, 9.0),
+    "a shift by numpy": lambda m: write_one(m.stem_norm.bias, -3.0),
+    "a statistic swapped": lambda m: setattr(
+        m.depth_norm, "running_mean", torch.randn_like(m.depth_norm.running_mean)
+    ),
     "in place": lambda m: m.stem.weight.mul_(2),
     "through data": lambda m: m.stem.weight.data.mul_(2),
     "other data": lambda m: setattr(m.point.weight, "data", torch.randn_like(m.point.weight)),
@@ -156,6 +181,128 @@ def test_little_work_is_left_as_it_is() -> None:
     assert not is_packed(fast)
 
 
+def random_weights() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = ((1,), (5,), (16, 3, 3, 3), (128,), (129,), (64, 32, 3, 3), (256, 256, 1, 1))
+    return [torch.randn(shape) for shape in shapes]
+
+
+@needs_packing
+@pytest.mark.parametrize("which", range(7))
+def test_a_fingerprint_tells_of_every_number(which: int) -> None:
+    native, tensor = binding.load(), random_weights()[which]
+    assert native is not None
+    others = [None, torch.randn(3)]
+    before = native.fingerprint(tensor, *others)
+    assert before == native.fingerprint(tensor.clone(), *others)
+    flat = tensor.view(-1)
+    for place in {0, len(flat) // 3, len(flat) // 2, len(flat) - 1}:
+        kept = flat[place].item()
+        bits = flat[place : place + 1].view(torch.int32)
+        for bit in (0, 13, 31):
+            bits ^= -(1 << 31) if bit == 31 else 1 << bit
+            assert native.fingerprint(tensor, *others) != before
+            flat[place] = kept
+    assert native.fingerprint(tensor, *others) == before
+
+
+@needs_packing
+@pytest.mark.parametrize("change", ["neg_", "double", "halve", "zero_", "flip", "roll"])
+def test_a_fingerprint_tells_of_changes_to_all_numbers(change: str) -> None:
+    native = binding.load()
+    assert native is not None
+    changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "neg_": torch.neg,
+        "double": lambda t: t * 2,
+        "halve": lambda t: t / 2,
+        "zero_": torch.zeros_like,
+        "flip": lambda t: t.flatten().flip(0).view_as(t),
+        "roll": lambda t: t.flatten().roll(128).view_as(t),
+    }
+    for tensor in random_weights()[2:]:
+        for of in (tensor, torch.ones_like(tensor).cumsum(0)):
+            changed = changes[change](of).contiguous()
+            assert torch.equal(of, changed) == (
+                native.fingerprint(of) == native.fingerprint(changed)
+            )
+
+
+@needs_packing
+def test_a_fingerprint_tells_tensors_apart_and_refuses_others() -> None:
+    native = binding.load()
+    assert native is not None
+    zero = torch.zeros(4)
+    prints = [
+        native.fingerprint(*tensors)
+        for tensors in ((zero, None), (None, zero), (zero, zero), (zero[:3], None))
+    ]
+    assert len(set(prints)) == 4
+    for refused in (
+        torch.zeros(3, 2).t(),
+        zero.double(),
+        torch.zeros(0),
+        3,
+        torch.zeros(2).to("meta"),
+    ):
+        assert native.fingerprint(refused) is None
+
+
+@torch.no_grad()
+def test_nothing_is_packed_without_the_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "load", lambda: None)
+    module, x = net(), torch.randn(2, 3, 64, 64)
+    fast = fxkit.compile(module)
+    fast(x)
+    check(fast, module, x)
+    assert not is_packed(fast)
+
+
+@needs_packing
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("channels", "kernel"), [(512, 3), (64, 3), (100, 5), (1280, 1), (30, 7), (289, 1)]
+)
+def test_many_terms_are_as_exact_as_in_eager(channels: int, kernel: int) -> None:
+    torch.manual_seed(0)
+    module = nn.Conv2d(channels, 48, kernel, padding=kernel // 2)
+    x = torch.relu(torch.randn(2, channels, 14, 14))
+    fast = fxkit.compile(module)
+    fast(x)
+    assert is_packed(fast)
+    exact, eager = reference(module, (x.double(),)), module(x)
+    assert relative_error(fast(x), exact) <= 1.5 * max(relative_error(eager, exact), 1.6e-7)
+
+
+def test_parts_cover_all_channels() -> None:
+    for channels in range(1, 700):
+        for size in (1, 2, 3, 5, 7, 11):
+            parts = packed.parts_of((8, channels, size, size), 1)
+            assert parts is not None
+            assert [first for first, _ in parts] == [0, *(end for _, end in parts[:-1])]
+            assert parts[-1][1] == channels
+            assert all(0 < (end - at) * size**2 <= packed.MOST_TERMS for at, end in parts)
+    assert packed.parts_of((8, 1, 20, 20), 1) is None
+    assert packed.parts_of((8, 300, 1, 1), 2) is None
+    assert packed.parts_of((8, 32, 3, 3), 2) == [(0, 32)]
+
+
+@needs_packing
+@torch.no_grad()
+def test_a_slot_that_others_use_and_weights_that_are_gone() -> None:
+    torch.manual_seed(0)
+    x, slot = torch.randn(1, 16, 8, 8), packed.new_slot()
+    weights = [torch.randn(8, 16, 3, 3) for _ in range(3)]
+    norm = (None, None, None, None, 0.0)
+    for weight in (*weights, *weights):
+        for stride in (1, 2):
+            how = ((stride, stride), (1, 1), (1, 1), 1)
+            found = packed.convolution(x, weight, None, *norm, *how, slot)
+            torch.testing.assert_close(found, F.conv2d(x, weight, None, *how))
+    assert slot in packed._slots
+    del weights, weight
+    assert slot not in packed._slots
+
+
 @needs_packing
 @torch.no_grad()
 def test_the_operator_alone() -> None:
@@ -169,7 +316,7 @@ def test_the_operator_alone() -> None:
         (mean, variance, scale, bias),
         (mean, variance, None, None),
     ):
-        found = packed.convolution(x, weight, bias, *norm, 1e-5, *settings)
+        found = packed.convolution(x, weight, bias, *norm, 1e-5, *settings, packed.new_slot())
         exact = F.conv2d(x.double(), weight.double(), bias.double(), *settings[:3], 2)
         if norm[0] is not None:
             wide = [None if t is None else t.double() for t in norm]

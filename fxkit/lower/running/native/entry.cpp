@@ -296,6 +296,7 @@ static PyMethodDef functions[] = {
     {"memory_statistics", memory_statistics, METH_NOARGS, nullptr},
     {"trim_memory", trim_memory, METH_NOARGS, nullptr},
     {"limit_memory", limit_memory, METH_O, nullptr},
+    {"fingerprint", (PyCFunction)(void (*)(void))fingerprint, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

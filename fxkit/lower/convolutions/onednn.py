@@ -1,0 +1,86 @@
+"""The calls of torch that give oneDNN a weight which was laid out before: all that is private."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Names of the operators → how many arguments they take in the versions that are known.
+_CALLS = {
+    "_convolution_pointwise.default": 10,
+    "_convolution_pointwise_.binary": 13,
+    "_reorder_convolution_weight.default": 6,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a convolution goes over its input."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def is_available() -> bool:
+    """Tell whether torch has been built with what lays out weights, and it is not turned off."""
+    return _has_calls() and bool(torch._C._get_mkldnn_enabled())
+
+
+@functools.cache
+def _has_calls() -> bool:
+    names = ("_get_mkldnn_enabled", "_are_functorch_transforms_active",
+             "_len_torch_dispatch_stack", "_len_torch_function_stack")  # fmt: skip
+    if not torch.backends.mkldnn.is_available() or not all(hasattr(torch._C, n) for n in names):
+        return False
+    return all(_argument_count(name) == count for name, count in _CALLS.items())
+
+
+def _argument_count(name: str) -> int:
+    packet, overload = name.split(".")
+    found = getattr(getattr(torch.ops.mkldnn, packet, None), overload, None)
+    return 0 if found is None else len(found._schema.arguments)
+
+
+def is_watched() -> bool:
+    """Tell whether a function transform or a mode looks at the calls."""
+    return bool(
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+    )
+
+
+def lay_out(weight: Tensor, settings: Settings, shape: Sequence[int]) -> Tensor:
+    """Return a weight as oneDNN wants it for images of a shape; opaque to torch.
+
+    Args:
+        weight: float[out, C / groups, h, w]
+        settings: Those of the convolution.
+        shape: Of the images: [N, C, H, W].
+    """
+    return torch.ops.mkldnn._reorder_convolution_weight.default(
+        weight.contiguous(memory_format=torch.channels_last),
+        settings.padding, settings.stride, settings.dilation, settings.groups, shape,
+    )  # fmt: skip
+
+
+def convolve(image: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings) -> Tensor:
+    """Convolve an image, its channels innermost, with a weight from `lay_out`."""
+    return torch.ops.mkldnn._convolution_pointwise.default(
+        image, weight, bias, settings.padding, settings.stride, settings.dilation,
+        settings.groups, "none", [], "",
+    )  # fmt: skip
+
+
+def add_convolved(total: Tensor, image: Tensor, weight: Tensor, settings: Settings) -> Tensor:
+    """Add a convolution to what is in `total`, and return that."""
+    return torch.ops.mkldnn._convolution_pointwise_.binary(
+        total, image, weight, None, settings.padding, settings.stride, settings.dilation,
+        settings.groups, "add", 1.0, None, [], None,
+    )  # fmt: skip

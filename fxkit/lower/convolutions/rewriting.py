@@ -22,8 +22,10 @@ from fxkit.passes.channels_last import Refused, Spreader
 # convolution takes to find its weight.
 MIN_WORK = 1 << 21
 
-# So few in one convolution run fastest as they are.
+# So few in one convolution run fastest as they are; so does one that uses each number of its weight
+# less often than this, since the weight is read once more at each call to find whether it changed.
 MIN_LAYER_WORK = 1 << 17
+MIN_USES = 32
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class _Packer(Spreader):
             and (layer.bias_operand is None or _is_read(layer.bias_operand))
             and layer.weight.is_contiguous()
             and packed.parts_of(layer.weight.shape, layer.groups) is not None
-            and _work(layer) >= MIN_LAYER_WORK
+            and _work(layer) >= max(MIN_LAYER_WORK, MIN_USES * layer.weight.numel())
         )
 
     def _needs_old_layout(self, node: fx.Node) -> bool:
@@ -158,6 +160,15 @@ class _Packer(Spreader):
         call = resolve(node)
         is_convolution = call is not None and call.name.startswith("aten.conv")
         return is_convolution or super()._needs_old_layout(node)
+
+    def _call(
+        self, is_aten: bool, operand: fx.Node, options: dict[str, Any], place: fx.Node
+    ) -> fx.Node:
+        """Copy where `contiguous` would leave the strides as they are, as for one pixel."""
+        known = type_of(operand)
+        if not options and isinstance(known, TensorType) and _is_in_order(known):
+            is_aten, options = True, {"memory_format": torch.contiguous_format}
+        return super()._call(is_aten, operand, options, place)
 
     def _with_norm(self, layer: Layer) -> _Found:
         arguments = layer.call.arguments
@@ -182,6 +193,18 @@ class _Packer(Spreader):
         mean, variance, *others = operands
         needed = [mean, variance, *(o for o in others if o is not None)]
         return all(_is_read(o) and self.weights.value(o) is not None for o in needed)
+
+
+def _is_in_order(known: TensorType) -> bool:
+    """Tell whether elements lie in order, whatever the strides are where a size is one."""
+    if known.stride is None:
+        return False
+    expected = 1
+    for size, stride in zip(reversed(known.shape), reversed(known.stride), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _work(layer: Layer) -> int:

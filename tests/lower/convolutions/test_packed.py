@@ -305,6 +305,32 @@ def test_a_slot_that_others_use_and_weights_that_are_gone() -> None:
 
 @needs_packing
 @torch.no_grad()
+def test_weights_that_are_used_once_are_left_as_they_are() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(8, 256, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(256, 999, 1), nn.Conv2d(999, 9, 1)
+    )
+    x = torch.randn(1, 8, 32, 32)
+    fast = fxkit.compile(module)
+    fast(x)
+    check(fast, module, x)
+    calls = [n for n in fast.modules[0].graph_module.graph.nodes if n.target is packed.operator()]
+    assert len(calls) == 1
+
+
+@needs_packing
+@torch.no_grad()
+def test_strides_of_one_pixel_are_those_of_eager() -> None:
+    module = nn.Sequential(nn.Conv2d(8, 64, 3), nn.AdaptiveAvgPool2d(1), nn.ReLU())
+    x = torch.randn(2, 8, 32, 32)
+    fast = fxkit.compile(module)
+    fast(x)
+    assert is_packed(fast)
+    check(fast, module, x)
+
+
+@needs_packing
+@torch.no_grad()
 def test_the_operator_alone() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(2, 6, 9, 7), torch.randn(8, 3, 3, 3)

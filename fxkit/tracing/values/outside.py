@@ -8,6 +8,7 @@ up during the run and was neither recorded nor found here has no known origin, a
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import re
 import types
@@ -167,8 +168,8 @@ class Surroundings:
             self._look_into(value, path, depth)
 
     def _look_into(self, value: Any, path: str, depth: int) -> None:
-        if type(value) in _PLAIN:
-            return
+        if type(value) in _PLAIN or isinstance(value, logging.Logger):
+            return  # a logger leads to all others, and none keeps tensors
         if isinstance(value, torch.nn.Module):
             self._look_into_module(value, path)
         elif isinstance(value, types.FunctionType):
@@ -181,7 +182,8 @@ class Surroundings:
             if isinstance(holder, (dict, list)):
                 self.holders.append((path, holder))
             for key, child, step in _items(value):
-                self._look_at(Place(holder, key, path + step), child, path + step, depth + 1)
+                if type(child) not in _PLAIN:
+                    self._look_at(Place(holder, key, path + step), child, path + step, depth + 1)
 
     def _found(self, tensor: torch.Tensor, place: Place) -> None:
         self.places.setdefault(id(tensor), (tensor, []))[1].append(place)

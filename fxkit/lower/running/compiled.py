@@ -78,7 +78,7 @@ def _alternatives(gm: fx.GraphModule, policy: Policy) -> dict[str, Kernel]:
     for reason in (None, "another size may be left to torch's library"):
         calls = Calls(product=lambda _, r=reason: r, attention=lambda _, r=reason: r)
         plan = make_plan(gm, partition(gm, policy), calls)
-        kernels |= {f"{len(kernels)}_{name}": kernel for name, kernel in plan.kernels.items()}
+        kernels |= {f"other_{len(kernels)}_{name}": kernel for name, kernel in plan.kernels.items()}
     return kernels
 
 

@@ -55,6 +55,7 @@ class KernelStock:
         self._parts: dict[str, KernelStock] = {}
         self._forms: dict[Hashable, _Form] = {}
         self._functions: dict[str, _Function | BuildError] = {}
+        self._first_others: Callable[[], Mapping[str, Kernel]] = dict
         self._lock = threading.Lock()
 
     @property
@@ -78,9 +79,12 @@ class KernelStock:
         Those numbers that later kernels do not share with them are free from the start.
         """
         with self._lock:
-            for _, form, numbers in self._forms_of(kernels):
-                if form not in self._forms:
-                    self._forms[form] = _Form(numbers)
+            self._note(kernels)
+
+    def _note(self, kernels: Mapping[str, Kernel]) -> None:
+        for _, form, numbers in self._forms_of(kernels):
+            if form not in self._forms:
+                self._forms[form] = _Form(numbers)
 
     def build(
         self,
@@ -102,8 +106,11 @@ class KernelStock:
                 self._builds += 1
                 self._add(open_, texts)
                 if self._sizes.vary:
+                    self._note(self._first_others())
                     ahead = self._freed(others())
                     self._add(ahead, _texts(ahead))
+                else:
+                    self._first_others = others
             return self._take(open_, texts, fresh)
 
     def _freed(self, kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:

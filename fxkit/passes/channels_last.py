@@ -45,15 +45,7 @@ class ChannelsLast(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the edges, and in the weights."""
-        mark = edit.mark()
-        spreader = Spreader(edit)
-        try:
-            for node in list(edit.graph.nodes):
-                spreader.visit(node)
-        except Refused as refusal:
-            edit.undo(mark)
-            spreader.restore_types()
-            context.notes.append(f"all stays as it is: {refusal}")
+        Spreader(edit).visit_all(context)
 
 
 class Refused(Exception):
@@ -87,6 +79,17 @@ class Spreader:
         self.before: dict[fx.Node, Any] = {}
         self.converted: dict[fx.Node, fx.Node] = {}
         self.returned: dict[fx.Node, fx.Node] = {}
+
+    def visit_all(self, context: PassContext) -> None:
+        """Visit the nodes in order; where one refuses, take all back and note why."""
+        mark = self.edit.mark()
+        try:
+            for node in list(self.edit.graph.nodes):
+                self.visit(node)
+        except Refused as refusal:
+            self.edit.undo(mark)
+            self.restore_types()
+            context.notes.append(f"all stays as it is: {refusal}")
 
     def visit(self, node: fx.Node) -> None:
         """Convert a convolution, or let a node take operands in their new layout."""

@@ -48,17 +48,9 @@ class PackConvolutions(Pass):
         """Visit the nodes in order. Cost: linear in the edges."""
         if not packed.is_available():
             return
-        mark = edit.mark()
         packer = _Packer(edit)
-        if packer.work() < MIN_WORK:
-            return
-        try:
-            for node in list(edit.graph.nodes):
-                packer.visit(node)
-        except Refused as refusal:
-            edit.undo(mark)
-            packer.restore_types()
-            context.notes.append(f"all stays as it is: {refusal}")
+        if packer.work() >= MIN_WORK:
+            packer.visit_all(context)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class AttentionPrinter(KernelPrinter):
         )
         self._close()
         self._close()
-        return "\n".join(self._lines) + "\n"
+        return self._taken()
 
     def _tile_count(self) -> int:
         blocks = ceil_div(self._detail.queries, self._rows)

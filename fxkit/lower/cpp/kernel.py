@@ -11,6 +11,7 @@ import torch
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import FreeInt, free_numbers, is_free
+from fxkit.lower.cpp.lines import Lines
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule
 
@@ -20,7 +21,7 @@ SHARED = "#pragma omp parallel for num_threads(threads) schedule(static) if (thr
 _ASSIGNMENTS = {"add": "+=", "mul": "*="}
 
 
-class KernelPrinter(ABC):
+class KernelPrinter(Lines, ABC):
     """Writes one kernel as a C++ function.
 
     Rows are divided into tiles, which threads share. In the text, `i0, i1, …` index the axes that
@@ -35,11 +36,10 @@ class KernelPrinter(ABC):
     """
 
     def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
+        super().__init__()
         self._kernel = kernel
         self._name = name
         self._schedule = plan
-        self._lines: list[str] = []
-        self._depth = 0
         self._pointers: dict[tuple[int, tuple[int, ...], int], str] = {}
 
     def text(self) -> str:
@@ -65,7 +65,7 @@ class KernelPrinter(ABC):
         if faulty:
             self._add("return fault;")
         self._close()
-        return "\n".join(self._lines) + "\n"
+        return self._taken()
 
     def _share_tiles(self) -> None:
         """Let threads share the loop that follows."""
@@ -277,17 +277,6 @@ class KernelPrinter(ABC):
 
     def _type(self, position: int) -> str:
         return cpp_text.TYPES[self._body(position).dtype]
-
-    def _add(self, line: str) -> None:
-        self._lines.append("  " * self._depth + line)
-
-    def _open(self, line: str) -> None:
-        self._add(line)
-        self._depth += 1
-
-    def _close(self) -> None:
-        self._depth -= 1
-        self._add("}")
 
 
 def scaled(name: str, factor: int) -> str:

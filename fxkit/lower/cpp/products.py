@@ -73,7 +73,7 @@ class ProductPrinter(KernelPrinter):
             self._pass(one)
         for _ in range(3):
             self._close()
-        return "\n".join(self._lines) + "\n"
+        return self._taken()
 
     def _tile_count(self) -> int:
         return self._product.count * self._blocks * self._panels

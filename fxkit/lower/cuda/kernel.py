@@ -10,6 +10,7 @@ import torch
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.kernel import scaled
+from fxkit.lower.cpp.lines import Lines
 from fxkit.lower.cuda.layout import Family, Layout, index_type, is_uniform, is_whole, lane_axis
 from fxkit.lower.cuda.text import WRAPPING
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
@@ -53,7 +54,7 @@ class Tile:
     reductions: Collection[int] = ()
 
 
-class CudaPrinter(ABC):
+class CudaPrinter(Lines, ABC):
     """Writes one kernel as functions for a GPU.
 
     In the text, `i0, i1, …` index the axes that say which row it is, `r0, r1, …, j` those of the
@@ -71,6 +72,7 @@ class CudaPrinter(ABC):
     """
 
     def __init__(self, kernel: Kernel, name: str, layout: Layout) -> None:
+        super().__init__()
         self._kernel = kernel
         self._name = name
         self.layout = layout
@@ -82,8 +84,6 @@ class CudaPrinter(ABC):
         )
         self._index = index_type(kernel)
         self._is_ragged = kernel.sizes[self._axis] % self._width != 0
-        self._lines: list[str] = []
-        self._depth = 0
 
     @abstractmethod
     def launches(self) -> list[Launch]:
@@ -281,22 +281,3 @@ class CudaPrinter(ABC):
 
     def _type(self, position: int) -> str:
         return cpp_text.TYPES[self._body(position).dtype]
-
-    # Lines.
-
-    def _taken(self) -> str:
-        """Return the lines printed so far, and begin anew."""
-        text = "\n".join(self._lines) + "\n"
-        self._lines = []
-        return text
-
-    def _add(self, line: str) -> None:
-        self._lines.append("  " * self._depth + line)
-
-    def _open(self, line: str) -> None:
-        self._add(line)
-        self._depth += 1
-
-    def _close(self) -> None:
-        self._depth -= 1
-        self._add("}")

@@ -1,9 +1,10 @@
 """Runs torch's own operators through `fxkit.compile`, in a process that may crash.
 
-`python -m tests.lower.operator_worker FILE KIND SAMPLES FIRST STEP [NAMES]` appends a line of JSON
-to FILE before and after each operator of torch's table whose name matches the expression NAMES,
-from the FIRST on in steps of STEP. KIND is a key of `KINDS`, a dtype or the gradients; at most
-SAMPLES calls of each operator are compared, spread evenly over those of torch.
+`python -m tests.lower.operator_worker FILE KIND SAMPLES FIRST SKIPPED STEP [NAMES]` appends a line
+of JSON to FILE before and after each call of the operators of torch's table whose name matches the
+expression NAMES, from the FIRST on in steps of STEP, without the SKIPPED first calls of that one.
+KIND is a key of `KINDS`, a dtype or the gradients; at most SAMPLES calls of each operator are
+compared, spread evenly over those of torch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fxkit.lower.training import training_module
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 
 ERRORS = 20  # calls that eager refuses
-SECONDS = 600  # for one operator; after that the process ends, which counts as a crash
+SECONDS = 300  # for one call; after that the process ends, which counts as a crash
 
 GRADIENTS = "gradients"
 KINDS = {
@@ -197,31 +198,19 @@ def _has_run(module: Any) -> bool:
     return any(part.calls > 0 for part in (report.forward, report.backward) if part is not None)
 
 
-def verdict(info: Any, kind: str, count: int) -> dict[str, str]:
-    """Return the worst, or else the best, of what became of an operator's samples."""
-    if "empty" in info.name:
-        return {"status": "undetermined", "reason": "it returns whatever the memory holds"}
-    found = [{"status": "aten", "reason": "it has no samples that this machine can make"}]
+def calls(info: Any, kind: str, count: int) -> list[tuple[Any, bool]]:
+    """Return the samples of an operator that are compared, and whether eager is to refuse each."""
     try:
-        every = list(samples(info, kind, count))
+        every = [(sample, False) for sample in samples(info, kind, count)]
         has_errors = info.error_inputs_func is not None and kind == "float32"
         errors = info.error_inputs("cpu") if has_errors else ()
-        wrong_calls = [e.sample_input for e in itertools.islice(errors, ERRORS)]
+        return every + [(e.sample_input, True) for e in itertools.islice(errors, ERRORS)]
     except (RuntimeError, ImportError):  # needs what is not there, such as a device or SciPy
-        return found[0]
-    results = [check(*program(info, sample)) for sample in every]
-    for sample in wrong_calls:
-        result = check(*program(info, sample))
-        results += [result] if result["status"] == "wrong" else []
-    for status in ("wrong", "generated", "undetermined", "aten"):
-        found = [r for r in results if r["status"] == status] or found
-        if found[0]["status"] == status and results:
-            return found[0]
-    return found[0]
+        return []
 
 
-def main(file: str, kind: str, count: int, first: int, step: int, names: str) -> None:
-    """Check every STEP-th operator from the FIRST on."""
+def main(file: str, kind: str, count: int, first: int, skipped: int, step: int, names: str) -> None:
+    """Check every STEP-th operator from the FIRST on, that one without its SKIPPED first calls."""
     warnings.simplefilter("ignore")
     all_of_it = Policy(min_members=1)  # compile whatever can be, be it ever so small
     fxkit.compiler.to_cpp = functools.partial(to_cpp, policy=all_of_it)
@@ -229,13 +218,29 @@ def main(file: str, kind: str, count: int, first: int, step: int, names: str) ->
     training_module.CALL_SECONDS = -1.0
     table = operators(kind, names)
     for index in range(first, len(table), step):
-        name = f"{table[index].name}.{table[index].variant_test_name}".rstrip(".")
-        _append(file, {"index": index, "operator": name})
-        signal.alarm(SECONDS)
-        with torch.set_grad_enabled(kind == GRADIENTS):
-            result = verdict(table[index], kind, count)
-        signal.alarm(0)
-        _append(file, {"index": index, "operator": name, **result})
+        info = table[index]
+        name = f"{info.name}.{info.variant_test_name}".rstrip(".")
+        every = [] if "empty" in info.name else calls(info, kind, count)
+        if not every:
+            _append(file, {"index": index, "operator": name, "call": 0, **_no_calls(info)})
+        for call, (sample, is_refused) in enumerate(every):
+            if index == first and call < skipped:
+                continue
+            place = {"index": index, "operator": name, "call": call}
+            _append(file, place)
+            signal.alarm(SECONDS)
+            with torch.set_grad_enabled(kind == GRADIENTS):
+                result = check(*program(info, sample))
+            signal.alarm(0)
+            if is_refused and result["status"] != "wrong":
+                result = {"status": "refused", "reason": ""}
+            _append(file, {**place, **result})
+
+
+def _no_calls(info: Any) -> dict[str, str]:
+    if "empty" in info.name:
+        return {"status": "undetermined", "reason": "it returns whatever the memory holds"}
+    return {"status": "aten", "reason": "it has no samples that this machine can make"}
 
 
 def _append(file: str, line: dict[str, Any]) -> None:
@@ -244,4 +249,4 @@ def _append(file: str, line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6]), "".join(sys.argv[6:]))
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7]), "".join(sys.argv[7:]))

@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.lower.operator_worker import GRADIENTS, KINDS, operators
 
 ROOT = Path(__file__).parents[2]
+WORKER = "tests.lower.operator_worker"
 MOST_SAMPLES = 5
 
 # Pieces of the table, by the beginning of an operator's name → how many of its operators with
@@ -27,25 +29,38 @@ PIECES = {
 }  # fmt: skip
 
 
-def verdicts(file: Path, kind: str, samples: int, step: int, names: str) -> list[dict[str, str]]:
-    """Return what became of every `step`-th operator; one that ends its process has crashed."""
-    last = range(0, len(operators(kind, names)), step)[-1]
-    found: list[dict[str, str]] = []
-    first = 0
-    while first <= last:
+# What becomes of an operator is the first of these that became of one of its calls.
+WORST_FIRST = ("crash", "wrong", "generated", "undetermined", "aten", "refused")
+
+
+def verdicts(file: Path, kind: str, samples: int, step: int, names: str) -> list[dict[str, Any]]:
+    """Return what became of every `step`-th operator."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for call in outcomes(file, kind, samples, step, names):
+        found.setdefault(call["index"], []).append(call)
+    return [min(calls, key=lambda c: WORST_FIRST.index(c["status"])) for calls in found.values()]
+
+
+def outcomes(
+    file: Path, kind: str, samples: int, step: int, names: str, worker: str = WORKER
+) -> list[dict[str, Any]]:
+    """Return what became of each call; one that ends its process crashed, and stops no other."""
+    found: list[dict[str, Any]] = []
+    first = skipped = 0
+    while True:
         status, errors = run_apart(
-            [sys.executable, "-m", "tests.lower.operator_worker", str(file), kind, str(samples),
-             str(first), str(step), names]
+            [sys.executable, "-m", worker, str(file), kind,
+             *map(str, (samples, first, skipped, step)), names]
         )  # fmt: skip
+        end = f"exit status {status}: {errors.strip()[-300:]}"
+        assert file.exists(), end
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         file.unlink()
         found += [line for line in lines if "status" in line]
         if status == 0:
-            break
-        end = f"exit status {status}: {errors.strip()[-300:]}"
+            return found
         found.append({**lines[-1], "status": "crash", "reason": end})
-        first = lines[-1]["index"] + step
-    return found
+        first, skipped = lines[-1]["index"], lines[-1]["call"] + 1
 
 
 def run_apart(command: list[str]) -> tuple[int, str]:
@@ -79,6 +94,21 @@ def check(
     assert len(found) == len(range(0, len(operators(kind, names)), step))
     assert not counts["wrong"] + counts["crash"], table(found)
     assert counts["generated"] >= generated, table(found)
+
+
+def test_a_crash_counts_and_stops_nothing(tmp_path: Path) -> None:
+    found = outcomes(tmp_path / "found", "float32", 1, 1, "", "tests.lower.crashing_worker")
+    seen = [(one["index"], one["call"], one["status"]) for one in found]
+    good, bad = "generated", "crash"
+    assert seen == [
+        (0, 0, good),
+        (0, 1, bad),
+        (0, 2, good),
+        (1, 0, good),
+        (1, 1, bad),
+        (1, 2, good),
+    ]
+    assert "exit status -9" in found[1]["reason"]
 
 
 def test_a_tenth_of_the_operators(tmp_path: Path) -> None:

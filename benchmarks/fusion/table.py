@@ -110,6 +110,7 @@ def _family(name: str, rounds: int, with_peer: bool, only: str | None) -> str:
     peak = bounds.peak() if family.has_roofline else math.inf
     ready, found = [], []
     for case in _chosen(family, only):
+        print(f"compiling and timing {case.name} ...", file=sys.stderr, flush=True)
         measured, ways = _measure(case, rounds, with_peer, peak)
         found.append(measured)
         ready.append((case, ways))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
 from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
-from fxkit.lower import CompiledModule, to_cpp, to_cuda
+from fxkit.lower import CompiledModule, Policy, to_cpp, to_cuda
 from fxkit.lower.convolutions.rewriting import PackConvolutions
 from fxkit.lower.cuda.compiled import is_on_gpu
 from fxkit.lower.running import binding
@@ -24,9 +24,12 @@ from fxkit.lower.training.left_to_eager import LeftToEager
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
-from fxkit.passes.pipelines import SIMPLIFY, TRAINING
+from fxkit.passes.pipelines import LOWERING, LOWERING_TRAINING, SIMPLIFY, TRAINING
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.runs.free_sizes import Request
+
+# Makes a callable of a graph and of the tensors that it takes.
+Backend = Callable[[fx.GraphModule, tuple[torch.Tensor, ...]], Callable[..., Any]]
 
 
 class Compiled:
@@ -46,8 +49,13 @@ class Compiled:
         train: bool | None = None,
         dynamic: Request = None,
         tune: bool = False,
+        fast: bool = False,
+        backend: Backend | None = None,
     ) -> None:
         self._passes = passes
+        self._fast = fast
+        self._policy = Policy(rounds=not fast)
+        self._other_backend = backend
         self._train = train
         self._tune = tune
         self.modules: list[CompiledModule | TrainingModule] = []
@@ -100,6 +108,8 @@ class Compiled:
         return "\n\n".join(str(module.report()) for module in self.modules)
 
     def _backend(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+        if self._other_backend is not None:
+            return self._other_backend(self._rewritten_or_recorded(gm, args), args)
         if not has_free_sizes(gm):
             module = self._lower(gm, args)
             self._stock.see(args)
@@ -122,24 +132,20 @@ class Compiled:
         args: tuple[torch.Tensor, ...],
         stock: KernelStock | None = None,
     ) -> CompiledModule | TrainingModule:
-        is_trained = self._train is not False and _asks_for_gradients(gm, args)
-        passes = self._passes
-        if passes is None:
-            passes = TRAINING if is_trained else SIMPLIFY
+        policy = self._policy
         try:
-            copied = fx.GraphModule(gm, _copy_graph(gm.graph))
-            PassManager(passes, verify="structure", args=args).run(copied)
-            if is_trained:
-                module = to_cpp_training(copied, args, stock=stock)
+            copied = self._rewritten(gm, args)
+            if self._is_trained(gm, args):
+                module = to_cpp_training(copied, args, policy=policy, stock=stock)
             elif is_on_gpu(copied, args):
-                module = to_cuda(copied, args)
+                module = to_cuda(copied, args, policy=policy)
             else:
                 typed(copied, args)
                 PassManager((PackConvolutions(),), verify="structure", args=args).run(copied)
-                module = to_cpp(copied, args, tune=self._tune, stock=stock)
+                module = to_cpp(copied, args, policy=policy, tune=self._tune, stock=stock)
         except InvalidGraphError as error:
             copied = fx.GraphModule(gm, _copy_graph(gm.graph))
-            module = to_cpp_as_recorded(copied, error.message)
+            module = to_cpp_as_recorded(copied, error.message, policy)
             is_fused = any(region.kernel is not None for region in module.regions)
             how = "is compiled as it was recorded" if is_fused else "runs in eager"
             warnings.warn(f"{error}\n  The captured graph {how}.", stacklevel=2)
@@ -150,6 +156,30 @@ class Compiled:
                 warnings.warn(f"trained in eager: {module.reason}", stacklevel=2)
         self.modules.append(module)
         return module
+
+    def _is_trained(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:
+        return self._train is not False and _asks_for_gradients(gm, args)
+
+    def _rewritten_or_recorded(
+        self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]
+    ) -> fx.GraphModule:
+        try:
+            return self._rewritten(gm, args)
+        except InvalidGraphError as error:
+            warnings.warn(f"{error}\n  The graph stays as it was recorded.", stacklevel=2)
+            return fx.GraphModule(gm, _copy_graph(gm.graph))
+
+    def _rewritten(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> fx.GraphModule:
+        """Return a copy of a captured graph that the passes have run on."""
+        passes = self._passes
+        if passes is None:
+            inference, training = (
+                (SIMPLIFY, TRAINING) if self._fast else (LOWERING, LOWERING_TRAINING)
+            )
+            passes = training if self._is_trained(gm, args) else inference
+        copied = fx.GraphModule(gm, _copy_graph(gm.graph))
+        PassManager(passes, verify="structure", args=args).run(copied)
+        return copied
 
 
 def _asks_for_gradients(gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:
@@ -164,6 +194,8 @@ def compile(
     train: bool | None = None,
     dynamic: Request = None,
     tune: bool = False,
+    fast: bool = False,
+    backend: Backend | Literal["eager"] | None = None,
 ) -> Any:
     """Make a program run as fused C++ kernels; works as a decorator and as a call.
 
@@ -178,20 +210,27 @@ def compile(
 
     Args:
         fn: A function, module or bound method.
-        passes: The passes to run before lowering; by default `SIMPLIFY`, and `TRAINING` where
-            gradients are asked for.
+        passes: The passes to run before lowering; by default `LOWERING`, and `LOWERING_TRAINING`
+            where gradients are asked for.
         train: Whether to compile gradients: where they are asked for when left out; True also warns
             where a graph is trained in eager, with the reason; with False all are.
         dynamic: Which sizes of the arguments' tensors a captured graph leaves open, as
             `fxkit.capture` takes it. Kernels are built for each set of sizes.
         tune: Whether to time each kernel against eager, with one thread and with all, and keep the
             fastest; compiling takes longer, once. Graphs with gradients are not tuned.
+        fast: Whether results may be nearer to float64 than eager's. bf16 and f16 results stay
+            float32 within a kernel, where by default each is rounded where eager rounds it; and the
+            passes are `SIMPLIFY` and `TRAINING`, whose rules may lose an Inf or a NaN that only a
+            value in between has.
+        backend: What makes a callable of each captured and rewritten graph, instead of kernels:
+            `backend(gm, args)`, with the tensors that the graph takes. "eager" runs the graph as it
+            is, which tells a fault of capture and passes from one of lowering.
 
     Returns:
         A `Compiled`, callable like `fn`; as a decorator with options, the decorator.
 
     Raises:
-        UnsupportedError: When `fn` can't be called.
+        UnsupportedError: When `fn` or the backend can't be called.
 
     Example:
         >>> import torch, fxkit
@@ -201,8 +240,9 @@ def compile(
         >>> with torch.no_grad():
         ...     y = f(torch.ones(4, 8))
     """
+    options = {"train": train, "dynamic": dynamic, "tune": tune, "fast": fast}
     if fn is None:
-        return functools.partial(compile, passes=passes, train=train, dynamic=dynamic, tune=tune)
+        return functools.partial(compile, passes=passes, backend=backend, **options)
     if not callable(fn):
         raise UnsupportedError(
             f"expected something to call, got {type(fn).__name__}",
@@ -211,7 +251,18 @@ def compile(
     chosen = None if passes is None else tuple(passes)
     if is_step(fn):
         return FusedStep(fn.__self__)  # type: ignore[attr-defined]
-    return Compiled(fn, chosen, train=train, dynamic=dynamic, tune=tune)
+    made_by = _run_graph if backend == "eager" else backend
+    if made_by is not None and not callable(made_by):
+        raise UnsupportedError(
+            f"expected a function of a graph and its inputs, or 'eager', got {made_by!r}",
+            hint="leave backend out to get kernels",
+        )
+    return Compiled(fn, chosen, backend=made_by, **options)
+
+
+def _run_graph(gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+    """Run a graph as it is."""
+    return gm
 
 
 def dynamo_backend(
@@ -228,7 +279,7 @@ def dynamo_backend(
     Args:
         gm: The graph that Dynamo has captured.
         example_inputs: Stand-ins for its inputs; kernels are built for those of the first call.
-        options: `{"passes": passes}` to run other passes than the simplifying ones.
+        options: `passes` to run other passes than the simplifying ones, `fast` as `compile` has it.
 
     Returns:
         What Dynamo calls in place of the graph.
@@ -238,13 +289,13 @@ def dynamo_backend(
     """
     del example_inputs
     chosen = dict(options or {})
-    passes = chosen.pop("passes", None)
+    passes, fast = chosen.pop("passes", None), bool(chosen.pop("fast", False))
     if chosen:
         raise UnsupportedError(
-            f"expected no option but passes, got {', '.join(chosen)}",
+            f"expected no option but passes and fast, got {', '.join(chosen)}",
             hint='write torch.compile(fn, backend="fxkit", options={"passes": [...]})',
         )
-    return Compiled(gm.forward, None if passes is None else tuple(passes))
+    return Compiled(gm.forward, None if passes is None else tuple(passes), fast=fast)
 
 
 def _copy_graph(graph: fx.Graph) -> fx.Graph:

@@ -172,3 +172,59 @@ def test_a_node_whose_type_is_not_to_be_had_costs_that_node_only() -> None:
         torch.testing.assert_close(ours, eagers)
     assert "tanh" in compiled.report()
     assert "calls: 0 fused" not in compiled.report()
+
+
+def test_another_backend_gets_the_rewritten_graph() -> None:
+    seen = []
+
+    def backend(gm: torch.fx.GraphModule, args: tuple[torch.Tensor, ...]):
+        seen.append((gm, args))
+        return gm.forward
+
+    net = Net()
+    compiled = fxkit.compile(net, backend=backend)
+    x = inputs(4, 8).requires_grad_()
+    for _ in range(2):
+        assert_same(compiled(x), net(x))
+    compiled(x)["y"].sum().backward()
+    assert x.grad is not None
+    ((gm, args),) = seen
+    assert isinstance(gm, torch.fx.GraphModule)
+    assert any(arg is x or arg.shape == x.shape for arg in args)
+    compiled(inputs(2, 8))
+    assert len(seen) == 2
+
+
+def test_the_graph_as_it_is_for_a_backend() -> None:
+    @fxkit.compile(backend="eager", dynamic=True)
+    def f(x):
+        return torch.tanh(x * 1 + 0) * x.shape[0]
+
+    for length in (4, 5, 7):
+        x = inputs(length, 8)
+        torch.testing.assert_close(f(x), torch.tanh(x) * length, rtol=0, atol=0)
+    assert f.report().startswith("nothing")
+
+
+def test_a_backend_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="'eager', got 'inductor'"):
+        fxkit.compile(torch.tanh, backend="inductor")  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_what_is_infinite_in_between_stays_so_unless_fast():
+    programs = {
+        (lambda x: torch.sqrt(x * x)): 1e30,
+        (lambda x: torch.log(1 + torch.exp(x))): 200.0,
+        (lambda x: torch.log(torch.sigmoid(x))): -200.0,
+        (lambda x: x * 1e20 * 1e-20): 1e25,
+        (lambda x: (e := torch.exp(x)) / e.sum(-1, keepdim=True)): 150.0,
+        (lambda x: x * (x > 0)): -torch.inf,
+    }
+    for program, value in programs.items():
+        x = torch.full((4, 64), value)
+        compiled, fast = fxkit.compile(program), fxkit.compile(program, fast=True)
+        for _ in range(2):
+            assert torch.equal(compiled(x).nan_to_num(7), program(x).nan_to_num(7))
+            found = fast(x)
+        assert not program(x).isfinite().any() and found.isfinite().all()

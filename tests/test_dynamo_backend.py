@@ -69,7 +69,7 @@ def test_training():
 
 def test_unknown_options():
     module = torch.fx.symbolic_trace(nn.ReLU())
-    with pytest.raises(UnsupportedError, match="expected no option but passes, got speed"):
+    with pytest.raises(UnsupportedError, match="expected no option but passes and fast, got speed"):
         dynamo_backend(module, [], options={"speed": 1})
 
 

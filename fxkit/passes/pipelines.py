@@ -53,6 +53,22 @@ TRAINING: tuple[Pass, ...] = (
 """What keeps gradients, random numbers and running statistics; no parameter or buffer is taken as a
 constant."""
 
+# Rules that find work for torch's libraries. What the others find, kernels compute as it is
+# spelled, with the roundings and the infinities of eager.
+_LIBRARY_CALLS = ("attention", "convolution", "linear", "softmax_in_float32")
+
+
+def _as_spelled(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
+    return tuple(Recompose(_LIBRARY_CALLS) if isinstance(p, Recompose) else p for p in passes)
+
+
+LOWERING = _as_spelled(SIMPLIFY)
+"""What `fxkit.compile` runs: `SIMPLIFY`, but of operators that were spelled out only attention,
+convolution and products are put together."""
+
+LOWERING_TRAINING = _as_spelled(TRAINING)
+"""The same where gradients are asked for."""
+
 QUANTIZATION_READY: tuple[Pass, ...] = (
     Canonicalise(),
     FoldBatchNorm(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from torch import fx
@@ -13,6 +14,7 @@ from fxkit.passes.base import Pass, PassContext
 from fxkit.patterns.engine import rewrite_in
 from fxkit.patterns.reasons import explain
 from fxkit.patterns.rewrite_report import RewriteReport
+from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.rules import RULES, rules_in
 
 
@@ -23,22 +25,33 @@ class Recompose(Pass):
     Attention that is left as it was spelled is noted, with what stood in the way: weights that
     somebody else takes too, dropout in training, a mask that may hide every key.
 
+    Attributes:
+        only: The rules to apply, by name, or by the name of the file that has them: `("attention",
+            "linear")`. All when it is empty.
+
     Rewrites:
         %s = aten.sigmoid(%x); return aten.mul(%x, %s)  →  return aten.silu(%x)
     """
+
+    only: tuple[str, ...] = ()
 
     numerics: ClassVar[str] = "close"
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Run the rules that may round otherwise to their fixpoint."""
-        inexact = [rule for _, rule in RULES.items() if not rule.exact]
-        report = rewrite_in(edit, inexact)
+        report = rewrite_in(edit, self._rules())
         context.reports.append(report)
         left = [node for node in edit.graph.nodes if _weighs_by_softmax(node)]
         for node in left[:_MOST_NOTES]:
             context.notes.append(f"attention at %{node.name} stays: {_reason(edit, node, report)}")
         if len(left) > _MOST_NOTES:
             context.notes.append(f"attention stays at {len(left) - _MOST_NOTES} more places")
+
+    def _rules(self) -> list[Rule]:
+        inexact = [rule for _, rule in RULES.items() if not rule.exact]
+        if not self.only:
+            return inexact
+        return [rule for rule in inexact if {rule.name, Path(rule.file).stem} & {*self.only}]
 
 
 # What may stand between a softmax and the product that it weighs.

@@ -24,9 +24,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import fxkit.compiler
-from fxkit.lower import Policy, to_cpp
+from fxkit.lower import Policy
 from fxkit.lower.training import training_module
-from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
+from fxkit.lower.training.training_module import TrainingModule
 
 ERRORS = 20  # calls that eager refuses
 SECONDS = 300  # for one call; after that the process ends, which counts as a crash
@@ -212,9 +212,8 @@ def calls(info: Any, kind: str, count: int) -> list[tuple[Any, bool]]:
 def main(file: str, kind: str, count: int, first: int, skipped: int, step: int, names: str) -> None:
     """Check every STEP-th operator from the FIRST on, that one without its SKIPPED first calls."""
     warnings.simplefilter("ignore")
-    all_of_it = Policy(min_members=1)  # compile whatever can be, be it ever so small
-    fxkit.compiler.to_cpp = functools.partial(to_cpp, policy=all_of_it)
-    fxkit.compiler.to_cpp_training = functools.partial(to_cpp_training, policy=all_of_it)
+    # Compile whatever can be, be it ever so small.
+    vars(fxkit.compiler)["Policy"] = functools.partial(Policy, min_members=1)
     training_module.CALL_SECONDS = -1.0
     table = operators(kind, names)
     for index in range(first, len(table), step):

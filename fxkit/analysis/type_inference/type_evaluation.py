@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fxkit.analysis.type_inference.fake_tensors import (
     new_fake_mode,
     tensors_of,
 )
+from fxkit.analysis.type_inference.real_runs import may_run, run_on_zeros
 from fxkit.analysis.type_inference.symbolic_shapes import SymbolicShapes
 from fxkit.analysis.type_inference.type_facts import (
     Facts,
@@ -29,6 +31,7 @@ from fxkit.analysis.type_inference.type_facts import (
     materialise,
     symbols_in,
     types_of,
+    with_operands,
 )
 from fxkit.analysis.type_inference.type_keys import (
     Manner,
@@ -36,9 +39,9 @@ from fxkit.analysis.type_inference.type_keys import (
     core_of,
     is_shared_target,
     itself,
+    key_of_call,
     key_of_module,
     manner_of,
-    part_of_key,
 )
 from fxkit.analysis.type_inference.type_memory import MORE, new_memory
 from fxkit.analysis.type_inference.type_modes import Modes, leave_regions, read_modes
@@ -230,37 +233,10 @@ class Evaluation:
         return self._of_data(node) if value is _ABSENT else value
 
     def _key(self, node: fx.Node, pick: Any) -> tuple[Any, ...]:
-        values, table = self.values, self.memory.table
-        parts: list[Any] = [self.modes, node.target]
+        target = node.target
         if node.op == "call_module":
-            parts[1] = key_of_module(find_attribute(self._gm, str(node.target)), table)
-        value: Any
-        for value in node.args:
-            kind = type(value)
-            if kind is fx.Node:
-                value = values[value]
-                kind = type(value)
-            if kind is Facts:
-                parts.append(pick(value))
-            elif kind is int:
-                parts.append(value)
-            else:
-                parts.append(part_of_key(self._filled(value), pick, table))
-        for name, value in node.kwargs.items():
-            value = part_of_key(self._filled(value), pick, table)
-            parts.append((Ellipsis, name, value))
-        return tuple(parts)
-
-    def _value(self, node: fx.Node) -> Any:
-        return self.values[node]
-
-    def _filled(self, value: Any) -> Any:
-        """Return an argument with what is known of nodes in their place."""
-        if type(value) is fx.Node:
-            return self.values[value]
-        if isinstance(value, (list, tuple, dict, slice)):
-            return map_arg(value, self._value)
-        return value
+            target = key_of_module(find_attribute(self._gm, str(target)), self.memory.table)
+        return key_of_call(node, target, self.modes, self.values, pick, self.memory.table)
 
     def _find(self, node: fx.Node, key: Any) -> Any:
         """Find the result of a call like none before, and remember it."""
@@ -270,9 +246,9 @@ class Evaluation:
             raise NeedsLive(node)
         if self.modes is not read_modes():
             with self.modes.active():
-                value, is_constant = self._run_on_copies(node, operands)
+                value, is_constant = self._run(node, operands)
         else:
-            value, is_constant = self._run_on_copies(node, operands)
+            value, is_constant = self._run(node, operands)
         if self._is_recorded(node, value):
             value = _ABSENT
         if key is not None and manner is not Manner.ALONE:
@@ -315,6 +291,21 @@ class Evaluation:
                 results[by_cores] = MORE
         results[key] = found
 
+    def _run(self, node: fx.Node, operands: list[Facts]) -> tuple[Any, bool]:
+        """Run a call; return what is known of its result, and whether that knows its numbers."""
+        if self.symbolic is None and self._may_run_for_real(node, operands):
+            run = functools.partial(self._applied, node)
+            value = run_on_zeros(run, self.memory.table, keep_grad=self.modes.grad)
+            if value is not None:
+                return value, False
+        return self._run_on_copies(node, operands)
+
+    def _may_run_for_real(self, node: fx.Node, operands: list[Facts]) -> bool:
+        observed = self._observed
+        now = tuple(types_of(self.values[operand]) for operand in node._input_nodes)
+        is_seen = now == observed.operands_of(node)
+        return is_seen and may_run(node, operands, observed.type_of(node))
+
     def _run_on_copies(self, node: fx.Node, operands: list[Facts]) -> tuple[Any, bool]:
         """Run a call on fresh fake tensors; what their facts do not decide is left to live ones.
 
@@ -332,8 +323,7 @@ class Evaluation:
         learnt = 0 if self.symbolic is None else self.symbolic.learnt
         with self._mode:
             try:
-                args, kwargs = self._arguments(node, lambda n: concrete(self.values[n], make))
-                result = self._apply(node, args, kwargs)
+                result = self._applied(node, make)
                 results = pytree.tree_leaves(result)
                 is_faithful = all(abstract(tensor).core is facts.core for tensor, facts in made)
             except FxkitError:
@@ -348,13 +338,14 @@ class Evaluation:
         if not (is_faithful or has_learnt):
             raise NeedsLive(node)
         self._check_free_sizes(node)
-        same = {id(tensor): facts for tensor, facts in made}
-        if any(id(leaf) in same for leaf in results):
-            result = pytree.tree_map(lambda leaf: same.get(id(leaf), leaf), result)
-        value = abstract(result)
+        value = abstract(with_operands(result, made))
         if any(not facts.core.is_plain for facts in facts_in(value)):
             raise NeedsLive(node)
         return value, any(map(holds_constant, results))
+
+    def _applied(self, node: fx.Node, make: Callable[[Facts], torch.Tensor]) -> Any:
+        args, kwargs = self._arguments(node, lambda n: concrete(self.values[n], make))
+        return self._apply(node, args, kwargs)
 
     def _operands(self, node: fx.Node) -> list[Facts]:
         return [facts for n in node._input_nodes for facts in facts_in(self.values[n])]

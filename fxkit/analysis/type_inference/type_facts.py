@@ -6,7 +6,7 @@ hashing cost nothing. A tensor is made from facts again (`materialise`) to run a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -85,19 +85,25 @@ class FactTable:
         """Forget all."""
         self._own.clear()
 
-    def of(self, tensor: torch.Tensor) -> Facts:
-        """Return the facts of a tensor: real, fake or on the meta device."""
+    def of(self, tensor: torch.Tensor, *, is_result: bool = False) -> Facts:
+        """Return the facts of a tensor: real, fake or on the meta device.
+
+        Args:
+            tensor: The tensor.
+            is_result: Whether it was made by a call on tensors that were made from facts.
+        """
         known = TensorType.of(tensor)
         if known.stride is None or not _is_plain(tensor):
             return self._facts(self._core(known, False, False, False), 0, WHOLE, False, True)
         core = self._core(known, tensor.is_conj(), tensor.is_neg(), True)
         is_leaf = tensor.is_leaf if known.requires_grad else True
         if not tensor._is_view():
-            offset = read_number(tensor.storage_offset()) if is_fake(tensor) else 0
+            is_made = is_result or is_fake(tensor)
+            offset = read_number(tensor.storage_offset()) if is_made else 0
             return self._facts(core, offset, WHOLE, False, is_leaf)
         offset = read_number(tensor.storage_offset())
         nbytes = read_number(tensor.untyped_storage().nbytes())
-        if offset == 0 and nbytes == _span(known):
+        if offset == 0 and nbytes == span_of(known):
             nbytes = WHOLE
         return self._facts(core, offset, nbytes, True, is_leaf)
 
@@ -139,6 +145,10 @@ class FactTable:
             return kind(self.abstract(item) for item in value)
         return pytree.tree_map_only((torch.Tensor, *SYM_TYPES), self._leaf, value)
 
+    def of_results(self, value: Any) -> Any:
+        """Replace each real tensor in what a call on made tensors returned by its facts."""
+        return pytree.tree_map_only(torch.Tensor, lambda it: self.of(it, is_result=True), value)
+
     def _leaf(self, value: Any) -> Any:
         return self.of(value) if isinstance(value, torch.Tensor) else read_number(value)
 
@@ -156,6 +166,19 @@ def types_of(value: Any) -> Any:
     if kind is tuple or kind is list:
         return kind(types_of(item) for item in value)
     return pytree.tree_map_only(Facts, lambda facts: facts.type, value)
+
+
+def with_operands(result: Any, made: Iterable[tuple[torch.Tensor, Facts]]) -> Any:
+    """Put their facts in the place of operands that a call returned as they are.
+
+    Args:
+        result: What the call returned.
+        made: Its operands, and what they were made from.
+    """
+    same = {id(tensor): facts for tensor, facts in made}
+    if not any(id(leaf) in same for leaf in pytree.tree_leaves(result)):
+        return result
+    return pytree.tree_map(lambda leaf: same.get(id(leaf), leaf), result)
 
 
 def facts_in(value: Any) -> list[Facts]:
@@ -211,7 +234,7 @@ def materialise(facts: Facts, *, keep_grad: bool = False) -> torch.Tensor:
 
 def _inside_of_storage(facts: Facts, shape: Any, stride: Any) -> torch.Tensor:
     known = facts.type
-    nbytes = _span(known) if facts.nbytes == WHOLE else facts.nbytes
+    nbytes = span_of(known) if facts.nbytes == WHOLE else facts.nbytes
     count = nbytes // known.dtype.itemsize if type(nbytes) is int else _elements(nbytes, known)
     if facts.nbytes == WHOLE:
         count = count + facts.offset
@@ -262,8 +285,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return is_usual and not (tensor.is_quantized or tensor.is_nested)
 
 
-def _span(known: TensorType) -> Any:
-    """Return how many bytes the elements span, gaps included."""
+def span_of(known: TensorType) -> Any:
+    """Return how many bytes the elements of a strided tensor span, gaps included."""
     last: Any = 0
     for size, stride in zip(known.shape, known.stride or (), strict=True):
         if type(size) is int and size == 0:

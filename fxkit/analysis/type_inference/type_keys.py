@@ -9,15 +9,17 @@ from __future__ import annotations
 import enum
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.fx.node import map_arg
 
 from fxkit.analysis.effects import Effects, effects_of
 from fxkit.analysis.type_inference.type_facts import Facts, FactTable
+from fxkit.analysis.type_inference.type_modes import Modes
 from fxkit.ir.attributes import Attribute, find_attribute
 from fxkit.ir.op import OPERATOR_NAME, resolve
 from fxkit.ir.symbols import Symbol
@@ -88,6 +90,54 @@ def part_of_key(value: Any, pick: Callable[[Facts], Any], table: FactTable) -> A
     if isinstance(value, tuple):
         return (kind, *[part_of_key(item, pick, table) for item in value])
     raise NoKey
+
+
+def key_of_call(
+    node: fx.Node,
+    target: Any,
+    modes: Modes,
+    values: Mapping[fx.Node, Any],
+    pick: Callable[[Facts], Any],
+    table: FactTable,
+) -> tuple[Any, ...]:
+    """Return the key of a call.
+
+    Args:
+        node: The call.
+        target: What stands for what it calls.
+        modes: The modes that it runs in.
+        values: What is known of the value of each node before it.
+        pick: `core_of` or `itself`.
+        table: Gives the facts of tensors that stand in the graph as constants.
+
+    Raises:
+        NoKey: When an argument is of a kind that can't be part of a key.
+    """
+    parts: list[Any] = [modes, target]
+    value: Any
+    for value in node.args:
+        kind = type(value)
+        if kind is fx.Node:
+            value = values[value]
+            kind = type(value)
+        if kind is Facts:
+            parts.append(pick(value))
+        elif kind is int:
+            parts.append(value)
+        else:
+            parts.append(part_of_key(_filled(value, values), pick, table))
+    for name, value in node.kwargs.items():
+        parts.append((Ellipsis, name, part_of_key(_filled(value, values), pick, table)))
+    return tuple(parts)
+
+
+def _filled(value: Any, values: Mapping[fx.Node, Any]) -> Any:
+    """Return an argument with what is known of nodes in their place."""
+    if type(value) is fx.Node:
+        return values[value]
+    if isinstance(value, (list, tuple, dict, slice)):
+        return map_arg(value, values.__getitem__)
+    return value
 
 
 _UNSEEN = frozenset(

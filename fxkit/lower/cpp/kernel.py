@@ -236,21 +236,69 @@ class KernelPrinter(Lines, ABC):
             return f"{operands[-1]} ? {text} : {otherwise}"
         if instruction.op == "round":
             return cpp_text.rounding(operands[0], instruction.detail, self._is_quiet)
-        if self._is_exp_below_maximum(instruction):
-            return f"fx_exp_down({operands[0]})"
-        source = self._body(instruction.operands[0]).dtype if operands else instruction.dtype
-        return cpp_text.expression(instruction, operands, source)
+        return self._shorter(instruction) or cpp_text.expression(
+            instruction, operands, self._dtype(instruction.operands[:1], instruction.dtype)
+        )
 
-    def _is_exp_below_maximum(self, instruction: Instruction) -> bool:
-        """Tell whether it is exp(x - max(x)) in float32, as in a softmax: of no positive number."""
-        if instruction.op != "exp" or instruction.dtype != torch.float32:
-            return False
-        difference = self._body(instruction.operands[0])
+    def _dtype(self, operands: tuple[int, ...], otherwise: torch.dtype) -> torch.dtype:
+        return self._body(operands[0]).dtype if operands else otherwise
+
+    def _shorter(self, instruction: Instruction) -> str | None:
+        """Return what takes less work than an operation does in general, or None."""
+        match instruction.op, instruction.operands:
+            case "max" | "min", (left, right):
+                return self._bounded(instruction, left, right)
+            case "exp", (operand,) if self._is_float(instruction):
+                is_low = self._is_below_maximum(operand) or self._is_bounded(operand)
+                return f"fx_exp_down({self._ref(operand)})" if is_low else None
+            case "add", (left, right) if self._is_float(instruction):
+                return self._exp_plus_one(left, right) or self._exp_plus_one(right, left)
+        return None
+
+    def _bounded(self, instruction: Instruction, left: int, right: int) -> str | None:
+        """Return the maximum or minimum with a number: then a NaN need not be looked for twice."""
+        is_most = instruction.op == "max"
+        if self._number(right) is not None:
+            value, bound = self._ref(left), self._ref(right)
+            return f"{value} {'<=' if is_most else '>='} {bound} ? {bound} : {value}"
+        if self._number(left) is not None:
+            bound, value = self._ref(left), self._ref(right)
+            return f"{bound} {'>' if is_most else '<'} {value} ? {bound} : {value}"
+        return None
+
+    def _exp_plus_one(self, left: int, right: int) -> str | None:
+        """Return the text of a sum if it is exp(x) + 1, which rounds once and needs no scaling."""
+        if self._number(left) != 1.0 or self._body(right).op != "exp":
+            return None
+        if right in self._schedule.buffers:  # whose operand a later pass does not have
+            return None
+        return f"fx_exp_plus_one({self._ref(self._body(right).operands[0])})"
+
+    def _is_bounded(self, position: int) -> bool:
+        """Tell whether a value is a minimum with a number that `fx_exp_down` serves."""
+        instruction = self._body(position)
+        bounds = [n for o in instruction.operands if (n := self._number(o)) is not None]
+        return instruction.op == "min" and any(bound <= 40 for bound in bounds)
+
+    def _is_below_maximum(self, position: int) -> bool:
+        """Tell whether a value is x - max(x), as in a softmax: no positive number."""
+        difference = self._body(position)
         if difference.op != "sub":
             return False
         value, top = difference.operands
         maximum = self._body(top)
         return maximum.op == "reduce_max" and maximum.operands == (value,)
+
+    def _number(self, position: int) -> float | None:
+        """Return a number that is known in the text and no NaN, else None."""
+        instruction = self._body(position)
+        if instruction.op != "const" or is_free(instruction.detail.value):
+            return None
+        number = instruction.detail.value
+        return None if number != number else number
+
+    def _is_float(self, instruction: Instruction) -> bool:
+        return instruction.dtype == torch.float32
 
     def _scanned(self, position: int) -> str:
         """Return the text of what a scan has come to."""

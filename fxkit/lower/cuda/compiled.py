@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ def to_cuda(
             are recorded on its nodes.
         args: Inputs of the types to compile for; fake tensors serve as well.
         kwargs: Keyword inputs.
-        policy: When a kernel pays; of `Policy`, only `min_members` matters here.
+        policy: When a kernel pays; of `Policy`, only `min_members` and `rounds` matter here.
 
     Returns:
         A module that is called like `gm`. Without nvcc, or when it fails, a warning is given and
@@ -87,7 +87,7 @@ def to_cuda(
     typed(gm, args, kwargs)
     chosen = CudaPolicy(gpu=_gpu_of(gm))
     if policy is not None:
-        chosen = CudaPolicy(min_members=policy.min_members, gpu=chosen.gpu)
+        chosen = replace(chosen, min_members=policy.min_members, rounds=policy.rounds)
     build = functools.partial(build_kernels, gpu=chosen.gpu)
     return lower(chosen, gm, calls=_CALLS, build=build)
 

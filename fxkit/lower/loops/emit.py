@@ -146,6 +146,7 @@ class _Emitter:
     def __post_init__(self) -> None:
         self.sizes = [size for parts in self.factors for size in parts]
         self._members = {member.node: member for member in self.group.members}
+        self.builder.rounds = self.group.rounds
 
     def axes_of(self, axes: Iterable[int]) -> list[int]:
         """Return the axes that walk some axes of the region's space."""
@@ -201,9 +202,16 @@ class _Emitter:
         else:
             values = (self._scalar(member, member.row, index),)
         self.guard = before
+        # A conversion that the program asks for takes place, whatever else is left unrounded.
+        convert = self.builder.stored if self._is_conversion(member) else self.builder.cast
         typed = zip(values, member.types, strict=True)
-        self.values[key] = tuple(value.cast(known.dtype) for value, known in typed)
+        self.values[key] = tuple(convert(value, known.dtype) for value, known in typed)
         return self.values[key]
+
+    def _is_conversion(self, member: Candidate) -> bool:
+        """Tell whether a member's result has a dtype that none of its operands has."""
+        dtypes = {operand_type(operand, self.root).dtype for operand in member.tensors}
+        return member.type.dtype not in dtypes
 
     def _moved(self, member: Candidate, row: MoveOp, index: Sequence[Index]) -> Ref:
         point = EmittedPoint(self, index, tuple(member.type.shape), member.type.dtype)
@@ -366,6 +374,7 @@ class _Emitter:
         index = self._place(self.group.results[node][position])
         address = self._address(known, index)
         value = self._results(self._members[node], index)[position]
+        value = self.builder.stored(value, known.dtype)
         return Store(Access(buffer, address.strides(len(self.sizes))), value.position)
 
 

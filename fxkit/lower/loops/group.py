@@ -47,6 +47,7 @@ class Group:
         reads: Tensors from outside that it reads.
         sources: What these are views of, or they themselves.
         is_strict: Whether all its values must have a place.
+        rounds: Whether each result of 16 bits is rounded, not only what is stored.
     """
 
     space: RegionSpace
@@ -57,6 +58,7 @@ class Group:
     reads: set[fx.Node] = field(default_factory=set)
     sources: set[fx.Node] = field(default_factory=set)
     is_strict: bool = False
+    rounds: bool = True
 
     def takes(self, found: Candidate, root: fx.GraphModule) -> bool:
         """Take a candidate in when it fits and has to do with the region."""

@@ -341,7 +341,7 @@ class Ref:
         return self.builder.scalar("not", self)
 
     def cast(self, dtype: torch.dtype) -> Ref:
-        """Convert to a dtype; to one that only memory has, by rounding."""
+        """Convert to a dtype; to one that only memory has, by rounding, if the builder rounds."""
         return self.builder.cast(self, dtype)
 
 
@@ -350,9 +350,15 @@ Operand = Ref | Number
 
 @dataclass(slots=True)
 class Builder:
-    """Builds the body of a kernel; equal instructions are made once."""
+    """Builds the body of a kernel; equal instructions are made once.
+
+    Attributes:
+        body: The instructions so far.
+        rounds: Whether a conversion to a dtype that only memory has rounds, as eager does.
+    """
 
     body: list[Instruction] = field(default_factory=list)
+    rounds: bool = True
     _known: dict[Instruction, int] = field(default_factory=dict)
     _rounded: dict[int, torch.dtype] = field(default_factory=dict)
 
@@ -423,13 +429,21 @@ class Builder:
 
     def cast(self, value: Ref, dtype: torch.dtype) -> Ref:
         """Convert a value; see `Ref.cast`."""
-        register = register_of(dtype)
-        if value.dtype != register:
-            value = self.append(Instruction("cast", (value.position,), register))
+        return self.stored(value, dtype) if self.rounds else self._in_register(value, dtype)
+
+    def stored(self, value: Ref, dtype: torch.dtype) -> Ref:
+        """Convert a value to one that memory of a dtype can hold."""
+        value = self._in_register(value, dtype)
         if dtype in STORAGE_ONLY and not self._is_rounded(value.position, dtype):
-            value = self.append(Instruction("round", (value.position,), register, dtype))
+            value = self.append(Instruction("round", (value.position,), value.dtype, dtype))
             self._rounded[value.position] = dtype
         return value
+
+    def _in_register(self, value: Ref, dtype: torch.dtype) -> Ref:
+        register = register_of(dtype)
+        if value.dtype == register:
+            return value
+        return self.append(Instruction("cast", (value.position,), register))
 
     def _is_rounded(self, position: int, dtype: torch.dtype) -> bool:
         """Tell whether a value is one of those that a dtype of memory has."""

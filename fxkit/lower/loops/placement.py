@@ -18,7 +18,7 @@ from torch import fx
 
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import Attribute, Call, resolve
-from fxkit.ir.types import TensorType, short_dtype, type_of
+from fxkit.ir.types import TensorType, broadcast_shape, short_dtype, type_of
 from fxkit.lower.loops.index import row_major
 from fxkit.lower.loops.loop_ir import SUPPORTED, Unfusable
 from fxkit.lower.loops.region_space import ONE, Coordinates, RegionSpace, is_axis
@@ -252,7 +252,7 @@ def place(
         return (_place_beside(found.type.shape, space),)
     tensors = [t for name, t in found.operands.items() if not is_model(found.row, name)]
     shapes = [operand_type(t, root).shape for t in _tensors(tensors)]
-    if tuple(torch.broadcast_shapes(*shapes)) != tuple(found.type.shape):
+    if broadcast_shape(*shapes) != tuple(found.type.shape):
         raise Unfusable("its result has another shape than its operands")
     return (_place_points(found, found.type.shape, space, inside),)
 
@@ -350,7 +350,7 @@ def row_shape(found: Candidate, root: torch.nn.Module) -> tuple[int, ...]:
         shapes.append((shape, dims))
     rank = max(len(shape) for shape, _ in shapes)
     padded = [shape + [1] * (rank - len(shape)) for shape, _ in shapes]
-    return tuple(torch.broadcast_shapes(*padded))
+    return broadcast_shape(*padded)
 
 
 def row_dims(found: Candidate, root: torch.nn.Module) -> dict[str, tuple[int, ...]]:

@@ -72,11 +72,14 @@ class Policy:
             for never, since eager's kernel moves memory as fast.
         min_costly_points: A reduction or an elementary function alone does from this many elements
             on. Below, the call of a kernel, a few microseconds, weighs more than what it computes.
+        rounds: Whether results of 16 bits are rounded within a kernel wherever eager rounds them.
+            Otherwise they stay float32 there: faster and nearer to float64, but not eager's bits.
     """
 
     min_members: int = 2
     min_points: int | None = None
     min_costly_points: int = 1024
+    rounds: bool = True
 
     @property
     def device(self) -> torch.device:
@@ -194,7 +197,7 @@ class _Partitioner:
         found.check_device(self._policy.device, self._gm)
         if self._is_slow(found):
             raise Unfusable("eager's kernel is faster, whatever is taken in with it")
-        alone = Group(first_space(found, self._gm))
+        alone = self._group(found)
         alone.take(found, self._gm)
         outputs = [(node, position) for position in range(len(found.types))]
         kernel = emit(alone, outputs, self._gm).kernel
@@ -205,6 +208,11 @@ class _Partitioner:
             raise Unfusable(refusal)
         self._costs[node] = cost_of(kernel)
         return found
+
+    def _group(self, first: Candidate, *, is_strict: bool = False) -> Group:
+        """Return a region that has yet to take in its first member."""
+        space = first_space(first, self._gm)
+        return Group(space, is_strict=is_strict, rounds=self._policy.rounds)
 
     def _is_slow(self, found: Candidate) -> bool:
         is_slow = isinstance(found.row, RowOp) and found.row.slow
@@ -231,7 +239,7 @@ class _Partitioner:
 
     def _grow(self, first: fx.Node) -> Group:
         """Open a region and take in whatever is ready, related and fits, in graph order."""
-        group = Group(first_space(self._candidates[first], self._gm))
+        group = self._group(self._candidates[first])
         waiting = _Ready(self._order, [first])
         self._fusable.push(first)
         while waiting:
@@ -310,7 +318,7 @@ class _Partitioner:
                 continue
             if part is not None:
                 yield part
-            part = Group(first_space(found, self._gm), is_strict=True)
+            part = self._group(found, is_strict=True)
             part.take(found, self._gm)
         if part is not None:
             yield part

@@ -114,7 +114,10 @@ def _log_sigmoid(self: Ref) -> Ref:
 
 @row("aten.mish", tolerance=6, heavy=True)
 def _mish(self: Ref) -> Ref:
-    return self * call("tanh", call("log1p", call("exp", self)))
+    """tanh(log(1 + e)) is e (e + 2) / (e (e + 2) + 2), which is 1 wherever x is above the bound."""
+    e = call("exp", call("min", self, 20.0))
+    n = e * (e + 2.0)
+    return self * (n / (n + 2.0))
 
 
 @row("aten.logaddexp", tolerance=6, heavy=True)

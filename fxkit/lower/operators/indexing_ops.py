@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fxkit.ir.types import broadcast_shape
 from fxkit.lower.loops.index import Index
 from fxkit.lower.loops.loop_ir import Ref, Unfusable
 from fxkit.lower.operators.movement_table import Point, move, replaced
@@ -115,7 +116,7 @@ def _at_tensors(
     indices = indices + [None] * (len(shape) - len(indices))
     given = [d for d, one in enumerate(indices) if one is not None]
     shapes = [p.shape_of(indices[d]) for d in given]
-    joint = torch.broadcast_shapes(*shapes)
+    joint = broadcast_shape(*shapes)
     is_run = given == list(range(given[0], given[-1] + 1))
     begin = given[0] if is_run else 0
     walked = [*p.index[:begin], *p.index[begin + len(joint) :]]

@@ -82,7 +82,9 @@ def _alternatives(gm: fx.GraphModule, policy: Policy) -> dict[str, Kernel]:
     return kernels
 
 
-def to_cpp_as_recorded(gm: fx.GraphModule, reason: str) -> CompiledModule:
+def to_cpp_as_recorded(
+    gm: fx.GraphModule, reason: str, policy: Policy | None = None
+) -> CompiledModule:
     """Compile a captured graph for the types that its nodes had when they were recorded.
 
     Serves a graph whose types can't be found without running it. Where a value inside has another
@@ -91,10 +93,11 @@ def to_cpp_as_recorded(gm: fx.GraphModule, reason: str) -> CompiledModule:
     Args:
         gm: The graph.
         reason: Why its types can't be found; that of all nodes in eager if some have no type.
+        policy: When a kernel pays.
     """
     if not all(_has_type(node) for node in gm.graph.nodes if node.op != "output"):
         return left_to_eager(gm, reason)
-    module = lower(None, gm)
+    module = lower(policy, gm)
     is_fused = any(region.kernel is not None for region in module.regions)
     return module if is_fused else left_to_eager(gm, reason)
 

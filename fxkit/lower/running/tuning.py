@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 
@@ -81,9 +81,8 @@ def tuned(policy: Policy | None, plan: Plan) -> TunedPolicy:
         if best == EAGER:
             refused[frozenset(region.nodes)] = _reason(times)
         parallel[call.kernel] = times.get(THREADS, math.inf) < times[ONE_THREAD]
-    return TunedPolicy(
-        start.min_members, start.min_points, start.min_costly_points, refused, parallel
-    )
+    settings = {setting.name: getattr(start, setting.name) for setting in fields(Policy)}
+    return TunedPolicy(**settings, refused=refused, parallel=parallel)
 
 
 def spread(plan: Plan, policy: Policy | None) -> None:

@@ -24,10 +24,14 @@ from fxkit.ir.types import set_type, type_of, type_of_value
 from tests.analysis.full_run import types_by_full_run
 from tests.operator_samples import Sample, samples
 
-PARTS = 8
+PARTS = 24
+SHORT = (0, 8, 16)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part",
+    [n if n in SHORT else pytest.param(n, marks=pytest.mark.sweep) for n in range(PARTS)],
+)
 def test_zeros_tell_the_types_that_eager_returns_for_other_numbers(part: int) -> None:
     wrong, runs = [], 0
     for sample in samples(part, PARTS):
@@ -42,7 +46,7 @@ def test_zeros_tell_the_types_that_eager_returns_for_other_numbers(part: int) ->
         if pytree.tree_leaves(_types(found)) != pytree.tree_leaves(type_of_value(result)):
             wrong.append((sample.name, _types(found), type_of_value(result)))
     assert not wrong
-    assert runs > 50
+    assert runs > 10
 
 
 def _on_zeros(sample: Sample, result: Any) -> Any:
@@ -209,7 +213,7 @@ block = Block()
 with torch.no_grad():
     compiled = fxkit.compile(block)
     x = torch.randn(2, 5, 8)
-    torch.testing.assert_close(compiled(x), block(x))
+    assert torch.allclose(compiled(x), block(x), atol=1e-5)
 assert compiled.modules[0].native_program is not None
 print(*[name for name in sys.argv[1:] if name in sys.modules])
 """

@@ -90,6 +90,8 @@ PIPELINES: dict[str, tuple[Pass, ...]] = {
     "simplify": SIMPLIFY,
     "inference": INFERENCE,
     "training": TRAINING,
+    "lowering": LOWERING,
+    "lowering-training": LOWERING_TRAINING,
     "quantization-ready": QUANTIZATION_READY,
     "debug": DEBUG,
 }

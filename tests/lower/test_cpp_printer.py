@@ -51,7 +51,7 @@ float* __restrict out0, long threads) {
       const float v0 = p0[j];
       const float v1 = p1[j];
       const float v2 = v0 + v1;
-      const float v4 = fx_max(v2, 0.0f);
+      const float v4 = v2 <= 0.0f ? 0.0f : v2;
       const float v6 = v4 * 2.0f;
       p2[j] = v6;
     }
@@ -135,3 +135,42 @@ def test_bfloat16_is_rounded_where_it_can_have_changed() -> None:
     assert text.count("fx_round_quiet_bf16(") == 2  # the sum and the product, not what chooses
     assert "fx_to_quiet_bf16(" in text
     assert "fx_to_bf16(" in body(text_of(lambda x, y: (x * y).bfloat16(), x, x.float()))
+
+
+def test_what_follows_an_exponential_may_shorten_it() -> None:
+    x = torch.randn(8, 64)
+    assert "fx_exp_plus_one(" in body(text_of(lambda x: 1 / (1 + torch.exp(x)), x))
+    assert "fx_exp_plus_one(" not in body(text_of(lambda x: 2 + torch.exp(x), x))
+    assert "fx_exp_plus_one(" not in body(text_of(lambda x: 1 + torch.exp(x), x.double()))
+    assert "fx_exp_down(" in body(text_of(lambda x: torch.exp(x.clamp(max=3.0)), x))
+    assert "fx_exp_down(" not in body(text_of(lambda x: torch.exp(x.clamp(max=300.0)), x))
+    assert "fx_exp_down(" not in body(text_of(lambda x: torch.exp(x.clamp(min=3.0)), x))
+
+
+def test_an_exponential_that_is_needed_elsewhere_is_taken_once() -> None:
+    x = torch.randn(4, 100)
+    text = body(text_of(lambda x: (1 + torch.exp(x)) * torch.exp(x).sum(-1, keepdim=True), x))
+    assert text.count("fx_exp") == 1
+
+
+def test_the_tanh_of_a_softplus_takes_no_logarithm() -> None:
+    x = torch.randn(8, 64)
+    for fn in (
+        lambda x: F.mish(x),  # fx can't trace what is not a function of Python
+        lambda x: x * torch.tanh(F.softplus(x)),
+        lambda x: x.log1p().tanh(),
+    ):
+        assert "fx_tanh_log1p(" in body(text_of(fn, x))
+    for fn in (
+        lambda x: torch.tanh(F.softplus(x, threshold=2.0)),
+        lambda x: torch.tanh(F.softplus(x, beta=2.0)),
+        lambda x: torch.tanh(torch.where(x > 20, x * 2, torch.log1p(torch.exp(x)))),
+        lambda x: torch.tanh(torch.where(x * 2 > 20, x, torch.log1p(torch.exp(x)))),
+    ):
+        assert "fx_tanh_log1p(" not in body(text_of(fn, x))
+
+
+def test_a_bound_that_is_a_number_keeps_nans_and_zeros() -> None:
+    x = torch.randn(8)
+    assert "? 2.0f : v" in body(text_of(lambda x: x.clamp(max=2.0), x))
+    assert "fx_max(" in body(text_of(lambda x, y: torch.maximum(x, y), x, x + 1))

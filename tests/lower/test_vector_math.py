@@ -21,14 +21,18 @@ FUNCTIONS = {
     "fx_cos": torch.cos,
     "fx_expm1": torch.expm1,
     "fx_log1p": torch.log1p,
+    "fx_exp_plus_one": lambda x: x.exp() + 1,
+    "fx_tanh_log1p": lambda x: torch.where(x < 1, x.log1p().tanh(), 1 - 2 / ((1 + x) ** 2 + 1)),
 }
-NAMES = {*FUNCTIONS, "fx_near", "fx_bf16", "fx_f16"}
+PARTS = {"fx_exp_plus_one", "fx_tanh_log1p"}  # in the texts of the exponential and of tanh
+NAMES = {*FUNCTIONS, "fx_normal_cdf", "fx_near", "fx_bf16", "fx_f16"} - PARTS
 BODIES = {
     "exp_down": "fx_exp_down(x[i])",
     "sin_near": "fx_sin_near(x[i])",
     "cos_near": "fx_cos_near(x[i])",
     "is_far": "fx_is_far(x[i])",
     **{name: f"{name}(x[i])" for name in FUNCTIONS},
+    "normal_cdf": "fx_normal_cdf(x[i])",
     "round_bf16": "fx_round_bf16(x[i])",
     "round_quiet_bf16": "fx_round_quiet_bf16(x[i])",
     "round_f16": "fx_round_f16(x[i])",
@@ -97,6 +101,19 @@ def test_the_exponential_of_what_is_not_positive(library: ctypes.CDLL) -> None:
     is_number = ~x.isnan()
     assert torch.equal(found[is_number], general[is_number])
     assert found[x.isnan()].isnan().all()
+
+
+def test_the_probability_below_a_number(library: ctypes.CDLL) -> None:
+    x = torch.cat([every_range(), torch.linspace(-15, 15, 200_001)])
+    found, exact = mapped(library, "normal_cdf", x), torch.special.log_ndtr(x.double()).exp()
+    is_number = ~x.isnan()
+    error = (found.double() - exact)[is_number].abs()
+    assert error.max() < 9e-8
+    assert error[x[is_number] < 0].max() < 6e-8
+    assert found[x.isnan()].isnan().all()
+    low = (x < 0) & (exact > 2.0**-120)  # far below zero it is small, not lost
+    assert ((found.double() / exact - 1)[low].abs() < 0.05).all()
+    assert (found[x < -15] == 0).all() and (found[x > 15] == 1).all()
 
 
 def test_what_is_far_from_zero(library: ctypes.CDLL) -> None:

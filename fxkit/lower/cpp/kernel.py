@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -251,6 +252,8 @@ class KernelPrinter(Lines, ABC):
             case "exp", (operand,) if self._is_float(instruction):
                 is_low = self._is_below_maximum(operand) or self._is_bounded(operand)
                 return f"fx_exp_down({self._ref(operand)})" if is_low else None
+            case "tanh", (operand,) if self._is_float(instruction):
+                return self._tanh_log1p(operand)
             case "add", (left, right) if self._is_float(instruction):
                 return self._exp_plus_one(left, right) or self._exp_plus_one(right, left)
         return None
@@ -268,11 +271,40 @@ class KernelPrinter(Lines, ABC):
 
     def _exp_plus_one(self, left: int, right: int) -> str | None:
         """Return the text of a sum if it is exp(x) + 1, which rounds once and needs no scaling."""
-        if self._number(left) != 1.0 or self._body(right).op != "exp":
+        exponent = self._operand_of("exp", right)
+        if self._number(left) != 1.0 or exponent is None:
             return None
-        if right in self._schedule.buffers:  # whose operand a later pass does not have
+        return f"fx_exp_plus_one({self._ref(exponent)})"
+
+    def _tanh_log1p(self, operand: int) -> str | None:
+        """Return the text of the tanh of log(1 + x) or of a softplus, as in mish."""
+        chosen = self._body(operand)
+        if chosen.op != "select":
+            shifted = self._operand_of("log1p", operand)
+            return None if shifted is None else f"fx_tanh_log1p({self._ref(shifted)})"
+        condition, above, below = chosen.operands
+        shifted = self._operand_of("log1p", below)
+        compare = self._body(condition)
+        if shifted is None or self._uses[operand] > 1 or compare.op != "gt":
             return None
-        return f"fx_exp_plus_one({self._ref(self._body(right).operands[0])})"
+        # Above the bound, tanh(x) and what is computed in its place are 1.
+        is_one = (self._number(compare.operands[1]) or 0) >= 10
+        is_softplus = self._body(shifted).op == "exp" and (
+            (above,) == self._body(shifted).operands == compare.operands[:1]
+        )
+        return f"fx_tanh_log1p({self._ref(shifted)})" if is_one and is_softplus else None
+
+    def _operand_of(self, op: str, position: int) -> int | None:
+        """Return the operand of an operation if it is that one, and needed but once."""
+        instruction = self._body(position)
+        is_alone = instruction.op == op and self._uses[position] == 1
+        return instruction.operands[0] if is_alone else None
+
+    @functools.cached_property
+    def _uses(self) -> Counter[int]:
+        """How often each value is an operand or stored."""
+        read = Counter(o for instruction in self._kernel.body for o in instruction.operands)
+        return read + Counter(store.value for store in self._kernel.stores)
 
     def _is_bounded(self, position: int) -> bool:
         """Tell whether a value is a minimum with a number that `fx_exp_down` serves."""

@@ -103,8 +103,10 @@ def _gelu(self: Ref, *, approximate: str) -> Ref:
 
 @row("aten.softplus", tolerance=5, heavy=True)
 def _softplus(self: Ref, *, beta: Number, threshold: Number) -> Ref:
-    scaled = self * beta
-    return select(scaled > threshold, self, call("log1p", call("exp", scaled)) / beta)
+    is_plain = isinstance(beta, (int, float)) and beta == 1
+    scaled = self if is_plain else self * beta
+    below = call("log1p", call("exp", scaled))
+    return select(scaled > threshold, self, below if is_plain else below / beta)
 
 
 @row("aten.log_sigmoid", tolerance=5, heavy=True)
@@ -114,10 +116,7 @@ def _log_sigmoid(self: Ref) -> Ref:
 
 @row("aten.mish", tolerance=6, heavy=True)
 def _mish(self: Ref) -> Ref:
-    """tanh(log(1 + e)) is e (e + 2) / (e (e + 2) + 2), which is 1 wherever x is above the bound."""
-    e = call("exp", call("min", self, 20.0))
-    n = e * (e + 2.0)
-    return self * (n / (n + 2.0))
+    return self * call("tanh", call("log1p", call("exp", self)))
 
 
 @row("aten.logaddexp", tolerance=6, heavy=True)

@@ -26,6 +26,7 @@ from fxkit.tracing.runs.free_sizes import (
     requested,
     seen_to_change,
 )
+from fxkit.tracing.runs.invocation import Invocation
 from fxkit.tracing.runs.number_recording import record_with_numbers
 from fxkit.tracing.runs.recording import Attempt, parameter_names, record
 from fxkit.tracing.runs.state import Learned, replaced_tensors
@@ -145,7 +146,7 @@ class Captured:
         if self._evictions >= MAX_EVICTIONS:
             self._last_ran_in_python = True
             return self._in_python(args, kwargs)
-        return self._attempt(args, kwargs, call, changed).result
+        return self._attempt(self._invocation(args, kwargs, call), changed).result
 
     @property
     def kept(self) -> tuple[Variant, ...]:
@@ -249,7 +250,7 @@ class Captured:
         while True:
             runs, known = runs + 1, len(functions)
             call, kwargs = self._call(args, kwargs)
-            attempt = self._attempt(args, kwargs, call, None)
+            attempt = self._attempt(self._invocation(args, kwargs, call), None)
             may_hold = len(functions) > known or attempt.was_first or attempt.has_learned
             if attempt.failure is None or not may_hold or runs == MAX_RUNS:
                 return attempt
@@ -276,24 +277,21 @@ class Captured:
                 self._variants.remove(variant)
                 self._variants.insert(0, variant)
 
-    def _attempt(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        call: Call,
-        changed: Mismatch | None,
-    ) -> Attempt:
-        learned = self._learned
+    def _invocation(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Invocation:
+        return Invocation(self.fn, args, kwargs, call, self._learned)
+
+    def _attempt(self, invocation: Invocation, changed: Mismatch | None) -> Attempt:
+        call, learned = invocation.call, invocation.learned
         if learned is not None:
             for variant in tuple(self._variants):
                 learned.replaced.update(replaced_tensors(variant.guards))
         free = self._free_axes(call)
         has_numbers = self._note_numbers(call)
         is_more = bool(free) or has_numbers or self._control_flow
-        attempt = record(self.fn, args, kwargs, call, None if is_more else self._backend, learned)
+        attempt = record(invocation, None if is_more else self._backend)
         is_first = not self._variants
         if attempt.variant is not None and is_more:
-            self._take_more(args, kwargs, call, attempt, free, has_numbers)
+            self._take_more(invocation, attempt, free, has_numbers)
         self._last_ran_in_python = attempt.variant is None
         self._has_captured = True
         with self._lock:
@@ -328,65 +326,32 @@ class Captured:
         return bool(learned.numbers - learned.fixed)
 
     def _take_more(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        call: Call,
-        attempt: Attempt,
-        free: FreeAxes,
-        has_numbers: bool,
+        self, invocation: Invocation, attempt: Attempt, free: FreeAxes, has_numbers: bool
     ) -> None:
         """Put a graph for more calls in the place of that for one, if there is one."""
-        if has_numbers and self._take_numbers(args, kwargs, call, attempt):
+        # One that takes numbers runs as it is: backends compile graphs of tensors.
+        if has_numbers and _is_replaced(attempt, record_with_numbers(invocation, attempt)):
             return
-        if self._control_flow and self._take_branches(args, kwargs, call, attempt):
-            free = {}
-        self._let_free(args, kwargs, call, attempt, free)
+        if self._control_flow:
+            found, self._branches = record_both_sides(invocation, attempt)
+            free = {} if _is_replaced(attempt, found) else free
+        self._let_free(invocation, attempt, free)
 
-    def _take_branches(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, attempt: Attempt
-    ) -> bool:
-        """Put a graph with nodes for branches in the place of one that guards them."""
-        learned = self._learned
-        assert learned is not None
-        found, reasons = record_both_sides(self.fn, args, kwargs, call, learned, attempt)
-        self._branches = reasons
-        return _is_replaced(attempt, found)
-
-    def _take_numbers(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, attempt: Attempt
-    ) -> bool:
-        """Put a graph that takes numbers in the place of that for one call's, if there is one.
-
-        It runs as it is: backends compile graphs of tensors.
-        """
-        learned = self._learned
-        assert learned is not None
-        found = record_with_numbers(self.fn, args, kwargs, call, learned, attempt)
-        return _is_replaced(attempt, found)
-
-    def _let_free(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        call: Call,
-        attempt: Attempt,
-        free: FreeAxes,
-    ) -> None:
+    def _let_free(self, invocation: Invocation, attempt: Attempt, free: FreeAxes) -> None:
         """Put a graph for more sizes in the place of that for one call's, if there is one."""
         static = attempt.variant
         assert static is not None
         found: Variant | Failure | None = None
         if free:
-            found = record_free(
-                self.fn, args, kwargs, call, self._backend, self._learned, attempt, free
-            )
+            found = record_free(invocation, self._backend, attempt, free)
         if isinstance(found, Failure):
             self._static_because = found
             self._static_again += 1
         if found is None or isinstance(found, Failure):
             if self._backend is not None:
-                static.run = self._backend(static.graph_module, tuple(static.inputs(call)))
+                static.run = self._backend(
+                    static.graph_module, tuple(static.inputs(invocation.call))
+                )
             return
         attempt.variant = found
         with self._lock:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,8 +27,8 @@ from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.recorder.rewind import Entries, put_back
 from fxkit.tracing.recorder.rollback import Snapshot
 from fxkit.tracing.runs.dynamic_recording import is_same_but_for_sizes, raw, rewound
+from fxkit.tracing.runs.invocation import Invocation
 from fxkit.tracing.runs.recording import Attempt, Session
-from fxkit.tracing.runs.state import Learned
 from fxkit.tracing.runs.variants import Variant
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.structure import content_of
@@ -43,21 +43,12 @@ _DECIDING = frozenset({"__bool__", "is_nonzero"})
 
 
 def record_both_sides(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    call: g.Call,
-    learned: Learned,
-    first: Attempt,
+    invocation: Invocation, first: Attempt
 ) -> tuple[Variant | Failure, tuple[str, ...]]:
     """Record a call again that was just recorded, once for each way through its branches.
 
     Args:
-        fn: The program.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        call: The arguments, taken apart before the first recording.
-        learned: What is known of the program.
+        invocation: The call.
         first: The first recording.
 
     Returns:
@@ -68,7 +59,7 @@ def record_both_sides(
 
     def again(static: Variant) -> Variant | Failure:
         try:
-            return _Search(fn, args, kwargs, call, learned, static, reasons).variant()
+            return _Search(invocation, static, reasons).variant()
         except Refusal as refusal:
             return Failure(refusal.reason, refusal.hint)
 
@@ -78,7 +69,7 @@ def record_both_sides(
     if variant.changes or variant.replays or variant.mutations or variant.extras:
         found: Variant | Failure = Failure("the program does more than to compute", None)
     else:
-        found = rewound(call, first, again)
+        found = rewound(invocation.call, first, again)
     if isinstance(found, Failure) and not reasons:
         reasons.append(f"its branches are guards: {found.reason}")
     return found, tuple(dict.fromkeys(reasons))
@@ -175,19 +166,8 @@ class _Way(Run):
 class _Search:
     """Runs a program on all of its ways, as far as they can be joined."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        call: g.Call,
-        learned: Learned,
-        static: Variant,
-        reasons: list[str],
-    ) -> None:
-        self._program = (fn, args, kwargs)
-        self._call = call
-        self._learned = learned
+    def __init__(self, invocation: Invocation, static: Variant, reasons: list[str]) -> None:
+        self._invocation = invocation
         self._static = static
         self._reasons = reasons
         self._runs = 0
@@ -242,13 +222,13 @@ class _Search:
         self._runs += 1
         if self._runs > MAX_RUNS:
             raise Refusal(f"there are more than {MAX_RUNS} ways through the program")
-        fn, args, kwargs = self._program
-        session = _ForcedSession(fn, self._call, self._learned)
+        invocation = self._invocation
+        session = _ForcedSession(invocation)
         recorder = session.recorder
         recorder.forced = forced
         try:
             with _Unchanged(session) as unchanged:
-                result = session.run(fn, args, kwargs)
+                result = session.run(invocation.args, invocation.kwargs)
                 unchanged.note()
                 variant = session.variant(result, None)
         except (_Stop, Exception) as error:

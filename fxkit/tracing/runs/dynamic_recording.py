@@ -26,10 +26,10 @@ from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.recorder.rewind import Rewind, put_back
 from fxkit.tracing.recorder.rollback import Snapshot
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES
+from fxkit.tracing.runs.invocation import Invocation
 from fxkit.tracing.runs.recording import Attempt, Session, placeholder_names
 from fxkit.tracing.runs.size_facts import Facts, FreeSize
 from fxkit.tracing.runs.size_recorder import SizeRecorder
-from fxkit.tracing.runs.state import Learned
 from fxkit.tracing.runs.variants import Backend, Variant
 from fxkit.tracing.values.outside import Place
 from fxkit.tracing.values.refusals import Failure, Refusal
@@ -42,24 +42,13 @@ _HIDING = frozenset({"DisableTorchFunction", "_DisableTorchFunction"})
 
 
 def record_free(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    call: g.Call,
-    backend: Backend | None,
-    learned: Learned | None,
-    first: Attempt,
-    free: FreeAxes,
+    invocation: Invocation, backend: Backend | None, first: Attempt, free: FreeAxes
 ) -> Variant | Failure:
     """Record a call again that was just recorded, and leave no trace of that.
 
     Args:
-        fn: The program.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        call: The arguments, taken apart before the first recording.
+        invocation: The call.
         backend: Makes what runs in place of the graph module.
-        learned: What is known of the program; None leaves its Python state unguarded.
         first: The first recording.
         free: The axes whose sizes are to be free, for tensor arguments by index.
 
@@ -68,9 +57,9 @@ def record_free(
     """
 
     def again(static: Variant) -> Variant | Failure:
-        return _record_again(fn, args, kwargs, call, backend, learned, static, free)
+        return _record_again(invocation, backend, static, free)
 
-    return rewound(call, first, again)
+    return rewound(invocation.call, first, again)
 
 
 def rewound(
@@ -121,23 +110,16 @@ def _changed(session: Session, variant: Variant) -> list[tuple[Any, Content]]:
 
 
 def _record_again(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    call: g.Call,
-    backend: Backend | None,
-    learned: Learned | None,
-    first: Variant,
-    free: FreeAxes,
+    invocation: Invocation, backend: Backend | None, first: Variant, free: FreeAxes
 ) -> Variant | Failure:
     try:
-        session = _FreeSession(fn, call, learned, first, free)
+        session = _FreeSession(invocation, first, free)
     except Refusal as refusal:
         return Failure(refusal.reason, refusal.hint)
     state = session.state
     try:
         try:
-            result = session.run(fn, args, kwargs)
+            result = session.run(invocation.args, invocation.kwargs)
         except Exception as error:  # the program's own, for want of plain numbers
             return Failure(f"it raises with stand-ins for sizes: {_line(error)}", None)
         found = [] if state is None else raw(state.reach.holders)
@@ -167,22 +149,15 @@ class _FreeSession(Session):
     recorder: SizeRecorder
     is_repeated = True
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        call: g.Call,
-        learned: Learned | None,
-        first: Variant,
-        free: FreeAxes,
-    ) -> None:
+    def __init__(self, invocation: Invocation, first: Variant, free: FreeAxes) -> None:
         self._first = first
         self._wanted = free
         self._free: dict[int, frozenset[int]] = {}
         self._facts: Facts | None = None
-        super().__init__(fn, call, learned)
+        super().__init__(invocation)
         if self.recorder.failure is None and not self._free:
             raise Refusal("no size of a tensor argument can be free")
-        self._names = placeholder_names(fn, call.parts.tensor_paths)
+        self._names = placeholder_names(invocation.fn, self.call.parts.tensor_paths)
 
     def make_recorder(self, leaves: Iterable[tuple[str, torch.Tensor]]) -> Recorder:
         """Return what records the run."""

@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import fx
 
-from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding import holders as h
 from fxkit.tracing.guarding.free_numbers import NumberInput, Where
 from fxkit.tracing.recorder.opaque_numbers import NAME, OpaqueNumbers
@@ -23,8 +22,8 @@ from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.recorder.rewind import put_back
 from fxkit.tracing.recorder.rollback import Undo
 from fxkit.tracing.runs.dynamic_recording import is_same_but_for_sizes, raw, rewound
+from fxkit.tracing.runs.invocation import Invocation
 from fxkit.tracing.runs.recording import Attempt, Session, placeholder_names
-from fxkit.tracing.runs.state import Learned
 from fxkit.tracing.runs.variants import Variant
 from fxkit.tracing.values.any_numbers import NUMBER_KINDS, AnyNumber
 from fxkit.tracing.values.refusals import Failure, Refusal
@@ -35,61 +34,45 @@ from fxkit.tracing.values.structure import content_of
 _REVEALING = frozenset({"type", "id", "DisableTorchFunction", "_DisableTorchFunction"})
 
 
-def record_with_numbers(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    call: g.Call,
-    learned: Learned,
-    first: Attempt,
-) -> Variant | Failure:
+def record_with_numbers(invocation: Invocation, first: Attempt) -> Variant | Failure:
     """Record a call again that was just recorded, and leave no trace of that.
 
     Args:
-        fn: The program.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        call: The arguments, taken apart before the first recording.
-        learned: What is known of the program: the numbers that change, above all. Those that turn
-            out to be no inputs are noted there.
+        invocation: The call. The numbers that change are among what is known of the program; those
+            that turn out to be no inputs are noted there.
         first: The first recording.
 
     Returns:
         A graph that takes numbers as inputs, or why there is none.
     """
 
+    learned = invocation.state_learned
+
     def again(static: Variant) -> Variant | Failure:
         found: Variant | Failure = Failure("no number that changes can be an input", None)
         while learned.numbers - learned.fixed:
             known = len(learned.fixed)
-            found = _record_again(fn, args, kwargs, call, learned, static)
+            found = _record_again(invocation, static)
             if not isinstance(found, Failure):
                 return found
             if len(learned.fixed) == known:
                 learned.fixed |= learned.numbers
         return found
 
-    return rewound(call, first, again)
+    return rewound(invocation.call, first, again)
 
 
-def _record_again(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    call: g.Call,
-    learned: Learned,
-    first: Variant,
-) -> Variant | Failure:
+def _record_again(invocation: Invocation, first: Variant) -> Variant | Failure:
     try:
-        session = _NumberSession(fn, call, learned, first)
+        session = _NumberSession(invocation, first)
     except Refusal as refusal:
         return Failure(refusal.reason, refusal.hint)
     state = session.state
     assert state is not None
     try:
         try:
-            given = session.put(args, kwargs)
-            result = session.run(fn, *given)
+            given = session.put(invocation.args, invocation.kwargs)
+            result = session.run(*given)
         except Exception as error:  # the program's own, for want of plain numbers
             return Failure(f"it raises with stand-ins for numbers: {type(error).__name__}", None)
         finally:
@@ -98,7 +81,7 @@ def _record_again(
         variant = session.variant(result, None)
         put_back(found)
         if variant is None or session.useless:
-            learned.fixed |= session.useless
+            invocation.state_learned.fixed |= session.useless
             return session.recorder.failure or Failure("a number has one value only", None)
         return variant
     finally:
@@ -148,11 +131,11 @@ class _NumberSession(Session):
 
     is_repeated = True
 
-    def __init__(self, fn: Callable[..., Any], call: g.Call, learned: Learned, first: Variant):
+    def __init__(self, invocation: Invocation, first: Variant) -> None:
+        learned = invocation.state_learned
         self._first = first
-        self._fn = fn
         self._names: dict[str, str] = {}
-        super().__init__(fn, call, learned)
+        super().__init__(invocation)
         assert self.state is not None
         if self.recorder.failure is not None or self.state.reach.names & _REVEALING:
             raise Refusal("the program may tell stand-ins from numbers")
@@ -171,7 +154,9 @@ class _NumberSession(Session):
         counts = Counter(self.call.parts.paths)
         wanted = {it for it in self._wanted if isinstance(it, str) and counts[it] == 1}
         paths = {path: i for i, path in enumerate(self.call.parts.paths) if path in wanted}
-        self._names = dict(zip(paths, placeholder_names(self._fn, list(paths)), strict=True))
+        self._names = dict(
+            zip(paths, placeholder_names(self.invocation.fn, list(paths)), strict=True)
+        )
         args = tuple([self._argument(a, f"args[{i}]", paths) for i, a in enumerate(args)])
         kwargs = {name: self._argument(value, name, paths) for name, value in kwargs.items()}
         parts = self.call.parts

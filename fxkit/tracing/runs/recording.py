@@ -23,7 +23,8 @@ from fxkit.tracing.recorder.recorded import Outside
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
 from fxkit.tracing.recorder.rollback import Undo
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES
-from fxkit.tracing.runs.state import Learned, State
+from fxkit.tracing.runs.invocation import Invocation
+from fxkit.tracing.runs.state import State
 from fxkit.tracing.runs.variants import Backend, Extra, Replay, Variant
 from fxkit.tracing.surroundings.hooked_code import hooked
 from fxkit.tracing.surroundings.interpreter import no_collection
@@ -56,47 +57,32 @@ class Attempt:
     has_learned: bool = False
 
 
-def record(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    call: g.Call,
-    backend: Backend | None,
-    learned: Learned | None = None,
-) -> Attempt:
-    """Run `fn(*args, **kwargs)` once, and record it.
+def record(invocation: Invocation, backend: Backend | None) -> Attempt:
+    """Run a program once, and record it.
 
     Args:
-        fn: The program.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        call: The arguments, taken apart.
+        invocation: The call.
         backend: Makes what runs in place of the graph module.
-        learned: What is known of the program; None leaves its Python state unguarded.
     """
     around = active_recorder()
     if around is not None:
         around.refuse("the program captures another program")
+    learned = invocation.learned
     codes = frozenset() if learned is None else frozenset(learned.codes)
     with hooked(codes, call_through):
-        return _record(fn, args, kwargs, call, backend, learned)
+        return _record(invocation, backend)
 
 
-def _record(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    call: g.Call,
-    backend: Backend | None,
-    learned: Learned | None,
-) -> Attempt:
+def _record(invocation: Invocation, backend: Backend | None) -> Attempt:
+    learned = invocation.learned
     try:
-        session = Session(fn, call, learned)
+        session = Session(invocation)
     except Refusal as refusal:
-        return Attempt(fn(*args, **kwargs), None, Failure(refusal.reason, refusal.hint))
+        result = invocation.fn(*invocation.args, **invocation.kwargs)
+        return Attempt(result, None, Failure(refusal.reason, refusal.hint))
     watcher = None
     try:
-        result = session.run(fn, args, kwargs)
+        result = session.run(invocation.args, invocation.kwargs)
         variant = session.variant(result, backend)
     finally:
         watcher = session.recorder.watcher
@@ -111,21 +97,23 @@ class Session:
     """One run of a program, with what has to be compared before and after.
 
     Attributes:
+        invocation: The call.
         is_repeated: Whether the call has been recorded before, and its texts are printed.
     """
 
     is_repeated = False
 
-    def __init__(self, fn: Callable[..., Any], call: g.Call, learned: Learned | None) -> None:
+    def __init__(self, invocation: Invocation) -> None:
+        fn, call, learned = invocation.fn, invocation.call, invocation.learned
         parts = call.parts
         for tensor, path in zip(parts.tensors, parts.tensor_paths, strict=True):
             if type(tensor) not in TENSOR_CLASSES:
                 raise Refusal(f"{path} is a {type(tensor).__qualname__}, a tensor subclass")
         if _has_foreign_modes():
             raise Refusal("a TorchFunctionMode is active around the call")
+        self.invocation = invocation
         self.call = call
         self.before = (call.ambient, call.defaults)
-        self.learned = learned
         self.types = [TensorType.of(tensor) for tensor in parts.tensors]
         self.containers = [content_of(container) for container in parts.containers]
         self.arrays = [array.tobytes() for array in parts.arrays]
@@ -150,8 +138,8 @@ class Session:
         """Return what records the run."""
         return Recorder(leaves, self.surroundings, sys._getframe())
 
-    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the program under the recorder."""
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the program under the recorder, with its arguments or stand-ins for them."""
         recorder = self.recorder
         recorder._frames._boundary = sys._getframe()
         if self.state is not None:
@@ -161,7 +149,7 @@ class Session:
             try:
                 with recorder:
                     recorder.watch()
-                    return fn(*args, **kwargs)
+                    return self.invocation.fn(*args, **kwargs)
             finally:
                 recorder.release()
 

@@ -8,6 +8,7 @@ on it. The whole run is one edit session: rolled back on any error, recompiled o
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -364,27 +365,34 @@ class _Level:
 
     def __init__(self) -> None:
         self.rules: list[Rule] = []
-        self._anywhere: list[int] = []
-        self._by_operand: dict[str, list[int]] = {}
 
     def add(self, candidate: Rule) -> None:
         """Take in a rule; the order in which rules are added is their order of preference."""
-        operators = candidate.pattern.operand_operators
-        for operator in operators:
-            self._by_operand.setdefault(operator, []).append(len(self.rules))
-        if not operators:
-            self._anywhere.append(len(self.rules))
         self.rules.append(candidate)
+
+    @functools.cached_property
+    def _places(self) -> tuple[list[int], dict[str, list[int]]]:
+        """The rules that match anywhere, and those by what must have computed an operand."""
+        anywhere: list[int] = []
+        by_operand: dict[str, list[int]] = {}
+        for number, candidate in enumerate(self.rules):
+            operators = candidate.pattern.operand_operators
+            for operator in operators:
+                by_operand.setdefault(operator, []).append(number)
+            if not operators:
+                anywhere.append(number)
+        return anywhere, by_operand
 
     def candidates(self, node: fx.Node) -> list[Rule]:
         """Return the rules that may match at a node, in order. Cost: linear in its operands."""
-        if not self._by_operand:
+        anywhere, by_operand = self._places
+        if not by_operand:
             return self.rules
-        found = set(self._anywhere)
+        found = set(anywhere)
         for operand in node._input_nodes:
             operator = operator_of(operand)
             if operator is not None:
-                found.update(self._by_operand.get(operator.name, ()))
+                found.update(by_operand.get(operator.name, ()))
         return [self.rules[position] for position in sorted(found)]
 
 
@@ -392,7 +400,7 @@ def _by_root_and_benefit(rules: Iterable[Rule]) -> dict[str, list[tuple[int, _Le
     """Return root operator → benefit → rules in order, the largest benefit first."""
     found: dict[str, dict[int, _Level]] = {}
     for candidate in rules:
-        for operator in candidate.pattern.root_operators:
+        for operator in candidate.root_operators:
             found.setdefault(operator, {}).setdefault(candidate.benefit, _Level()).add(candidate)
     return {
         operator: sorted(levels.items(), key=lambda level: -level[0])

@@ -96,6 +96,8 @@ class Rule:
         samples: Capture → example operands, for `fxkit.testing.prove`: a shape, or a constant.
         file: Where it was defined.
         doc: Its docstring.
+        at: Names of the operators that the root can be, where the rule says them; its functions are
+            then followed when `pattern` or `template` is first read.
     """
 
     name: str
@@ -110,9 +112,32 @@ class Rule:
     samples: tuple[Mapping[str, Any], ...] = ()
     file: str = ""
     doc: str = ""
+    at: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def root_operators(self) -> tuple[str, ...]:
+        """Names of the operators that the root can be."""
+        return self.at or self.pattern.root_operators
+
+    def __getattr__(self, name: str) -> Any:
+        follow = self.__dict__.get(_FOLLOW)
+        if follow is None or name not in ("pattern", "template"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        sides = follow()
+        if set(sides[0].root_operators) != set(self.at):
+            raise PatternError(
+                f"expected {self.name} to say at={sides[0].root_operators}, got at={self.at}",
+                hint="name each operator that the pattern may end in, or leave at= out",
+            )
+        self.__dict__.update(zip(("pattern", "template"), sides, strict=True))
+        return self.__dict__[name]
+
+
+# In a rule whose functions are not followed yet: does so, and returns pattern and template.
+_FOLLOW = "_follow"
 
 
 def rule(
@@ -127,6 +152,7 @@ def rule(
     finite_only: bool = False,
     samples: tuple[Mapping[str, Any], ...] = (),
     name: str | None = None,
+    at: str | tuple[str, ...] = (),
 ) -> Any:
     """Make a rule of two functions, or decorate one function that returns both sides.
 
@@ -142,10 +168,12 @@ def rule(
         finite_only: Set to True when it may differ where an operand is NaN or infinite.
         samples: For the proof, capture → shape or constant, for rules that need special operands.
         name: What reports call it; the function's name when left out.
+        at: Name of the operator that the pattern ends in, `"aten.add"`, or of all that it may end
+            in. Then the functions are not followed before a graph has one of them.
 
     Raises:
         PatternError: When a side can't be traced, is a bare parameter, or the sides do not agree in
-            parameters or number of results.
+            parameters or number of results; with `at`, when the rule is first used.
 
     Example:
         >>> import torch, fxkit
@@ -165,6 +193,7 @@ def rule(
         "exact": exact,
         "finite_only": finite_only,
         "samples": samples,
+        "at": (at,) if isinstance(at, str) else at,
     }
     if before is None:
         return lambda function: _from_one(function, name, options)
@@ -199,6 +228,14 @@ def _conditions(where: Any) -> tuple[dict[str, Operand], Where | None]:
 
 
 def _from_one(function: Callable[..., Any], name: str | None, options: dict[str, Any]) -> Rule:
+    operands = options.pop("operands")
+    name = name or function.__name__
+    return _made(name, function, lambda: _sides_of_one(function, name, operands), options)
+
+
+def _sides_of_one(
+    function: Callable[..., Any], name: str, operands: Mapping[str, Operand]
+) -> tuple[Pattern, Template]:
     graph = trace_template(function)
     sides = output_values(graph)
     if len(sides) != 2:
@@ -210,14 +247,9 @@ def _from_one(function: Callable[..., Any], name: str | None, options: dict[str,
     values = sides[1] if isinstance(sides[1], (tuple, list)) else (sides[1],)
     builder = PatternBuilder(graph)
     outputs = builder.outputs(tuple(wanted))
-    found = Pattern(
-        outputs,
-        tuple(builder.captures),
-        name or function.__name__,
-        options.pop("operands"),
-    )
+    found = Pattern(outputs, tuple(builder.captures), name, operands)
     reuses = {n: p for n, p in builder.nodes.items() if not isinstance(p, Capture)}
-    return _make(function, found, Template(graph, tuple(values), reuses), options)
+    return found, Template(graph, tuple(values), reuses)
 
 
 def _from_two(
@@ -226,7 +258,23 @@ def _from_two(
     name: str | None,
     options: dict[str, Any],
 ) -> Rule:
-    found = pattern(before, options.pop("operands"))
+    operands = options.pop("operands")
+    own = before.name if isinstance(before, Pattern) else getattr(before, "__name__", "pattern")
+    wished = name or own
+    if wished == "<lambda>":
+        wished = f"to_{getattr(after, '__name__', 'replacement')}".replace(
+            "<lambda>", "replacement"
+        )
+    return _made(wished, after, lambda: _sides_of_two(before, after, wished, operands), options)
+
+
+def _sides_of_two(
+    before: Callable[..., Any] | Pattern,
+    after: Callable[..., Any],
+    name: str,
+    operands: Mapping[str, Operand],
+) -> tuple[Pattern, Template]:
+    found = pattern(before, operands)
     graph = trace_template(after)
     parameters = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
     unknown = [p for p in parameters if p not in found.captures]
@@ -236,29 +284,31 @@ def _from_two(
             f"got {', '.join(unknown)}",
             hint="give both functions parameters of the same names",
         )
-    wished = name or getattr(before, "__name__", found.name)
-    if wished == "<lambda>":
-        wished = f"to_{getattr(after, '__name__', 'replacement')}".replace(
-            "<lambda>", "replacement"
-        )
-    named = replace(found, name=wished)
-    return _make(after, named, Template(graph, output_values(graph)), options)
+    return replace(found, name=name), Template(graph, output_values(graph))
 
 
-def _make(
-    function: Callable[..., Any], found: Pattern, template: Template, options: dict[str, Any]
+def _made(
+    name: str,
+    function: Callable[..., Any],
+    follow: Callable[[], tuple[Pattern, Template]],
+    options: dict[str, Any],
 ) -> Rule:
-    if len(template.values) != len(found.outputs):
-        raise PatternError(
-            f"expected as many results as the pattern has, {len(found.outputs)}, "
-            f"got {len(template.values)}",
-            hint="return one replacement for each value that the pattern returns",
-        )
-    return Rule(
-        name=found.name,
-        pattern=found,
-        template=template,
-        file=inspect.getsourcefile(function) or "",
-        doc=inspect.getdoc(function) or "",
-        **options,
-    )
+    """Make a rule, of functions that are followed now or, when it says where it matches, later."""
+
+    def checked() -> tuple[Pattern, Template]:
+        found, template = follow()
+        if len(template.values) != len(found.outputs):
+            raise PatternError(
+                f"expected as many results as the pattern has, {len(found.outputs)}, "
+                f"got {len(template.values)}",
+                hint="return one replacement for each value that the pattern returns",
+            )
+        return found, template
+
+    file, doc = inspect.getsourcefile(function) or "", inspect.getdoc(function) or ""
+    if not options["at"]:
+        return Rule(name, *checked(), file=file, doc=doc, **options)
+    later = object.__new__(Rule)
+    later.__dict__.update(name=name, file=file, doc=doc, **options)
+    later.__dict__[_FOLLOW] = checked
+    return later

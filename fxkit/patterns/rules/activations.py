@@ -54,6 +54,7 @@ _ROOT = {"root": _is_near(math.sqrt(2.0)), "inverse": _is_near(math.sqrt(0.5))}
 
 # torch's float32 kernel of gelu gives NaN at +Inf on some CPUs, where the long form gives +Inf.
 @rule(
+    at="aten.mul",
     where=[
         floating("x"),
         _is_precise("root", math.sqrt(2.0)),
@@ -81,6 +82,7 @@ _TANH_SCALE = math.sqrt(2.0 / math.pi)
 
 
 @rule(
+    at="aten.mul",
     where=[floating("x"), _is_precise("c", _TANH_SCALE), {"c": _is_near(_TANH_SCALE)}],
     exact=False,
     benefit=4,
@@ -100,7 +102,7 @@ def gelu_by_tanh(x, c):
     return _halved(x, 1.0 + torch.tanh(inner)), F.gelu(x, approximate="tanh")
 
 
-@rule(where=floating("x"), exact=False, benefit=3)
+@rule(at=("aten.mul", "aten.div"), where=floating("x"), exact=False, benefit=3)
 def silu_by_sigmoid(x):
     """SiLU, also called swish.
 
@@ -112,7 +114,7 @@ def silu_by_sigmoid(x):
     )(x), F.silu(x)  # fmt: skip
 
 
-@rule(where=floating("x"), exact=False, benefit=2)
+@rule(at=("aten.div", "aten.reciprocal"), where=floating("x"), exact=False, benefit=2)
 def sigmoid_by_exp(x):
     """The logistic function written out.
 
@@ -124,7 +126,7 @@ def sigmoid_by_exp(x):
     )(x), torch.sigmoid(x)  # fmt: skip
 
 
-@rule(where=floating("x"), exact=False, benefit=3)
+@rule(at=("aten.log", "aten.log1p"), where=floating("x"), exact=False, benefit=3)
 def softplus_by_log(x):
     """Softplus written out, which overflows where the operator does not.
 
@@ -135,7 +137,7 @@ def softplus_by_log(x):
     return any_of(lambda v: torch.log(1 + v), torch.log1p)(power), F.softplus(x)
 
 
-@rule(where=floating("x"), exact=False, benefit=3)
+@rule(at="aten.mul", where=floating("x"), exact=False, benefit=3)
 def mish_by_softplus(x):
     """Mish written out.
 
@@ -148,7 +150,9 @@ def mish_by_softplus(x):
 
 
 # Of -Inf the product is NaN; at zero and below it the sign of zero differs.
-@rule(where=every(floating("x"), keeps_type), exact=False, finite_only=True, benefit=2)
+@rule(
+    at="aten.mul", where=every(floating("x"), keeps_type), exact=False, finite_only=True, benefit=2
+)
 def relu_by_mask(x):
     """A relu as a product with where the operand is positive.
 
@@ -162,7 +166,7 @@ def relu_by_mask(x):
 
 
 # At zero, maximum shares the gradient among both operands.
-@rule(where=[no_gradient("x"), floating("x")], exact=False)
+@rule(at=("aten.maximum", "aten.max"), where=[no_gradient("x"), floating("x")], exact=False)
 def relu_by_maximum(x):
     """A relu as the larger one of the operand and zeros.
 
@@ -173,6 +177,7 @@ def relu_by_maximum(x):
 
 
 @rule(
+    at="aten.where",
     where=[floating("x"), {"slope": operand(value=is_number)}],
     benefit=2,
     samples=({"slope": 0.25}, {"slope": -0.5}),
@@ -187,6 +192,7 @@ def leaky_relu_by_choice(x, slope):
 
 
 @rule(
+    at="aten.where",
     where=[floating("x"), {"alpha": operand(value=is_number)}],
     exact=False,
     benefit=3,
@@ -211,7 +217,12 @@ def _three_up(x):
     )(x + 3)  # fmt: skip
 
 
-@rule(where=every(floating("x"), no_gradient("x")), exact=False, benefit=2)
+@rule(
+    at=("aten.div", "aten.mul"),
+    where=every(floating("x"), no_gradient("x")),
+    exact=False,
+    benefit=2,
+)
 def hard_sigmoid_by_bounds(x):
     """The piecewise linear sigmoid; `clamp` has another gradient at its bounds.
 
@@ -221,7 +232,12 @@ def hard_sigmoid_by_bounds(x):
     return any_of(lambda v: v / 6, lambda v: v * (1 / 6))(_three_up(x)), F.hardsigmoid(x)
 
 
-@rule(where=every(floating("x"), no_gradient("x")), exact=False, benefit=3)
+@rule(
+    at=("aten.div", "aten.mul"),
+    where=every(floating("x"), no_gradient("x")),
+    exact=False,
+    benefit=3,
+)
 def hard_swish_by_bounds(x):
     """The piecewise linear swish, as MobileNet v3 writes it.
 

@@ -19,7 +19,7 @@ from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import rule
 
 
-@rule(where=keeps_type)
+@rule(at="aten.mul", where=keeps_type)
 def multiply_by_one(x):
     """Multiplying by one changes nothing.
 
@@ -29,7 +29,7 @@ def multiply_by_one(x):
     return x * 1, x
 
 
-@rule(where=keeps_type)
+@rule(at="aten.div", where=keeps_type)
 def divide_by_one(x):
     """Dividing by one changes nothing; an integer would become floating point.
 
@@ -39,7 +39,7 @@ def divide_by_one(x):
     return x / 1, x
 
 
-@rule(where=keeps_type)
+@rule(at="aten.sub", where=keeps_type)
 def subtract_zero(x):
     """Subtracting zero changes nothing, not even the sign of zero (adding zero would).
 
@@ -49,7 +49,7 @@ def subtract_zero(x):
     return x - 0, x
 
 
-@rule(where=keeps_type)
+@rule(at="aten.pow", where=keeps_type)
 def power_of_one(x):
     """The first power is the number.
 
@@ -59,7 +59,7 @@ def power_of_one(x):
     return x**1, x
 
 
-@rule(where=every(unpromoted("x")))
+@rule(at=("aten.square", "aten.pow"), where=every(unpromoted("x")))
 def square_as_product(x):
     """A square is a product, which every backend has as one instruction; of bool, it is another.
 
@@ -69,7 +69,7 @@ def square_as_product(x):
     return any_of(torch.square, lambda v: v**2)(x), x * x
 
 
-@rule(where=keeps_type)
+@rule(at="aten.neg", where=keeps_type)
 def double_negation(x):
     """Two negations cancel.
 
@@ -79,7 +79,7 @@ def double_negation(x):
     return torch.neg(torch.neg(x)), x
 
 
-@rule(where=unpromoted("x", "y"))
+@rule(at="aten.add", where=unpromoted("x", "y"))
 def add_negated(x, y):
     """Adding the negative is subtracting.
 
@@ -89,7 +89,7 @@ def add_negated(x, y):
     return x + torch.neg(y), x - y
 
 
-@rule(where=unpromoted("x", "y"))
+@rule(at="aten.sub", where=unpromoted("x", "y"))
 def subtract_negated(x, y):
     """Subtracting the negative is adding.
 
@@ -99,7 +99,7 @@ def subtract_negated(x, y):
     return x - torch.neg(y), x + y
 
 
-@rule(where=unpromoted("x", "y"), benefit=2)
+@rule(at="aten.mul", where=unpromoted("x", "y"), benefit=2)
 def product_of_negations(x, y):
     """Two negative signs of a product cancel.
 
@@ -109,7 +109,7 @@ def product_of_negations(x, y):
     return torch.neg(x) * torch.neg(y), x * y
 
 
-@rule(where=floating("x", "y"))
+@rule(at="aten.div", where=floating("x", "y"))
 def quotient_of_negations(x, y):
     """Two negative signs of a quotient cancel.
 
@@ -119,7 +119,7 @@ def quotient_of_negations(x, y):
     return torch.neg(x) / torch.neg(y), x / y
 
 
-@rule(where=signed("x"))
+@rule(at="aten.abs", where=signed("x"))
 def absolute_of_negation(x):
     """The absolute value does not see the sign; that of an unsigned integer would wrap around.
 
@@ -129,7 +129,7 @@ def absolute_of_negation(x):
     return torch.abs(torch.neg(x)), torch.abs(x)
 
 
-@rule
+@rule(at="aten.abs")
 def absolute_of_absolute(x):
     """A second absolute value changes nothing.
 
@@ -139,7 +139,7 @@ def absolute_of_absolute(x):
     return torch.abs(torch.abs(x)), torch.abs(x)
 
 
-@rule
+@rule(at="aten.abs")
 def absolute_of_positive(x):
     """What is never negative is its own absolute value.
 
@@ -155,7 +155,7 @@ def _keeps_signed_type(match: Match) -> bool | str:
     return signed("x")(match) if verdict is True else verdict
 
 
-@rule(where=_keeps_signed_type)
+@rule(at=("aten.mul", "aten.div"), where=_keeps_signed_type)
 def multiply_by_minus_one(x):
     """A product or quotient with minus one is the negative.
 
@@ -166,6 +166,7 @@ def multiply_by_minus_one(x):
 
 
 @rule(
+    at="aten.mul",
     where=[floating("x"), {"c": operand(value=is_number)}],
     samples=({"c": 0.75}, {"c": -2}, {"c": 0}),
 )
@@ -179,6 +180,7 @@ def scale_of_negation(x, c):
 
 
 @rule(
+    at="aten.neg",
     where=[floating("x"), {"c": operand(value=is_number)}],
     samples=({"c": 0.75}, {"c": -2}, {"c": 0}),
 )
@@ -200,6 +202,7 @@ def _is_power_of_two(value: object) -> bool:
 
 
 @rule(
+    at="aten.div",
     where=[floating("x"), {"c": operand(value=_is_power_of_two)}],
     samples=({"c": 8.0}, {"c": -4}, {"c": 0.5}, {"c": 8192}),
 )
@@ -212,7 +215,7 @@ def divide_by_power_of_two(x, c):
     return x / c, x * computed(lambda c: 1.0 / c)(c)
 
 
-@rule(where=[keeps_type, {"c": operand(dtype=torch.bool)}])
+@rule(at="aten.where", where=[keeps_type, {"c": operand(dtype=torch.bool)}])
 def where_of_same(c, x):
     """A choice between a value and itself.
 
@@ -222,7 +225,7 @@ def where_of_same(c, x):
     return torch.where(c, x, x), x
 
 
-@rule(where=keeps_type)
+@rule(at=("aten.bitwise_not", "aten.logical_not"), where=keeps_type)
 def double_not(x):
     """Two negations cancel, of a condition or of bits.
 

@@ -126,6 +126,7 @@ _SAMPLES = (
 
 
 @rule(
+    at="aten.matmul",
     where=[_is_attention, _NUMBERS],
     exact=False,
     finite_only=True,
@@ -236,6 +237,7 @@ _CHOICE = tuple({**sample, "keep": (5, 6), "drop": (1, 5, 6), **_FILL} for sampl
 
 
 @rule(
+    at="aten.matmul",
     where=[every(_is_attention, _hides), {**_NUMBERS, "drop": operand(dtype=torch.bool)}],
     exact=False,
     finite_only=True,
@@ -263,6 +265,7 @@ def attention_with_hidden_keys(q, k, v, a, b, factor, divisor, drop, fill, p):
 
 
 @rule(
+    at="aten.matmul",
     where=[every(_is_attention, _hides), {**_NUMBERS, "keep": operand(dtype=torch.bool)}],
     exact=False,
     finite_only=True,
@@ -286,6 +289,7 @@ def attention_with_kept_keys(q, k, v, a, b, factor, divisor, keep, fill, p):
 
 
 @rule(
+    at="aten.matmul",
     where=[every(_is_attention, _hides), {**_NUMBERS, "keep": operand(dtype=torch.bool)}],
     exact=False,
     finite_only=True,
@@ -349,7 +353,14 @@ _GROUPED = {
 }  # fmt: skip
 
 
-@rule(where=_repeats_heads, exact=False, finite_only=True, benefit=4, samples=(_GROUPED,))
+@rule(
+    at="aten.scaled_dot_product_attention",
+    where=_repeats_heads,
+    exact=False,
+    finite_only=True,
+    benefit=4,
+    samples=(_GROUPED,),
+)
 def attention_with_repeated_heads(
     q, k, v, mask, causal, scale, times, wide_k, full_k, wide_v, full_v
 ):

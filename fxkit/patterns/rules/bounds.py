@@ -26,7 +26,7 @@ def _is_range(match: Match) -> bool | str:
     return True if low <= high else f"expected a lower bound first, got {low} and {high}"
 
 
-@rule
+@rule(at="aten.relu")
 def relu_of_relu(x):
     """A second relu has nothing left to cut.
 
@@ -36,7 +36,7 @@ def relu_of_relu(x):
     return torch.relu(torch.relu(x)), torch.relu(x)
 
 
-@rule
+@rule(at="aten.relu")
 def relu_of_positive(x):
     """What is never negative has nothing to cut.
 
@@ -48,7 +48,8 @@ def relu_of_positive(x):
 
 
 # Where x is at the bound, clamp passes the gradient and relu does not.
-@rule(where=[floating("x"), no_gradient("x"), {"zero": operand(value=lambda v: v == 0)}],
+@rule(at=("aten.clamp", "aten.clamp_min"),
+      where=[floating("x"), no_gradient("x"), {"zero": operand(value=lambda v: v == 0)}],
       samples=({"zero": 0}, {"zero": 0.0}))  # fmt: skip
 def relu_by_clamp(x, zero):
     """A lower bound of zero is a relu, which kernels take as their epilogue.
@@ -59,7 +60,11 @@ def relu_by_clamp(x, zero):
     return _from_below(x, zero), torch.relu(x)
 
 
-@rule(where=[floating("x"), _BOUNDS], samples=({"low": -0.5, "high": 0.5}, {"low": 1, "high": -1}))
+@rule(
+    at=("aten.clamp", "aten.clamp_max"),
+    where=[floating("x"), _BOUNDS],
+    samples=({"low": -0.5, "high": 0.5}, {"low": 1, "high": -1}),
+)
 def clamp_from_below_then_above(x, low, high):
     """Two bounds are one clamp; where they cross, the upper one wins in both.
 
@@ -69,7 +74,11 @@ def clamp_from_below_then_above(x, low, high):
     return _from_above(_from_below(x, low), high), torch.clamp(x, low, high)
 
 
-@rule(where=[floating("x"), _is_range, _BOUNDS], samples=({"low": -0.5, "high": 0.5},))
+@rule(
+    at=("aten.clamp", "aten.clamp_min"),
+    where=[floating("x"), _is_range, _BOUNDS],
+    samples=({"low": -0.5, "high": 0.5},),
+)
 def clamp_from_above_then_below(x, low, high):
     """Two bounds are one clamp, unless they cross.
 
@@ -84,7 +93,8 @@ def _is_relu_range(match: Match) -> bool | str:
 
 
 # Where x is zero, clamp passes the gradient and relu does not.
-@rule(where=[floating("x"), no_gradient("x"), _is_relu_range, {"high": _BOUNDS["high"]}],
+@rule(at=("aten.clamp", "aten.clamp_max"),
+      where=[floating("x"), no_gradient("x"), _is_relu_range, {"high": _BOUNDS["high"]}],
       samples=({"high": 0.5},))  # fmt: skip
 def clamp_of_relu(x, high):
     """An upper bound on a relu is one clamp.
@@ -106,6 +116,7 @@ def _overlap(match: Match) -> bool | str:
 
 
 @rule(
+    at="aten.clamp",
     where=[floating("x"), _overlap, _FOUR],
     samples=(
         {"low": -1, "high": 0.5, "floor": -0.5, "ceiling": 2.0},

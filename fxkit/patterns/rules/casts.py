@@ -11,7 +11,7 @@ from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import rule
 
 
-@rule(where=keeps_type)
+@rule(at="aten.to", where=keeps_type)
 def cast_to_same(x, dtype):
     """A cast to the dtype that is there already; torch returns the tensor itself.
 
@@ -21,7 +21,7 @@ def cast_to_same(x, dtype):
     return x.to(dtype=dtype), x
 
 
-@rule(where=keeps_type)
+@rule(at=("aten.type_as", "aten.to"), where=keeps_type)
 def cast_like_same(x, y):
     """A cast to the dtype of another tensor, which is the same.
 
@@ -31,7 +31,7 @@ def cast_like_same(x, y):
     return any_of(lambda v, w: v.type_as(w), lambda v, w: v.to(w))(x, y), x
 
 
-@rule(where=keeps_type, samples=({"device": "cpu"},))
+@rule(at=("aten.to", "aten.cpu"), where=keeps_type, samples=({"device": "cpu"},))
 def move_to_same(x, device):
     """A move to the device where the tensor is.
 
@@ -81,6 +81,7 @@ _DTYPE = operand(value=lambda value: isinstance(value, torch.dtype))
 
 
 @rule(
+    at="aten.to",
     where=[_loses_nothing, {"wide": _DTYPE, "last": _DTYPE}],
     samples=(
         {"wide": torch.float64, "last": torch.float32},

@@ -29,7 +29,7 @@ def _negated(value):
     return any_of(torch.logical_not, torch.bitwise_not)(value)
 
 
-@rule
+@rule(at=("aten.logical_not", "aten.bitwise_not"))
 def negated_equal(x, y):
     """What is not equal is unequal, also for NaN.
 
@@ -39,7 +39,7 @@ def negated_equal(x, y):
     return _negated(torch.eq(x, y)), torch.ne(x, y)
 
 
-@rule
+@rule(at=("aten.logical_not", "aten.bitwise_not"))
 def negated_not_equal(x, y):
     """What is not unequal is equal, also for NaN.
 
@@ -49,7 +49,7 @@ def negated_not_equal(x, y):
     return _negated(torch.ne(x, y)), torch.eq(x, y)
 
 
-@rule(where=_are_integers)
+@rule(at=("aten.logical_not", "aten.bitwise_not"), where=_are_integers)
 def negated_less(x, y):
     """An integer that is not less is greater or equal.
 
@@ -59,7 +59,7 @@ def negated_less(x, y):
     return _negated(torch.lt(x, y)), torch.ge(x, y)
 
 
-@rule(where=_are_integers)
+@rule(at=("aten.logical_not", "aten.bitwise_not"), where=_are_integers)
 def negated_less_or_equal(x, y):
     """An integer that is not less or equal is greater.
 
@@ -69,7 +69,7 @@ def negated_less_or_equal(x, y):
     return _negated(torch.le(x, y)), torch.gt(x, y)
 
 
-@rule(where=_are_integers)
+@rule(at=("aten.logical_not", "aten.bitwise_not"), where=_are_integers)
 def negated_greater(x, y):
     """An integer that is not greater is less or equal.
 
@@ -79,7 +79,7 @@ def negated_greater(x, y):
     return _negated(torch.gt(x, y)), torch.le(x, y)
 
 
-@rule(where=_are_integers)
+@rule(at=("aten.logical_not", "aten.bitwise_not"), where=_are_integers)
 def negated_greater_or_equal(x, y):
     """An integer that is not greater or equal is less.
 

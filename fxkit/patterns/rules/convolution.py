@@ -35,6 +35,7 @@ def _plain(axes: int, **shapes: Any) -> dict[str, Any]:
 
 
 @rule(
+    at="aten.add",
     where=_is_bias_over(1),
     exact=False,
     samples=(_plain(1, x=(2, 3, 8), w=(4, 3, 3), b=(4, 1)),),
@@ -50,6 +51,7 @@ def bias_of_convolution_1d(x, w, b, s, p, d, g):
 
 
 @rule(
+    at="aten.add",
     where=_is_bias_over(2),
     exact=False,
     samples=(
@@ -68,6 +70,7 @@ def bias_of_convolution_2d(x, w, b, s, p, d, g):
 
 
 @rule(
+    at="aten.add",
     where=_is_bias_over(3),
     exact=False,
     samples=(_plain(3, x=(1, 2, 4, 4, 4), w=(3, 2, 2, 2, 2), b=(1, 3, 1, 1, 1)),),
@@ -110,6 +113,7 @@ _IS_SIZES = operand(value=lambda padding: all(type(n) is int for n in _listed(pa
 
 # A NaN or Inf among the weights times a zero of the padding was NaN.
 @rule(
+    at="aten.conv1d",
     where={"widths": _is_even(1), "zero": _IS_ZERO, "p": _IS_SIZES},
     exact=False,
     finite_only=True,
@@ -133,6 +137,7 @@ def padding_of_convolution_1d(x, w, b, s, p, d, g, widths, zero):
 
 # A NaN or Inf among the weights times a zero of the padding was NaN.
 @rule(
+    at="aten.conv2d",
     where={"widths": _is_even(2), "zero": _IS_ZERO, "p": _IS_SIZES},
     exact=False,
     finite_only=True,

@@ -20,7 +20,7 @@ from fxkit.patterns.rewriting import rule
 
 
 # Minus zero stays minus zero, where the sum would have made it zero.
-@rule(where=keeps_type, exact=False)
+@rule(at="aten.add", where=keeps_type, exact=False)
 def add_zero(x):
     """Adding zero changes nothing but the sign of zero; `sum` of Python begins with it.
 
@@ -31,7 +31,7 @@ def add_zero(x):
 
 
 # Equal numbers give a zero of the other sign.
-@rule(where=signed("x", "y"), exact=False)
+@rule(at="aten.neg", where=signed("x", "y"), exact=False)
 def negated_difference(x, y):
     """The negative of a difference is the difference the other way round.
 
@@ -48,6 +48,7 @@ def _is_moderate(match: Match) -> bool | str:
 
 
 @rule(
+    at="aten.mul",
     where=[
         floating("x"),
         _is_moderate,
@@ -66,7 +67,7 @@ def scale_of_scale(x, a, b):
 
 
 # Dividing costs more than multiplying, so not where the divisor is broadcast.
-@rule(where=every(floating("x", "y"), same_shape("x", "y")), exact=False)
+@rule(at="aten.mul", where=every(floating("x", "y"), same_shape("x", "y")), exact=False)
 def multiply_by_reciprocal(x, y):
     """A product with the inverse is a quotient, which rounds once.
 
@@ -76,7 +77,7 @@ def multiply_by_reciprocal(x, y):
     return x * any_of(torch.reciprocal, lambda v: 1 / v)(y), x / y
 
 
-@rule(where=floating("x"), exact=False)
+@rule(at="aten.pow", where=floating("x"), exact=False)
 def square_root_by_power(x):
     """The power of one half is the square root; torch computes it so.
 
@@ -86,7 +87,7 @@ def square_root_by_power(x):
     return x**0.5, torch.sqrt(x)
 
 
-@rule(where=floating("x"), exact=False)
+@rule(at="aten.pow", where=floating("x"), exact=False)
 def reciprocal_by_power(x):
     """The power of minus one is the inverse; torch computes it so.
 
@@ -96,7 +97,7 @@ def reciprocal_by_power(x):
     return x**-1, torch.reciprocal(x)
 
 
-@rule(where=floating("x"), exact=False, benefit=2)
+@rule(at=("aten.reciprocal", "aten.div", "aten.pow"), where=floating("x"), exact=False, benefit=2)
 def reciprocal_root(x):
     """The inverse of the square root, in all its spellings.
 
@@ -109,7 +110,7 @@ def reciprocal_root(x):
 
 
 # A square that overflows or underflows loses the number, the absolute value does not.
-@rule(where=floating("x"), exact=False, finite_only=True, benefit=2)
+@rule(at="aten.sqrt", where=floating("x"), exact=False, finite_only=True, benefit=2)
 def root_of_square(x):
     """The square root of a square is the absolute value.
 
@@ -119,7 +120,7 @@ def root_of_square(x):
     return torch.sqrt(any_of(lambda v: v * v, torch.square)(x)), torch.abs(x)
 
 
-@rule(where=floating("x"), exact=False)
+@rule(at=("aten.sub", "aten.add"), where=floating("x"), exact=False)
 def exponential_minus_one(x):
     """Near zero the difference cancels; `expm1` keeps its digits.
 
@@ -129,7 +130,7 @@ def exponential_minus_one(x):
     return any_of(lambda v: v - 1, lambda v: v + -1)(torch.exp(x)), torch.expm1(x)
 
 
-@rule(where=floating("x"), exact=False)
+@rule(at="aten.log", where=floating("x"), exact=False)
 def logarithm_of_one_plus(x):
     """Near zero the sum loses its digits; `log1p` keeps them.
 
@@ -140,7 +141,7 @@ def logarithm_of_one_plus(x):
 
 
 # torch's kernel of logsigmoid makes its result contiguous.
-@rule(where=every(floating("x"), contiguous("x")), exact=False, benefit=2)
+@rule(at="aten.log", where=every(floating("x"), contiguous("x")), exact=False, benefit=2)
 def logarithm_of_sigmoid(x):
     """The logarithm of a small probability, without losing it to rounding.
 
@@ -150,7 +151,7 @@ def logarithm_of_sigmoid(x):
     return torch.log(torch.sigmoid(x)), F.logsigmoid(x)
 
 
-@rule(where=floating("x"), exact=False)
+@rule(at="aten.sub", where=floating("x"), exact=False)
 def complement_of_sigmoid(x):
     """The probability of the opposite, without cancellation.
 
@@ -160,7 +161,7 @@ def complement_of_sigmoid(x):
     return 1 - torch.sigmoid(x), torch.sigmoid(torch.neg(x))
 
 
-@rule(where=floating("x"), exact=False, benefit=2)
+@rule(at="aten.sub", where=floating("x"), exact=False, benefit=2)
 def hyperbolic_tangent_by_sigmoid(x):
     """The hyperbolic tangent is a sigmoid, stretched.
 
@@ -171,7 +172,7 @@ def hyperbolic_tangent_by_sigmoid(x):
 
 
 # The general power of a number makes its result contiguous.
-@rule(where=every(floating("x"), contiguous("x")), exact=False)
+@rule(at="aten.pow", where=every(floating("x"), contiguous("x")), exact=False)
 def power_of_two(x):
     """Two to a power has a function of its own.
 

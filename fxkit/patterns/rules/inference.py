@@ -9,7 +9,9 @@ from fxkit.patterns.language import any_of, computed, operand
 from fxkit.patterns.rewriting import rule
 
 
-@rule
+@rule(
+    at=("aten.dropout", "aten.feature_dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout")
+)
 def dropout_in_eval(x, p):
     """Dropout of every kind returns its operand itself outside of training.
 
@@ -27,6 +29,7 @@ def dropout_in_eval(x, p):
 
 # torch's kernel of rrelu makes its result contiguous.
 @rule(
+    at="aten.rrelu",
     where=[
         floating("x"),
         contiguous("x"),

@@ -9,7 +9,7 @@ from fxkit.patterns.language import any_of
 from fxkit.patterns.rewriting import rule
 
 
-@rule(where=keeps_type)
+@rule(at="aten.cat", where=keeps_type)
 def concatenation_of_one(x, dim):
     """One tensor, concatenated with nothing.
 
@@ -19,7 +19,11 @@ def concatenation_of_one(x, dim):
     return torch.cat([x], dim), x
 
 
-@rule(where=keeps_type, samples=({"x": (3, 4), "n": 2, "dim": 1}, {"x": (5, 2), "n": 2, "dim": 0}))
+@rule(
+    at="aten.cat",
+    where=keeps_type,
+    samples=({"x": (3, 4), "n": 2, "dim": 1}, {"x": (5, 2), "n": 2, "dim": 0}),
+)
 def concatenation_of_parts(x, n, dim):
     """All parts of a tensor, put together in the same order.
 
@@ -32,6 +36,7 @@ def concatenation_of_parts(x, n, dim):
 
 # Where the result has the shape of the operand, the two parts are all that there are.
 @rule(
+    at="aten.cat",
     where=keeps_type,
     samples=({"x": (3, 4), "n": 2, "dim": 1}, {"x": (4, 2), "n": 2, "dim": 0}),
 )
@@ -45,7 +50,9 @@ def concatenation_of_halves(x, n, dim):
     return torch.cat([parts[0], parts[1]], dim), x
 
 
-@rule(where=keeps_type, samples=({"x": (3, 4), "dim": 1}, {"x": (2, 3, 4), "dim": 0}))
+@rule(
+    at="aten.stack", where=keeps_type, samples=({"x": (3, 4), "dim": 1}, {"x": (2, 3, 4), "dim": 0})
+)
 def stack_of_slices(x, dim):
     """All slices of a tensor, stacked where they came from.
 

@@ -59,7 +59,7 @@ _LINEAR = {"x": (2, 3, 4), "w": (5, 4), "b": (5,)}
 _MATRICES = {**_LINEAR, "x": (3, 4)}
 
 
-@rule(where=_is_linear, exact=False, benefit=3, samples=(_MATRICES, _LINEAR))
+@rule(at="aten.add", where=_is_linear, exact=False, benefit=3, samples=(_MATRICES, _LINEAR))
 def linear_by_matmul(x, w, b):
     """A linear layer written as a product and a sum.
 
@@ -69,7 +69,13 @@ def linear_by_matmul(x, w, b):
     return any_of(torch.matmul, torch.mm)(x, _flipped(w)) + b, F.linear(x, w, b)
 
 
-@rule(where=_is_linear, exact=False, benefit=2, samples=(_MATRICES, _LINEAR))
+@rule(
+    at=("aten.matmul", "aten.mm"),
+    where=_is_linear,
+    exact=False,
+    benefit=2,
+    samples=(_MATRICES, _LINEAR),
+)
 def linear_without_bias(x, w):
     """A linear layer without bias written as a product.
 
@@ -79,7 +85,7 @@ def linear_without_bias(x, w):
     return any_of(torch.matmul, torch.mm)(x, _flipped(w)), F.linear(x, w)
 
 
-@rule(where=_is_linear, exact=False, benefit=3, samples=(_LINEAR, _MATRICES))
+@rule(at="aten.add", where=_is_linear, exact=False, benefit=3, samples=(_LINEAR, _MATRICES))
 def linear_then_bias(x, w, b):
     """A bias that is added after a linear layer without one.
 
@@ -89,7 +95,7 @@ def linear_then_bias(x, w, b):
     return F.linear(x, w) + b, F.linear(x, w, b)
 
 
-@rule(where=_is_linear, exact=False, benefit=3, samples=(_MATRICES,))
+@rule(at="aten.addmm", where=_is_linear, exact=False, benefit=3, samples=(_MATRICES,))
 def linear_by_addmm(x, w, b):
     """A linear layer of matrices, as some exporters write it.
 
@@ -110,6 +116,7 @@ def _is_addable(match: Match) -> bool | str:
 
 
 @rule(
+    at="aten.add",
     where=_is_addable,
     exact=False,
     samples=({"x": (3, 4), "y": (4, 5), "b": (5,)}, {"x": (3, 4), "y": (4, 5), "b": (3, 5)}),
@@ -148,6 +155,7 @@ _BATCHED = ("ik,kj->ij", "bik,bkj->bij", "abik,abkj->abij")
 
 
 @rule(
+    at="aten.einsum",
     where=[every(floating("x", "y")), {"equation": _is_any(*_BATCHED)}],
     exact=False,
     samples=(
@@ -169,6 +177,7 @@ _WITH_TRANSPOSE = ("bik,bjk->bij", "abik,abjk->abij")
 
 
 @rule(
+    at="aten.einsum",
     where=[every(floating("x", "y")), {"equation": _is_any(*_WITH_TRANSPOSE)}],
     exact=False,
     samples=(
@@ -186,6 +195,7 @@ def transposed_matmul_by_einsum(x, y, equation):
 
 
 @rule(
+    at="aten.einsum",
     where=[_is_linear, {"equation": _is_any("ik,jk->ij", "aik,jk->aij", "abik,jk->abij")}],
     exact=False,
     samples=(

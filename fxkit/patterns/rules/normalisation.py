@@ -55,7 +55,13 @@ def _mean(x):
     return x.mean(-1, keepdim=True)
 
 
-@rule(where=[_over_last_axis(), {"eps": _EPS}], exact=False, benefit=3, samples=(_ROWS,))
+@rule(
+    at=("aten.div", "aten.mul"),
+    where=[_over_last_axis(), {"eps": _EPS}],
+    exact=False,
+    benefit=3,
+    samples=(_ROWS,),
+)
 def layer_norm_by_hand(x, eps):
     """Each row with its mean taken off, over its standard deviation; in every common spelling.
 
@@ -84,7 +90,7 @@ def layer_norm_by_hand(x, eps):
     return normal, F.layer_norm(x, computed(_last_size)(x), None, None, eps)
 
 
-@rule(where=[_over_last_axis("w", "b")], exact=False, benefit=3, samples=(_ROWS,))
+@rule(at="aten.add", where=[_over_last_axis("w", "b")], exact=False, benefit=3, samples=(_ROWS,))
 def layer_norm_with_weight(x, w, b, shape, eps):
     """A layer norm that does its own scaling and shifting.
 
@@ -95,7 +101,13 @@ def layer_norm_with_weight(x, w, b, shape, eps):
     return normal * w + b, F.layer_norm(x, shape, w, b, eps)
 
 
-@rule(where=[_over_last_axis(), {"eps": _EPS}], exact=False, benefit=3, samples=(_ROWS,))
+@rule(
+    at=("aten.mul", "aten.div"),
+    where=[_over_last_axis(), {"eps": _EPS}],
+    exact=False,
+    benefit=3,
+    samples=(_ROWS,),
+)
 def rms_norm_by_hand(x, eps):
     """Each row over the root of its mean square; `last_size` is that of the last axis.
 
@@ -115,7 +127,7 @@ def rms_norm_by_hand(x, eps):
     return normal, F.rms_norm(x, computed(_last_size)(x), None, eps)
 
 
-@rule(where=[_over_last_axis("w")], exact=False, benefit=3, samples=(_ROWS,))
+@rule(at="aten.mul", where=[_over_last_axis("w")], exact=False, benefit=3, samples=(_ROWS,))
 def rms_norm_with_weight(x, w, shape, eps):
     """A root-mean-square norm that does its own scaling.
 
@@ -130,6 +142,7 @@ _AXIS = {"dim": operand(value=lambda dim: type(dim) is int)}
 
 # Rows with an infinity are NaN in one and not in the other.
 @rule(
+    at="aten.div",
     where=[floating("x"), contiguous("x"), _AXIS],
     exact=False,
     finite_only=True,
@@ -152,6 +165,7 @@ def softmax_by_exp(x, dim):
 
 
 @rule(
+    at=("aten.log", "aten.sub"),
     where=[floating("x"), contiguous("x"), _AXIS],
     exact=False,
     benefit=2,
@@ -170,6 +184,7 @@ def log_softmax_by_softmax(x, dim):
 
 
 @rule(
+    at="aten.log",
     where=[floating("x"), _AXIS],
     exact=False,
     benefit=2,
@@ -192,7 +207,7 @@ def _has_dtype(match: Match) -> bool | str:
     return True if fits else f"the softmax turns {known} into {match['dtype']}"
 
 
-@rule(where=[_has_dtype, _AXIS], samples=({"dim": -1, "dtype": torch.float32},))
+@rule(at="aten.softmax", where=[_has_dtype, _AXIS], samples=({"dim": -1, "dtype": torch.float32},))
 def softmax_in_same_dtype(x, dim, dtype):
     """A softmax that is asked for the dtype that is there already.
 
@@ -213,6 +228,7 @@ def _is_half(match: Match) -> bool | str:
 # torch's kernels compute the softmax of halves in float32 themselves, and round once; but their
 # gradient starts from what was rounded.
 @rule(
+    at="aten.to",
     where=[
         every(no_gradient("x"), _is_half),
         {**_AXIS, "dtype": operand(value=lambda dtype: isinstance(dtype, torch.dtype))},
@@ -246,6 +262,7 @@ def _counts_axis(match: Match) -> bool | str:
 
 # Where the size is a power of two, dividing has become multiplying.
 @rule(
+    at=("aten.div", "aten.mul"),
     where=[
         every(floating("x"), _counts_axis),
         {**_AXIS, "n": operand(value=is_number), "share": operand(value=is_number)},
@@ -267,7 +284,12 @@ def mean_by_sum(x, dim, n, share, keep):
     return any_of(lambda v: v / n, lambda v: v * share)(total), x.mean(dim, keepdim=keep)
 
 
-@rule(where=floating("x"), exact=False, samples=({"x": (3, 4), "dim": -1, "keep": True},))
+@rule(
+    at="aten.mean",
+    where=floating("x"),
+    exact=False,
+    samples=({"x": (3, 4), "dim": -1, "keep": True},),
+)
 def variance_by_hand(x, dim, keep):
     """The mean of the squared distances from the mean.
 

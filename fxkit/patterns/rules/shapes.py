@@ -25,7 +25,7 @@ def _composed(first: Sequence[int], second: Sequence[int]) -> list[int]:
     return [first[axis] % len(first) for axis in second]
 
 
-@rule
+@rule(at="aten.transpose")
 def transpose_of_transpose(x, a, b):
     """Transposing the same two axes twice changes nothing.
 
@@ -36,7 +36,7 @@ def transpose_of_transpose(x, a, b):
     return back(x.transpose(a, b)), x
 
 
-@rule(samples=({"x": (3, 4)},))
+@rule(at=("aten.t", "aten.numpy_T", "aten.transpose"), samples=({"x": (3, 4)},))
 def flip_of_matrix_back(x):
     """The transpose of the transpose of a matrix is the matrix.
 
@@ -48,6 +48,7 @@ def flip_of_matrix_back(x):
 
 
 @rule(
+    at="aten.permute",
     where={"p": operand(value=_is_axes), "q": operand(value=_is_axes)},
     samples=({"x": (2, 3, 4), "p": [2, 0, 1], "q": [0, -1, 1]},),
 )
@@ -60,7 +61,11 @@ def permute_of_permute(x, p, q):
     return x.permute(p).permute(q), x.permute(computed(_composed)(p, q))
 
 
-@rule(where={"p": operand(value=_is_identity)}, samples=({"x": (2, 3, 4), "p": [0, 1, -1]},))
+@rule(
+    at="aten.permute",
+    where={"p": operand(value=_is_identity)},
+    samples=({"x": (2, 3, 4), "p": [0, 1, -1]},),
+)
 def permute_to_same(x, p):
     """A permutation that leaves every axis where it is.
 
@@ -70,7 +75,7 @@ def permute_to_same(x, p):
     return x.permute(p), x
 
 
-@rule(where=keeps_type)
+@rule(at="aten.reshape", where=keeps_type)
 def reshape_to_same(x, shape):
     """A reshape to the shape that is there already.
 
@@ -80,7 +85,7 @@ def reshape_to_same(x, shape):
     return x.reshape(shape), x
 
 
-@rule(where=keeps_type)
+@rule(at="aten.view", where=keeps_type)
 def view_as_same(x, shape):
     """A view of the shape that is there already.
 
@@ -90,7 +95,7 @@ def view_as_same(x, shape):
     return x.view(shape), x
 
 
-@rule(where=keeps_type, samples=({"a": 0, "b": 0},))
+@rule(at="aten.flatten", where=keeps_type, samples=({"a": 0, "b": 0},))
 def flatten_to_same(x, a, b):
     """Flattening a single axis.
 
@@ -100,7 +105,7 @@ def flatten_to_same(x, a, b):
     return x.flatten(a, b), x
 
 
-@rule(where=keeps_type)
+@rule(at=("aten.view_as", "aten.reshape_as", "aten.expand_as"), where=keeps_type)
 def shape_as_same(x, y):
     """Taking on the shape of another, which is the same.
 
@@ -126,7 +131,7 @@ def _reshaped(x, shape, a, b):
     )(x)
 
 
-@rule(where=contiguous("x"), samples=(_SHAPES,))
+@rule(at="aten.reshape", where=contiguous("x"), samples=(_SHAPES,))
 def reshape_of_reshape(x, shape, a, b, last):
     """The last shape counts; of a tensor that is not contiguous, the first may have been a copy.
 
@@ -136,7 +141,7 @@ def reshape_of_reshape(x, shape, a, b, last):
     return _reshaped(x, shape, a, b).reshape(last), x.reshape(last)
 
 
-@rule(where=contiguous("x"), samples=(_SHAPES,))
+@rule(at="aten.view", where=contiguous("x"), samples=(_SHAPES,))
 def view_of_view(x, shape, a, b, last):
     """The last shape counts.
 
@@ -146,7 +151,7 @@ def view_of_view(x, shape, a, b, last):
     return _reshaped(x, shape, a, b).view(last), x.view(last)
 
 
-@rule(where=keeps_type)
+@rule(at="aten.contiguous", where=keeps_type)
 def contiguous_of_contiguous(x):
     """`contiguous` of what is contiguous is the tensor itself.
 
@@ -156,7 +161,7 @@ def contiguous_of_contiguous(x):
     return x.contiguous(), x
 
 
-@rule(where=keeps_type)
+@rule(at=("aten.expand", "aten.broadcast_to"), where=keeps_type)
 def expand_to_same(x, shape):
     """An expansion to the shape that is there already.
 
@@ -172,6 +177,7 @@ def _tells_all_sizes(value: Any) -> bool:
 
 # The gradient is summed in one step instead of two.
 @rule(
+    at="aten.expand",
     where={"last": operand(value=_tells_all_sizes)},
     exact=False,
     samples=({"x": (1, 4), "shape": [3, 4], "last": [2, 3, 4]},),
@@ -185,7 +191,7 @@ def expand_of_expand(x, shape, last):
     return x.expand(shape).expand(last), x.expand(last)
 
 
-@rule
+@rule(at="aten.squeeze")
 def unsqueeze_then_squeeze(x, dim):
     """An axis that comes and goes.
 
@@ -195,7 +201,11 @@ def unsqueeze_then_squeeze(x, dim):
     return x.unsqueeze(dim).squeeze(dim), x
 
 
-@rule(where=keeps_type, samples=({"x": (3, 1, 4), "dim": 1}, {"x": (3, 1), "dim": -1}))
+@rule(
+    at="aten.unsqueeze",
+    where=keeps_type,
+    samples=({"x": (3, 1, 4), "dim": 1}, {"x": (3, 1), "dim": -1}),
+)
 def squeeze_then_unsqueeze(x, dim):
     """An axis of size one that goes and comes.
 
@@ -205,7 +215,7 @@ def squeeze_then_unsqueeze(x, dim):
     return x.squeeze(dim).unsqueeze(dim), x
 
 
-@rule(where=keeps_type)
+@rule(at="aten.squeeze", where=keeps_type)
 def squeeze_of_nothing(x, dim):
     """Squeezing an axis that has another size than one.
 
@@ -215,7 +225,11 @@ def squeeze_of_nothing(x, dim):
     return x.squeeze(dim), x
 
 
-@rule(where=keeps_type, samples=({"x": (3, 4), "ones": [1, 1]}, {"x": (0, 4), "ones": [1, 1]}))
+@rule(
+    at=("aten.repeat", "aten.tile"),
+    where=keeps_type,
+    samples=({"x": (3, 4), "ones": [1, 1]}, {"x": (0, 4), "ones": [1, 1]}),
+)
 def repeat_once(x, ones):
     """Repeating once along each axis.
 
@@ -225,7 +239,11 @@ def repeat_once(x, ones):
     return any_of(lambda v, n: v.repeat(n), torch.tile)(x, ones), x
 
 
-@rule(where=keeps_type, samples=({"x": (3, 4), "dims": [0]}, {"x": (2, 3, 4), "dims": [1, 2]}))
+@rule(
+    at="aten.flip",
+    where=keeps_type,
+    samples=({"x": (3, 4), "dims": [0]}, {"x": (2, 3, 4), "dims": [1, 2]}),
+)
 def reverse_of_reverse(x, dims):
     """Reversing an axis twice changes nothing.
 
@@ -240,6 +258,7 @@ def _is_all_zero(value: Any) -> bool:
 
 
 @rule(
+    at="aten.pad",
     where=[keeps_type, {"widths": operand(value=_is_all_zero)}],
     samples=({"x": (3, 4), "widths": [0, 0], "mode": "constant", "value": None},),
 )
@@ -256,6 +275,7 @@ _START = operand(value=lambda start: type(start) is int and start >= 0)
 
 
 @rule(
+    at="aten.narrow",
     where={"start": _START, "further": _START},
     samples=({"x": (3, 9), "dim": 1, "start": 2, "length": 6, "further": 1, "last": 3},),
 )
@@ -270,7 +290,10 @@ def narrow_of_narrow(x, dim, start, length, further, last):
     return part, x.narrow(dim, computed(lambda a, b: a + b)(start, further), last)
 
 
-@rule(samples=({"x": (3, 4), "dim": 1}, {"x": (2, 1, 4), "dim": 1}, {"x": (5,), "dim": 0}))
+@rule(
+    at="aten.squeeze",
+    samples=({"x": (3, 4), "dim": 1}, {"x": (2, 1, 4), "dim": 1}, {"x": (5,), "dim": 0}),
+)
 def sum_then_squeeze(x, dim):
     """A summed axis that is kept and then dropped.
 
@@ -280,7 +303,10 @@ def sum_then_squeeze(x, dim):
     return x.sum(dim, keepdim=True).squeeze(dim), x.sum(dim)
 
 
-@rule(samples=({"x": (3, 4), "dim": 1}, {"x": (2, 1, 4), "dim": 1}, {"x": (5,), "dim": 0}))
+@rule(
+    at="aten.squeeze",
+    samples=({"x": (3, 4), "dim": 1}, {"x": (2, 1, 4), "dim": 1}, {"x": (5,), "dim": 0}),
+)
 def mean_then_squeeze(x, dim):
     """An averaged axis that is kept and then dropped.
 

@@ -1,0 +1,98 @@
+"""A rule that says where it matches is followed when a graph has such an operator, not before."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import fxkit
+from fxkit.errors import PatternError
+from fxkit.patterns.rewriting import Rule
+from fxkit.patterns.rules import RULES
+
+
+def _counted(at: Any) -> tuple[Rule, list[str]]:
+    """Return a rule that turns neg of neg into what was negated, and how often it was followed."""
+    followed: list[str] = []
+
+    @fxkit.rule(at=at)
+    def negations(x):
+        """Two negations cancel."""
+        followed.append("negations")
+        return torch.neg(torch.neg(x)), x
+
+    return negations, followed
+
+
+def test_a_rule_is_followed_once_and_only_for_a_graph_with_its_operator() -> None:
+    negations, followed = _counted("aten.neg")
+    assert fxkit.rewrite(fxkit.symbolic_trace(lambda x: x.sin().cos()), negations).count == 0
+    assert (negations.name, negations.doc, followed) == ("negations", "Two negations cancel.", [])
+    assert negations.file == __file__
+    for _ in range(2):
+        gm = fxkit.symbolic_trace(lambda x: x.neg().neg().sin())
+        assert fxkit.rewrite(gm, [negations]).count == 1
+        assert [node.name for node in gm.graph.nodes] == ["x", "sin", "output"]
+    assert followed == ["negations"]
+
+
+def test_a_rule_is_followed_when_another_one_makes_its_operator() -> None:
+    negations, followed = _counted(("aten.neg",))
+    twice = fxkit.rule(lambda x: torch.sin(x), lambda x: torch.neg(torch.neg(x)), at="aten.sin")
+    gm = fxkit.symbolic_trace(lambda x: x.sin().cos())
+    assert fxkit.rewrite(gm, [negations, twice]).count == 2
+    assert followed
+    assert [node.name for node in gm.graph.nodes] == ["x", "cos", "output"]
+
+
+@pytest.mark.parametrize("at", ["aten.sin", ("aten.neg", "aten.sin")])
+def test_a_rule_that_says_another_place_is_refused_when_it_is_used(at: Any) -> None:
+    negations, _ = _counted(at)
+    with pytest.raises(PatternError, match=r"expected negations to say at=\('aten.neg',\)"):
+        fxkit.find(fxkit.symbolic_trace(lambda x: x.sin()), negations)
+
+
+def test_what_is_wrong_in_a_rule_is_told_when_it_is_used() -> None:
+    one_sided = fxkit.rule(lambda x: torch.neg(x), at="aten.neg", name="one_sided")
+    with pytest.raises(PatternError, match="to return"):
+        fxkit.rewrite(fxkit.symbolic_trace(lambda x: -x), one_sided)
+
+
+def test_a_rule_that_is_not_followed_yet_can_be_copied_and_changed() -> None:
+    negations, _ = _counted("aten.neg")
+    assert not hasattr(negations, "roots")
+    copied, better = copy.copy(negations), replace(negations, benefit=3)
+    assert copied.pattern.root_operators == ("aten.neg",)
+    assert (better.benefit, better.at, len(better.pattern)) == (3, ("aten.neg",), 2)
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_each_rule_says_where_it_matches(name: str) -> None:
+    found = RULES[name]
+    assert set(found.at) == set(found.pattern.root_operators)
+
+
+_ONE_PASS = """
+import torch, fxkit
+from fxkit.patterns.rules import RULES
+gm = fxkit.symbolic_trace(lambda x: torch.relu(torch.relu(x)).flatten())
+fxkit.PassManager([fxkit.passes.Canonicalise()]).run(gm)
+print(len(gm.graph.nodes), *[name for name, rule in RULES.items() if "pattern" in vars(rule)])
+"""
+
+
+def test_a_pass_follows_the_rules_of_the_operators_that_are_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ONE_PASS], capture_output=True, text=True, check=True
+    )
+    count, *followed = done.stdout.split()
+    roots = {operator for name in followed for operator in RULES[name].at}
+    assert int(count) == 4
+    assert {"relu_of_relu", "flatten_to_same"} <= set(followed)
+    assert all(set(RULES[name].at) & {"aten.relu", "aten.flatten"} for name in followed), roots

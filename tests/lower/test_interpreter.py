@@ -34,7 +34,7 @@ def run(
     printed = [torch.zeros_like(t) for t in made]
     function = build(print_unit({"k": kernel}, vector_library())).handle.k
     function.argtypes = [ctypes.c_void_p] * len(kernel.buffers) + [ctypes.c_long]
-    function.restype = ctypes.c_long if kernel.has_checks else None
+    function.restype = ctypes.c_long if kernel.may_fail else None
     fault = function(*[t.data_ptr() for t in (*inputs, *printed)], 2)
     assert bool(fault) != holds
     if holds:
@@ -142,3 +142,22 @@ def test_columns_are_guarded_and_gathered_too() -> None:
     assert holds
     outside = replace(kernel, sizes=(70, 25))
     assert not run(outside, [x, torch.full((25,), 40)], [(70,)])[0]
+
+
+def test_a_sum_over_all_rows_is_carried_out_beside_each_row() -> None:
+    x = torch.rand(70, 50)
+    builder = Builder()
+    value = builder.load(Access(0, (50, 1)), torch.float32)
+    share = value * builder.reduce("add", value)
+    kernel = Kernel(
+        (70, 50), 1, buffers([x], torch.float32, torch.float32), tuple(builder.body),
+        (
+            Store(Access(1, (50, 1)), share.position),
+            Store(Access(2, (0, 1)), share.position, is_sum=True),
+        ),
+    )  # fmt: skip
+    _, (found, total) = run(kernel, [x], [(70, 50), (50,)])
+    expected = x.double() * x.double().sum(1, keepdim=True)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(total.double(), expected.sum(0), rtol=1e-5, atol=1e-5)
+    assert "sum out1[0, 1]" in str(kernel)

@@ -54,6 +54,15 @@ class KernelPrinter(Lines, ABC):
             self._add("long fault = 0;")
         self._share_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
+        self._tile()
+        self._close()
+        if faulty:
+            self._add("return fault;")
+        self._close()
+        return self._taken()
+
+    def _tile(self) -> None:
+        """Print what is done with one tile."""
         self._tile_index()
         self._point_into_buffers()
         self._declare()
@@ -62,11 +71,6 @@ class KernelPrinter(Lines, ABC):
             if one.reductions or one.stores or one.keeps:
                 self._pass(one)
         self._row_scalars(self._schedule.scalars, self._row_stores())
-        self._close()
-        if faulty:
-            self._add("return fault;")
-        self._close()
-        return self._taken()
 
     def _share_tiles(self) -> None:
         """Let threads share the loop that follows."""

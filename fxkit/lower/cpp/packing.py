@@ -26,5 +26,5 @@ def _function(name: str, kernel: Kernel) -> str:
     if free_numbers(kernel):
         arguments.append(f"(const long*)buffers[{len(types)}]")
     call = f"{name}({', '.join([*arguments, 'threads'])})"
-    body = f"return {call};" if kernel.has_checks else f"{call};\n  return 0;"
+    body = f"return {call};" if kernel.may_fail else f"{call};\n  return 0;"
     return f'extern "C" long {name}{SUFFIX}(void* const* buffers, long threads) {{\n  {body}\n}}\n'

@@ -17,6 +17,7 @@ from fxkit.lower.cpp.attentions import AttentionPrinter, attention_of
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.cpp.products import ProductPrinter, product_of
 from fxkit.lower.cpp.rows import RowPrinter
+from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
 from fxkit.lower.loops.loop_ir import WHOLE, Access, Kernel
 
@@ -72,6 +73,8 @@ def print_kernel(kernel: Kernel, name: str) -> str:
         return ProductPrinter(kernel, name).text()
     if attention_of(kernel) is not None:
         return AttentionPrinter(kernel, name).text()
+    if kernel.has_sums:
+        return SummingPrinter(kernel, name).text()
     kernel = _with_row(kernel)
     if crossing_axis(kernel) is not None:
         return TilePrinter(kernel, name).text()

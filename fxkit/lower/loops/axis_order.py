@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store, Unfusable
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Unfusable
 
 
 def ordered(kernel: Kernel, reduced: Sequence[int]) -> Kernel:
@@ -59,7 +59,7 @@ def _regrouped(kernel: Kernel, outer: list[list[int]], rows: list[list[int]]) ->
         len(rows),
         kernel.buffers,
         tuple(instruction(i) for i in kernel.body),
-        tuple(Store(access(s.access), s.value) for s in kernel.stores),
+        tuple(replace(s, access=access(s.access)) for s in kernel.stores),
     )
 
 

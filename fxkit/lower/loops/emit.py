@@ -43,6 +43,7 @@ from fxkit.lower.loops.placement import (
     row_shape,
 )
 from fxkit.lower.loops.point import EmittedPoint
+from fxkit.lower.loops.row_sums import sum_dtype_of
 from fxkit.lower.loops.view_map import ViewMap, view_map
 from fxkit.lower.operators.movement_table import MoveOp
 from fxkit.lower.operators.row_ops import RowOp
@@ -95,7 +96,7 @@ def _emitted(
 ) -> Emitted:
     emitter = _Emitter(group, root, factors)
     for member in group.members:
-        if group.coordinates[member.node] is not None:
+        if group.coordinates.get(member.node) is not None:
             emitter.compute(member)
     stores = [emitter.store(node, position) for node, position in outputs]
     kernel = ordered(
@@ -373,9 +374,19 @@ class _Emitter:
         self.buffers.append(Buffer(f"out{buffer - len(self.inputs)}", known.dtype, True))
         index = self._place(self.group.results[node][position])
         address = self._address(known, index)
+        access = Access(buffer, address.strides(len(self.sizes)))
+        if node in self.group.sums:
+            return Store(access, self._summand(self._members[node]).position, is_sum=True)
         value = self._results(self._members[node], index)[position]
         value = self.builder.stored(value, known.dtype)
-        return Store(Access(buffer, address.strides(len(self.sizes))), value.position)
+        return Store(access, value.position)
+
+    def _summand(self, member: Candidate) -> Ref:
+        """Return what a member that sums over all rows sums."""
+        group, (operand,) = self.group, member.tensors
+        coordinates = row_coordinates(member, group.space, group.placed, self.root)
+        read = self._broadcast(operand, self._place(coordinates))
+        return read.cast(sum_dtype_of(member, self.root))
 
 
 def _common_dtype(values: Iterable[Any]) -> torch.dtype:

@@ -19,6 +19,7 @@ from fxkit.lower.loops.placement import (
     position_taken,
 )
 from fxkit.lower.loops.region_space import Coordinates, RegionSpace
+from fxkit.lower.loops.row_sums import place_sum
 from fxkit.lower.loops.view_map import alias_source, is_alias, shown_by
 from fxkit.lower.operators.movement_table import MoveOp
 from fxkit.lower.operators.row_ops import RowOp
@@ -46,7 +47,10 @@ class Group:
         results: Where each result of each member lies.
         reads: Tensors from outside that it reads.
         sources: What these are views of, or they themselves.
+        sums: Members that sum over all rows. Nothing in the region reads them, and they have no
+            place in the space.
         is_strict: Whether all its values must have a place.
+        may_sum: Whether it may take in sums over all rows.
         rounds: Whether each result of 16 bits is rounded, not only what is stored.
     """
 
@@ -57,7 +61,9 @@ class Group:
     results: dict[fx.Node, tuple[Coordinates, ...]] = field(default_factory=dict)
     reads: set[fx.Node] = field(default_factory=set)
     sources: set[fx.Node] = field(default_factory=set)
+    sums: set[fx.Node] = field(default_factory=set)
     is_strict: bool = False
+    may_sum: bool = False
     rounds: bool = True
 
     def takes(self, found: Candidate, root: fx.GraphModule) -> bool:
@@ -65,6 +71,8 @@ class Group:
         if len(self.members) >= MAX_MEMBERS or len(self.reads) >= MAX_READS:
             return False
         if self.members and not self._is_related(found):
+            return False
+        if any(t in self.sums for t in found.tensors):
             return False
         try:
             self.take(found, root)
@@ -94,7 +102,11 @@ class Group:
         except Unfusable:
             if self.is_strict:
                 raise
-            if self._can_float(found):
+            if self._takes_sum(found, root):
+                self.sums.add(found.node)
+            elif self._can_turn(found):
+                self._turn(found, root)
+            elif self._can_float(found):
                 self.coordinates[found.node] = None
             elif self._can_move_to(found, tensors, root):
                 self._move_to(found, root)
@@ -108,6 +120,57 @@ class Group:
     def _place(self, found: Candidate, root: fx.GraphModule) -> None:
         self.results[found.node] = place(found, self.space, self.placed, root)
         self.coordinates[found.node] = self.results[found.node][0]
+
+    def _takes_sum(self, found: Candidate, root: fx.GraphModule) -> bool:
+        """Take in a sum over all rows, if it is one."""
+        if not self.may_sum:
+            return False
+        try:
+            self.results[found.node] = (place_sum(found, self.space, self.placed, root),)
+        except Unfusable:
+            return False
+        return True
+
+    def _can_turn(self, found: Candidate) -> bool:
+        """Tell whether what the region has reduced so far may be sums over all rows of another.
+
+        All else that it computes must be as wide as its space.
+        """
+        reducing = self._reducing
+        if not self.may_sum or not reducing or self.sums or not isinstance(found.row, RowOp):
+            return False
+        if any(member.row.name != "aten.sum" for member in reducing.values()):
+            return False
+        seen = self._seen(reducing)
+        others = {node: c for node, c in self.coordinates.items() if node not in seen}
+        if any(user in others or user is found.node for node in seen for user in node.users):
+            return False
+        return all(c is not None and self.space.is_wide(c) for c in others.values())
+
+    def _seen(self, nodes: Iterable[fx.Node]) -> set[fx.Node]:
+        """Return some of its values, and the views of them that it has taken in."""
+        found = set(nodes)
+        return found | {alias for alias in self.aliases if self.origin(alias)[0] in found}
+
+    @property
+    def _reducing(self) -> dict[fx.Node, Candidate]:
+        return {m.node: m for m in self.members if isinstance(m.row, RowOp)}
+
+    def _turn(self, found: Candidate, root: fx.GraphModule) -> None:
+        """Reduce the rows that a candidate reduces; what was reduced is summed over all of them."""
+        before = (self.space, dict(self.coordinates), dict(self.results))
+        self.space = RegionSpace(self.space.sizes)
+        sums = self._reducing
+        for node in self._seen(sums):
+            del self.coordinates[node]
+        try:
+            self._place(found, root)
+            for node, member in sums.items():
+                self.results[node] = (place_sum(member, self.space, self.placed, root),)
+        except Unfusable:
+            self.space, self.coordinates, self.results = before
+            raise
+        self.sums.update(sums)
 
     def _can_float(self, found: Candidate) -> bool:
         """Tell whether a candidate may be computed where others of the region will read it."""
@@ -178,6 +241,12 @@ class Group:
         return {node: c for node, c in self.coordinates.items() if c is not None}
 
     @property
+    def nodes(self) -> list[fx.Node]:
+        """All that it computes, and views, each after what it is a view of."""
+        apart = [m.node for m in self.members if m.node in self.sums]
+        return [*self.coordinates, *apart, *(a for a in self.aliases if a not in self.coordinates)]
+
+    @property
     def is_simple(self) -> bool:
         """Whether each value is computed once, in its place."""
         has_moves = any(isinstance(m.row, MoveOp) for m in self.members)
@@ -196,9 +265,9 @@ class Group:
     def outputs(self) -> list[tuple[fx.Node, int]]:
         """Return the results, each a member and a position, that are used outside the region."""
         needed: set[tuple[fx.Node, int]] = set()
-        for node in self.coordinates:
+        for node in (*self.coordinates, *self.sums):
             for user in node.users:
-                if user in self.coordinates:
+                if user in self.coordinates or user in self.sums:
                     continue
                 origin, position = self.origin(node)
                 if node is origin and isinstance(type_of(node), tuple):

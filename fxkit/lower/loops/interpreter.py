@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fxkit.lower.loops.attention import Attention
-from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
 from fxkit.lower.loops.product import Product
 
 
@@ -54,10 +54,21 @@ class _Interpreter:
         for instruction in self._kernel.body:
             self._values.append(self._value(instruction))
         for store in self._kernel.stores:
+            if store.is_sum:
+                self._sum(store)
+                continue
             value = self._values[store.value].to(self._memory[store.access.buffer].dtype)
             where = self._where(store.access, store.value)
             self._memory[store.access.buffer][where] = value.expand(where.shape)
         return self._holds
+
+    def _sum(self, store: Store) -> None:
+        """Write the sum over all rows."""
+        rank = len(self._kernel.sizes)
+        outer = list(range(rank - self._kernel.row_rank))
+        value = self._values[store.value].expand(self._kernel.sizes)
+        memory = self._memory[store.access.buffer]
+        memory[self._address(store.access)] = _sum(value, outer).to(memory.dtype)
 
     def _where(self, access: Access, value: int) -> torch.Tensor:
         """Return the addresses of a store: one for each point, or one a row for a row scalar."""

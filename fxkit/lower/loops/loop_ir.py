@@ -166,10 +166,18 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Write a value to memory, once for each point of the box, or once a row for a row scalar."""
+    """Write a value to memory, once for each point of the box, or once a row for a row scalar.
+
+    Attributes:
+        access: Where.
+        value: What.
+        is_sum: Whether what is written, once for each point of a row, is the sum over all rows. The
+            address does not depend on the row then.
+    """
 
     access: Access
     value: int
+    is_sum: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +229,16 @@ class Kernel:
         return wide
 
     @property
+    def has_sums(self) -> bool:
+        """Whether it sums over all rows."""
+        return any(store.is_sum for store in self.stores)
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether it returns a number: zero, or else what it wrote is void."""
+        return self.has_checks or self.has_sums
+
+    @property
     def has_checks(self) -> bool:
         """Whether it tells by the number that it returns that eager has to raise an error."""
         return any(instruction.op == "check" for instruction in self.body)
@@ -232,8 +250,11 @@ class Kernel:
             lines.append(
                 f"  %{position}: {short_dtype(i.dtype)} = {i.op} {operands}{self._detail(i)}"
             )
-        lines += [f"  store {self._address(s.access)} %{s.value}" for s in self.stores]
+        lines += [f"  {self._word(s)} {self._address(s.access)} %{s.value}" for s in self.stores]
         return "\n".join(line.rstrip() for line in lines)
+
+    def _word(self, store: Store) -> str:
+        return "sum" if store.is_sum else "store"
 
     def _detail(self, instruction: Instruction) -> str:
         detail = instruction.detail

@@ -32,6 +32,7 @@ from fxkit.lower.loops.placement import (
     rows_lie_along_memory,
 )
 from fxkit.lower.loops.product_regions import continues_product
+from fxkit.lower.loops.row_sums import sums_well
 from fxkit.lower.loops.schedule import cost_of
 from fxkit.lower.loops.view_map import is_alias, shown_by, views_of
 from fxkit.lower.operators.row_ops import RowOp
@@ -212,7 +213,8 @@ class _Partitioner:
     def _group(self, first: Candidate, *, is_strict: bool = False) -> Group:
         """Return a region that has yet to take in its first member."""
         space = first_space(first, self._gm)
-        return Group(space, is_strict=is_strict, rounds=self._policy.rounds)
+        may_sum = not is_strict and self._policy.device.type == "cpu"
+        return Group(space, is_strict=is_strict, may_sum=may_sum, rounds=self._policy.rounds)
 
     def _is_slow(self, found: Candidate) -> bool:
         is_slow = isinstance(found.row, RowOp) and found.row.slow
@@ -270,7 +272,8 @@ class _Partitioner:
         return False
 
     def _close(self, group: Group) -> None:
-        if group.is_simple or self._has_kernel(group):
+        is_whole = not group.sums or self._sums_well(group)
+        if is_whole and (group.is_simple or self._has_kernel(group)):
             self._settle(group)
             return
         for part in self._in_one_space_each(group):
@@ -288,6 +291,14 @@ class _Partitioner:
         self._reasons.update((m.node, objection) for m in group.members)
         self._steps.extend(sorted(nodes, key=self._order.__getitem__))
 
+    def _sums_well(self, group: Group) -> bool:
+        """Tell whether a region's sums over all rows may join the loops over each row."""
+        outputs = group.outputs()
+        try:
+            return bool(outputs) and sums_well(emit(group, outputs, self._gm).kernel)
+        except Unfusable:
+            return False
+
     def _has_kernel(self, group: Group) -> bool:
         """Tell whether one kernel computes a region, and not much of it several times."""
         outputs = group.outputs()
@@ -304,7 +315,7 @@ class _Partitioner:
     def _in_one_space_each(self, group: Group) -> Iterator[fx.Node | Group]:
         """Divide a region into ones that compute each value once, and views left to eager."""
         part: Group | None = None
-        for node in group.coordinates:
+        for node in group.nodes:
             found = self._candidates.get(node)
             if found is None:
                 if part is not None and part.takes_alias(node):

@@ -73,7 +73,7 @@ class KernelCall:
         self.address = ctypes.cast(getattr(library, name + SUFFIX), ctypes.c_void_p).value
         buffers = [ctypes.c_void_p] * len(self.kernel.buffers)
         function.argtypes = [*buffers, *([ctypes.c_char_p] if numbers else []), ctypes.c_long]
-        function.restype = ctypes.c_long if self.kernel.has_checks else None
+        function.restype = ctypes.c_long if self.kernel.may_fail else None
         self._function = function
 
     def in_eager(self, *tensors: torch.Tensor) -> Any:

@@ -10,7 +10,8 @@ import torch
 from fxkit.ir.types import TensorType
 from fxkit.lower.running import binding
 from fxkit.lower.running.compiled import CompiledModule
-from fxkit.lower.running.program import spec_of
+from fxkit.lower.running.program import is_plain, spec_of
+from fxkit.lower.training.training_module import TrainingModule
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding.holders import ABSENT
 from fxkit.tracing.runs.entry_facts import EntryFacts, entry_facts
@@ -23,6 +24,9 @@ _MAX_ARGUMENTS = 32
 _MAX_TABLES = 4096
 
 _MAX_TRIES = 3
+
+# What can be run in the place of a graph.
+Module = CompiledModule | TrainingModule
 
 Way = tuple[Callable[..., Any], Variant, Callable[[Any], Any] | None]
 
@@ -56,28 +60,27 @@ class Entries:
         if not kept or not self._captured.whole or any(way[1] is kept[0] for way in self.ways):
             return
         tries = self._tries.get(id(kept[0]), (kept[0], 0))[1]
-        if tries >= _MAX_TRIES or not isinstance(kept[0].run, CompiledModule):
+        if tries >= _MAX_TRIES or not isinstance(kept[0].run, Module):
             return
         self._tries[id(kept[0])] = (kept[0], tries + 1)
         facts = entry_facts(kept[0], args)
-        entry = None if facts is None else make_entry(facts, kept[0].run)
+        entry = None if facts is None else make_entry(facts, kept[0].run, args)
         if facts is not None and entry is not None:
             self.miss = binding.miss()
             self.ways = ((entry, kept[0], facts.finish), *self.ways)
 
 
-def make_entry(facts: EntryFacts, module: CompiledModule) -> Any | None:
+def make_entry(facts: EntryFacts, module: Module, args: tuple[torch.Tensor, ...]) -> Any | None:
     """Return a callable of the arguments; None where the binding can't check all facts.
 
     It returns the binding's `MISS` where it is not sure that the facts hold; that they do not is
     never said. It is made in the modes in which it is to be called.
     """
-    native, program = binding.loaded(), module.native_program
+    native, program = binding.loaded(), _program(module, facts, args)
     if native is None or program is None or len(facts.arguments) > _MAX_ARGUMENTS:
         return None
-    types = module.input_types
-    if len(types) != len(facts.arguments) or not all(map(_is_same, facts.arguments, types)):
-        return None
+    is_native = isinstance(module, CompiledModule)
+    specs = [None if is_native else spec_of(guard.type) for guard in facts.arguments]
     if any(not isinstance(t, torch.Tensor) or t.device.type != "cpu" for t in facts.outside):
         return None
     if any(t.layout is not torch.strided for t in facts.outside):
@@ -87,9 +90,12 @@ def make_entry(facts: EntryFacts, module: CompiledModule) -> Any | None:
         return None
     return native.Entry(
         program,
+        is_native,
         tuple(
-            (guard.kind, keys, guard.type.requires_grad, first)
-            for guard, keys, first in zip(facts.arguments, facts.keys, facts.groups, strict=True)
+            (guard.kind, keys, guard.type.requires_grad, first, spec)
+            for guard, keys, first, spec in zip(
+                facts.arguments, facts.keys, facts.groups, specs, strict=True
+            )
         ),
         tuple(
             (t, type(t), binding.keys_of(t), t.requires_grad, spec_of(TensorType.of(t)))
@@ -107,6 +113,18 @@ def make_entry(facts: EntryFacts, module: CompiledModule) -> Any | None:
         state.cells,
         (*state.empties, module._forward_hooks, module._forward_pre_hooks),
     )
+
+
+def _program(
+    module: Module, facts: EntryFacts, args: tuple[torch.Tensor, ...]
+) -> Callable[..., Any] | None:
+    """Return what is called when all facts hold; None where it is not for such arguments."""
+    types = [guard.type for guard in facts.arguments]
+    if not isinstance(module, CompiledModule):
+        return module.way_for(args) if all(map(is_plain, types)) else None
+    known = module.input_types
+    is_same = len(known) == len(types) and all(map(_is_same, facts.arguments, known))
+    return module.native_program if is_same else None
 
 
 def _is_same(guard: Any, known: Any) -> bool:

@@ -56,12 +56,13 @@ def make_program(gm: fx.GraphModule, graph: fx.Graph) -> Any | None:
     """
     native = binding.load()
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    if native is None or not all(_is_plain(type_of(node)) for node in inputs):
+    if native is None or not all(is_plain(type_of(node)) for node in inputs):
         return None
     return _Planner(gm, graph, inputs).program(native)
 
 
-def _is_plain(known: Any) -> bool:
+def is_plain(known: Any) -> bool:
+    """Tell whether the binding can check that a value is of a type."""
     return (
         isinstance(known, TensorType)
         and known.device.type == "cpu"

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from fxkit.lower.loops.regions import Policy, Region
+from fxkit.lower.running import binding
 from fxkit.lower.running.compiled import CompiledModule, LowerReport, to_cpp
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.training.decompositions import decompositions
@@ -116,6 +117,11 @@ class TrainingModule(nn.Module):
             self.eager_calls += 1
             return self.graph_module(*args)
         return built.program(*args)
+
+    def way_for(self, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+        """Return what runs for inputs of just these types, without asking for them again."""
+        built = self._built.get(_key(args))
+        return self.forward if built is None else built.program
 
     def build(self, args: tuple[torch.Tensor, ...]) -> None:
         """Make the kernels for inputs of these types."""
@@ -257,4 +263,12 @@ def _is_faster(program: FunctionalProgram, args: tuple[torch.Tensor, ...]) -> bo
 
 
 def _runner(module: CompiledModule) -> Callable[..., Any]:
-    return module.forward
+    program, miss = module.native_program, binding.miss()
+    if program is None:
+        return module.forward
+
+    def run(*args: torch.Tensor) -> Any:
+        result = program(*args)
+        return module.forward(*args) if result is miss else result
+
+    return run

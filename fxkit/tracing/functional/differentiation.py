@@ -29,6 +29,7 @@ class Backward:
 
     Attributes:
         run: What is run in place of the graph.
+        mutated: Positions of the inputs that are written to.
         again: How often a gradient was itself differentiated, so that the program ran again.
     """
 
@@ -36,12 +37,14 @@ class Backward:
         self.run: Callable[..., Any] = graph.forward
         self.again = 0
         self.flat = flat
+        self.mutated = frozenset(flat.mutated)
         carrying = flat.observation.carrying
         self.is_wanted = (
             *flat.is_differentiable,
             *(False for _ in flat.read),
             *(position in carrying for position in flat.mutated),
         )
+        self.unwanted = [i for i, is_wanted in enumerate(self.is_wanted) if not is_wanted]
         placeholders = list(graph.graph.find_nodes(op="placeholder"))
         tangents = placeholders[max(0, len(placeholders) - sum(self.is_wanted)) :]
         named = [node for node in tangents if node.name.startswith("tangents")]
@@ -53,16 +56,20 @@ class Backward:
 
     def tangents(self, given: tuple[Any, ...]) -> list[torch.Tensor]:
         """Return the gradients of the results in the form that the graph was made for."""
-        wanted = [g for g, is_wanted in zip(given, self.is_wanted, strict=True) if is_wanted]
-        return [_fitted(g, kind) for g, kind in zip(wanted, self.types, strict=True)]
+        return [_fitted(g, kind) for g, kind in zip(self._wanted(given), self.types, strict=True)]
 
     def unreached(self, given: tuple[Any, ...]) -> frozenset[int]:
         """Return the inputs to which no gradient flows, as some results have none."""
-        wanted = [g for g, is_wanted in zip(given, self.is_wanted, strict=True) if is_wanted]
+        wanted = self._wanted(given)
         absent = {i for i, gradient in enumerate(wanted) if gradient is None}
         if not absent:
             return frozenset()
         return frozenset(i for i, from_ in enumerate(self.reached) if from_ <= absent)
+
+    def _wanted(self, given: tuple[Any, ...]) -> list[Any]:
+        if not self.unwanted:
+            return list(given)
+        return [g for g, is_wanted in zip(given, self.is_wanted, strict=True) if is_wanted]
 
 
 def _fitted(gradient: torch.Tensor | None, kind: TensorType) -> torch.Tensor:
@@ -96,18 +103,20 @@ class Differentiable(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.program = backward
         ctx.random = random_states() if backward.is_random else None
-        mutated = set(backward.flat.mutated)
-        ctx.inputs = [t.clone() if i in mutated else t for i, t in enumerate(inputs)]
-        ctx.versions = [t._version for t in ctx.inputs]
+        if backward.mutated:
+            mutated = backward.mutated
+            inputs = tuple([t.clone() if i in mutated else t for i, t in enumerate(inputs)])
+        ctx.inputs = inputs
+        ctx.versions = [t._version for t in inputs]
         ctx.autocast = _autocast_dtype()
-        guard = torch._C._DisableAutocast()
-        computed = run(*ctx.inputs)
+        guard = _without_autocast()
+        computed = run(*inputs)
         del guard
         count = len(backward.is_wanted)
         results = tuple(computed[:count])
         ctx.save_for_backward(*computed[count:])
-        pairs = zip(results, backward.is_wanted, strict=True)
-        ctx.mark_non_differentiable(*(value for value, is_wanted in pairs if not is_wanted))
+        if backward.unwanted:
+            ctx.mark_non_differentiable(*[results[position] for position in backward.unwanted])
         return results
 
     @staticmethod
@@ -115,15 +124,19 @@ class Differentiable(torch.autograd.Function):
         backward: Backward = ctx.program
         if torch.is_grad_enabled():
             return (None, None, *_differentiable_gradients(ctx, given))
-        unreached = backward.unreached(given)
-        guard = torch._C._DisableAutocast()
+        guard = _without_autocast()
         gradients = list(backward.run(*ctx.saved_tensors, *backward.tangents(given)))
         del guard
-        for position in unreached:
+        for position in backward.unreached(given):
             gradients[position] = None
         if not _keeps_graph():
             ctx.inputs = None
         return (None, None, *gradients)
+
+
+def _without_autocast() -> Any:
+    """Turn autocast off, where it is on, for as long as what is returned is held."""
+    return torch._C._DisableAutocast() if torch._C._is_any_autocast_enabled() else None
 
 
 def _keeps_graph() -> bool:

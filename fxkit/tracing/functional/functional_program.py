@@ -64,6 +64,8 @@ class FunctionalProgram:
         self.forward, self.backward = _trace(
             flat, inputs, decompositions, train and self._is_differentiable
         )
+        self._is_followed_alone = self.backward is not None and _is_followed_alone(flat)
+        self._first = flat.results[0].index if flat.results else 0
         self.run_forward: Run = self.forward.forward
         if self.backward is not None:
             self._backward = Backward(self.backward, flat)
@@ -90,6 +92,13 @@ class FunctionalProgram:
         if self._objection() is not None:
             return self.graph_module(*args)
         inputs = (*args, *[table[name] for table, name in self._places])
+        if self._is_followed_alone and torch.is_grad_enabled():
+            computed = Differentiable.apply(self.run_forward, self._backward, *inputs)
+            return (
+                computed[self._first]
+                if flat.is_single
+                else tuple([computed[result.index] for result in flat.results])
+            )
         computed = self._compute(inputs)
         count = len(flat.values)
         written = computed[count + len(flat.read) :]
@@ -164,6 +173,12 @@ class FunctionalProgram:
         twin.graph_module = copy.deepcopy(self.graph_module, memo)
         twin._places = _places(twin.graph_module, self._flat.attributes)
         return twin
+
+
+def _is_followed_alone(flat: FlatProgram) -> bool:
+    """Tell whether nothing is done around the functional graph: its values are the results."""
+    around = flat.mutated or flat.checks is not None or flat.tail is not None or flat.read
+    return not around and all(result.kind == VALUE for result in flat.results)
 
 
 def _as_on_entry(tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:

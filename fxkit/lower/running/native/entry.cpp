@@ -6,7 +6,8 @@ struct ArgumentFacts {
   PyObject* kind;
   uint64_t keys;
   bool requires_grad;
-  int first;  // the first argument that is the same object
+  int first;   // the first argument that is the same object
+  Spec* spec;  // NULL where the program itself asks
 };
 
 struct OutsideTensor {
@@ -33,7 +34,8 @@ struct Sequence {
 struct Entry {
   PyObject_HEAD
   PyObject* parts;
-  Program* program;
+  PyObject* run;    // a program, or
+  bool is_program;  // else a callable of Python
   PyObject *check_globals, *look_closer;
   bool with_grad, always_look;
   LocalKeys keys;
@@ -66,8 +68,10 @@ static bool parse_facts(PyObject* tuple, Entry* self) {
     ArgumentFacts* one = self->arguments + i;
     unsigned long long keys;
     int grad;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "OKpi", &one->kind, &keys, &grad,
-                          &one->first))
+    PyObject* spec;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "OKpiO", &one->kind, &keys, &grad,
+                          &one->first, &spec) ||
+        (!self->is_program && !(one->spec = new_spec(spec))))
       return false;
     one->keys = keys;
     one->requires_grad = grad;
@@ -121,20 +125,21 @@ static bool parse_sequences(PyObject* tuple, Sequence** sequences, int* count) {
   return true;
 }
 
-// Entry(program, arguments, outside, (grad, included, excluded), check of globals, closer look,
+// Entry(program, whether it is none of Python, arguments, outside, (grad, included, excluded), check of globals, closer look,
 //       whether always to look closer, tables, lists, cells, tables that are empty)
 static PyObject* new_entry(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  PyObject *program, *arguments, *outside, *check, *look, *tables, *lists, *cells, *empties;
+  PyObject *run, *arguments, *outside, *check, *look, *tables, *lists, *cells, *empties;
   unsigned long long included, excluded;
-  int grad, always;
-  if (!PyArg_ParseTuple(args, "OOO(pKK)OOpOOOO!", &program, &arguments, &outside, &grad, &included,
+  int grad, always, is_program;
+  if (!PyArg_ParseTuple(args, "OpOO(pKK)OOpOOOO!", &run, &is_program, &arguments, &outside, &grad, &included,
                         &excluded, &check, &look, &always, &tables, &lists, &cells, &PyTuple_Type,
                         &empties))
     return nullptr;
   Entry* self = (Entry*)type->tp_alloc(type, 0);
   if (!self) return nullptr;
   self->parts = Py_NewRef(args);
-  self->program = (Program*)program;
+  self->run = run;
+  self->is_program = is_program;
   self->check_globals = check;
   self->look_closer = look;
   self->always_look = always;
@@ -158,6 +163,8 @@ static int clear_entry(PyObject* object) {
 static void delete_entry(PyObject* object) {
   Entry* self = (Entry*)object;
   PyObject_GC_UnTrack(object);
+  for (int i = 0; self->arguments && i < self->argument_count; ++i)
+    PyMem_Free(self->arguments[i].spec);
   for (int i = 0; self->outside && i < self->outside_count; ++i) PyMem_Free(self->outside[i].spec);
   void* arrays[] = {self->arguments, self->outside, self->tables, self->sequences, self->cells};
   for (void* array : arrays) PyMem_Free(array);
@@ -195,6 +202,7 @@ static bool arguments_hold(Entry* self, PyObject* const* args) {
   for (int i = 0; i < self->argument_count; ++i) {
     ArgumentFacts* one = self->arguments + i;
     if (!has_facts(args[i], one->kind, one->keys, one->requires_grad)) return false;
+    if (one->spec && !fits(args[i], one->spec)) return false;
     for (int j = 0; j < i; ++j)
       if ((args[i] == args[j]) != (one->first == self->arguments[j].first)) return false;
   }
@@ -270,7 +278,8 @@ static PyObject* call_entry(PyObject* object, PyObject* args, PyObject* kwargs) 
   if ((kwargs && PyDict_GET_SIZE(kwargs)) || !entry_holds(self, values, count))
     return Py_NewRef(MISS);
   Py_INCREF(object);
-  PyObject* result = run_program(self->program, values, count);
+  PyObject* result = self->is_program ? run_program((Program*)self->run, values, count)
+                                      : PyObject_Vectorcall(self->run, values, count, nullptr);
   Py_DECREF(object);
   // The program itself may handle what was raised here: it runs again.
   if (result || !PyErr_ExceptionMatches(PyExc_Exception)) return result;

@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fxkit.lower.loops.attention import Attention
-from fxkit.lower.loops.loop_ir import Access, Bits, Instruction, Kernel
+from fxkit.lower.loops.bits import Bits
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.product import Batch, Product
 
 

@@ -37,7 +37,6 @@ A softmax, as text:
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,8 +45,7 @@ import torch
 
 from fxkit.errors import FxkitError
 from fxkit.ir.types import short_dtype
-
-Number = bool | int | float
+from fxkit.lower.loops.bits import Bits, Number
 
 # Element types that only memory has: in registers they are float32, already rounded.
 STORAGE_ONLY = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
@@ -250,11 +248,9 @@ class Kernel:
             lines.append(
                 f"  %{position}: {short_dtype(i.dtype)} = {i.op} {operands}{self._detail(i)}"
             )
-        lines += [f"  {self._word(s)} {self._address(s.access)} %{s.value}" for s in self.stores]
+        words = ("store", "sum")
+        lines += [f"  {words[s.is_sum]} {self._address(s.access)} %{s.value}" for s in self.stores]
         return "\n".join(line.rstrip() for line in lines)
-
-    def _word(self, store: Store) -> str:
-        return "sum" if store.is_sum else "store"
 
     def _detail(self, instruction: Instruction) -> str:
         detail = instruction.detail
@@ -484,25 +480,6 @@ class Builder:
         if found:
             self._rounded[position] = dtype
         return found
-
-
-class Bits:
-    """A number that equals only itself: -0.0 is not 0.0, and a NaN equals the same NaN."""
-
-    __slots__ = ("_key", "value")
-
-    def __init__(self, value: Number) -> None:
-        self.value = value
-        self._key = (type(value), struct.pack("d", value) if type(value) is float else value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Bits) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
 
 
 def round_number(value: Number, dtype: torch.dtype) -> Number:

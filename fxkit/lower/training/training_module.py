@@ -118,10 +118,10 @@ class TrainingModule(nn.Module):
             return self.graph_module(*args)
         return built.program(*args)
 
-    def way_for(self, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
-        """Return what runs for inputs of just these types, without asking for them again."""
+    def way_for(self, args: tuple[torch.Tensor, ...]) -> Callable[..., Any] | None:
+        """Return what runs for inputs of just these types; None where they are left to eager."""
         built = self._built.get(_key(args))
-        return self.forward if built is None else built.program
+        return None if built is None else built.program
 
     def build(self, args: tuple[torch.Tensor, ...]) -> None:
         """Make the kernels for inputs of these types."""

@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 
 from fxkit.lower.cpp import text as cpp_text
-from fxkit.lower.cpp.free_numbers import ceil_div, is_free
+from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.kernel import SHARED
 from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import Pass
 
-# Rows in a part: float32 sums of so many are added up in float64.
+# Rows in a part, and in one of a kernel of fewer rows than `FEW`, whose threads want parts too.
+# Float32 sums of so many are added up in float64.
 PART = 32
+SMALL_PART = 8
+FEW = 16 * PART
 
 # Columns whose sums are added up at a time.
 LANES = 64
@@ -46,10 +49,9 @@ class SummingPrinter(RowPrinter):
         self._add(f"{SHARED}{checks}")
         self._open("for (long part = 0; part < parts; ++part) {")
         self._clear_sums()
-        rows = math.prod(self._kernel.outer_sizes)
-        until = f"part * {PART} + {PART}"
-        self._add(f"const long last = {until} < {rows} ? {until} : {rows};")
-        self._open(f"for (long tile = part * {PART}; tile < last; ++tile) {{")
+        self._add("const long first = part * each, next = first + each;")
+        self._add("const long last = next < rows ? next : rows;")
+        self._open("for (long tile = first; tile < last; ++tile) {")
         self._tile()
         self._close()
         self._close()
@@ -61,8 +63,10 @@ class SummingPrinter(RowPrinter):
 
     def _make_sums(self) -> None:
         """Get memory for the sums of all parts, those of one store after those of another."""
-        parts = ceil_div(math.prod(self._kernel.outer_sizes), PART)
-        self._add(f"const long parts = {parts}, width = ({self._length} + 15) / 16 * 16;")
+        self._add(f"const long rows = {math.prod(self._kernel.outer_sizes)};")
+        self._add(f"const long each = rows < {FEW} ? {SMALL_PART} : {PART};")
+        self._add("const long parts = (rows + each - 1) / each;")
+        self._add(f"const long width = ({self._length} + 15) / 16 * 16;")
         sizes = [f"sizeof({self._sum_type(p)})" for p in self._sums]
         self._add(
             f"char* const memory = (char*)aligned_alloc(64, parts * width * ({' + '.join(sizes)}));"

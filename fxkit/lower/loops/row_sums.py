@@ -22,9 +22,7 @@ from fxkit.lower.loops.placement import (
 from fxkit.lower.loops.region_space import Coordinates, RegionSpace, kept
 from fxkit.lower.operators.row_ops import RowOp
 
-# Fewer rows than this are summed apart, and so are longer ones than fit beside the others in the
-# second-level cache.
-MIN_ROWS = 64
+# Rows longer than this, whose sums would leave the second-level cache, are summed apart.
 MAX_ROW = 16384
 
 
@@ -58,9 +56,8 @@ def place_sum(
     rows = {axis for d in dims for axis in space.axes(coordinates[d])} & long
     if space.joints or not space.is_wide(coordinates) or rows != long - space.reduced:
         raise Unfusable("it sums along other axes than those of all rows")
-    length = math.prod(space.sizes[axis] for axis in long - rows)
-    if math.prod(space.sizes[axis] for axis in rows) < MIN_ROWS or length > MAX_ROW:
-        raise Unfusable("there are too few rows, or they are too long")
+    if not rows or math.prod(space.sizes[axis] for axis in long - rows) > MAX_ROW:
+        raise Unfusable("there is one row, or rows are too long")
     keepdim = bool(found.call.arguments.get("keepdim", row.keeps_dims))
     lies = tuple(
         kept(c) if d in dims and c is not None and c >= 0 else c

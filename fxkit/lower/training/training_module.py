@@ -12,7 +12,6 @@ import torch
 from torch import fx, nn
 
 from fxkit.lower.loops.regions import Policy, Region
-from fxkit.lower.running import binding
 from fxkit.lower.running.compiled import CompiledModule, LowerReport, to_cpp
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.training.decompositions import decompositions
@@ -263,12 +262,4 @@ def _is_faster(program: FunctionalProgram, args: tuple[torch.Tensor, ...]) -> bo
 
 
 def _runner(module: CompiledModule) -> Callable[..., Any]:
-    program, miss = module.native_program, binding.miss()
-    if program is None:
-        return module.forward
-
-    def run(*args: torch.Tensor) -> Any:
-        result = program(*args)
-        return module.forward(*args) if result is miss else result
-
-    return run
+    return module.forward

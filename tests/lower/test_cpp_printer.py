@@ -144,6 +144,9 @@ def test_what_follows_an_exponential_may_shorten_it() -> None:
     assert "fx_exp_plus_one(" not in body(text_of(lambda x: 1 + torch.exp(x), x.double()))
     assert "fx_exp_down(" in body(text_of(lambda x: torch.exp(x.clamp(max=3.0)), x))
     assert "fx_exp_down(" not in body(text_of(lambda x: torch.exp(x.clamp(max=300.0)), x))
+    assert "fx_exp_down(" in body(text_of(lambda x: torch.exp(x * x * -0.5), x))
+    assert "fx_exp_down(" not in body(text_of(lambda x: torch.exp(x * x * 0.5), x))
+    assert "fx_exp_down(" not in body(text_of(lambda x: torch.exp(x * 2 * -0.5), x))
     assert "fx_exp_down(" not in body(text_of(lambda x: torch.exp(x.clamp(min=3.0)), x))
 
 

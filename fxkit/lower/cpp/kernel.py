@@ -311,10 +311,16 @@ class KernelPrinter(Lines, ABC):
         return read + Counter(store.value for store in self._kernel.stores)
 
     def _is_bounded(self, position: int) -> bool:
-        """Tell whether a value is a minimum with a number that `fx_exp_down` serves."""
+        """Tell whether a value is a minimum with a number that `fx_exp_down` serves, or -x * x."""
         instruction = self._body(position)
         bounds = [n for o in instruction.operands if (n := self._number(o)) is not None]
+        if instruction.op == "mul" and any(self._is_square(o) for o in instruction.operands):
+            return any(factor <= 0 for factor in bounds)
         return instruction.op == "min" and any(bound <= 40 for bound in bounds)
+
+    def _is_square(self, position: int) -> bool:
+        instruction = self._body(position)
+        return instruction.op == "mul" and len(set(instruction.operands)) == 1
 
     def _is_below_maximum(self, position: int) -> bool:
         """Tell whether a value is x - max(x), as in a softmax: no positive number."""

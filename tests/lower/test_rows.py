@@ -92,3 +92,38 @@ def test_waves_of_numbers_near_and_far(width: int) -> None:
     exact = waves(x.double()).float()
     for _ in range(2):
         torch.testing.assert_close(fast(x), exact, equal_nan=True, rtol=2e-6, atol=3e-7)
+
+
+HEAVY: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda x: torch.sin(x) * torch.exp(x),
+    lambda x: torch.sigmoid(x.bfloat16()) * 2,
+    lambda x: torch.cat((torch.tanh(x), x.expm1()), -1),
+)
+
+
+@pytest.mark.parametrize("program", HEAVY)
+@pytest.mark.parametrize("length", [257, 320, 4096 + 33])
+def test_several_vectors_in_step_leave_nothing_out(
+    program: Callable[[torch.Tensor], torch.Tensor], length: int
+) -> None:
+    x = torch.randn(3, length)
+    x[1, -1] = 1e9
+    compiled = to_cpp(fx.symbolic_trace(program), (x,), policy=ALWAYS)
+    found, expected = compiled(x), program(x)
+    assert torch.allclose(found.float(), expected.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_vectors_go_in_step_where_that_pays() -> None:
+    x = torch.randn(4, 1000)
+    assert "FX_STEP(j);" in text_of(lambda x: torch.exp(x[:, :-1]), x)
+    assert "FX_STEP(j - begin);" in text_of(lambda x: torch.exp(x), torch.randn(8, 1000))
+    half = x.bfloat16()
+    assert "FX_STEP(" in text_of(lambda x: torch.nn.functional.gelu(x * x) / x, half)
+    for program in (
+        lambda x: x * 2 + 1,
+        lambda x: torch.exp(x[:, :256]),
+        lambda x: torch.exp(x.double()),
+        lambda x: torch.softmax(x, -1),
+        lambda x: torch.nn.functional.gelu(x),
+    ):
+        assert "FX_STEP" not in text_of(program, x)

@@ -16,7 +16,7 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.attentions import AttentionPrinter, attention_of
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.cpp.products import ProductPrinter, product_of
-from fxkit.lower.cpp.rows import RowPrinter
+from fxkit.lower.cpp.rows import IN_STEP, RowPrinter, is_stepped
 from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
 from fxkit.lower.loops.loop_ir import WHOLE, Access, Kernel
@@ -51,6 +51,8 @@ def _preamble(kernels: Collection[Kernel], glibc: tuple[int, int] | None) -> str
     parts.append(_REDUCTIONS)
     if any(crossing_axis(_with_row(kernel)) is not None for kernel in kernels):
         parts.append(TRANSPOSE)
+    if any(is_stepped(_with_row(kernel)) for kernel in kernels):
+        parts.append(IN_STEP)
     whole = {kernel.body[0].op for kernel in kernels if kernel.body}
     if whole & WHOLE:
         parts.append(products.header())

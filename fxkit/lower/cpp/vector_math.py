@@ -239,9 +239,9 @@ static inline __attribute__((always_inline)) float fx_sine(int quarters, float r
   c = fx_fma(c, s, 0x1.a0112p-16f);
   c = fx_fma(c, s, -0x1.6c16b8p-10f);
   c = fx_fma(c, s, 0x1.555556p-5f);
-  float half = 0.5f * s;
-  float one = 1.0f - half;
-  float cosine = one + (((1.0f - one) - half) + fx_fma(c, s * s, -r * low));
+  float one = fx_fma(s, -0.5f, 1.0f);
+  float rest = fx_fma(s, -0.5f, 1.0f - one);
+  float cosine = one + fx_fma(c, s * s, fx_fma(-r, low, rest));
   float y = (quarters & 1) ? cosine : sine;
   return fx_float(fx_bits(y) ^ ((quarters & 2) << 30));
 }
@@ -300,11 +300,9 @@ static inline float fx_cos_near(float x) { return fx_cos(x); }
 # exp(x) - 1 = 2^n p + (2^n - 1) with p = exp(r) - 1; half of it is summed, since 2^128 is no float.
 _EXPM1 = """\
 static inline float fx_expm1(float x) {
-  float a = x < -18.0f ? -18.0f : x;
-  a = a > 89.0f ? 89.0f : a;
-  float shifted = fx_fma(a, 0x1.715476p+0f, 0x1.8p+23f);
+  float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
   float n = shifted - 0x1.8p+23f;
-  float r = fx_fma(n, -0x1.62e4p-1f, a);
+  float r = fx_fma(n, -0x1.62e4p-1f, x);
   r = fx_fma(n, -0x1.7f7d1cp-20f, r);
   float p = 0x1.a1a43p-13f;
   p = fx_fma(p, r, 0x1.6d790cp-10f);
@@ -316,6 +314,7 @@ static inline float fx_expm1(float x) {
   float scale = fx_float((fx_bits(shifted) << 23) + 0x3f000000);
   float y = 2.0f * fx_fma(p, scale, scale - 0.5f);
   y = n == 0.0f ? p : y;
+  y = x < -18.0f ? -1.0f : y;
   y = x > 0x1.62e42ep+6f ? __builtin_inff() : y;
   return __builtin_copysignf(y, x);
 }

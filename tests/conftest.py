@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from fxkit.lower.running import binding
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_kernel_cache(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -17,6 +19,7 @@ def _own_kernel_cache(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setenv("FXKIT_CACHE_DIR", str(folder))
         patch.delenv("FXKIT_BACKEND", raising=False)
         patch.delenv("FXKIT_MAX_REWRITES", raising=False)
+        binding.load()  # so that no test depends on whether it is there yet
         yield
 
 

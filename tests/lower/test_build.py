@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ import pytest
 from fxkit.errors import BuildError
 from fxkit.lower.cpp import build as build_module
 from fxkit.lower.cpp import toolchain
-from fxkit.lower.cpp.build import Order, build, cache_folder, library_path
+from fxkit.lower.cpp.build import Order, build, cache_folder, is_built, library_path
 
 SOURCE = 'extern "C" long answer() { return %d; }\n'
 ALONE = toolchain.Linking()
@@ -297,6 +298,25 @@ build.build({SOURCE % 16!r})
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == 1
     assert answer(16) == 16
+
+
+def test_what_killed_builds_left_behind_is_removed_in_time(cache: Path) -> None:
+    answer(18)
+    for name, age in (("build-old", 7200), ("build-new", 60)):
+        (cache / name).mkdir()
+        (cache / name / "main.cpp").touch()
+        then = time.time() - age
+        os.utime(cache / name, (then, then))
+    answer(19)
+    assert [path.name for path in cache.glob("build-*")] == ["build-new"]
+
+
+def test_what_is_built_can_be_asked_without_building_it(cache: Path) -> None:
+    assert not is_built(SOURCE % 20)
+    path = build(SOURCE % 20).path
+    assert is_built(SOURCE % 20) and not is_built(SOURCE % 21)
+    path.write_bytes(b"no library")
+    assert not is_built(SOURCE % 20)
 
 
 def test_two_texts_make_one_library(cache: Path) -> None:

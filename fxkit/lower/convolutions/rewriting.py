@@ -46,10 +46,8 @@ class PackConvolutions(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the edges."""
-        if not packed.is_available():
-            return
         packer = _Packer(edit)
-        if packer.work() >= MIN_WORK:
+        if packer.work() >= MIN_WORK and packed.is_available():  # which waits for the binding
             packer.visit_all(context)
 
 

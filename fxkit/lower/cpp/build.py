@@ -7,6 +7,7 @@ process that holds it; torch's own lock, which outlives a killed build, never gu
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -22,7 +23,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.toolchain import Linking, Toolchain
 
 _LOCK_SECONDS = 120.0
+_STALE_SECONDS = 3600.0  # no build takes so long: what lies there was left by a killed process
 _SEAL = b"fxkit sha256 "
 _ALONE = Linking()
 
@@ -91,6 +92,15 @@ def library_path(
             f"expected a folder that a kernel can be built in, got {folder}: {error}",
             hint="make room on the disk, or set FXKIT_CACHE_DIR",
         ) from error
+
+
+def is_built(*texts: str, linking: Linking = _ALONE, tools: Toolchain | None = None) -> bool:
+    """Tell whether the library made from some texts is there already."""
+    try:
+        order = Order(texts, tools or toolchain.current(), linking)
+        return _is_sound(cache_folder() / f"{order.key}.so")
+    except (BuildError, OSError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -154,7 +164,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ) from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that the system drops when its holder dies; go on without it after a while."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -162,6 +172,8 @@ def _locked(path: Path) -> Iterator[None]:
         _wait_for(descriptor)
         yield
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked meanwhile has it too
         os.close(descriptor)
 
 
@@ -178,6 +190,7 @@ def _wait_for(descriptor: int) -> None:
 
 
 def _build_into(path: Path, order: Order) -> None:
+    _remove_stale(path.parent)
     workplace = Path(tempfile.mkdtemp(prefix="build-", dir=path.parent))
     try:
         built = _compile(order, f"fxkit_{order.key}", workplace)
@@ -192,6 +205,14 @@ def _build_into(path: Path, order: Order) -> None:
         raise
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove the workplaces of builds that did not come to their end."""
+    for workplace in folder.glob("build-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - workplace.lstat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(workplace, ignore_errors=True)
 
 
 def _compile(order: Order, name: str, workplace: Path) -> Path:

@@ -20,7 +20,7 @@ import torch
 
 from fxkit import config
 from fxkit.errors import BuildError
-from fxkit.lower.cpp.build import cache_folder, library_path
+from fxkit.lower.cpp.build import cache_folder, is_built, library_path
 from fxkit.lower.cpp.toolchain import Linking
 
 _NAME = "fxkit_binding"
@@ -32,11 +32,14 @@ _started: list[threading.Thread] = []
 
 
 def start() -> None:
-    """Begin to build the binding while something else is done; `load` waits for it."""
+    """Begin to build the binding while something else is done; `load` waits for it.
+
+    A process that ends meanwhile waits too: what was begun is there for the next one.
+    """
     if _loaded or _started or config.current().backend == "eager":
         return
     cache_folder()  # which warns of an unfit one, as is best done in this thread
-    thread = threading.Thread(target=_build_ahead, daemon=True)
+    thread = threading.Thread(target=_build_ahead, name=_NAME)
     _started.append(thread)
     thread.start()
 
@@ -46,6 +49,13 @@ def _build_ahead() -> None:
         library_path(_source(), linking=_linking())
     except (BuildError, OSError):
         return  # `load` finds it again, and does without
+
+
+def is_awaited() -> bool:
+    """Tell whether `load` would wait for a compiler that `start` has begun to run."""
+    if _loaded or not any(thread.is_alive() for thread in _started):
+        return False
+    return not is_built(_source(), linking=_linking())
 
 
 def load() -> Any | None:
@@ -90,11 +100,13 @@ def _is_quiet() -> bool:
     )
 
 
+@functools.cache
 def _source() -> str:
     folder = Path(__file__).parent / "native"
     return "\n".join((folder / f"{part}.cpp").read_text() for part in _PARTS)
 
 
+@functools.cache
 def _linking() -> Linking:
     return Linking(
         (sysconfig.get_paths()["include"],),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -63,18 +62,10 @@ class Built:
 
 
 def build_kernels(kernels: Mapping[str, Kernel]) -> Built:
-    """Build kernels, and the binding that calls them, at the same time."""
+    """Build kernels, and begin to build the binding that calls them."""
     if not kernels:
         return Built()
-    helper = threading.Thread(target=binding.load)
-    helper.start()
-    try:
-        return _build(kernels)
-    finally:
-        helper.join()
-
-
-def _build(kernels: Mapping[str, Kernel]) -> Built:
+    binding.start()
     texts = [_text(unit) for unit in _units(kernels)]
     built = Built("\n".join(texts))
     try:

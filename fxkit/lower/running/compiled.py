@@ -243,7 +243,6 @@ class CompiledModule(nn.Module):
         source: The C++ text of the kernels.
         build_seconds: Seconds to build, or to find, and load the kernels.
         cache_hit: Whether the kernels were there already.
-        native_program: The whole graph as one call of the binding; None where Python runs it.
     """
 
     def __init__(
@@ -267,7 +266,34 @@ class CompiledModule(nn.Module):
         ]
         self._has_kernels = bool(plan.calls)
         self._run: Callable[..., Any] | None = None
-        self.native_program = make_program(gm, plan.graph) if plan.calls else None
+        self._native_program: Any = None
+        self._miss: Any = None
+        self._asks_for_program = self._has_kernels
+        self._try_program()
+
+    @property
+    def native_program(self) -> Any | None:
+        """The whole graph as one call of the binding; None where Python runs it.
+
+        Until the binding is built, which is once on a machine, Python runs it too; to ask for the
+        program waits for that.
+        """
+        if self._asks_for_program:
+            self._make_program()
+        return self._native_program
+
+    @native_program.setter
+    def native_program(self, program: Any | None) -> None:
+        self._asks_for_program = False
+        self._native_program = program
+
+    def _try_program(self) -> None:
+        """Make the program, unless that means to wait for a compiler."""
+        if self._asks_for_program and not binding.is_awaited():
+            self._make_program()
+
+    def _make_program(self) -> None:
+        self.native_program = make_program(self.graph_module, self._plan.graph)
         self._miss = binding.miss()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
@@ -280,8 +306,11 @@ class CompiledModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the graph; see `to_cpp` for when the original one runs."""
-        if self.native_program is not None and not kwargs:
-            result = self.native_program(*args)
+        if self._asks_for_program:
+            self._try_program()
+        program = self._native_program
+        if program is not None and not kwargs:
+            result = program(*args)
             if result is not self._miss:
                 return result
         objection = self._objection(args, kwargs)
@@ -373,11 +402,12 @@ class CompiledModule(nn.Module):
 
     def report(self) -> LowerReport:
         """Return what was fused, what was not and why, and how calls went."""
+        program = self._native_program
         return LowerReport(
             self.regions,
             self.build_seconds,
             self.cache_hit,
-            self._calls[_FUSED] + (self.native_program.calls if self.native_program else 0),
+            self._calls[_FUSED] + (0 if program is None else program.calls),
             {why: count for why, count in self._calls.items() if why != _FUSED},
             sum(call.misses for call in self._plan.calls.values()),
         )

@@ -55,6 +55,8 @@ class Entries:
 
     def learn(self, args: tuple[Any, ...]) -> None:
         """Make a way in for a call that the captured program has just served, if one can be had."""
+        if binding.is_awaited():
+            return
         kept = self._captured.kept
         self.ways = tuple(way for way in self.ways if any(way[1] is it for it in kept))
         if not kept or not self._captured.whole or any(way[1] is kept[0] for way in self.ways):

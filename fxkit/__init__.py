@@ -7,7 +7,11 @@ loaded when it is first used, so that `import fxkit` costs little more than `imp
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from fxkit.collector import paused_collector
 
 if TYPE_CHECKING:
     from fxkit import lower, passes, testing
@@ -91,10 +95,17 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(_module(_HOMES[name]), name)
     if name in _PACKAGES:
-        return importlib.import_module(f"fxkit.{name}")
+        return _module(f"fxkit.{name}")
     raise AttributeError(f"module 'fxkit' has no attribute {name!r}")
+
+
+def _module(home: str) -> ModuleType:
+    if home in sys.modules:
+        return importlib.import_module(home)  # waits where another thread is still at it
+    with paused_collector():
+        return importlib.import_module(home)
 
 
 def __dir__() -> list[str]:

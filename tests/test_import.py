@@ -91,3 +91,23 @@ def test_the_version_is_that_of_the_package() -> None:
     import importlib.metadata
 
     assert fxkit.__version__ == importlib.metadata.version("fxkit")
+
+
+IMPORTS = """
+import gc, torch, fxkit
+assert gc.isenabled() and not gc.get_freeze_count()
+starts = []
+gc.callbacks.append(lambda phase, info: phase == "start" and starts.append(info["generation"]))
+fxkit.compile
+print(gc.isenabled(), gc.get_freeze_count(), starts)
+gc.disable()
+fxkit.draw
+print(gc.isenabled())
+"""
+
+
+def test_names_are_loaded_without_a_walk_over_all_objects() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.splitlines() == ["True 0 []", "False"]

@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
-from fxkit.lower import CompiledModule, Policy, to_cpp, to_cuda
+from fxkit.lower import CompiledModule, Policy, to_cpp
 from fxkit.lower.convolutions.rewriting import PackConvolutions
-from fxkit.lower.cuda.compiled import is_on_gpu
+from fxkit.lower.cuda.devices import is_on_gpu
 from fxkit.lower.running import binding
 from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
 from fxkit.lower.running.compiled import to_cpp_as_recorded, typed
@@ -138,6 +138,8 @@ class Compiled:
             if self._is_trained(gm, args):
                 module = to_cpp_training(copied, args, policy=policy, stock=stock)
             elif is_on_gpu(copied, args):
+                from fxkit.lower.cuda.compiled import to_cuda
+
                 module = to_cuda(copied, args, policy=policy)
             else:
                 typed(copied, args)

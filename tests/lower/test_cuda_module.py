@@ -22,7 +22,8 @@ from fxkit.lower import CompiledModule, Policy, to_cpp, to_cuda
 from fxkit.lower.cpp.build import Order
 from fxkit.lower.cpp.toolchain import Linking
 from fxkit.lower.cuda import toolchain
-from fxkit.lower.cuda.compiled import build_kernels, is_on_gpu
+from fxkit.lower.cuda.compiled import build_kernels
+from fxkit.lower.cuda.devices import is_on_gpu
 from fxkit.lower.cuda.launching import CudaCall
 from fxkit.lower.cuda.printer import print_unit
 from fxkit.lower.loops.interpreter import interpret

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -113,12 +112,6 @@ def build_kernels(kernels: Mapping[str, Kernel], gpu: torch.device | None = None
         except BuildError as refused:
             built.failures[name] = refused
     return built
-
-
-def is_on_gpu(gm: fx.GraphModule, args: tuple[Any, ...]) -> bool:
-    """Tell whether an input or a parameter of a graph is on a GPU."""
-    tensors = itertools.chain(args, gm.parameters(), gm.buffers())
-    return any(isinstance(t, torch.Tensor) and t.device.type == "cuda" for t in tensors)
 
 
 def _gpu_of(gm: fx.GraphModule) -> torch.device:

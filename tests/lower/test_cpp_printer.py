@@ -34,20 +34,20 @@ def body(text: str) -> str:
 
 
 def test_a_chain_as_text() -> None:
-    x, b = torch.randn(6, 10), torch.randn(10)
+    x, b = torch.randn(60, 1000), torch.randn(1000)
     assert (
         body(text_of(lambda x, b: torch.relu(x + b) * 2, x, b))
         == """\
 extern "C" void k(const float* __restrict in0, const float* __restrict in1, \
 float* __restrict out0, long threads) {
   #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (long tile = 0; tile < 6; ++tile) {
+  for (long tile = 0; tile < 60; ++tile) {
     const long i0 = tile;
-    const float* const p0 = in0 + i0 * 10;
+    const float* const p0 = in0 + i0 * 1000;
     const float* const p1 = in1;
-    float* const p2 = out0 + i0 * 10;
+    float* const p2 = out0 + i0 * 1000;
     #pragma omp simd
-    for (long j = 0; j < 10; ++j) {
+    for (long j = 0; j < 1000; ++j) {
       const float v0 = p0[j];
       const float v1 = p1[j];
       const float v2 = v0 + v1;
@@ -59,6 +59,15 @@ float* __restrict out0, long threads) {
 }
 """
     )
+
+
+def test_kernels_of_little_work_ask_for_no_threads() -> None:
+    def parallel(*shape: int) -> bool:
+        text = text_of(lambda x: torch.relu(x + 1).t(), torch.randn(shape)[:, ::2])
+        return "#pragma omp parallel" in text
+
+    assert not parallel(30, 20)
+    assert parallel(3000, 20)
 
 
 def test_text_is_the_same_each_time_and_includes_nothing() -> None:

@@ -14,10 +14,13 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import FreeInt, free_numbers, is_free
 from fxkit.lower.cpp.lines import Lines
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
-from fxkit.lower.loops.schedule import Pass, Schedule
+from fxkit.lower.loops.schedule import Pass, Schedule, cost_of_point
 
 # Threads share the loop that follows; each has the same part of it in every call.
 SHARED = "#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)"
+
+# Operations below which a kernel is never divided.
+SMALL_WORK = 30_000
 
 _ASSIGNMENTS = {"add": "+=", "mul": "*="}
 
@@ -74,8 +77,15 @@ class KernelPrinter(Lines, ABC):
 
     def _share_tiles(self) -> None:
         """Let threads share the loop that follows."""
-        if is_free(self._tile_count()) or self._tile_count() > 1:
+        count = self._tile_count()
+        if is_free(count) or (count > 1 and not self._is_small):
             self._add(f"{SHARED}{self._fault_clause(range(len(self._kernel.body)))}")
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether a call takes so little that to ask for threads costs more, be it for one."""
+        work = self._kernel.points * cost_of_point(self._kernel.body)
+        return not is_free(work) and work < SMALL_WORK
 
     @abstractmethod
     def _tile_count(self) -> int:

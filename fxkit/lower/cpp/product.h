@@ -157,13 +157,16 @@ FX_FUSED static void fx_few_rows(
     }
     alignas(64) float found[FX_LANES];
     *(fx_vector*)found = fx_sums(total);
-    const long count = columns - c < WIDTH ? columns - c : WIDTH;
-    for (int r = 0; r < ROWS && r < rows; ++r)
-      for (int i = 0; i < count; ++i) {
-        float sum = found[r * WIDTH + i];
-        for (long k = 0; k < depth - whole; ++k) sum += left[r][whole + k] * right[i][whole + k];
-        sums[r * FX_COLUMNS + c + i] = sum;
-      }
+    for (long k = whole; k < depth; ++k)
+      for (int r = 0; r < ROWS; ++r)
+        for (int i = 0; i < WIDTH; ++i) found[r * WIDTH + i] += left[r][k] * right[i][k];
+    for (int r = 0; r < ROWS && r < rows; ++r) {
+      float* const to = sums + r * FX_COLUMNS + c;
+      if (columns - c >= WIDTH)
+        __builtin_memcpy(to, found + r * WIDTH, WIDTH * sizeof(float));
+      else
+        for (int i = 0; i < columns - c; ++i) to[i] = found[r * WIDTH + i];
+    }
   }
 }
 

@@ -45,8 +45,8 @@ class SummingPrinter(RowPrinter):
         self._read_numbers()
         self._add("long fault = 0;")
         self._make_sums()
-        checks = self._fault_clause(range(len(self._kernel.body)))
-        self._add(f"{SHARED}{checks}")
+        if not self._is_small:
+            self._add(f"{SHARED}{self._fault_clause(range(len(self._kernel.body)))}")
         self._open("for (long part = 0; part < parts; ++part) {")
         self._clear_sums()
         self._add("const long first = part * each, next = first + each;")

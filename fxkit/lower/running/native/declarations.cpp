@@ -29,6 +29,7 @@ int32_t torch_from_blob(void*, int64_t, const int64_t*, const int64_t*, int64_t,
 PyObject* THPVariable_Wrap(Handle) __asm__("_Z16THPVariable_WrapRKN2at10TensorBaseE");
 int64_t count_function_modes(void)
     __asm__("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv");
+bool impl_requires_grad(const void* impl) __asm__("_ZNK3c1010TensorImpl13requires_gradEv");
 
 // Dispatch keys that this thread adds and hides: both zero unless a mode, autocast, a transform or
 // a region without gradients is on.
@@ -70,8 +71,8 @@ static inline bool is_tensor(PyObject* value) {
   return (kind == layout.tensor || kind == layout.parameter) && impl_of(value) != NULL;
 }
 
-// Whether gradients are asked for; -1 with an exception when torch can't say.
-int requires_grad(PyObject* tensor);
+// Whether gradients are asked for.
+bool requires_grad(PyObject* tensor);
 
 // Whether a value is a plain strided tensor in main memory, of this type.
 bool fits(PyObject* value, const Spec* spec);

@@ -193,9 +193,7 @@ static bool is_true(PyObject* function) {
 static bool has_facts(PyObject* value, PyObject* kind, uint64_t keys, bool grad) {
   if ((PyObject*)Py_TYPE(value) != kind || !is_tensor(value) || keys_of(value) != keys)
     return false;
-  int asks = requires_grad(value);
-  if (asks < 0) PyErr_Clear();
-  return asks == (int)grad;
+  return requires_grad(value) == grad;
 }
 
 static bool arguments_hold(Entry* self, PyObject* const* args) {

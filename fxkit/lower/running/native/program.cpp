@@ -393,20 +393,17 @@ static bool links_hold(Program* self) {
   return true;
 }
 
-// Whether no gradient is asked for; -1 with an exception.
-static int needs_no_grad(Program* self, PyObject* const* args) {
-  if (!self->runs_with_grad) return 0;
-  for (int i = 0; i < self->input_count; ++i) {
-    int grad = requires_grad(args[i]);
-    if (grad) return grad < 0 ? -1 : 0;
-  }
+// Whether no gradient is asked for.
+static bool needs_no_grad(Program* self, PyObject* const* args) {
+  if (!self->runs_with_grad) return false;
+  for (int i = 0; i < self->input_count; ++i)
+    if (requires_grad(args[i])) return false;
   for (int i = 0; i < self->grad_count; ++i) {
     PyObject* value = PyDict_GetItemWithError(self->grads[i].table, self->grads[i].key);
-    if (!value || !is_tensor(value)) return PyErr_Clear(), 0;
-    int grad = requires_grad(value);
-    if (grad) return grad < 0 ? -1 : 0;
+    if (!value || !is_tensor(value)) return PyErr_Clear(), false;
+    if (requires_grad(value)) return false;
   }
-  return 1;
+  return true;
 }
 
 // Whether no mode is on that has to see each call of torch.
@@ -440,10 +437,7 @@ PyObject* run_program(Program* self, PyObject* const* args, Py_ssize_t count) {
   if (count != self->input_count || !is_quiet()) return Py_NewRef(MISS);
   for (int i = 0; i < self->input_count; ++i)
     if (!fits(args[i], self->inputs[i])) return Py_NewRef(MISS);
-  if (aoti_torch_grad_mode_is_enabled()) {
-    int none = needs_no_grad(self, args);
-    if (none <= 0) return none < 0 ? nullptr : Py_NewRef(MISS);
-  }
+  if (aoti_torch_grad_mode_is_enabled() && !needs_no_grad(self, args)) return Py_NewRef(MISS);
   if (!links_hold(self)) return Py_NewRef(MISS);
   ++self->calls;
   PyObject* on_stack[ON_STACK];

@@ -1,7 +1,5 @@
 // Reading and making tensors without torch's headers.
 
-static PyObject* grad_name;
-
 // Where an object's first bytes are searched for what is known to be in them.
 enum { SEARCHED = 192 };
 
@@ -38,7 +36,6 @@ PyObject* find_layout(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OOO!(KK)(KK)", &tensor, &parameter, &PyTuple_Type, &samples, &plain,
                         &inference, &included, &excluded))
     return NULL;
-  if (!grad_name && !(grad_name = PyUnicode_InternFromString("requires_grad"))) return NULL;
   Py_ssize_t size = ((PyTypeObject*)tensor)->tp_basicsize;
   layout.impl = find_offset(samples, 1, sizeof(PyObject), size);
   if (layout.impl < 0) Py_RETURN_FALSE;
@@ -81,19 +78,14 @@ PyObject* describe(PyObject* module, PyObject* tensor) {
       aoti_torch_get_sizes(handle, &sizes) || aoti_torch_get_strides(handle, &strides) ||
       torch_get_const_data_ptr(handle, &data))
     Py_RETURN_NONE;
-  int grad = requires_grad(tensor);
-  if (grad < 0) return NULL;
   return Py_BuildValue("iNNKO", (int)dtype, tuple_of(sizes, rank), tuple_of(strides, rank),
-                       (unsigned long long)(uintptr_t)data, grad ? Py_True : Py_False);
+                       (unsigned long long)(uintptr_t)data,
+                       requires_grad(tensor) ? Py_True : Py_False);
 }
 
-int requires_grad(PyObject* tensor) {
-  if (layout.autograd > 0 && has_at(impl_of(tensor), layout.autograd, 0)) return 0;
-  PyObject* value = PyObject_GetAttr(tensor, grad_name);
-  if (!value) return -1;
-  int result = PyObject_IsTrue(value);
-  Py_DECREF(value);
-  return result;
+bool requires_grad(PyObject* tensor) {
+  if (layout.autograd > 0 && has_at(impl_of(tensor), layout.autograd, 0)) return false;
+  return impl_requires_grad(impl_of(tensor));
 }
 
 Spec* new_spec(PyObject* description) {

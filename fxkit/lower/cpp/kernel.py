@@ -44,6 +44,7 @@ class KernelPrinter(Lines, ABC):
         self._kernel = kernel
         self._name = name
         self._schedule = plan
+        self._free = free_numbers(kernel)
         self._pointers: dict[tuple[int, tuple[int, ...], int], str] = {}
 
     def text(self) -> str:
@@ -140,12 +141,12 @@ class KernelPrinter(Lines, ABC):
             f"{'' if b.is_output else 'const '}{cpp_text.TYPES[b.dtype]}* __restrict {b.name}"
             for b in self._kernel.buffers
         ]
-        numbers = ["const long* numbers"] if free_numbers(self._kernel) else []
+        numbers = ["const long* numbers"] if self._free else []
         return ", ".join([*parts, *numbers, "long threads"])
 
     def _read_numbers(self) -> None:
         """Read the numbers that are known only at run time."""
-        for place, number in enumerate(free_numbers(self._kernel)):
+        for place, number in enumerate(self._free):
             if isinstance(number, FreeInt):
                 self._add(f"const long {number.text} = numbers[{place}];")
             else:

@@ -15,6 +15,7 @@ from fxkit.lower.cpp import attentions, products, vector_math
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.attentions import AttentionPrinter, attention_of
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
+from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
 from fxkit.lower.cpp.products import ProductPrinter, product_of
 from fxkit.lower.cpp.rows import IN_STEP, RowPrinter, is_stepped
 from fxkit.lower.cpp.summing import SummingPrinter
@@ -51,7 +52,7 @@ def _preamble(kernels: Collection[Kernel], glibc: tuple[int, int] | None) -> str
     parts.append(_REDUCTIONS)
     if any(crossing_axis(_with_row(kernel)) is not None for kernel in kernels):
         parts.append(TRANSPOSE)
-    if any(is_stepped(_with_row(kernel)) for kernel in kernels):
+    if any(is_stepped(_with_long_row(kernel)) for kernel in kernels):
         parts.append(IN_STEP)
     whole = {kernel.body[0].op for kernel in kernels if kernel.body}
     if whole & WHOLE:
@@ -80,8 +81,18 @@ def print_kernel(kernel: Kernel, name: str) -> str:
     kernel = _with_row(kernel)
     if crossing_axis(kernel) is not None:
         return TilePrinter(kernel, name).text()
+    joined = joined_rows(kernel)
+    if joined is not None:
+        return JoinedRowsPrinter(joined, name).text()
     printer = ColumnPrinter if runs_down_columns(kernel) else RowPrinter
     return printer(kernel, name).text()
+
+
+def _with_long_row(kernel: Kernel) -> Kernel:
+    """Return a kernel as its loops along rows see it."""
+    kernel = _with_row(kernel)
+    joined = joined_rows(kernel)
+    return kernel if joined is None else joined.kernel
 
 
 def _with_row(kernel: Kernel) -> Kernel:

@@ -57,13 +57,19 @@ class RowPrinter(KernelPrinter):
         super().__init__(kernel, name, schedule(kernel))
         self._length = kernel.row_sizes[-1]
         is_whole = any(i.is_reduction or i.is_scan for i in kernel.body)
-        self._is_tiled = not is_whole and (is_free(self._length) or self._length > TILE)
-        self._tiles = ceil_div(self._length, TILE) if self._is_tiled else 1
+        self._is_tiled, self._tiles, self._tile_length = False, 1, TILE
+        if not is_whole and (is_free(self._length) or self._length > TILE):
+            self._cut_into_tiles(TILE)
         self._is_cut = is_whole and self._can_cut()
         self._stretches = stretches(kernel)
         self._known: Mapping[int, bool] = {}
         self._is_near = False
         self._is_stepped = is_stepped(kernel)
+
+    def _cut_into_tiles(self, length: int) -> None:
+        """Divide each row into tiles of so many elements, of which the last one may have fewer."""
+        self._is_tiled, self._tile_length = True, length
+        self._tiles = ceil_div(self._length, length)
 
     def _can_cut(self) -> bool:
         kernel = self._kernel
@@ -86,8 +92,8 @@ class RowPrinter(KernelPrinter):
         row = f"tile / {self._tiles}" if self._is_tiled else "tile"
         self._outer_index(row, self._kernel.outer_sizes)
         if self._is_tiled:
-            full = f"begin + {TILE}"
-            self._add(f"const long begin = tile % {self._tiles} * {TILE};")
+            full = f"begin + {self._tile_length}"
+            self._add(f"const long begin = tile % {self._tiles} * {self._tile_length};")
             self._add(f"const long end = {full} < {self._length} ? {full} : {self._length};")
 
     def _declare(self) -> None:
@@ -159,7 +165,7 @@ class RowPrinter(KernelPrinter):
             self._add(f"float v{p} = 0;")
         clauses = self._clauses(one.reductions) + self._fault_clause(one.values)
         if self._is_stepped:
-            self._add(f"FX_STEPS({min(TILE, self._length)});")
+            self._add(f"FX_STEPS({min(self._tile_length, self._length)});")
         if self._has_near_version(one):
             self._near_loops(one, begin, end)
         else:

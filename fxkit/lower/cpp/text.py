@@ -161,6 +161,12 @@ def is_near_function(instruction: Instruction) -> bool:
     return instruction.op in NEAR and instruction.dtype == torch.float32
 
 
+def calls_function(instruction: Instruction) -> bool:
+    """Tell whether an operation takes many instructions, such as an exponential."""
+    is_known = instruction.op in _OWN or instruction.op in _LIBRARY or instruction.op in _COMPOSED
+    return is_known and instruction.dtype.is_floating_point
+
+
 def own_functions(body: tuple[Instruction, ...], storage: set[torch.dtype]) -> set[str]:
     """Return the names of fxkit's own functions that a body calls."""
     names = {f"fx_{i.op}" for i in body if i.op in _OWN and i.dtype == torch.float32}

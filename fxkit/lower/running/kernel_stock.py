@@ -17,6 +17,11 @@ from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.running.building import Built, build_kernels
 from fxkit.lower.running.varying_sizes import VaryingSizes
 
+# So short rows take several times as long where their length is not known to the compiler; with so
+# many points that is worth a build for each length.
+SHORT_ROW = 32
+MANY_POINTS = 1 << 15
+
 
 @dataclass
 class _Form:
@@ -130,7 +135,10 @@ class KernelStock:
             if key not in self._forms:
                 free = {position for position, n in enumerate(numbers) if n in varying}
                 self._forms[key] = _Form(numbers, frozenset(free))
-        return {name: freed(kernels[name], self._forms[key].free) for name, key, _ in found}
+        return {
+            name: freed(kernels[name], self._forms[key].free - _lengths(kernels[name], numbers))
+            for name, key, numbers in found
+        }
 
     def _forms_of(
         self, kernels: Mapping[str, Kernel]
@@ -181,6 +189,14 @@ class KernelStock:
             sources[function.source] = None
         built.source = "\n".join(sources)
         return built
+
+
+def _lengths(kernel: Kernel, numbers: tuple[int, ...]) -> frozenset[int]:
+    """Return the positions of numbers that stay in the text: the length of many short rows."""
+    length = kernel.sizes[-1] if kernel.sizes else 0
+    if not 0 < length < SHORT_ROW or kernel.points < MANY_POINTS:
+        return frozenset()
+    return frozenset(position for position, number in enumerate(numbers) if number == length)
 
 
 def _texts(kernels: Mapping[str, Kernel]) -> dict[str, str]:

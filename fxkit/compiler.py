@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from fxkit.collector import paused_collector
 from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
 from fxkit.lower import CompiledModule, Policy, to_cpp
 from fxkit.lower.convolutions.rewriting import PackConvolutions
@@ -179,8 +180,9 @@ class Compiled:
                 (SIMPLIFY, TRAINING) if self._fast else (LOWERING, LOWERING_TRAINING)
             )
             passes = training if self._is_trained(gm, args) else inference
-        copied = fx.GraphModule(gm, _copy_graph(gm.graph))
-        PassManager(passes, verify="structure", args=args).run(copied)
+        with paused_collector(keeps_all=False):
+            copied = fx.GraphModule(gm, _copy_graph(gm.graph))
+            PassManager(passes, verify="structure", args=args).run(copied)
         return copied
 
 

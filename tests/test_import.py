@@ -111,3 +111,32 @@ def test_names_are_loaded_without_a_walk_over_all_objects() -> None:
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout.splitlines() == ["True 0 []", "False"]
+
+
+PAUSES = """
+import gc, weakref
+from fxkit.collector import paused_collector
+
+class Loop:
+    def __init__(self):
+        self.itself = self
+
+for keeps_all in (True, False):
+    starts = []
+    note = lambda phase, info: phase == "start" and starts.append(info["generation"])
+    gc.callbacks.append(note)
+    with paused_collector(keeps_all=keeps_all):
+        left = weakref.ref(Loop())
+        kept = [Loop() for _ in range(100_000)]
+        assert not starts and left() is not None
+    gc.callbacks.remove(note)
+    gc.collect(0)
+    print(keeps_all, left() is None, gc.isenabled())
+"""
+
+
+def test_what_is_garbage_after_a_pause_is_found_unless_all_is_kept() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PAUSES], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.splitlines() == ["True False True", "False True True"]

@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from fxkit import config
 from fxkit.analysis.tensor_types import propagate_types
+from fxkit.collector import paused_collector
 from fxkit.errors import UnsupportedError
 from fxkit.ir import types
 from fxkit.ir.types import TensorType, type_of, type_of_value
@@ -121,7 +122,8 @@ def lower(
     """
     if config.current().backend == "eager":
         return left_to_eager(gm, "FXKIT_BACKEND=eager turns kernels off")
-    plan = make_plan(gm, partition(gm, policy), calls)
+    with paused_collector(keeps_all=False):
+        plan = make_plan(gm, partition(gm, policy), calls)
     built = build(plan.kernels)
     if built.failures:
         error = next(iter(built.failures.values()))

@@ -70,18 +70,25 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; the first call with inputs of a kind captures and compiles it."""
+        way = self._last_way
+        if way is not None and not kwargs:
+            result = way[0](*args)
+            if result is not way[3]:
+                return result if way[2] is None else way[2](result)
+        return self._another_way(args, kwargs)
+
+    def _another_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program another way than the last time."""
+        last, self._last_way = self._last_way, None
         if kwargs:
-            self._last_way = None
             return self.captured(*args, **kwargs)
         entries = self._entries
         for way in entries.ways:
-            result = way[0](*args)
-            if result is not entries.miss:
-                if way is not self._last_way:
-                    entries.use(way)
-                    self._last_way = way
+            result = way[3] if way is last else way[0](*args)
+            if result is not way[3]:
+                entries.use(way)
+                self._last_way = way
                 return result if way[2] is None else way[2](result)
-        self._last_way = None
         binding.start()
         if self._left.takes(args):
             return self.captured.fn(*args)

@@ -86,6 +86,21 @@ def test_other_arguments_go_the_slow_way(x: Any, slow_ways: list[int]) -> None:
     check(program, fn, x, slow=1, count=slow_ways)
 
 
+def test_shapes_that_were_changed_in_place_are_seen(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() * 2 + x.shape[0]
+
+    program = warm(fn, X)
+    x = torch.randn(1, 1, 3, 1, 1, 2, 8)
+    check(program, fn, x, slow=1, count=slow_ways)
+    check(program, fn, x.resize_(6, 8), slow=0, count=slow_ways)
+    check(program, fn, x.t_(), slow=1, count=slow_ways)
+    check(program, fn, x.t_(), slow=0, count=slow_ways)
+    check(program, fn, x.unsqueeze_(0), slow=1, count=slow_ways)
+    check(program, fn, x.squeeze_(0), slow=0, count=slow_ways)
+    check(program, fn, x.set_(torch.randn(12, 8)[::2]), slow=1, count=slow_ways)
+
+
 def test_arguments_that_are_one_object_are_told_apart(slow_ways: list[int]) -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x * 2 + (1 if x is y else y)

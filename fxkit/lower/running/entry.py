@@ -28,7 +28,8 @@ _MAX_TRIES = 3
 # What can be run in the place of a graph.
 Module = CompiledModule | TrainingModule
 
-Way = tuple[Callable[..., Any], Variant, Callable[[Any], Any] | None]
+# The entry, its graph, what finishes its result if anything, and what it returns where not sure.
+Way = tuple[Callable[..., Any], Variant, Callable[[Any], Any] | None, Any]
 
 
 class Entries:
@@ -38,13 +39,11 @@ class Entries:
         captured: The program.
 
     Attributes:
-        ways: For each way in: the entry, its graph, and what finishes its result if anything.
-        miss: What an entry returns where it is not sure.
+        ways: The ways in.
     """
 
     def __init__(self, captured: Captured) -> None:
         self.ways: tuple[Way, ...] = ()
-        self.miss: Any = None
         self._captured = captured
         self._tries: dict[int, tuple[Variant, int]] = {}
 
@@ -68,8 +67,7 @@ class Entries:
         facts = entry_facts(kept[0], args)
         entry = None if facts is None else make_entry(facts, kept[0].run, args)
         if facts is not None and entry is not None:
-            self.miss = binding.miss()
-            self.ways = ((entry, kept[0], facts.finish), *self.ways)
+            self.ways = ((entry, kept[0], facts.finish, binding.miss()), *self.ways)
 
 
 def make_entry(facts: EntryFacts, module: Module, args: tuple[torch.Tensor, ...]) -> Any | None:

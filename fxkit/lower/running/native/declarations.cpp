@@ -38,9 +38,12 @@ struct LocalKeys {
 };
 extern __thread LocalKeys local_keys __asm__("_ZN3c104impl26raw_local_dispatch_key_setE");
 
+enum { INLINE = 5 };
+
 // Where things lie in a Python tensor and in a TensorImpl; found by `find_layout`.
 struct Layout {
   Py_ssize_t impl, keys, autograd;
+  Py_ssize_t geometry;  // the rank, then room for INLINE sizes and for as many strides; or negative
   bool is_known;
   PyObject *tensor, *parameter;  // the two classes
   uint64_t plain_keys, inference_keys;

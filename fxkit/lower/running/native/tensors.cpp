@@ -29,6 +29,34 @@ static Py_ssize_t find_offset(PyObject* samples, int column, Py_ssize_t first, P
   return found ? found : -1;
 }
 
+// Whether a tensor's rank, sizes and strides, as torch says them, lie at an offset.
+static bool has_geometry_at(PyObject* tensor, Py_ssize_t offset) {
+  int64_t rank, *sizes, *strides;
+  Handle handle = handle_of(tensor);
+  if (aoti_torch_get_dim(handle, &rank) || aoti_torch_get_sizes(handle, &sizes) ||
+      aoti_torch_get_strides(handle, &strides) || rank > INLINE)
+    return false;
+  const char* base = impl_of(tensor);
+  if (!has_at(base, offset, (uint64_t)rank)) return false;
+  for (int64_t i = 0; i < rank; ++i)
+    if (!has_at(base, offset + 8 * (1 + i), (uint64_t)sizes[i]) ||
+        !has_at(base, offset + 8 * (1 + INLINE + i), (uint64_t)strides[i]))
+      return false;
+  return true;
+}
+
+static Py_ssize_t find_geometry(PyObject* samples) {
+  Py_ssize_t found = -1;
+  for (Py_ssize_t offset = 8; offset + 8 * (1 + 2 * INLINE) <= SEARCHED; offset += 8) {
+    bool is_it = true;
+    for (Py_ssize_t i = 0; is_it && i < PyTuple_GET_SIZE(samples); ++i)
+      is_it = has_geometry_at(PyTuple_GET_ITEM(PyTuple_GET_ITEM(samples, i), 0), offset);
+    if (is_it && found >= 0) return -1;
+    if (is_it) found = offset;
+  }
+  return found;
+}
+
 // find_layout(tensor class, parameter class, samples, (plain keys, inference keys), inference)
 PyObject* find_layout(PyObject* module, PyObject* args) {
   PyObject *tensor, *parameter, *samples;
@@ -42,6 +70,7 @@ PyObject* find_layout(PyObject* module, PyObject* args) {
   layout.keys = find_offset(samples, 2, 8, SEARCHED);
   layout.autograd = find_offset(samples, 3, 8, SEARCHED);
   if (layout.keys < 0) Py_RETURN_FALSE;
+  layout.geometry = find_geometry(samples);
   layout.tensor = Py_NewRef(tensor);
   layout.parameter = Py_NewRef(parameter);
   layout.plain_keys = plain;
@@ -110,14 +139,24 @@ Spec* new_spec(PyObject* description) {
   return NULL;
 }
 
+static bool has_geometry(PyObject* value, const Spec* spec) {
+  const int64_t* found = (const int64_t*)(impl_of(value) + layout.geometry);
+  if (found[0] != spec->rank) return false;
+  for (int32_t i = 0; i < spec->rank; ++i)
+    if (found[1 + i] != spec->geometry[i] || found[1 + INLINE + i] != spec->geometry[spec->rank + i])
+      return false;
+  return true;
+}
+
 bool fits(PyObject* value, const Spec* spec) {
   if (!is_tensor(value)) return false;
   uint64_t keys = keys_of(value);
   if (keys != layout.plain_keys && keys != layout.inference_keys) return false;
   Handle handle = handle_of(value);
   int32_t dtype;
-  int64_t rank, *sizes, *strides;
   if (aoti_torch_get_dtype(handle, &dtype) || dtype != spec->dtype) return false;
+  if (layout.geometry > 0 && spec->rank <= INLINE) return has_geometry(value, spec);
+  int64_t rank, *sizes, *strides;
   if (aoti_torch_get_dim(handle, &rank) || rank != spec->rank) return false;
   if (aoti_torch_get_sizes(handle, &sizes) || aoti_torch_get_strides(handle, &strides))
     return false;

@@ -134,12 +134,12 @@ def test_several_threads() -> None:
 @torch.no_grad()
 def test_free_numbers_of_rows_and_lengths() -> None:
     compiled = fxkit.compile(gelu_of_sum, dynamic=True)
-    for rows, length in ((5, 6), (6, 7), (9000, 7), (9001, 7), (70, 7), (9000, 6), (9000, 300)):
+    for rows, length in ((5, 6), (6, 7), (40000, 7), (40001, 7), (70, 7), (50000, 6), (900, 300)):
         x, y = randn(rows, length), randn(length)
         for _ in range(2):
             torch.testing.assert_close(compiled(x, y), gelu_of_sum(x, y))
     builds = compiled.builds
-    for rows in (10000, 12345, 20001):
+    for rows in (40002, 50001, 60003):
         x, y = randn(rows, 7), randn(7)
         torch.testing.assert_close(compiled(x, y), gelu_of_sum(x, y))
     assert compiled.builds == builds

@@ -20,7 +20,7 @@ from fxkit.lower.running.varying_sizes import VaryingSizes
 # So short rows take several times as long where their length is not known to the compiler; with so
 # many points that is worth a build for each length.
 SHORT_ROW = 32
-MANY_POINTS = 1 << 15
+MANY_POINTS = 1 << 18
 
 
 @dataclass

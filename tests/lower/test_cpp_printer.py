@@ -51,7 +51,7 @@ float* __restrict out0, long threads) {
       const float v0 = p0[j];
       const float v1 = p1[j];
       const float v2 = v0 + v1;
-      const float v4 = v2 <= 0.0f ? 0.0f : v2;
+      const float v4 = v2 < 0.0f ? 0.0f : v2;
       const float v6 = v4 * 2.0f;
       p2[j] = v6;
     }
@@ -140,7 +140,7 @@ def test_equal_regions_share_a_kernel() -> None:
 
 def test_bfloat16_is_rounded_where_it_can_have_changed() -> None:
     x = torch.randn(8, 64).bfloat16()
-    text = body(text_of(lambda x: torch.relu(-x.abs() + 1) * 2, x))
+    text = body(text_of(lambda x: torch.relu(-x.abs() + 1) * 3, x))
     assert text.count("fx_round_quiet_bf16(") == 2  # the sum and the product, not what chooses
     assert "fx_to_quiet_bf16(" in text
     assert "fx_to_bf16(" in body(text_of(lambda x, y: (x * y).bfloat16(), x, x.float()))
@@ -186,3 +186,22 @@ def test_a_bound_that_is_a_number_keeps_nans_and_zeros() -> None:
     x = torch.randn(8)
     assert "? 2.0f : v" in body(text_of(lambda x: x.clamp(max=2.0), x))
     assert "fx_max(" in body(text_of(lambda x, y: torch.maximum(x, y), x, x + 1))
+
+
+def test_what_bfloat16_has_is_stored_without_rounding() -> None:
+    x = torch.randn(8, 64).bfloat16()
+    for fn in (
+        lambda x: torch.relu(-x),
+        lambda x: x * 2,
+        lambda x: torch.cat((x * 4.0, x.abs()), -1),
+        lambda x: (x * 3).clamp(max=1.0),
+    ):
+        assert "fx_to_held_bf16(" in body(text_of(fn, x))
+    for fn in (
+        lambda x: x * 3,
+        lambda x: x * 0.5,  # a subnormal number loses its last bit
+    ):
+        assert "fx_to_held_bf16(" not in body(text_of(fn, x))
+    assert "fx_to_held_bf16(" not in body(text_of(lambda x: x.bfloat16(), x.float()))
+    assert "fx_round" not in body(text_of(lambda x: torch.relu(x * 2), x))
+    assert "fx_round" in body(text_of(lambda x: torch.relu(x.half() * 2), x.float()))

@@ -127,3 +127,28 @@ def test_vectors_go_in_step_where_that_pays() -> None:
         lambda x: torch.nn.functional.gelu(x),
     ):
         assert "FX_STEP" not in text_of(program, x)
+
+
+def test_a_bound_keeps_the_zero_and_the_nan_that_eager_keeps() -> None:
+    x = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 1.0, -1.0]).repeat(9)
+    for program in (
+        lambda x: torch.relu(x),
+        lambda x: x.clamp(max=0.0),
+        lambda x: x.clamp(-0.5, 0.5),
+        lambda x: torch.relu(x.bfloat16()),
+    ):
+        found = to_cpp(fx.symbolic_trace(program), (x,), policy=ALWAYS)(x)
+        expected = program(x)
+        assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+        assert torch.equal(found.isnan(), expected.isnan())
+        is_zero = expected == 0
+        assert torch.equal(found.signbit()[is_zero], expected.signbit()[is_zero])
+
+
+def test_rows_that_follow_short_ones_are_asked_for() -> None:
+    x, scale = torch.randn(64, 256, 64), torch.randn(256, 64)
+    text = text_of(lambda x, y: torch.cat((x[..., 32:], x[..., :32]), -1) * y, x, scale)
+    assert text.count("__builtin_prefetch(") == 3  # two parts of x and the result, not the scale
+    small = x[:2].clone()
+    for args in ((small, scale), (torch.randn(64, 64, 512), torch.randn(64, 512))):
+        assert "__builtin_prefetch(" not in text_of(lambda x, y: x * y, *args)

@@ -13,7 +13,8 @@ import torch
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import FreeInt, free_numbers, is_free
 from fxkit.lower.cpp.lines import Lines
-from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
+from fxkit.lower.loops.held_values import holds
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, round_number
 from fxkit.lower.loops.schedule import Pass, Schedule, cost_of_point
 
 # Threads share the loop that follows; each has the same part of it in every call.
@@ -230,8 +231,28 @@ class KernelPrinter(Lines, ABC):
         instruction = self._body(value)
         if instruction.op == "round" and instruction.detail == dtype:
             value = instruction.operands[0]
-        text = cpp_text.store_expression(self._ref(value), dtype, self._is_quiet)
+        is_held = dtype == torch.bfloat16 and self._is_bfloat16(value)
+        text = cpp_text.store_expression(self._ref(value), dtype, self._is_quiet, is_held)
         self._add(f"{self._address(store.access)} = {text};")
+
+    def _is_bfloat16(self, position: int) -> bool:
+        """Tell whether a value is one of those that bfloat16 has, and needs no rounding."""
+        instruction = self._body(position)
+        if instruction.op == "load":
+            otherwise = instruction.detail.otherwise
+            buffer = self._kernel.buffers[instruction.detail.buffer]
+            is_held = otherwise is None or _is_rounded(otherwise.value)
+            return is_held and buffer.dtype == torch.bfloat16
+        if instruction.op == "round":
+            return instruction.detail == torch.bfloat16
+        if instruction.op == "const":
+            number = self._number(position)
+            return number is not None and _is_rounded(number)
+        constants = [n for o in instruction.operands if (n := self._number(o)) is not None]
+        if not holds(instruction.op, constants, torch.bfloat16):
+            return False
+        operands = [o for o in instruction.operands if self._body(o).dtype == torch.float32]
+        return all(self._is_bfloat16(operand) for operand in operands)
 
     def _value(self, position: int) -> str:
         instruction = self._body(position)
@@ -274,11 +295,14 @@ class KernelPrinter(Lines, ABC):
         return None
 
     def _bounded(self, instruction: Instruction, left: int, right: int) -> str | None:
-        """Return the maximum or minimum with a number: then a NaN need not be looked for twice."""
+        """Return the maximum or minimum with a number: then a NaN need not be looked for twice.
+
+        Of two zeros it is that which is no constant, as in eager.
+        """
         is_most = instruction.op == "max"
         if self._number(right) is not None:
             value, bound = self._ref(left), self._ref(right)
-            return f"{value} {'<=' if is_most else '>='} {bound} ? {bound} : {value}"
+            return f"{value} {'<' if is_most else '>'} {bound} ? {bound} : {value}"
         if self._number(left) is not None:
             bound, value = self._ref(left), self._ref(right)
             return f"{bound} {'>' if is_most else '<'} {value} ? {bound} : {value}"
@@ -378,6 +402,10 @@ class KernelPrinter(Lines, ABC):
 
     def _type(self, position: int) -> str:
         return cpp_text.TYPES[self._body(position).dtype]
+
+
+def _is_rounded(number: float) -> bool:
+    return float(number) == round_number(float(number), torch.bfloat16)
 
 
 def scaled(name: str, factor: int) -> str:

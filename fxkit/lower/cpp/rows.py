@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
@@ -23,6 +23,12 @@ BLOCK = 1024
 FEW_ROWS = 8
 LONG_ROW = 1 << 16
 PARTS = 32
+
+# The processor foresees the lines of a long row, but not those of the rows that follow a short one.
+# They are asked for so many bytes ahead where rows lie one behind the other, and fit no cache.
+AHEAD = 4096
+SHORT_BYTES = 1024
+CACHED_BYTES = 1 << 21
 
 # Where a loop also writes a byte for each element, gcc handles as many elements at once as a vector
 # has bytes: four vectors of floats in step, which wait less for their own results. It takes 32
@@ -164,6 +170,8 @@ class RowPrinter(KernelPrinter):
         for p in sums:
             self._add(f"float v{p} = 0;")
         clauses = self._clauses(one.reductions) + self._fault_clause(one.values)
+        for access in self._foreseen():
+            self._prefetch(access)
         if self._is_stepped:
             self._add(f"FX_STEPS({min(self._tile_length, self._length)});")
         if self._has_near_version(one):
@@ -193,6 +201,33 @@ class RowPrinter(KernelPrinter):
             self._loop_body(one)
             self._known = {}
             self._close()
+
+    def _foreseen(self) -> Iterator[Access]:
+        """Yield one access for each pointer whose next rows are asked for."""
+        outer, length = self._kernel.outer_sizes, self._length
+        is_known = all(type(size) is int for size in self._kernel.sizes)
+        if not is_known or self._is_tiled or len(outer) + 1 != len(self._kernel.sizes):
+            return
+        if any(i.is_reduction or i.is_scan for i in self._kernel.body) or not outer:
+            return
+        loads = [i.detail for i in self._kernel.body if i.op == "load" and not i.detail.scales]
+        found: dict[tuple[int, tuple[int, ...], int], Access] = {}
+        for access in [*loads, *(store.access for store in self._kernel.stores)]:
+            size = self._kernel.buffers[access.buffer].dtype.itemsize
+            is_dense = access.strides[-2:] == (length, 1) and all(access.strides)
+            is_large = math.prod(self._kernel.sizes) * size >= CACHED_BYTES
+            if is_dense and is_large and length * size <= SHORT_BYTES:
+                found.setdefault(self._key(access), access)
+        if any(not self._kernel.buffers[access.buffer].is_output for access in found.values()):
+            yield from found.values()
+
+    def _prefetch(self, access: Access) -> None:
+        """Ask for the lines of a row that follows."""
+        buffer = self._kernel.buffers[access.buffer]
+        size, pointer = buffer.dtype.itemsize, self._pointers[self._key(access)]
+        self._open(f"for (long k = 0; k < {self._length}; k += {64 // size}) {{")
+        self._add(f"__builtin_prefetch({pointer} + k + {AHEAD // size}, {int(buffer.is_output)});")
+        self._close()
 
     def _has_near_version(self, one: Pass) -> bool:
         """Tell whether a pass calls what is faster near zero, and may be repeated."""

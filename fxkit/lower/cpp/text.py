@@ -223,10 +223,21 @@ def load_expression(address: str, dtype: torch.dtype) -> str:
     return f"fx_from_{_STORAGE[dtype]}({address})" if dtype in _STORAGE else address
 
 
-def store_expression(value: str, dtype: torch.dtype, is_quiet: bool = False) -> str:
-    """Convert a register to what memory holds; see `rounding`."""
+def store_expression(
+    value: str, dtype: torch.dtype, is_quiet: bool = False, is_held: bool = False
+) -> str:
+    """Convert a register to what memory holds; see `rounding`.
+
+    Args:
+        value: The register.
+        dtype: What memory holds.
+        is_quiet: Whether each NaN is known to be quiet, with its lower half nought.
+        is_held: Whether it is known to be a number that bfloat16 has.
+    """
     if dtype not in _STORAGE:
         return value
+    if is_held:
+        return f"fx_to_held_bf16({value})"
     return f"fx_to_{_quiet(dtype, is_quiet)}({value})"
 
 

@@ -347,7 +347,7 @@ static inline float fx_log1p(float x) {
 """
 
 # Rounding is to nearest, ties to even; a NaN stays one: in the functions that are named so, only a
-# quiet one whose lower half is nought.
+# quiet one whose lower half is nought. `held` is what bfloat16 has.
 _BFLOAT16 = """\
 static inline float fx_from_bf16(unsigned short h) { return fx_float((int)((unsigned)h << 16)); }
 static inline unsigned short fx_to_bf16(float x) {
@@ -356,6 +356,9 @@ static inline unsigned short fx_to_bf16(float x) {
   return (unsigned short)(x != x ? 0x7fc0u : rounded);
 }
 static inline float fx_round_bf16(float x) { return fx_from_bf16(fx_to_bf16(x)); }
+static inline unsigned short fx_to_held_bf16(float x) {
+  return (unsigned short)((unsigned)fx_bits(x) >> 16);
+}
 static inline unsigned short fx_to_quiet_bf16(float x) {
   unsigned bits = (unsigned)fx_bits(x);
   return (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);

@@ -46,6 +46,7 @@ import torch
 from fxkit.errors import FxkitError
 from fxkit.ir.types import short_dtype
 from fxkit.lower.loops.bits import Bits, Number
+from fxkit.lower.loops.held_values import holds
 
 # Element types that only memory has: in registers they are float32, already rounded.
 STORAGE_ONLY = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
@@ -74,9 +75,6 @@ SCANS = frozenset({"add", "mul", "max", "min", "logaddexp"})
 
 # Operators of whole matrices. A kernel has at most one of them, as its first instruction.
 WHOLE = frozenset({"product", "attention"})
-
-# Operations whose result is one of their operands, but for the sign.
-_CHOOSING = frozenset({"abs", "neg", "max", "min", "select", "reduce_max", "reduce_min"})
 
 
 class Unfusable(FxkitError):
@@ -470,7 +468,8 @@ class Builder:
         if instruction.op == "const":
             number = instruction.detail.value
             return Bits(float(number)) == Bits(round_number(number, dtype))
-        if instruction.op not in _CHOOSING:
+        operands = [self.body[o] for o in instruction.operands]
+        if not holds(instruction.op, [o.detail.value for o in operands if o.op == "const"], dtype):
             return False
         found = all(
             self._is_rounded(operand, dtype)

@@ -23,7 +23,7 @@ SCORE_BYTES = 128 * 1024
 def header() -> str:
     """Return the text of attention; it stands on that of products."""
     text = Path(__file__).with_name("attention.h").read_text()
-    return f"enum {{ FX_QUERIES = {QUERIES} }};\n{text}"
+    return f"constexpr long FX_QUERIES = {QUERIES};\n{text}"
 
 
 def attention_of(kernel: Kernel) -> Attention | None:

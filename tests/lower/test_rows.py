@@ -152,3 +152,17 @@ def test_rows_that_follow_short_ones_are_asked_for() -> None:
     small = x[:2].clone()
     for args in ((small, scale), (torch.randn(64, 64, 512), torch.randn(64, 512))):
         assert "__builtin_prefetch(" not in text_of(lambda x, y: x * y, *args)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_all_functions_fit_into_loops_that_round(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.sin(x) * torch.cos(x) + torch.expm1(x) + torch.log1p(x.abs())
+        z = torch.tan(x) + torch.exp(-x) * torch.sigmoid(x) + torch.nn.functional.mish(x)
+        return y, z, torch.erf(x) * torch.tanh(x) + torch.nn.functional.gelu(torch.sqrt(x.abs()))
+
+    x = torch.randn(300).repeat(3).to(dtype)
+    compiled = to_cpp(fx.symbolic_trace(program), (x,), policy=ALWAYS)
+    assert "FX_SCHEDULED void" in compiled.source
+    for found, expected in zip(compiled(x), program(x), strict=True):
+        assert torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=2e-2)

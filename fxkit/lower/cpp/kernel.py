@@ -52,7 +52,8 @@ class KernelPrinter(Lines, ABC):
         """Return the function's text."""
         faulty = self._kernel.has_checks
         self._open(
-            f'extern "C" {"long" if faulty else "void"} {self._name}({self._parameters()}) {{'
+            f'extern "C" {self._attribute()}{"long" if faulty else "void"} '
+            f"{self._name}({self._parameters()}) {{"
         )
         self._read_numbers()
         if faulty:
@@ -76,6 +77,10 @@ class KernelPrinter(Lines, ABC):
             if one.reductions or one.stores or one.keeps:
                 self._pass(one)
         self._row_scalars(self._schedule.scalars, self._row_stores())
+
+    def _attribute(self) -> str:
+        """Return how the compiler is told to treat the function, with a space behind it."""
+        return ""
 
     def _share_tiles(self) -> None:
         """Let threads share the loop that follows."""

@@ -32,13 +32,20 @@ CACHED_BYTES = 1 << 21
 
 # Where a loop also writes a byte for each element, gcc handles as many elements at once as a vector
 # has bytes: four vectors of floats in step, which wait less for their own results. It takes 32
-# registers, and leaves short rows to narrower vectors.
+# registers, and leaves short rows to narrower vectors. With roundings between the functions it also
+# pays to put instructions in order before registers are given out.
 IN_STEP = """\
 #ifdef __AVX512F__
 #define FX_STEPS(count) unsigned char steps[count]
 #define FX_STEP(place) steps[place] = 1
 #define FX_STEPPED() asm volatile("" : : "r"(steps) : "memory")
+#ifdef __clang__
+#define FX_SCHEDULED
 #else
+#define FX_SCHEDULED __attribute__((optimize("schedule-insns", "sched-pressure")))
+#endif
+#else
+#define FX_SCHEDULED
 #define FX_STEPS(count)
 #define FX_STEP(place)
 #define FX_STEPPED()
@@ -71,6 +78,10 @@ class RowPrinter(KernelPrinter):
         self._known: Mapping[int, bool] = {}
         self._is_near = False
         self._is_stepped = is_stepped(kernel)
+
+    def _attribute(self) -> str:
+        rounds = any(i.op == "round" for i in self._kernel.body)
+        return "FX_SCHEDULED " if self._is_stepped and rounds else ""
 
     def _cut_into_tiles(self, length: int) -> None:
         """Divide each row into tiles of so many elements, of which the last one may have fewer."""

@@ -32,6 +32,7 @@ FX_FUSED static inline __attribute__((always_inline)) void fx_tile(
     fx_vector total[ROWS][FX_VECTORS] = {};
     for (long k = 0; k < depth; ++k) {
       fx_vector b[FX_VECTORS];
+#pragma GCC unroll 3
       for (int v = 0; v < FX_VECTORS; ++v)
         b[v] = *(const fx_vector*)(panel + k * panel_step + from + v * FX_LANES);
 #pragma GCC unroll 8
@@ -39,7 +40,9 @@ FX_FUSED static inline __attribute__((always_inline)) void fx_tile(
 #pragma GCC unroll 3
         for (int v = 0; v < FX_VECTORS; ++v) total[r][v] += b[v] * a[r * row + k * step];
     }
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 3
       for (int v = 0; v < FX_VECTORS; ++v) {
         fx_vector* sum = (fx_vector*)(sums + r * FX_COLUMNS + from + v * FX_LANES);
         *sum = is_first ? total[r][v] : *sum + total[r][v];
@@ -87,6 +90,7 @@ static inline fx_vector fx_high(fx_vector a, fx_vector b, fx_list<I...>) {
 static void fx_transpose(const float* from, long row, float* to, long to_row) {
   typedef fx_count<FX_LANES>::type lanes;
   fx_vector a[FX_LANES], b[FX_LANES];
+#pragma GCC unroll 16
   for (int i = 0; i < FX_LANES; ++i) a[i] = *(const fx_vector*)(from + i * row);
 #pragma GCC unroll 4
   for (int half = 1; half < FX_LANES; half *= 2) {
@@ -98,6 +102,7 @@ static void fx_transpose(const float* from, long row, float* to, long to_row) {
 #pragma GCC unroll 16
     for (int i = 0; i < FX_LANES; ++i) a[i] = b[i];
   }
+#pragma GCC unroll 16
   for (int i = 0; i < FX_LANES; ++i) *(fx_vector*)(to + i * to_row) = a[i];
 }
 
@@ -141,7 +146,9 @@ FX_FUSED static void fx_few_rows(
   const long whole = depth / FX_LANES * FX_LANES;
   for (long c = 0; c < columns; c += WIDTH) {
     const float *left[ROWS], *right[WIDTH];
+#pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) left[r] = a + (r < rows ? r : rows - 1) * row;
+#pragma GCC unroll 16
     for (int i = 0; i < WIDTH; ++i) right[i] = b + (c + i < columns ? c + i : columns - 1) * column;
     fx_vector total[FX_LANES] = {};
     for (long k = 0; k < whole; k += FX_LANES) {

@@ -18,8 +18,8 @@ from fxkit.errors import BuildError
 
 # Same numbers as eager: no contraction, no re-association. Floating-point traps and errno, which
 # nothing reads, would stop the compiler from making vector code. Threaded jumps turn selections in
-# a loop into masks that cost more; unrolled loops wait less for their own results. What else -O3 does
-# doubles the time of compiling and gains kernels nothing that was measured. The sine and the
+# a loop into masks that cost more; unrolled loops wait less for their own results. What else -O3
+# does would double the time of compiling, and makes no measured kernel faster. The sine and the
 # cosine of one number are not merged into a call that has no vector version.
 FLAGS = (
     "-O2",

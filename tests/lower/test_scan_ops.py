@@ -127,6 +127,25 @@ def test_what_follows_a_fold_joins_it() -> None:
     torch.testing.assert_close(compiled(x), program(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(3, 37), (3, 40000)])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_a_scan_that_several_passes_need(
+    dtype: torch.dtype, shape: tuple[int, int], dim: int
+) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        sums = torch.cumsum(x, dim)
+        return (sums - sums.amax(dim, keepdim=True)).exp() + sums.mean(dim, keepdim=True)
+
+    x = (torch.randn(shape) / 8).to(dtype)
+    x = x.t().contiguous() if dim == 0 else x
+    compiled = to_cpp(fx.symbolic_trace(program), (x,), policy=ALWAYS)
+    exact, eager, found = program(x.double()), program(x), compiled(x)
+    assert compiled.report().calls == 1
+    error, usual = ((it.double() - exact).abs().max() for it in (found, eager))
+    assert error <= 2 * usual + 1e-15
+
+
 def test_a_scan_along_an_axis_that_neighbours_divide() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         twice = torch.repeat_interleave(x, 2, -1)

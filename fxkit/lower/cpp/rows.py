@@ -77,6 +77,7 @@ class RowPrinter(KernelPrinter):
         self._stretches = stretches(kernel)
         self._known: Mapping[int, bool] = {}
         self._is_near = False
+        self._scanned_before: set[int] = set()
         self._is_stepped = is_stepped(kernel)
 
     def _attribute(self) -> str:
@@ -173,7 +174,9 @@ class RowPrinter(KernelPrinter):
         scans = [p for p in one.values if self._body(p).is_scan]
         for p in scans:
             start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
-            self._add(f"{self._type(p)} a{p} = {start};")
+            is_again = p in self._scanned_before  # for a later pass, as it was not kept
+            self._add(f"{'' if is_again else self._type(p) + ' '}a{p} = {start};")
+            self._scanned_before.add(p)
         depth = self._depth
         self._open_row_axes()
         if sums and (is_free(self._length) or self._length > BLOCK):

@@ -142,8 +142,9 @@ def test_a_scan_that_several_passes_need(
     compiled = to_cpp(fx.symbolic_trace(program), (x,), policy=ALWAYS)
     exact, eager, found = program(x.double()), program(x), compiled(x)
     assert compiled.report().calls == 1
+    torch.testing.assert_close(found, eager)
     error, usual = ((it.double() - exact).abs().max() for it in (found, eager))
-    assert error <= 2 * usual + 1e-15
+    assert dtype == torch.float64 or error <= 2 * usual
 
 
 def test_a_scan_along_an_axis_that_neighbours_divide() -> None:

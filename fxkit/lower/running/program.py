@@ -15,6 +15,7 @@ from typing import Any
 from torch import fx
 
 from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.convolutions import packed
 from fxkit.lower.running import binding
 from fxkit.lower.running.kernel_call import KernelCall
 from fxkit.lower.running.scratch import plan_scratch
@@ -349,6 +350,7 @@ class Piece:
                 graph.output((fx.map_arg(node.args[0], value),))
                 return graph
             copied = graph.node_copy(node, value)
+            copied.target = packed.called_by_name(copied.target)
             call = kernel_of(node)
             if call is None or len(call.outputs) == 1:
                 values[node, 0] = copied

@@ -349,3 +349,26 @@ def test_the_operator_alone() -> None:
             exact = F.batch_norm(exact, *wide, False, 0.0, 1e-5)
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
         assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@needs_packing
+@torch.no_grad()
+def test_a_program_calls_the_function_and_not_the_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def counted(*args: object) -> object:
+        calls.append(args)
+        return function(*args)
+
+    function = packed.convolution
+    monkeypatch.setattr(packed, "convolution", counted)
+    module, x = net(), torch.randn(1, 3, 96, 96)
+    fast = fxkit.compile(module)
+    fast(x)
+    check(fast, module, x)
+    assert fast.modules[0].native_program is not None
+    seen = len(calls)
+    fast(x)
+    assert len(calls) - seen == 4

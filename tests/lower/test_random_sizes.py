@@ -40,10 +40,12 @@ def check(seed: int) -> None:
     with torch.no_grad():
         for sizes in SIZES[:2]:
             compare(compiled, program, sizes)
-        builds = compiled.builds
+        builds, graphs = compiled.builds, len(compiled.captured.variants)
         for sizes in SIZES[2:]:
             compare(compiled, program, sizes)
-        assert compiled.builds == builds
+        # A program may leave a step out where a tensor is large: that is another graph.
+        is_one_way = len(compiled.captured.variants) == graphs
+        assert compiled.builds == builds or not is_one_way
         for sizes in ODD:
             compare(compiled, program, sizes)
 

@@ -28,6 +28,12 @@ def _fixed_seed() -> None:
     torch.manual_seed(0)
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Seed what a module draws when it is imported, whatever was imported before."""
+    if isinstance(collector, pytest.Module):
+        torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked `gpu` where there is no CUDA device."""
     if torch.cuda.is_available():

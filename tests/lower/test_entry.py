@@ -26,19 +26,6 @@ def warm(fn: Callable[..., Any], *args: torch.Tensor) -> Any:
     return program
 
 
-@pytest.fixture(autouse=True)
-def slow_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the calls that the quick way did not take."""
-    from fxkit.tracing.captured import Captured
-
-    calls: list[int] = []
-    real = Captured.__call__
-    monkeypatch.setattr(
-        Captured, "__call__", lambda self, *a, **k: (calls.append(1), real(self, *a, **k))[1]
-    )
-    return calls
-
-
 def check(
     program: Any, fn: Callable[..., Any], *args: Any, slow: int | None, count: list[int]
 ) -> None:

@@ -97,7 +97,7 @@ def operator() -> Any:
     return torch.ops.fxkit.convolution.default
 
 
-def called_by_name(target: Any) -> Any:
+def without_dispatcher(target: Any) -> Any:
     """Return what a graph calls; in the place of the operator the function that it ends in.
 
     Where no mode watches the call, that saves the way through torch's dispatcher.

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable
 
 import torch
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import FreeInt, free_numbers, is_free
+from fxkit.lower.cpp.known_values import KnownValues
 from fxkit.lower.cpp.lines import Lines
-from fxkit.lower.loops.held_values import holds
-from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, round_number
+from fxkit.lower.cpp.shorter_forms import ShorterForms
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule, cost_of_point
 
 # Threads share the loop that follows; each has the same part of it in every call.
@@ -47,6 +46,8 @@ class KernelPrinter(Lines, ABC):
         self._schedule = plan
         self._free = free_numbers(kernel)
         self._pointers: dict[tuple[int, tuple[int, ...], int], str] = {}
+        self._facts = KnownValues(kernel)
+        self._shorter_forms = ShorterForms(kernel, self._facts, self._ref)
 
     def text(self) -> str:
         """Return the function's text."""
@@ -236,28 +237,9 @@ class KernelPrinter(Lines, ABC):
         instruction = self._body(value)
         if instruction.op == "round" and instruction.detail == dtype:
             value = instruction.operands[0]
-        is_held = dtype == torch.bfloat16 and self._is_bfloat16(value)
-        text = cpp_text.store_expression(self._ref(value), dtype, self._is_quiet, is_held)
+        is_held = dtype == torch.bfloat16 and self._facts.is_bfloat16(value)
+        text = cpp_text.store_expression(self._ref(value), dtype, self._facts.is_quiet, is_held)
         self._add(f"{self._address(store.access)} = {text};")
-
-    def _is_bfloat16(self, position: int) -> bool:
-        """Tell whether a value is one of those that bfloat16 has, and needs no rounding."""
-        instruction = self._body(position)
-        if instruction.op == "load":
-            otherwise = instruction.detail.otherwise
-            buffer = self._kernel.buffers[instruction.detail.buffer]
-            is_held = otherwise is None or _is_rounded(otherwise.value)
-            return is_held and buffer.dtype == torch.bfloat16
-        if instruction.op == "round":
-            return instruction.detail == torch.bfloat16
-        if instruction.op == "const":
-            number = self._number(position)
-            return number is not None and _is_rounded(number)
-        constants = [n for o in instruction.operands if (n := self._number(o)) is not None]
-        if not holds(instruction.op, constants, torch.bfloat16):
-            return False
-        operands = [o for o in instruction.operands if self._body(o).dtype == torch.float32]
-        return all(self._is_bfloat16(operand) for operand in operands)
 
     def _value(self, position: int) -> str:
         instruction = self._body(position)
@@ -277,123 +259,17 @@ class KernelPrinter(Lines, ABC):
             otherwise = cpp_text.literal(instruction.detail.otherwise.value, instruction.dtype)
             return f"{operands[-1]} ? {text} : {otherwise}"
         if instruction.op == "round":
-            return cpp_text.rounding(operands[0], instruction.detail, self._is_quiet)
-        return self._shorter(instruction) or cpp_text.expression(
+            return cpp_text.rounding(operands[0], instruction.detail, self._facts.is_quiet)
+        return self._shorter_forms.text(instruction) or cpp_text.expression(
             instruction, operands, self._dtype(instruction.operands[:1], instruction.dtype)
         )
 
     def _dtype(self, operands: tuple[int, ...], otherwise: torch.dtype) -> torch.dtype:
         return self._body(operands[0]).dtype if operands else otherwise
 
-    def _shorter(self, instruction: Instruction) -> str | None:
-        """Return what takes less work than an operation does in general, or None."""
-        match instruction.op, instruction.operands:
-            case "max" | "min", (left, right):
-                return self._bounded(instruction, left, right)
-            case "exp", (operand,) if self._is_float(instruction):
-                is_low = self._is_below_maximum(operand) or self._is_bounded(operand)
-                return f"fx_exp_down({self._ref(operand)})" if is_low else None
-            case "tanh", (operand,) if self._is_float(instruction):
-                return self._tanh_log1p(operand)
-            case "add", (left, right) if self._is_float(instruction):
-                return self._exp_plus_one(left, right) or self._exp_plus_one(right, left)
-        return None
-
-    def _bounded(self, instruction: Instruction, left: int, right: int) -> str | None:
-        """Return the maximum or minimum with a number: then a NaN need not be looked for twice.
-
-        Of two zeros it is that which is no constant, as in eager.
-        """
-        is_most = instruction.op == "max"
-        if self._number(right) is not None:
-            value, bound = self._ref(left), self._ref(right)
-            return f"{value} {'<' if is_most else '>'} {bound} ? {bound} : {value}"
-        if self._number(left) is not None:
-            bound, value = self._ref(left), self._ref(right)
-            return f"{bound} {'>' if is_most else '<'} {value} ? {bound} : {value}"
-        return None
-
-    def _exp_plus_one(self, left: int, right: int) -> str | None:
-        """Return the text of a sum if it is exp(x) + 1, which rounds once and needs no scaling."""
-        exponent = self._operand_of("exp", right)
-        if self._number(left) != 1.0 or exponent is None:
-            return None
-        return f"fx_exp_plus_one({self._ref(exponent)})"
-
-    def _tanh_log1p(self, operand: int) -> str | None:
-        """Return the text of the tanh of log(1 + x) or of a softplus, as in mish."""
-        chosen = self._body(operand)
-        if chosen.op != "select":
-            shifted = self._operand_of("log1p", operand)
-            return None if shifted is None else f"fx_tanh_log1p({self._ref(shifted)})"
-        condition, above, below = chosen.operands
-        shifted = self._operand_of("log1p", below)
-        compare = self._body(condition)
-        if shifted is None or self._uses[operand] > 1 or compare.op != "gt":
-            return None
-        # Above the bound, tanh(x) and what is computed in its place are 1.
-        is_one = (self._number(compare.operands[1]) or 0) >= 10
-        is_softplus = self._body(shifted).op == "exp" and (
-            (above,) == self._body(shifted).operands == compare.operands[:1]
-        )
-        return f"fx_tanh_log1p({self._ref(shifted)})" if is_one and is_softplus else None
-
-    def _operand_of(self, op: str, position: int) -> int | None:
-        """Return the operand of an operation if it is that one, and needed but once."""
-        instruction = self._body(position)
-        is_alone = instruction.op == op and self._uses[position] == 1
-        return instruction.operands[0] if is_alone else None
-
-    @functools.cached_property
-    def _uses(self) -> Counter[int]:
-        """How often each value is an operand or stored."""
-        read = Counter(o for instruction in self._kernel.body for o in instruction.operands)
-        return read + Counter(store.value for store in self._kernel.stores)
-
-    def _is_bounded(self, position: int) -> bool:
-        """Tell whether a value is a minimum with a number that `fx_exp_down` serves, or -x * x."""
-        instruction = self._body(position)
-        bounds = [n for o in instruction.operands if (n := self._number(o)) is not None]
-        if instruction.op == "mul" and any(self._is_square(o) for o in instruction.operands):
-            return any(factor <= 0 for factor in bounds)
-        return instruction.op == "min" and any(bound <= 40 for bound in bounds)
-
-    def _is_square(self, position: int) -> bool:
-        instruction = self._body(position)
-        return instruction.op == "mul" and len(set(instruction.operands)) == 1
-
-    def _is_below_maximum(self, position: int) -> bool:
-        """Tell whether a value is x - max(x), as in a softmax: no positive number."""
-        difference = self._body(position)
-        if difference.op != "sub":
-            return False
-        value, top = difference.operands
-        maximum = self._body(top)
-        return maximum.op == "reduce_max" and maximum.operands == (value,)
-
-    def _number(self, position: int) -> float | None:
-        """Return a number that is known in the text and no NaN, else None."""
-        instruction = self._body(position)
-        if instruction.op != "const" or is_free(instruction.detail.value):
-            return None
-        number = instruction.detail.value
-        return None if number != number else number
-
-    def _is_float(self, instruction: Instruction) -> bool:
-        return instruction.dtype == torch.float32
-
     def _scanned(self, position: int) -> str:
         """Return the text of what a scan has come to."""
         return f"a{position}"
-
-    @functools.cached_property
-    def _is_quiet(self) -> bool:
-        """Whether all NaNs are quiet and end in noughts: then rounding to bfloat16 keeps them.
-
-        Those that arithmetic makes are so, and those that were bfloat16.
-        """
-        read = {b.dtype for b in self._kernel.buffers if not b.is_output}
-        return all(d == torch.bfloat16 or not d.is_floating_point for d in read)
 
     def _is_float_sum(self, position: int) -> bool:
         instruction = self._body(position)
@@ -407,10 +283,6 @@ class KernelPrinter(Lines, ABC):
 
     def _type(self, position: int) -> str:
         return cpp_text.TYPES[self._body(position).dtype]
-
-
-def _is_rounded(number: float) -> bool:
-    return float(number) == round_number(float(number), torch.bfloat16)
 
 
 def scaled(name: str, factor: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,8 +28,21 @@ _MAX_TRIES = 3
 # What can be run in the place of a graph.
 Module = CompiledModule | TrainingModule
 
-# The entry, its graph, what finishes its result if anything, and what it returns where not sure.
-Way = tuple[Callable[..., Any], Variant, Callable[[Any], Any] | None, Any]
+
+class Way(NamedTuple):
+    """A quick way into a captured program.
+
+    Attributes:
+        entry: A callable of the arguments.
+        variant: The graph that it runs.
+        finish: Makes what the program returns of what the graph returns; None: they are the same.
+        miss: What the entry returns where it is not sure that the graph serves.
+    """
+
+    entry: Callable[..., Any]
+    variant: Variant
+    finish: Callable[[Any], Any] | None
+    miss: Any
 
 
 class Entries:
@@ -50,15 +63,15 @@ class Entries:
     def use(self, way: Way) -> None:
         """Note which way was taken, if it is another one than the last."""
         self.ways = (way, *(other for other in self.ways if other is not way))
-        self._captured.note_run(way[1])
+        self._captured.note_run(way.variant)
 
     def learn(self, args: tuple[Any, ...]) -> None:
         """Make a way in for a call that the captured program has just served, if one can be had."""
         if binding.is_awaited():
             return
         kept = self._captured.kept
-        self.ways = tuple(way for way in self.ways if any(way[1] is it for it in kept))
-        if not kept or not self._captured.whole or any(way[1] is kept[0] for way in self.ways):
+        self.ways = tuple(way for way in self.ways if any(way.variant is it for it in kept))
+        if not kept or not self._captured.whole or any(w.variant is kept[0] for w in self.ways):
             return
         tries = self._tries.get(id(kept[0]), (kept[0], 0))[1]
         if tries >= _MAX_TRIES or not isinstance(kept[0].run, Module):
@@ -67,7 +80,7 @@ class Entries:
         facts = entry_facts(kept[0], args)
         entry = None if facts is None else make_entry(facts, kept[0].run, args)
         if facts is not None and entry is not None:
-            self.ways = ((entry, kept[0], facts.finish, binding.miss()), *self.ways)
+            self.ways = (Way(entry, kept[0], facts.finish, binding.miss()), *self.ways)
 
 
 def make_entry(facts: EntryFacts, module: Module, args: tuple[torch.Tensor, ...]) -> Any | None:

@@ -350,7 +350,7 @@ class Piece:
                 graph.output((fx.map_arg(node.args[0], value),))
                 return graph
             copied = graph.node_copy(node, value)
-            copied.target = packed.called_by_name(copied.target)
+            copied.target = packed.without_dispatcher(copied.target)
             call = kernel_of(node)
             if call is None or len(call.outputs) == 1:
                 values[node, 0] = copied

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import fxkit
 from fxkit.lower.training import training_module
-from fxkit.tracing.captured import Captured
 
 
 class Net(nn.Module):
@@ -31,17 +30,6 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def _every_kernel_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_module, "CALL_SECONDS", 0.0)
-
-
-@pytest.fixture
-def slow_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the calls that the quick way did not take."""
-    calls: list[int] = []
-    real = Captured.__call__
-    monkeypatch.setattr(
-        Captured, "__call__", lambda self, *a, **k: (calls.append(1), real(self, *a, **k))[1]
-    )
-    return calls
 
 
 def inputs(*shape: int) -> Tensor:

@@ -1,0 +1,99 @@
+"""What is known of a kernel's values before it runs: numbers, uses, bounds, what is rounded."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+import torch
+
+from fxkit.lower.cpp.free_numbers import is_free
+from fxkit.lower.loops.held_values import holds
+from fxkit.lower.loops.loop_ir import Instruction, Kernel, round_number
+
+
+class KnownValues:
+    """Facts about the values of one kernel, named by their positions in its body.
+
+    Args:
+        kernel: The kernel.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def number(self, position: int) -> float | None:
+        """Return a number that is known in the text and no NaN, else None."""
+        instruction = self._body(position)
+        if instruction.op != "const" or is_free(instruction.detail.value):
+            return None
+        number = instruction.detail.value
+        return None if number != number else number
+
+    def operand_of(self, op: str, position: int) -> int | None:
+        """Return the operand of an operation if it is that one, and needed but once."""
+        instruction = self._body(position)
+        is_alone = instruction.op == op and self.uses[position] == 1
+        return instruction.operands[0] if is_alone else None
+
+    @functools.cached_property
+    def uses(self) -> Counter[int]:
+        """How often each value is an operand or stored."""
+        read = Counter(o for instruction in self._kernel.body for o in instruction.operands)
+        return read + Counter(store.value for store in self._kernel.stores)
+
+    def is_bfloat16(self, position: int) -> bool:
+        """Tell whether a value is one of those that bfloat16 has, and needs no rounding."""
+        instruction = self._body(position)
+        if instruction.op == "load":
+            otherwise = instruction.detail.otherwise
+            buffer = self._kernel.buffers[instruction.detail.buffer]
+            is_held = otherwise is None or _is_rounded(otherwise.value)
+            return is_held and buffer.dtype == torch.bfloat16
+        if instruction.op == "round":
+            return instruction.detail == torch.bfloat16
+        if instruction.op == "const":
+            number = self.number(position)
+            return number is not None and _is_rounded(number)
+        if not holds(instruction.op, self._numbers_of(instruction), torch.bfloat16):
+            return False
+        operands = [o for o in instruction.operands if self._body(o).dtype == torch.float32]
+        return all(self.is_bfloat16(operand) for operand in operands)
+
+    @functools.cached_property
+    def is_quiet(self) -> bool:
+        """Whether all NaNs are quiet and end in noughts: then rounding to bfloat16 keeps them.
+
+        Those that arithmetic makes are so, and those that were bfloat16.
+        """
+        read = {b.dtype for b in self._kernel.buffers if not b.is_output}
+        return all(d == torch.bfloat16 or not d.is_floating_point for d in read)
+
+    def is_at_most(self, bound: float, position: int) -> bool:
+        """Tell whether a value, be it no NaN, is at most a bound of 0 or more.
+
+        It is where it is x - max(x), as in a softmax, or -x * x, or a minimum with a number.
+        """
+        instruction = self._body(position)
+        numbers = self._numbers_of(instruction)
+        if instruction.op == "sub":
+            value, top = instruction.operands
+            maximum = self._body(top)
+            return maximum.op == "reduce_max" and maximum.operands == (value,)
+        if instruction.op == "mul" and any(self._is_square(o) for o in instruction.operands):
+            return any(factor <= 0 for factor in numbers)
+        return instruction.op == "min" and any(number <= bound for number in numbers)
+
+    def _is_square(self, position: int) -> bool:
+        instruction = self._body(position)
+        return instruction.op == "mul" and len(set(instruction.operands)) == 1
+
+    def _numbers_of(self, instruction: Instruction) -> list[float]:
+        return [n for o in instruction.operands if (n := self.number(o)) is not None]
+
+    def _body(self, position: int) -> Instruction:
+        return self._kernel.body[position]
+
+
+def _is_rounded(number: float) -> bool:
+    return float(number) == round_number(float(number), torch.bfloat16)

@@ -1,0 +1,88 @@
+"""Operations that take less work where they stand than they do in general.
+
+The exponential of what is known to be small needs no look at overflow, a maximum with a number none
+at a second NaN, and the tanh of a log1p neither of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from fxkit.lower.cpp.known_values import KnownValues
+from fxkit.lower.loops.loop_ir import Instruction, Kernel
+
+# What `fx_exp_down` serves: up to here exp needs no scaling in two steps.
+_MOST_EXPONENT = 40
+
+# Above it, tanh(x) and tanh of a softplus are 1.
+_LEAST_SATURATED = 10
+
+
+class ShorterForms:
+    """Finds the shorter texts of a kernel's operations.
+
+    Args:
+        kernel: The kernel.
+        known: What is known of its values.
+        ref: Position of a value → the text that stands for it.
+    """
+
+    def __init__(self, kernel: Kernel, known: KnownValues, ref: Callable[[int], str]) -> None:
+        self._kernel = kernel
+        self._facts = known
+        self._ref = ref
+
+    def text(self, instruction: Instruction) -> str | None:
+        """Return what takes less work than an operation does in general, or None."""
+        is_float = instruction.dtype == torch.float32
+        match instruction.op, instruction.operands:
+            case "max" | "min", (left, right):
+                return self._bounded(instruction.op == "max", left, right)
+            case "exp", (operand,) if is_float:
+                is_low = self._facts.is_at_most(_MOST_EXPONENT, operand)
+                return f"fx_exp_down({self._ref(operand)})" if is_low else None
+            case "tanh", (operand,) if is_float:
+                return self._tanh_log1p(operand)
+            case "add", (left, right) if is_float:
+                return self._exp_plus_one(left, right) or self._exp_plus_one(right, left)
+        return None
+
+    def _bounded(self, is_most: bool, left: int, right: int) -> str | None:
+        """Return the maximum or minimum with a number: then a NaN need not be looked for twice.
+
+        Of two zeros it is that which is no constant, as in eager.
+        """
+        if self._facts.number(right) is not None:
+            value, bound = self._ref(left), self._ref(right)
+            return f"{value} {'<' if is_most else '>'} {bound} ? {bound} : {value}"
+        if self._facts.number(left) is not None:
+            bound, value = self._ref(left), self._ref(right)
+            return f"{bound} {'>' if is_most else '<'} {value} ? {bound} : {value}"
+        return None
+
+    def _exp_plus_one(self, left: int, right: int) -> str | None:
+        """Return the text of a sum if it is exp(x) + 1, which rounds once and needs no scaling."""
+        exponent = self._facts.operand_of("exp", right)
+        if self._facts.number(left) != 1.0 or exponent is None:
+            return None
+        return f"fx_exp_plus_one({self._ref(exponent)})"
+
+    def _tanh_log1p(self, operand: int) -> str | None:
+        """Return the text of the tanh of log(1 + x) or of a softplus, as in mish."""
+        chosen = self._kernel.body[operand]
+        if chosen.op != "select":
+            shifted = self._facts.operand_of("log1p", operand)
+            return None if shifted is None else f"fx_tanh_log1p({self._ref(shifted)})"
+        condition, above, below = chosen.operands
+        shifted = self._facts.operand_of("log1p", below)
+        compare = self._kernel.body[condition]
+        if shifted is None or self._facts.uses[operand] > 1 or compare.op != "gt":
+            return None
+        is_one = (self._facts.number(compare.operands[1]) or 0) >= _LEAST_SATURATED
+        exponential = self._kernel.body[shifted]
+        is_softplus = exponential.op == "exp" and (
+            (above,) == exponential.operands == compare.operands[:1]
+        )
+        return f"fx_tanh_log1p({self._ref(shifted)})" if is_one and is_softplus else None

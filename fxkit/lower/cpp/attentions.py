@@ -26,20 +26,12 @@ def header() -> str:
     return f"constexpr long FX_QUERIES = {QUERIES};\n{text}"
 
 
-def attention_of(kernel: Kernel) -> Attention | None:
-    """Return the attention that a kernel computes, if it does."""
-    first = kernel.body[0] if kernel.body else None
-    return first.detail if first is not None and first.op == "attention" else None
-
-
 class AttentionPrinter(KernelPrinter):
     """Writes a kernel that computes attention."""
 
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name, schedule(kernel))
-        detail = attention_of(kernel)
-        if detail is None:
-            raise ValueError("expected a kernel that computes attention")
+        detail: Attention = kernel.body[0].detail
         self._detail = detail
         self._stride = ceil_div(detail.keys, COLUMNS) * COLUMNS
         fitting = max(1, SCORE_BYTES // (4 * int(self._stride)))

@@ -71,7 +71,7 @@ class KernelPrinter(Lines, ABC):
     def _tile(self) -> None:
         """Print what is done with one tile."""
         self._tile_index()
-        self._point_into_buffers()
+        self._point_into_buffers(self._accesses())
         self._declare()
         for one in self._schedule.passes:
             self._row_scalars(one.scalars, ())
@@ -167,10 +167,13 @@ class KernelPrinter(Lines, ABC):
             index = index if axis == 0 else f"{index} % {size}"
             self._add(f"const long i{axis} = {index};")
 
-    def _point_into_buffers(self) -> None:
+    def _accesses(self) -> list[Access]:
+        """Return how memory is read and written."""
+        loads = [i.detail for i in self._kernel.body if i.op == "load"]
+        return loads + [store.access for store in self._kernel.stores]
+
+    def _point_into_buffers(self, accesses: Iterable[Access]) -> None:
         """Declare, for each way a buffer is walked, a pointer to the row's first element."""
-        accesses = [i.detail for i in self._kernel.body if i.op == "load"]
-        accesses += [store.access for store in self._kernel.stores]
         for access in accesses:
             key = self._key(access)
             if key in self._pointers:

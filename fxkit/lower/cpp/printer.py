@@ -6,17 +6,19 @@ Rows are divided among threads; along a row the compiler makes vector code of pl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import torch
 
-from fxkit.lower.cpp import attentions, products, vector_math
+from fxkit.lower.cpp import attentions, depthwise, products, vector_math
 from fxkit.lower.cpp import text as cpp_text
-from fxkit.lower.cpp.attentions import AttentionPrinter, attention_of
+from fxkit.lower.cpp.attentions import AttentionPrinter
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
+from fxkit.lower.cpp.depthwise import DepthwisePrinter
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
-from fxkit.lower.cpp.products import ProductPrinter, product_of
+from fxkit.lower.cpp.kernel import KernelPrinter
+from fxkit.lower.cpp.products import ProductPrinter, begins_with
 from fxkit.lower.cpp.rows import IN_STEP, RowPrinter, is_stepped
 from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
@@ -57,6 +59,8 @@ def _preamble(kernels: Collection[Kernel], glibc: tuple[int, int] | None) -> str
     whole = {kernel.body[0].op for kernel in kernels if kernel.body}
     if whole & WHOLE:
         parts.append(products.header())
+    if "depthwise" in whole:
+        parts.append(depthwise.header())
     if "attention" in whole:
         parts.append(attentions.header())
     return "\n".join(parts)
@@ -70,12 +74,18 @@ _REDUCTIONS = "".join(
 )
 
 
+_WHOLE: dict[str, Callable[[Kernel, str], KernelPrinter]] = {
+    "product": ProductPrinter,
+    "depthwise": DepthwisePrinter,
+    "attention": AttentionPrinter,
+}
+
+
 def print_kernel(kernel: Kernel, name: str) -> str:
     """Return the text of one kernel."""
-    if product_of(kernel) is not None:
-        return ProductPrinter(kernel, name).text()
-    if attention_of(kernel) is not None:
-        return AttentionPrinter(kernel, name).text()
+    for op, whole in _WHOLE.items():
+        if begins_with(op, kernel):
+            return whole(kernel, name).text()
     if kernel.has_sums:
         return SummingPrinter(kernel, name).text()
     kernel = _with_row(kernel)

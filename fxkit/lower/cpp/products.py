@@ -13,7 +13,8 @@ from pathlib import Path
 
 from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter, scaled
-from fxkit.lower.loops.loop_ir import Access, Kernel
+from fxkit.lower.loops.depthwise import Depthwise
+from fxkit.lower.loops.loop_ir import WHOLE, Access, Kernel
 from fxkit.lower.loops.product import Product
 from fxkit.lower.loops.schedule import Pass, schedule
 
@@ -32,21 +33,21 @@ def header() -> str:
     return Path(__file__).with_name("product.h").read_text()
 
 
-def product_of(kernel: Kernel) -> Product | None:
-    """Return the product that a kernel begins with, if it does."""
-    first = kernel.body[0] if kernel.body else None
-    return first.detail if first is not None and first.op == "product" else None
+def begins_with(op: str, kernel: Kernel) -> bool:
+    """Tell whether an operator of whole tensors is what a kernel begins with."""
+    return bool(kernel.body) and kernel.body[0].op == op
 
 
 class ProductPrinter(KernelPrinter):
-    """Writes a kernel that begins with a matrix product."""
+    """Writes a kernel that begins with a matrix product.
+
+    What depends on the column alone is computed once a tile: `c3[48]` holds value 3.
+    """
 
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name, schedule(kernel))
-        product = product_of(kernel)
-        if product is None:
-            raise ValueError("expected a kernel that begins with a product")
-        self._product = product
+        self._product = kernel.body[0].detail
+        product = self._product
         self._panels = ceil_div(product.columns, COLUMNS)
         self._rows = block_rows(product)
         self._is_open = is_free(self._panels * product.count * product.rows)
@@ -65,12 +66,12 @@ class ProductPrinter(KernelPrinter):
         self._tile_index()
         self._declare()
         self._multiply()
+        self._compute_columns()
         self._open("for (long row = first; row < last; ++row) {")
         self._add(f"const long number = batch * {self._product.rows} + row;")
         self._outer_index("number", self._kernel.outer_sizes)
-        self._point_into_buffers()
-        for one in self._schedule.passes:
-            self._pass(one)
+        self._point_into_buffers(self._accesses())
+        self._finish()
         for _ in range(3):
             self._close()
         return self._taken()
@@ -123,23 +124,76 @@ class ProductPrinter(KernelPrinter):
             f"{right_step}, {column}, last - first, to - from, {product.depth}, sums);"
         )
 
-    def _pass(self, one: Pass) -> None:
-        self._add("#pragma omp simd")
-        self._open("for (long j = from; j < to; ++j) {")
-        for value, instruction in enumerate(self._kernel.body):
-            if instruction.op != "const":
-                self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+    def _finish(self) -> None:
+        """Compute what follows the product, along a row of a tile."""
+        needed = set(range(len(self._kernel.body))) - self._column_values
+        self._open_columns()
+        for value in sorted(needed | self._kept_columns):
+            self._name_value(value, f"c{value}[j - from]" if value in self._kept_columns else None)
         for position in range(len(self._kernel.stores)):
             self._store(position)
         self._close()
 
+    def _compute_columns(self) -> None:
+        """Compute what depends on the column alone, for the columns of a tile."""
+        if not self._kept_columns:
+            return
+        body = self._kernel.body
+        loads = [body[value].detail for value in self._column_values if body[value].op == "load"]
+        self._point_into_buffers(loads)
+        for value in sorted(self._kept_columns):
+            self._add(f"alignas(64) {self._type(value)} c{value}[{COLUMNS}];")
+        self._open_columns()
+        for value in sorted(self._column_values):
+            self._name_value(value)
+        for value in sorted(self._kept_columns):
+            self._add(f"c{value}[j - from] = v{value};")
+        self._close()
+
+    def _open_columns(self) -> None:
+        self._add("#pragma omp simd")
+        self._open("for (long j = from; j < to; ++j) {")
+
+    def _name_value(self, value: int, text: str | None = None) -> None:
+        if self._body(value).op != "const":
+            self._add(f"const {self._type(value)} v{value} = {text or self._value(value)};")
+
+    @functools.cached_property
+    def _column_values(self) -> set[int]:
+        """Values that are worked out from numbers of one column, and all that they are made of."""
+        free_of_rows: set[int] = set()
+        for value, instruction in enumerate(self._kernel.body):
+            if instruction.op in WHOLE or instruction.op in ("index", "check"):
+                continue
+            is_load = instruction.op == "load"
+            if is_load and any(instruction.detail.strides[: len(self._kernel.outer_sizes)]):
+                continue
+            if free_of_rows.issuperset(instruction.operands):
+                free_of_rows.add(value)
+        found: set[int] = set()
+        for value in sorted(free_of_rows, reverse=True):
+            if value in found or self._body(value).operands:
+                found |= {value, *self._body(value).operands}
+        return found
+
+    @functools.cached_property
+    def _kept_columns(self) -> set[int]:
+        """Those of them that are needed at each row, but for constants."""
+        body, found = self._kernel.body, self._column_values
+        read = {o for v, i in enumerate(body) if v not in found for o in i.operands}
+        read |= {store.value for store in self._kernel.stores}
+        return {value for value in found & read if body[value].op != "const"}
+
     def _value(self, position: int) -> str:
-        if self._body(position).op == "product":
+        if self._body(position).op in WHOLE:
             return f"sums[(row - first) * {COLUMNS} + j - from]"
         return super()._value(position)
 
     def _ref(self, position: int) -> str:
         return self._value(position) if self._body(position).op == "const" else f"v{position}"
+
+    def _pass(self, one: Pass) -> None:
+        """Write nothing: `_finish` does."""
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
         """Write nothing: what does not vary along the row is computed with the rest."""
@@ -148,7 +202,7 @@ class ProductPrinter(KernelPrinter):
         return []
 
 
-def block_rows(product: Product) -> int:
+def block_rows(product: Product | Depthwise) -> int:
     """Return how many rows of a product a tile has."""
     panels = ceil_div(product.columns, COLUMNS) * product.count
     for rows in BLOCKS:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fxkit.lower.loops.attention import Attention
+from fxkit.lower.loops.depthwise import Depthwise
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
 from fxkit.lower.loops.product import Product
 
@@ -99,6 +100,8 @@ class _Interpreter:
             return self._load(instruction, operands)
         if instruction.op == "product":
             return self._product(instruction.detail)
+        if instruction.op == "depthwise":
+            return self._depthwise(instruction.detail)
         if instruction.op == "attention":
             return self._attention(instruction.detail)
         if instruction.is_reduction:
@@ -139,6 +142,17 @@ class _Interpreter:
             (*(b.right for b in batch), right_step, column),
         )
         return (left @ right).view(self._kernel.sizes)
+
+    def _depthwise(self, one: Depthwise) -> torch.Tensor:
+        count, (height, width), (batch, row, pixel) = one.count, one.image, one.strides
+        image = self._memory[one.left].as_strided(
+            (count, one.columns, height, width), (batch, 1, row, pixel)
+        )
+        weight = self._memory[one.right].view(one.columns, 1, *one.window)
+        result = torch.nn.functional.conv2d(
+            image, weight, None, one.steps, one.padding, one.dilation, one.columns
+        )
+        return result.permute(0, 2, 3, 1).reshape(self._kernel.sizes)
 
     def _attention(self, one: Attention) -> torch.Tensor:
         pairs, row = (one.batch, one.heads), one.shared

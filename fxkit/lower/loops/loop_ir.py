@@ -73,8 +73,8 @@ MONOIDS = frozenset({"add", "mul", "max", "min", "and", "or"})
 SCANS = frozenset({"add", "mul", "max", "min", "logaddexp"})
 
 
-# Operators of whole matrices. A kernel has at most one of them, as its first instruction.
-WHOLE = frozenset({"product", "attention"})
+# Operators of whole tensors. A kernel has at most one of them, as its first instruction.
+WHOLE = frozenset({"product", "depthwise", "attention"})
 
 
 class Unfusable(FxkitError):

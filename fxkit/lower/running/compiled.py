@@ -24,6 +24,7 @@ from fxkit.lower.loops.placement import is_candidate
 from fxkit.lower.loops.regions import Policy, Region, partition
 from fxkit.lower.running import binding
 from fxkit.lower.running.building import Built, build_kernels
+from fxkit.lower.running.convolution_trial import convolution_objection_by_kind
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.running.plan import Calls, Plan, make_plan, python_function
 from fxkit.lower.running.product_trial import (
@@ -68,7 +69,11 @@ def to_cpp(
         return lower(policy, gm, tune=tune)
     # What pays at one size only would ask for another build at the next.
     structural = replace(policy or Policy(), min_costly_points=1)
-    calls = Calls(product=objection_by_kind, attention=attention_objection_by_kind)
+    calls = Calls(
+        product=objection_by_kind,
+        attention=attention_objection_by_kind,
+        convolution=convolution_objection_by_kind,
+    )
     build = functools.partial(stock.build, others=lambda: _alternatives(gm, structural))
     return lower(structural, gm, tune=tune, calls=calls, build=build)
 
@@ -77,7 +82,8 @@ def _alternatives(gm: fx.GraphModule, policy: Policy) -> dict[str, Kernel]:
     """Return the kernels of a graph all or none of whose products are left to torch's library."""
     kernels: dict[str, Kernel] = {}
     for reason in (None, "another size may be left to torch's library"):
-        calls = Calls(product=lambda _, r=reason: r, attention=lambda _, r=reason: r)
+        say = lambda _, r=reason: r  # noqa: E731
+        calls = Calls(product=say, attention=say, convolution=say)
         plan = make_plan(gm, partition(gm, policy), calls)
         kernels |= {f"other_{len(kernels)}_{name}": kernel for name, kernel in plan.kernels.items()}
     return kernels

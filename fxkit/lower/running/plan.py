@@ -17,8 +17,10 @@ from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
 from fxkit.lower.loops.placement import operand_type, position_taken
 from fxkit.lower.loops.product import Product
-from fxkit.lower.loops.product_regions import MatrixProduct, alone, followed_by
+from fxkit.lower.loops.product_node import ProductNode
+from fxkit.lower.loops.product_regions import alone, followed_by
 from fxkit.lower.loops.regions import Partition, Region
+from fxkit.lower.running.convolution_trial import convolution_objection
 from fxkit.lower.running.kernel_call import KernelCall
 from fxkit.lower.running.product_trial import attention_objection, objection
 from fxkit.lower.running.products import choose_attention, choose_products
@@ -52,16 +54,18 @@ class Calls:
         make: Makes the call of a kernel.
         product: Says why the library computes a product, or None.
         attention: Says why the library computes attention, or None.
+        convolution: Says why the library computes a packed convolution, or None.
     """
 
     make: Callable[..., KernelCall] = KernelCall
     product: Callable[[Product], str | None] = objection
     attention: Callable[[Kernel], str | None] = attention_objection
+    convolution: Callable[[ProductNode], str | None] = convolution_objection
 
 
 def make_plan(gm: fx.GraphModule, partition: Partition, calls: Calls | None = None) -> Plan:
     """Return the graph that runs a partition; its kernels are not built yet."""
-    usual = Calls(KernelCall, objection, attention_objection)
+    usual = Calls(KernelCall, objection, attention_objection, convolution_objection)
     return _Planner(gm, partition, calls or usual).run()
 
 
@@ -76,7 +80,7 @@ class _Planner:
         self._names: dict[Kernel, str] = {}
         self._env: dict[fx.Node, fx.Node] = {}
         self._parts: dict[tuple[fx.Node, int], fx.Node] = {}
-        self._products = choose_products(gm, partition.steps, calls.product)
+        self._products = choose_products(gm, partition.steps, calls.product, calls.convolution)
         self._reasons.update(self._products.reasons)
         self._attention, reasons = choose_attention(gm, partition.steps, calls.attention)
         self._reasons.update(reasons)
@@ -107,7 +111,7 @@ class _Planner:
             part = self._plan.graph.node_copy(node, self._env.__getitem__)
         self._env[node] = part
 
-    def _add_group(self, group: Group, product: MatrixProduct | None) -> None:
+    def _add_group(self, group: Group, product: ProductNode | None) -> None:
         """Add a group's kernel; with it the product that only the group reads, where they fit."""
         inside = [*(m.node for m in group.members), *group.aliases]
         inside.sort(key=self._position.__getitem__)
@@ -137,7 +141,7 @@ class _Planner:
             self._reasons.update((member.node, reason.message) for member in group.members)
             return None
 
-    def _add_product(self, product: MatrixProduct) -> None:
+    def _add_product(self, product: ProductNode) -> None:
         """Add a kernel that computes a product alone."""
         node = product.node
         traffic = self._traffic_of(node, product.operands)

@@ -43,7 +43,7 @@ def objection(product: Product) -> str | None:
         return None
     threads = torch.get_num_threads()
     part = _part_of(product)
-    return _slower(f"multiplies {product}", _key(part), lambda: _measured(part, threads))
+    return slower(f"multiplies {product}", _key(part), lambda: _measured(part, threads))
 
 
 def attention_objection(kernel: Kernel) -> str | None:
@@ -53,7 +53,7 @@ def attention_objection(kernel: Kernel) -> str | None:
         return None
     threads = torch.get_num_threads()
     what = f"attends {attention}"
-    return _slower(what, repr(kernel), lambda: _measured_attention(kernel, attention, threads))
+    return slower(what, repr(kernel), lambda: _measured_attention(kernel, attention, threads))
 
 
 def objection_by_kind(product: Product) -> str | None:
@@ -107,8 +107,14 @@ def near(size: int) -> int:
     return -(-size // unit) * unit
 
 
-def _slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> str | None:
-    """Return in words that a kernel is slower than torch, or None."""
+def slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> str | None:
+    """Return in words that a kernel is slower than torch, or None.
+
+    Args:
+        what: What they do, as a phrase.
+        key: Under which the times are kept.
+        measure: Returns the seconds of the kernel and of torch.
+    """
     key = f"{torch.get_num_threads()} threads: {key}"
     try:
         known = _known()
@@ -205,9 +211,30 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
     """Time a product, with the dimensions of its batch taken as one."""
     count = product.count
     left, right = _matrices(product, count)
-    result = torch.empty(count, product.rows, product.columns)
+    kernel = _kernel(product, left, right, threads)
+
+    def library() -> None:
+        torch.matmul(left, right) if count > 1 else torch.mm(left[0], right[0])
+
+    with torch.no_grad():
+        return _fastest(kernel, library)
+
+
+def timed_beside(product: Product, library: Callable[[], None]) -> tuple[float, float]:
+    """Return the seconds of a kernel for a product, and of what is called in its place."""
+    left, right = _matrices(product, product.count)
+    kernel = _kernel(product, left, right, torch.get_num_threads())
+    with torch.no_grad():
+        return _fastest(kernel, library)
+
+
+def _kernel(
+    product: Product, left: torch.Tensor, right: torch.Tensor, threads: int
+) -> Callable[[], None]:
+    """Return a call of the kernel that multiplies matrices of a product's sizes."""
+    result = torch.empty(product.count, product.rows, product.columns)
     sizes = (ctypes.c_long * 5)(
-        count, product.rows, product.columns, product.depth, products.block_rows(product)
+        product.count, product.rows, product.columns, product.depth, products.block_rows(product)
     )
     strides = (ctypes.c_long * 6)(*left.stride()[:1], *right.stride()[:1], *left.stride()[1:],
                                   *right.stride()[1:])  # fmt: skip
@@ -219,11 +246,9 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
     def kernel() -> None:
         function(*pointers, ctypes.addressof(sizes), ctypes.addressof(strides), threads)
 
-    def library() -> None:
-        torch.matmul(left, right) if count > 1 else torch.mm(left[0], right[0])
-
-    with torch.no_grad():
-        return _fastest(kernel, library)
+    # The tensors live as long as what has their addresses.
+    kernel.tensors = (left, right, result)  # type: ignore[attr-defined]
+    return kernel
 
 
 def _measured_attention(kernel: Kernel, attention: Attention, threads: int) -> tuple[float, float]:

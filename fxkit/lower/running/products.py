@@ -13,7 +13,8 @@ from fxkit.lower.loops.emit import Emitted
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
 from fxkit.lower.loops.product import Product
-from fxkit.lower.loops.product_regions import MatrixProduct, is_product, matrix_product
+from fxkit.lower.loops.product_node import ProductNode
+from fxkit.lower.loops.product_regions import is_product, product_node
 
 
 @dataclass
@@ -26,8 +27,8 @@ class Products:
         reasons: The other products, each with the reason why torch computes it.
     """
 
-    found: dict[fx.Node, MatrixProduct] = field(default_factory=dict)
-    followed: dict[int, MatrixProduct] = field(default_factory=dict)
+    found: dict[fx.Node, ProductNode] = field(default_factory=dict)
+    followed: dict[int, ProductNode] = field(default_factory=dict)
     reasons: dict[fx.Node, str] = field(default_factory=dict)
 
     def is_deferred(self, node: fx.Node) -> bool:
@@ -39,6 +40,7 @@ def choose_products(
     gm: fx.GraphModule,
     steps: Sequence[fx.Node | Group],
     objection: Callable[[Product], str | None],
+    convolution_objection: Callable[[ProductNode], str | None],
 ) -> Products:
     """Choose the products that kernels compute.
 
@@ -46,6 +48,7 @@ def choose_products(
         gm: The module; every node has its type.
         steps: The graph in the order in which it runs.
         objection: Says why torch is as fast for a product, or None where a kernel is faster.
+        convolution_objection: Says it of a packed convolution.
     """
     result = Products()
     place = _places(steps)
@@ -53,8 +56,8 @@ def choose_products(
         if isinstance(step, Group) or not is_product(step):
             continue
         try:
-            found = matrix_product(step, gm)
-            reason = objection(found.product)
+            found = product_node(step, gm)
+            reason = _reason(found, objection, convolution_objection)
         except Unfusable as error:
             reason = error.message
         if reason is not None:
@@ -67,6 +70,16 @@ def choose_products(
         if not any(_writes(between) for between in steps[position + 1 : region]):
             result.followed[region] = found
     return result
+
+
+def _reason(
+    found: ProductNode,
+    objection: Callable[[Product], str | None],
+    convolution_objection: Callable[[ProductNode], str | None],
+) -> str | None:
+    if found.is_convolution or not isinstance(found.product, Product):
+        return convolution_objection(found)
+    return objection(found.product)
 
 
 def choose_attention(

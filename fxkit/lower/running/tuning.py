@@ -25,7 +25,6 @@ from fxkit.ir.types import TensorType
 from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.build import cache_folder
 from fxkit.lower.cpp.printer import print_unit
-from fxkit.lower.cpp.products import product_of
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.regions import Policy
@@ -74,8 +73,8 @@ def tuned(policy: Policy | None, plan: Plan) -> TunedPolicy:
     threads = torch.get_num_threads()
     for region in plan.regions:
         call = plan.calls.get(region.name)
-        if call is None or call.address is None or product_of(call.kernel) is not None:
-            continue  # a product has been timed before it was made a kernel
+        if call is None or call.address is None or _is_product(call.kernel):
+            continue  # it has been timed before it was made a kernel
         times = times_of(call, threads)
         best = min(times, key=times.__getitem__)
         if best == EAGER:
@@ -90,6 +89,10 @@ def spread(plan: Plan, policy: Policy | None) -> None:
     if isinstance(policy, TunedPolicy):
         for call in plan.calls.values():
             call.is_parallel = policy.parallel.get(call.kernel, call.is_parallel)
+
+
+def _is_product(kernel: Kernel) -> bool:
+    return kernel.body[0].op in ("product", "depthwise")
 
 
 def _reason(times: Times) -> str:

@@ -1,0 +1,121 @@
+"""Packed convolutions that a kernel computes: of single pixels, and of each channel for itself.
+
+A convolution of single pixels multiplies matrices: each pixel's channels are a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.ir.op import resolve
+from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.loops.depthwise import Depthwise
+from fxkit.lower.loops.loop_ir import Builder, Ref, Unfusable
+from fxkit.lower.loops.matrix_products import checked_operand, checked_type
+from fxkit.lower.loops.product import Batch, Product
+from fxkit.lower.loops.product_node import Finish, ProductNode
+
+# What a window may have for its weights to stay in registers, or at least near by.
+_MAX_WINDOW = 25
+
+
+def is_packed_convolution(node: fx.Node) -> bool:
+    """Tell whether a node calls `fxkit::convolution`."""
+    call = resolve(node)
+    return call is not None and call.name == "fxkit.convolution"
+
+
+def convolution_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
+    """Return a packed convolution as a product, or one of each channel for itself.
+
+    Raises:
+        Unfusable: When no kernel computes it.
+    """
+    call = resolve(node)
+    if call is None:
+        raise Unfusable("it is no known operator")
+    arguments = call.arguments
+    image = checked_operand(arguments["input"], root, "left")
+    weight = checked_operand(arguments["weight"], root, "right")
+    result = checked_type(type_of(node), "its result")
+    if not _has_channels_innermost(image) or not _has_channels_innermost(result):
+        raise Unfusable("its images do not have their channels innermost")
+    product = _product(image, weight, result, arguments)
+    names = ("bias", "mean", "variance", "scale", "shift")
+    given = {name: arguments[name] for name in names if arguments[name] is not None}
+    strides = []
+    for name, operand in given.items():
+        known = checked_operand(operand, root, name)
+        if known.shape != (product.columns,):
+            raise Unfusable(f"its {name} is no row")
+        strides.append((known.stride or (1,))[0])
+    return ProductNode(
+        node,
+        product,
+        (arguments["input"], arguments["weight"], *given.values()),
+        tuple(strides),
+        _normalising(tuple(given), float(arguments["eps"])),
+        is_convolution=True,
+    )
+
+
+def _product(
+    image: TensorType, weight: TensorType, result: TensorType, arguments: Mapping[str, Any]
+) -> Product | Depthwise:
+    count, channels, *sizes = image.shape
+    window = tuple(weight.shape[2:])
+    steps, padding, dilation = (
+        tuple(arguments[name]) for name in ("stride", "padding", "dilation")
+    )
+    batch_stride, _, row_stride, pixel_stride = image.stride or (0,) * 4
+    groups = arguments["groups"]
+    if groups == channels == weight.shape[0] and weight.shape[1] == 1:
+        if window[0] * window[1] > _MAX_WINDOW:
+            raise Unfusable("its window is large, and the library computes it")
+        return Depthwise(
+            0, 1, count, channels, tuple(sizes), tuple(result.shape[2:]),
+            (batch_stride, row_stride, pixel_stride), window, steps, padding, dilation,
+        )  # fmt: skip
+    if window != (1, 1) or groups != 1 or steps != (1, 1) or padding != (0, 0):
+        raise Unfusable("it is neither of single pixels nor of single channels")
+    rows = sizes[0] * sizes[1]
+    out, terms = weight.shape[:2]
+    if count > 1 and batch_stride != rows * channels:
+        return Product(
+            0, 1, (Batch(count, batch_stride, 0),), rows, out, terms, (channels, 1), (1, terms)
+        )
+    return Product(0, 1, (), count * rows, out, terms, (channels, 1), (1, terms))
+
+
+def _has_channels_innermost(known: TensorType) -> bool:
+    """Tell whether pixels follow each other in memory, row by row, each with all its channels."""
+    if len(known.shape) != 4 or known.stride is None:
+        return False
+    count, channels, height, width = known.shape
+    expected = (None, 1, width * channels, channels)
+    return all(
+        size == 1 or stride == wanted
+        for size, stride, wanted in list(zip(known.shape, known.stride, expected, strict=True))[1:]
+    ) and (count == 1 or known.stride[0] >= channels * height * width)
+
+
+def _normalising(names: Sequence[str], eps: float) -> Finish:
+    """Return what follows a sum: a bias, and a batch norm as eager computes it."""
+
+    def finish(builder: Builder, total: Ref, columns: Sequence[Ref]) -> Ref:
+        given = dict(zip(names, columns, strict=True))
+        if "bias" in given:
+            total = total + given["bias"]
+        if "mean" not in given:
+            return total
+        factor = 1.0 / builder.scalar("sqrt", given["variance"] + eps)
+        factor = factor * given["scale"] if "scale" in given else factor
+        offset = given["mean"] * factor
+        offset = given["shift"] - offset if "shift" in given else -offset
+        return total * factor + offset
+
+    return finish

@@ -1,0 +1,61 @@
+"""A depthwise convolution as a value of the loop IR."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Depthwise:
+    """The detail of an instruction `depthwise`: each channel of images convolved with one window.
+
+    A kernel has at most one. Its row is the channels of one pixel of the result; all outer axes
+    together number the pixels, image by image, row by row. Channels lie next to each other, the
+    weights of one channel too: float[channels, *window].
+
+    Attributes:
+        left: Position of the images' buffer.
+        right: Position of the weight's buffer.
+        count: Number of images.
+        columns: Number of channels.
+        image: Height and width of an image.
+        result: Height and width of a result.
+        strides: Strides of the images, in elements: from image to image, from row to row, and
+            from pixel to pixel.
+        window: Height and width of the window.
+        steps: How far the window moves from one result to the next, down and across.
+        padding: Noughts around an image, above and to the left.
+        dilation: How far the elements of the window are apart, down and across.
+    """
+
+    left: int
+    right: int
+    count: int
+    columns: int
+    image: tuple[int, int]
+    result: tuple[int, int]
+    strides: tuple[int, int, int]
+    window: tuple[int, int]
+    steps: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def rows(self) -> int:
+        """Pixels of one result."""
+        return self.result[0] * self.result[1]
+
+    @property
+    def depth(self) -> int:
+        """Number of terms of each sum."""
+        return math.prod(self.window)
+
+    @property
+    def terms(self) -> int:
+        """Number of multiplications."""
+        return self.count * self.rows * self.columns * self.depth
+
+    def __str__(self) -> str:
+        sizes = [self.count, self.columns, *self.image]
+        return f"{sizes} by {list(self.window)}"

@@ -1,0 +1,312 @@
+"""Packed convolutions in kernels: of single pixels, of single channels, and what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+import fxkit
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.demo.judge import relative_error
+from fxkit.lower import to_cpp
+from fxkit.lower.convolutions import packed
+from fxkit.lower.cpp.build import build
+from fxkit.lower.cpp.free_numbers import all_freed, packed_numbers
+from fxkit.lower.cpp.printer import print_unit
+from fxkit.lower.cpp.toolchain import vector_library
+from fxkit.lower.loops.interpreter import interpret
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.product_regions import alone, product_node
+from fxkit.lower.running import convolution_trial, plan, product_trial
+
+Following = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute each convolution in a kernel, also where the library is faster."""
+    monkeypatch.setattr(plan, "convolution_objection", lambda found: None)
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def innermost(*shape: int) -> torch.Tensor:
+    return rand(*shape).contiguous(memory_format=torch.channels_last)
+
+
+def as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+class Program(nn.Module):
+    """A packed convolution, and what follows it."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        groups: int = 1,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        dilation: int = 1,
+        *,
+        has_bias: bool = False,
+        norm: str = "",
+        then: Following = as_it_is,
+    ) -> None:
+        super().__init__()
+        self.weight, self.then = nn.Parameter(rand(*shape)), then
+        self.bias = nn.Parameter(rand(shape[0], 1)[:, 0]) if has_bias else None
+        self.settings = tuple(
+            value if isinstance(value, tuple) else (value, value)
+            for value in (stride, padding, dilation)
+        )
+        self.groups, self.slot = groups, packed.new_slot()
+        given = {"mean": rand(shape[0]), "variance": rand(shape[0]).square() + 0.1}
+        given |= {"scale": rand(shape[0]) + 2, "shift": rand(2, shape[0])[1]}
+        for name in ("mean", "variance", "scale", "shift"):
+            self.register_buffer(name, given[name] if name[0] in norm else None)
+        if "v" in norm and "h" not in norm:
+            self.shift = None
+        if "v" in norm and "c" not in norm:
+            self.scale = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.then(self.convolved(x))
+
+    def convolved(self, x: torch.Tensor) -> torch.Tensor:
+        return packed.operator()(
+            x, self.weight, self.bias, self.mean, self.variance, self.scale, self.shift, 1e-5,
+            *self.settings, self.groups, self.slot,
+        )  # fmt: skip
+
+
+class Residual(Program):
+    """A convolution whose result meets another input."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.then(self.convolved(x), y)
+
+
+def exactly(program: Program, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """Compute a program with torch's own operators, in the dtype of its input."""
+    wide = {n: None if t is None else t.to(x.dtype) for n, t in vars_of(program).items()}
+    weight, bias = wide["weight"], wide["bias"]
+    found = F.conv2d(x, weight, bias, *program.settings, program.groups)
+    if wide["mean"] is not None:
+        statistics = (wide[name] for name in ("mean", "variance", "scale", "shift"))
+        found = F.batch_norm(found, *statistics, False, 0.0, 1e-5)
+    return program.then(found, *(other.to(x.dtype) for other in others))
+
+
+def vars_of(program: Program) -> dict[str, torch.Tensor | None]:
+    names = ("weight", "bias", "mean", "variance", "scale", "shift")
+    return {name: getattr(program, name) for name in names}
+
+
+@torch.no_grad()
+def lowered(program: Program, *args: torch.Tensor) -> list[tuple[str, ...]]:
+    """Lower a program, hold it to float64, and return the names in each region with a kernel."""
+    compiled = to_cpp(fx.symbolic_trace(program), args)
+    found = compiled(*args)
+    assert compiled.report().calls == 1 and compiled.report().kernel_misses == 0
+    exact = exactly(program, args[0].double(), *args[1:])
+    eager = exactly(program, *args)
+    assert found.shape == eager.shape
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    bound = 2 * max(relative_error(eager, exact), 2.0**-23)
+    assert relative_error(found, exact) <= bound
+    return [region.nodes for region in compiled.regions if region.kernel]
+
+
+PIXELS: dict[str, tuple[Program, tuple[int, ...]]] = {
+    "plain": (Program((40, 24, 1, 1)), (1, 24, 7, 9)),
+    "narrow": (Program((5, 33, 1, 1)), (1, 33, 12, 5)),
+    "deep": (Program((48, 700, 1, 1)), (1, 700, 7, 7)),
+    "several images": (Program((50, 24, 1, 1)), (3, 24, 5, 5)),
+    "one pixel": (Program((50, 24, 1, 1)), (4, 24, 1, 1)),
+    "one channel": (Program((50, 1, 1, 1)), (1, 1, 9, 8)),
+    "bias": (Program((40, 24, 1, 1), has_bias=True), (1, 24, 7, 9)),
+    "norm": (Program((40, 24, 1, 1), norm="mvsch"), (1, 24, 7, 9)),
+    "bias and bare norm": (Program((40, 24, 1, 1), has_bias=True, norm="mv"), (2, 24, 7, 9)),
+    "relu6": (Program((40, 24, 1, 1), norm="mvsch", then=F.relu6), (1, 24, 7, 9)),
+    "silu": (Program((100, 24, 1, 1), has_bias=True, then=F.silu), (2, 24, 7, 9)),
+}
+DEPTHWISE: dict[str, tuple[Program, tuple[int, ...]]] = {
+    "plain": (Program((48, 1, 3, 3), 48, padding=1), (1, 48, 9, 11)),
+    "no padding": (Program((48, 1, 3, 3), 48), (1, 48, 9, 11)),
+    "wide padding": (Program((16, 1, 3, 3), 16, padding=3), (1, 16, 4, 5)),
+    "stride": (Program((32, 1, 3, 3), 32, stride=2, padding=1), (1, 32, 14, 13)),
+    "other strides": (Program((32, 1, 3, 3), 32, (3, 2), (0, 2)), (1, 32, 14, 13)),
+    "five": (Program((64, 1, 5, 5), 64, padding=2), (1, 64, 10, 12)),
+    "five by stride": (Program((64, 1, 5, 5), 64, 2, 2), (1, 64, 13, 12)),
+    "one row": (Program((64, 1, 1, 5), 64, padding=(0, 2)), (1, 64, 6, 12)),
+    "one column": (Program((64, 1, 4, 1), 64), (1, 64, 6, 12)),
+    "one pixel": (Program((64, 1, 1, 1), 64, padding=1), (1, 64, 6, 3)),
+    "dilation": (Program((16, 1, 3, 3), 16, 1, 2, 2), (1, 16, 9, 12)),
+    "dilation and stride": (Program((16, 1, 3, 3), 16, 2, 3, 3), (2, 16, 20, 12)),
+    "window beyond the image": (Program((16, 1, 5, 5), 16, padding=2), (1, 16, 2, 1)),
+    "odd channels": (Program((53, 1, 3, 3), 53, padding=1), (1, 53, 6, 7)),
+    "few channels": (Program((3, 1, 3, 3), 3, padding=1), (1, 3, 6, 7)),
+    "many channels": (Program((200, 1, 3, 3), 200, padding=1), (1, 200, 6, 7)),
+    "several images": (Program((24, 1, 3, 3), 24, padding=1), (5, 24, 6, 7)),
+    "large": (Program((16, 1, 3, 3), 16, padding=1), (1, 16, 60, 70)),
+    "bias": (Program((24, 1, 3, 3), 24, has_bias=True), (1, 24, 6, 7)),
+    "norm": (Program((24, 1, 3, 3), 24, 1, 1, has_bias=True, norm="mvsch"), (2, 24, 6, 7)),
+    "relu6": (Program((24, 1, 3, 3), 24, 1, 1, norm="mvsch", then=F.relu6), (2, 24, 6, 7)),
+    "hardswish": (Program((96, 1, 5, 5), 96, 2, 2, norm="mv", then=F.hardswish), (1, 96, 9, 9)),
+}
+ALL = {**{f"pixels, {n}": c for n, c in PIXELS.items()},
+       **{f"depthwise, {n}": c for n, c in DEPTHWISE.items()}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_convolutions(name: str) -> None:
+    program, shape = ALL[name]
+    (names,) = lowered(program, innermost(*shape))
+    assert len(names) == (1 if program.then is as_it_is else 2)
+
+
+def kernel_of(program: Program, *args: torch.Tensor) -> tuple[Kernel, list[torch.Tensor]]:
+    """Return the kernel of a program's convolution alone, and what it reads."""
+    gm = fx.symbolic_trace(program)
+    propagate_types(gm, args)
+    (node,) = (n for n in gm.graph.nodes if n.target is packed.operator())
+    emitted = alone(product_node(node, gm))
+    tensors = [getattr(program, o.target) if o.op == "get_attr" else args[0]
+               for o in emitted.inputs]  # fmt: skip
+    return emitted.kernel, [tensor.detach() for tensor in tensors]
+
+
+@pytest.mark.parametrize("is_free", [False, True])
+@torch.no_grad()
+def test_text_and_interpreter_agree(is_free: bool) -> None:
+    cases = [ALL[name] for name in ALL if "silu" not in name]
+    made = [kernel_of(program, innermost(*shape)) for program, shape in cases]
+    change: Callable[[Kernel], Kernel] = all_freed if is_free else lambda kernel: kernel
+    kernels = {f"k{n}": change(kernel) for n, (kernel, _) in enumerate(made)}
+    handle = build(print_unit(kernels, vector_library())).handle
+    for number, (kernel, inputs) in enumerate(made):
+        expected, found = (torch.full(kernel.sizes, float("nan")) for _ in range(2))
+        assert interpret(kernel, inputs, [expected])
+        function: Any = getattr(handle, f"k{number}")
+        call(function, kernels[f"k{number}"], [*inputs, found])
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def call(function: Any, kernel: Kernel, tensors: list[torch.Tensor]) -> None:
+    import ctypes
+
+    numbers = packed_numbers(kernel)
+    function.restype = None
+    function.argtypes = [ctypes.c_void_p] * len(tensors) + (
+        [ctypes.c_char_p] if numbers else []
+    ) + [ctypes.c_long]  # fmt: skip
+    function(*(t.data_ptr() for t in tensors), *([numbers] if numbers else []), 2)
+
+
+@torch.no_grad()
+def test_nothing_outside_an_image_is_read() -> None:
+    for shape in ((1, 53, 6, 7), (1, 5, 3, 3), (2, 18, 4, 4)):
+        channels = shape[1]
+        program = Program((channels, 1, 3, 3), channels, padding=1)
+        memory = torch.full((8, *shape), float("nan"))
+        image = memory[3].copy_(rand(*shape))
+        image = image.as_strided(shape, innermost(*shape).stride())
+        compiled = to_cpp(fx.symbolic_trace(program), (image,))
+        found = compiled(image)
+        assert compiled.report().calls == 1
+        torch.testing.assert_close(found, exactly(program, image), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_nan_and_inf_stay_where_they_are() -> None:
+    x = innermost(1, 24, 8, 9)
+    x[0, 3, 4, 4], x[0, 5, 7, 8], x[0, 7, 0, 0] = float("nan"), float("inf"), -float("inf")
+    for shape, groups, padding in (((24, 1, 3, 3), 24, 1), ((30, 24, 1, 1), 1, 0)):
+        for then in (F.relu6, F.silu, as_it_is):
+            program = Program(shape, groups, padding=padding, then=then)
+            found, expected = to_cpp(fx.symbolic_trace(program), (x,))(x), exactly(program, x)
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert torch.equal(found.isposinf(), expected.isposinf())
+
+
+def test_a_residual_and_two_readers() -> None:
+    x, y = innermost(2, 24, 6, 7), innermost(2, 24, 6, 7)
+    program = Residual((24, 1, 3, 3), 24, padding=1, then=lambda v, w: torch.relu(v + w))
+    ((first, *_),) = lowered(program, x, y)
+    assert first.startswith("fxkit_convolution") or "convolution" in first
+    program = Program((24, 24, 1, 1), then=lambda v: v * torch.sigmoid(v))
+    (names,) = lowered(program, x)
+    assert len(names) == 3
+    program = Program((24, 24, 1, 1), then=lambda v: v + v.mean((2, 3), keepdim=True))
+    assert sum(map(len, lowered(program, x))) == 3
+
+
+@torch.no_grad()
+def test_what_no_kernel_computes_says_why() -> None:
+    for program, shape, reason in (
+        (Program((24, 24, 3, 3)), (1, 24, 6, 7), "neither of single pixels nor"),
+        (Program((24, 24, 1, 1), stride=2), (1, 24, 6, 7), "neither of single pixels nor"),
+        (Program((24, 2, 3, 3), 12), (1, 24, 6, 7), "neither of single pixels nor"),
+        (Program((24, 1, 7, 7), 24), (1, 24, 9, 9), "its window is large"),
+    ):
+        x = innermost(*shape)
+        compiled = to_cpp(fx.symbolic_trace(program), (x,))
+        assert any(reason in (region.reason or "") for region in compiled.regions)
+        torch.testing.assert_close(compiled(x), exactly(program, x), rtol=1e-4, atol=1e-4)
+
+
+class Mobile(nn.Module):
+    """A block of a network for small machines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.widened = nn.Conv2d(24, 96, 1, bias=False), nn.BatchNorm2d(96)
+        self.depth = nn.Conv2d(96, 96, 3, padding=1, groups=96, bias=False)
+        self.depth_norm = nn.BatchNorm2d(96)
+        self.narrow, self.narrowed = nn.Conv2d(96, 24, 1, bias=False), nn.BatchNorm2d(24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = F.relu6(self.widened(self.widen(x)))
+        inner = F.relu6(self.depth_norm(self.depth(inner)))
+        return x + self.narrowed(self.narrow(inner))
+
+
+@pytest.mark.skipif(not packed.is_available(), reason="torch without oneDNN")
+@torch.no_grad()
+def test_a_block_runs_in_three_kernels_at_all_sizes() -> None:
+    module = Mobile().eval()
+    compiled = fxkit.compile(module)
+    for batch, size in ((1, 28), (2, 28), (2, 31), (3, 28)):
+        x = rand(batch, 24, size, size)
+        torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
+    whole = [[r.nodes for r in m.regions if r.kernel] for m in compiled.modules]
+    assert all(sum("convolution" in n for r in names for n in r) == 3 for names in whole)
+    module.depth.weight.mul_(2)
+    module.widened.running_var.add_(1)
+    torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_trial_compares_with_the_packed_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = innermost(1, 64, 28, 28)
+    gm = fx.symbolic_trace(Program((64, 64, 1, 1)))
+    propagate_types(gm, (x,))
+    (node,) = (n for n in gm.graph.nodes if n.target is packed.operator())
+    found = product_node(node, gm)
+    times = product_trial.timed_beside(found.product, lambda: None)  # type: ignore[arg-type]
+    assert 0 < times[1] < times[0]
+    monkeypatch.setattr(convolution_trial, "_measured", lambda *_: (2.0, 1.0))
+    monkeypatch.setattr(product_trial, "_known", dict)
+    monkeypatch.setattr(product_trial, "_write", lambda _: None)
+    reason = convolution_trial.convolution_objection(found)
+    assert "convolves 784 pixels, 64 channels to 64," in str(reason)
+    assert convolution_trial.convolution_objection_by_kind(found) is not None
+    monkeypatch.setattr(convolution_trial, "_measured", lambda *_: (1.0, 2.0))
+    assert convolution_trial.convolution_objection(found) is None

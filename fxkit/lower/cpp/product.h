@@ -23,51 +23,67 @@ enum { FX_COLUMNS = 48, FX_DEPTH = 192, FX_VECTORS = 3 };
 
 typedef float fx_vector __attribute__((vector_size(4 * FX_LANES), aligned(4), may_alias));
 
-// sums[r][j] += (a row of A) . (a column of the panel), for ROWS rows and all columns.
-template <int ROWS>
+// sums[r][j] += (a row of A) . (a column of the panel), for ROWS rows and VECTORS of columns.
+template <int ROWS, int VECTORS>
 FX_FUSED static inline __attribute__((always_inline)) void fx_tile(
     const float* __restrict a, long row, long step, const float* __restrict panel, long panel_step,
     long depth, float* __restrict sums, bool is_first) {
-  for (int from = 0; from < FX_COLUMNS; from += FX_VECTORS * FX_LANES) {
-    fx_vector total[ROWS][FX_VECTORS] = {};
-    for (long k = 0; k < depth; ++k) {
-      fx_vector b[FX_VECTORS];
+  fx_vector total[ROWS][VECTORS] = {};
+  for (long k = 0; k < depth; ++k) {
+    fx_vector b[VECTORS];
 #pragma GCC unroll 3
-      for (int v = 0; v < FX_VECTORS; ++v)
-        b[v] = *(const fx_vector*)(panel + k * panel_step + from + v * FX_LANES);
-#pragma GCC unroll 8
-      for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 3
-        for (int v = 0; v < FX_VECTORS; ++v) total[r][v] += b[v] * a[r * row + k * step];
-    }
+    for (int v = 0; v < VECTORS; ++v)
+      b[v] = *(const fx_vector*)(panel + k * panel_step + v * FX_LANES);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 3
-      for (int v = 0; v < FX_VECTORS; ++v) {
-        fx_vector* sum = (fx_vector*)(sums + r * FX_COLUMNS + from + v * FX_LANES);
-        *sum = is_first ? total[r][v] : *sum + total[r][v];
-      }
+      for (int v = 0; v < VECTORS; ++v) total[r][v] += b[v] * a[r * row + k * step];
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 3
+    for (int v = 0; v < VECTORS; ++v) {
+      fx_vector* sum = (fx_vector*)(sums + r * FX_COLUMNS + v * FX_LANES);
+      *sum = is_first ? total[r][v] : *sum + total[r][v];
+    }
 }
 
-template <bool IS_ROW_MAJOR>
+template <bool IS_ROW_MAJOR, int VECTORS>
 FX_FUSED static void fx_tiles(
     const float* a, long row, long step, const float* panel, long panel_step, long rows, long depth,
     float* sums, bool is_first) {
   if (IS_ROW_MAJOR) step = 1;
   long r = 0;
   for (; r + FX_TILE <= rows; r += FX_TILE)
-    fx_tile<FX_TILE>(a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
+    fx_tile<FX_TILE, VECTORS>(
+        a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
   if (FX_TILE > 4 && r + 4 <= rows) {
-    fx_tile<4>(a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
+    fx_tile<4, VECTORS>(
+        a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
     r += 4;
   }
-  if (r + 2 <= rows) {
-    fx_tile<2>(a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
-    r += 2;
+  for (; r < rows; ++r)
+    fx_tile<1, VECTORS>(
+        a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
+}
+
+// As many vectors of columns as a panel has, at most FX_VECTORS at a time.
+template <bool IS_ROW_MAJOR>
+static void fx_panel(
+    const float* a, long row, long step, const float* panel, long panel_step, long rows, long depth,
+    long columns, float* sums, bool is_first) {
+  for (long from = 0; from < columns; from += FX_VECTORS * FX_LANES) {
+    const long left = columns - from;
+    if (left > 2 * FX_LANES)
+      fx_tiles<IS_ROW_MAJOR, 3>(
+          a, row, step, panel + from, panel_step, rows, depth, sums + from, is_first);
+    else if (left > FX_LANES)
+      fx_tiles<IS_ROW_MAJOR, 2>(
+          a, row, step, panel + from, panel_step, rows, depth, sums + from, is_first);
+    else
+      fx_tiles<IS_ROW_MAJOR, 1>(
+          a, row, step, panel + from, panel_step, rows, depth, sums + from, is_first);
   }
-  if (r < rows)
-    fx_tile<1>(a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
 }
 
 // Transpose FX_LANES x FX_LANES numbers by pairing rows that are half of them apart.
@@ -194,8 +210,8 @@ static void fx_product(
     const float* panel = is_panel ? b + k * b_step : packed;
     const long step = is_panel ? b_step : FX_COLUMNS;
     if (a_step == 1)
-      fx_tiles<true>(a + k, row, 1, panel, step, rows, count, sums, k == 0);
+      fx_panel<true>(a + k, row, 1, panel, step, rows, count, columns, sums, k == 0);
     else
-      fx_tiles<false>(a + k * a_step, row, a_step, panel, step, rows, count, sums, k == 0);
+      fx_panel<false>(a + k * a_step, row, a_step, panel, step, rows, count, columns, sums, k == 0);
   }
 }

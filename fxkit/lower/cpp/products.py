@@ -24,7 +24,10 @@ COLUMNS = 48
 # Rows of a block. More rows share the work of bringing a panel into the cache; fewer make more
 # tiles for the threads.
 BLOCKS = (384, 192, 96, 48)
-MIN_TILES = 8
+TILES_PER_THREAD = 2
+
+# Rows that are summed at once where vectors are longest; FX_TILE in the text.
+TILE = 8
 
 
 @functools.cache
@@ -49,18 +52,14 @@ class ProductPrinter(KernelPrinter):
         self._product = kernel.body[0].detail
         product = self._product
         self._panels = ceil_div(product.columns, COLUMNS)
-        self._rows = block_rows(product)
-        self._is_open = is_free(self._panels * product.count * product.rows)
-        if self._is_open:
-            self._rows = FreeInt(self._rows, "height")
+        self._rows = FreeInt(block_rows(product, threads=2), "height")
         self._blocks = ceil_div(product.rows, self._rows)
 
     def text(self) -> str:
         """Return the function's text."""
         self._open(f'extern "C" void {self._name}({self._parameters()}) {{')
         self._read_numbers()
-        if self._is_open:
-            self._choose_height()
+        self._choose_height()
         self._share_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
@@ -92,17 +91,21 @@ class ProductPrinter(KernelPrinter):
         self._add(f"const long {name} = {end} < {limit} ? {end} : {limit};")
 
     def _choose_height(self) -> None:
-        """Choose the rows of a block at run time; see `block_rows`."""
+        """Choose the rows of a block by the threads; see `block_rows`."""
         rows = self._product.rows
         panels = self._panels * self._product.count
         text = f"{rows} > {BLOCKS[-1]} ? {BLOCKS[-1]} : {BLOCKS[1]}"
         for height in reversed(BLOCKS):
-            text = f"{panels * ceil_div(rows, height)} >= {MIN_TILES} ? {height} : {text}"
-        self._add(f"const long height = {text};")
+            tiles = panels * ceil_div(rows, height)
+            text = f"{tiles} >= {TILES_PER_THREAD} * threads ? {height} : {text}"
+        self._add(f"const long most = {text};")
+        count = f"(({rows} + most - 1) / most)"
+        self._add(f"const long even = ({rows} + {count} - 1) / {count};")
+        self._add(f"const long height = (even + {TILE - 1}) / {TILE} * {TILE};")
 
     def _declare(self) -> None:
-        rows = min(int(self._rows), self._product.rows)
-        if self._is_open:
+        rows = min(BLOCKS[0], int(ceil_div(self._product.rows, TILE)) * TILE)
+        if is_free(self._product.rows):
             rows = BLOCKS[0]
         self._add(f"alignas(64) float sums[{rows * COLUMNS}];")
 
@@ -202,10 +205,12 @@ class ProductPrinter(KernelPrinter):
         return []
 
 
-def block_rows(product: Product | Depthwise) -> int:
-    """Return how many rows of a product a tile has."""
+def block_rows(product: Product | Depthwise, threads: int) -> int:
+    """Return how many rows of a product a tile has: blocks are as high as each other."""
     panels = ceil_div(product.columns, COLUMNS) * product.count
+    most = BLOCKS[-1] if product.rows > BLOCKS[-1] else BLOCKS[1]
     for rows in BLOCKS:
-        if panels * ceil_div(product.rows, rows) >= MIN_TILES:
-            return rows
-    return BLOCKS[-1] if math.ceil(product.rows / BLOCKS[-1]) > 1 else BLOCKS[1]
+        if panels * ceil_div(product.rows, rows) >= TILES_PER_THREAD * threads:
+            most = rows
+            break
+    return ceil_div(ceil_div(product.rows, ceil_div(product.rows, most)), TILE) * TILE

@@ -233,9 +233,8 @@ def _kernel(
 ) -> Callable[[], None]:
     """Return a call of the kernel that multiplies matrices of a product's sizes."""
     result = torch.empty(product.count, product.rows, product.columns)
-    sizes = (ctypes.c_long * 5)(
-        product.count, product.rows, product.columns, product.depth, products.block_rows(product)
-    )
+    height = products.block_rows(product, threads)
+    sizes = (ctypes.c_long * 5)(product.count, product.rows, product.columns, product.depth, height)
     strides = (ctypes.c_long * 6)(*left.stride()[:1], *right.stride()[:1], *left.stride()[1:],
                                   *right.stride()[1:])  # fmt: skip
     function = build(_source()).handle.fx_trial

@@ -72,9 +72,9 @@ class Compiled:
         """Run the program; the first call with inputs of a kind captures and compiles it."""
         way = self._last_way
         if way is not None and not kwargs:
-            result = way[0](*args)
-            if result is not way[3]:
-                return result if way[2] is None else way[2](result)
+            result = way.entry(*args)
+            if result is not way.miss:
+                return result if way.finish is None else way.finish(result)
         return self._another_way(args, kwargs)
 
     def _another_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -84,11 +84,11 @@ class Compiled:
             return self.captured(*args, **kwargs)
         entries = self._entries
         for way in entries.ways:
-            result = way[3] if way is last else way[0](*args)
-            if result is not way[3]:
+            result = way.miss if way is last else way.entry(*args)
+            if result is not way.miss:
                 entries.use(way)
                 self._last_way = way
-                return result if way[2] is None else way[2](result)
+                return result if way.finish is None else way.finish(result)
         binding.start()
         if self._left.takes(args):
             return self.captured.fn(*args)

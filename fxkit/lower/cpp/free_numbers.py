@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from fxkit.lower.loops.attention import Attention
 from fxkit.lower.loops.bits import Bits
-from fxkit.lower.loops.depthwise import Depthwise
+from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.product import Batch, Product
 
@@ -207,8 +207,8 @@ class _Mapping:
             return replace(instruction, detail=Bits(self._visit(detail.value)))
         if isinstance(detail, Product):
             return replace(instruction, detail=self._product(detail))
-        if isinstance(detail, Depthwise):
-            return replace(instruction, detail=self._depthwise(detail))
+        if isinstance(detail, Convolution):
+            return replace(instruction, detail=self._convolution(detail))
         if isinstance(detail, Attention):
             return replace(instruction, detail=self._attention(detail))
         return instruction
@@ -224,12 +224,18 @@ class _Mapping:
             right_strides=cast("tuple[int, int]", self.all_of(product.right_strides)),
         )
 
-    def _depthwise(self, depthwise: Depthwise) -> Depthwise:
+    def _convolution(self, one: Convolution) -> Convolution:
         """Replace sizes and strides; the window and how it moves stay in the text."""
-        names = ("image", "result", "strides")
-        sizes: dict[str, Any] = {name: self.all_of(getattr(depthwise, name)) for name in names}
-        count, columns = self.one(depthwise.count), self.one(depthwise.columns)
-        return replace(depthwise, count=count, columns=columns, **sizes)
+        channels = None if one.channels is None else self.one(one.channels)
+        return replace(
+            one,
+            count=self.one(one.count),
+            channels=channels,
+            columns=self.one(one.columns),
+            image=cast("tuple[int, int]", self.all_of(one.image)),
+            result=cast("tuple[int, int]", self.all_of(one.result)),
+            strides=cast("tuple[int, int, int]", self.all_of(one.strides)),
+        )
 
     def _attention(self, attention: Attention) -> Attention:
         names = ("batch", "heads", "shared", "queries", "keys", "depth", "width")

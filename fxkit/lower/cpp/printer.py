@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import torch
 
-from fxkit.lower.cpp import attentions, depthwise, products, vector_math
+from fxkit.lower.cpp import attentions, convolutions, products, vector_math
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.attentions import AttentionPrinter
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
-from fxkit.lower.cpp.depthwise import DepthwisePrinter
+from fxkit.lower.cpp.convolutions import ConvolutionPrinter
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
 from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.cpp.products import ProductPrinter, begins_with
@@ -59,8 +59,7 @@ def _preamble(kernels: Collection[Kernel], glibc: tuple[int, int] | None) -> str
     whole = {kernel.body[0].op for kernel in kernels if kernel.body}
     if whole & WHOLE:
         parts.append(products.header())
-    if "depthwise" in whole:
-        parts.append(depthwise.header())
+    parts += [convolutions.header(op) for op in ("convolution", "depthwise") if op in whole]
     if "attention" in whole:
         parts.append(attentions.header())
     return "\n".join(parts)
@@ -76,7 +75,8 @@ _REDUCTIONS = "".join(
 
 _WHOLE: dict[str, Callable[[Kernel, str], KernelPrinter]] = {
     "product": ProductPrinter,
-    "depthwise": DepthwisePrinter,
+    "convolution": ConvolutionPrinter,
+    "depthwise": ConvolutionPrinter,
     "attention": AttentionPrinter,
 }
 

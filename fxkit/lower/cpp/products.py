@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter, scaled
-from fxkit.lower.loops.depthwise import Depthwise
+from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.loop_ir import WHOLE, Access, Kernel
 from fxkit.lower.loops.product import Product
 from fxkit.lower.loops.schedule import Pass, schedule
@@ -25,6 +25,9 @@ COLUMNS = 48
 # tiles for the threads.
 BLOCKS = (384, 192, 96, 48)
 TILES_PER_THREAD = 2
+
+# Where blocks have so many rows, all threads get as many of them: panels differ in width.
+SHARED_ROWS = 192
 
 # Rows that are summed at once where vectors are longest; FX_TILE in the text.
 TILE = 8
@@ -99,8 +102,10 @@ class ProductPrinter(KernelPrinter):
             tiles = panels * ceil_div(rows, height)
             text = f"{tiles} >= {TILES_PER_THREAD} * threads ? {height} : {text}"
         self._add(f"const long most = {text};")
-        count = f"(({rows} + most - 1) / most)"
-        self._add(f"const long even = ({rows} + {count} - 1) / {count};")
+        self._add(f"const long fewest = ({rows} + most - 1) / most;")
+        self._add("const long shared = (fewest + threads - 1) / threads * threads;")
+        self._add(f"const long count = {rows} >= shared * {SHARED_ROWS} ? shared : fewest;")
+        self._add(f"const long even = ({rows} + count - 1) / count;")
         self._add(f"const long height = (even + {TILE - 1}) / {TILE} * {TILE};")
 
     def _declare(self) -> None:
@@ -205,7 +210,7 @@ class ProductPrinter(KernelPrinter):
         return []
 
 
-def block_rows(product: Product | Depthwise, threads: int) -> int:
+def block_rows(product: Product | Convolution, threads: int) -> int:
     """Return how many rows of a product a tile has: blocks are as high as each other."""
     panels = ceil_div(product.columns, COLUMNS) * product.count
     most = BLOCKS[-1] if product.rows > BLOCKS[-1] else BLOCKS[1]
@@ -213,4 +218,7 @@ def block_rows(product: Product | Depthwise, threads: int) -> int:
         if panels * ceil_div(product.rows, rows) >= TILES_PER_THREAD * threads:
             most = rows
             break
-    return ceil_div(ceil_div(product.rows, ceil_div(product.rows, most)), TILE) * TILE
+    fewest = ceil_div(product.rows, most)
+    shared = ceil_div(fewest, threads) * threads
+    count = shared if product.rows >= shared * SHARED_ROWS else fewest
+    return ceil_div(ceil_div(product.rows, count), TILE) * TILE

@@ -1,10 +1,11 @@
-"""Packed convolutions that a kernel computes: of single pixels, and of each channel for itself.
+"""Packed convolutions that a kernel computes.
 
-A convolution of single pixels multiplies matrices: each pixel's channels are a row.
+One of single pixels multiplies matrices: each pixel's channels are a row.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,14 +14,16 @@ from torch import fx
 
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.loops.depthwise import Depthwise
+from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.loop_ir import Builder, Ref, Unfusable
 from fxkit.lower.loops.matrix_products import checked_operand, checked_type
 from fxkit.lower.loops.product import Batch, Product
 from fxkit.lower.loops.product_node import Finish, ProductNode
 
-# What a window may have for its weights to stay in registers, or at least near by.
-_MAX_WINDOW = 25
+# Elements that a window may have. Depthwise, each window has a text of its own, where loops over
+# it are written out; else a panel of weights has to hold one or two channels.
+_MAX_DEPTHWISE = 25
+_MAX_WINDOW = 144
 
 
 def is_packed_convolution(node: fx.Node) -> bool:
@@ -65,30 +68,34 @@ def convolution_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
 
 def _product(
     image: TensorType, weight: TensorType, result: TensorType, arguments: Mapping[str, Any]
-) -> Product | Depthwise:
+) -> Product | Convolution:
     count, channels, *sizes = image.shape
     window = tuple(weight.shape[2:])
     steps, padding, dilation = (
         tuple(arguments[name]) for name in ("stride", "padding", "dilation")
     )
     batch_stride, _, row_stride, pixel_stride = image.stride or (0,) * 4
-    groups = arguments["groups"]
-    if groups == channels == weight.shape[0] and weight.shape[1] == 1:
-        if window[0] * window[1] > _MAX_WINDOW:
-            raise Unfusable("its window is large, and the library computes it")
-        return Depthwise(
-            0, 1, count, channels, tuple(sizes), tuple(result.shape[2:]),
-            (batch_stride, row_stride, pixel_stride), window, steps, padding, dilation,
-        )  # fmt: skip
-    if window != (1, 1) or groups != 1 or steps != (1, 1) or padding != (0, 0):
-        raise Unfusable("it is neither of single pixels nor of single channels")
-    rows = sizes[0] * sizes[1]
-    out, terms = weight.shape[:2]
-    if count > 1 and batch_stride != rows * channels:
-        return Product(
-            0, 1, (Batch(count, batch_stride, 0),), rows, out, terms, (channels, 1), (1, terms)
-        )
-    return Product(0, 1, (), count * rows, out, terms, (channels, 1), (1, terms))
+    out, groups = weight.shape[0], arguments["groups"]
+    if window == steps == (1, 1) and padding == (0, 0) and groups == 1:
+        return _product_of_pixels(count, batch_stride, sizes[0] * sizes[1], channels, out)
+    is_depthwise = groups == channels == out
+    if groups != 1 and not is_depthwise:
+        raise Unfusable("it convolves groups of channels, as the library does")
+    if math.prod(window) > (_MAX_DEPTHWISE if is_depthwise else _MAX_WINDOW):
+        raise Unfusable("its window is large, and the library computes it")
+    return Convolution(
+        0, 1, count, None if is_depthwise else channels, out, (sizes[0], sizes[1]),
+        tuple(result.shape[2:]), (batch_stride, row_stride, pixel_stride), window, steps, padding,
+        dilation,
+    )  # fmt: skip
+
+
+def _product_of_pixels(count: int, stride: int, pixels: int, channels: int, out: int) -> Product:
+    """Return a convolution of single pixels as a product of matrices."""
+    strides = ((channels, 1), (1, channels))
+    if count == 1 or stride == pixels * channels:
+        return Product(0, 1, (), count * pixels, out, channels, *strides)
+    return Product(0, 1, (Batch(count, stride, 0),), pixels, out, channels, *strides)
 
 
 def _has_channels_innermost(known: TensorType) -> bool:

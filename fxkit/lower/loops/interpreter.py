@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fxkit.lower.loops.attention import Attention
-from fxkit.lower.loops.depthwise import Depthwise
+from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
 from fxkit.lower.loops.product import Product
 
@@ -100,8 +100,8 @@ class _Interpreter:
             return self._load(instruction, operands)
         if instruction.op == "product":
             return self._product(instruction.detail)
-        if instruction.op == "depthwise":
-            return self._depthwise(instruction.detail)
+        if instruction.op in ("convolution", "depthwise"):
+            return self._convolution(instruction.detail)
         if instruction.op == "attention":
             return self._attention(instruction.detail)
         if instruction.is_reduction:
@@ -143,15 +143,16 @@ class _Interpreter:
         )
         return (left @ right).view(self._kernel.sizes)
 
-    def _depthwise(self, one: Depthwise) -> torch.Tensor:
-        count, (height, width), (batch, row, pixel) = one.count, one.image, one.strides
+    def _convolution(self, one: Convolution) -> torch.Tensor:
+        channels = one.columns if one.channels is None else one.channels
+        batch, row, pixel = one.strides
         image = self._memory[one.left].as_strided(
-            (count, one.columns, height, width), (batch, 1, row, pixel)
+            (one.count, channels, *one.image), (batch, 1, row, pixel)
         )
-        weight = self._memory[one.right].view(one.columns, 1, *one.window)
-        result = torch.nn.functional.conv2d(
-            image, weight, None, one.steps, one.padding, one.dilation, one.columns
-        )
+        weight = self._memory[one.right].view(one.columns, one.channels or 1, *one.window)
+        groups = channels if one.channels is None else 1
+        settings = (one.steps, one.padding, one.dilation, groups)
+        result = torch.nn.functional.conv2d(image, weight, None, *settings)
         return result.permute(0, 2, 3, 1).reshape(self._kernel.sizes)
 
     def _attention(self, one: Attention) -> torch.Tensor:

@@ -74,7 +74,7 @@ SCANS = frozenset({"add", "mul", "max", "min", "logaddexp"})
 
 
 # Operators of whole tensors. A kernel has at most one of them, as its first instruction.
-WHOLE = frozenset({"product", "depthwise", "attention"})
+WHOLE = frozenset({"product", "convolution", "depthwise", "attention"})
 
 
 class Unfusable(FxkitError):

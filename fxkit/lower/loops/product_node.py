@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxkit.lower.loops.depthwise import Depthwise
+from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.emit import Operand
 from fxkit.lower.loops.loop_ir import Builder, Ref
 from fxkit.lower.loops.product import Product
@@ -34,7 +34,7 @@ class ProductNode:
     """
 
     node: fx.Node
-    product: Product | Depthwise
+    product: Product | Convolution
     operands: tuple[Operand, ...]
     strides: tuple[int, ...] = ()
     finish: Finish = _as_it_is

@@ -157,7 +157,7 @@ def _joined(
 def _product_body(found: ProductNode, rank: int) -> tuple[list[Instruction], int]:
     """Return the instructions of a product, and the position of its node's value."""
     builder = Builder()
-    op = "product" if isinstance(found.product, Product) else "depthwise"
+    op = "product" if isinstance(found.product, Product) else found.product.op
     total = builder.append(Instruction(op, (), torch.float32, found.product))
     columns = [
         builder.load(Access(buffer, (*[0] * (rank - 1), stride)), torch.float32)

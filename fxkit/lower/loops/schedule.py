@@ -214,7 +214,7 @@ def cost_of(kernel: Kernel) -> int:
 
 
 def _cost_of(instruction: Instruction) -> int:
-    if instruction.op in ("product", "depthwise"):
+    if instruction.op in ("product", "convolution", "depthwise"):
         return 1 + instruction.detail.depth // 8
     if instruction.op == "attention":
         return 1 + instruction.detail.keys // 4

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import replace
+
 import torch
 
 from fxkit.lower.convolutions import packed
-from fxkit.lower.loops.depthwise import Depthwise
+from fxkit.lower.cpp import convolutions, products
+from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.product import Product
 from fxkit.lower.loops.product_node import ProductNode
-from fxkit.lower.running.product_trial import MIN_TERMS, near, slower, timed_beside
+from fxkit.lower.running import product_trial
+from fxkit.lower.running.product_trial import MIN_TERMS, near
 
-# Of larger images so many pixels are timed.
-MAX_PIXELS = 1 << 14
+# Of larger results so many pixels are timed.
+MAX_PIXELS = 1 << 12
 
 
 def convolution_objection(found: ProductNode) -> str | None:
@@ -20,36 +25,98 @@ def convolution_objection(found: ProductNode) -> str | None:
     One of each channel for itself is bound by memory: a kernel that goes on with its result is
     always faster.
     """
-    if isinstance(found.product, Depthwise) or found.product.terms < MIN_TERMS:
-        return None
-    product = found.product
-    return _slower(product.rows, product.depth, product.columns)
+    return _objection(found.product)
 
 
 def convolution_objection_by_kind(found: ProductNode) -> str | None:
     """Do as `convolution_objection` for one of many sizes: those near by serve."""
-    if isinstance(found.product, Depthwise) or found.product.terms < MIN_TERMS:
+    one = found.product
+    if isinstance(one, Product):
+        return _objection(replace(one, rows=near(one.rows)))
+    added = [near(size) - size for size in one.result]
+    grown = [a * step for a, step in zip(added, one.steps, strict=True)]
+    image = (one.image[0] + grown[0], one.image[1] + grown[1])
+    return _objection(replace(one, image=image, result=(near(one.result[0]), near(one.result[1]))))
+
+
+def _objection(one: Product | Convolution) -> str | None:
+    if (isinstance(one, Convolution) and one.channels is None) or one.terms < MIN_TERMS:
         return None
-    product = found.product
-    return _slower(near(product.rows), product.depth, product.columns)
+    part = _convolution_of(one) if isinstance(one, Product) else _part_of(one)
+    text = f"{part} {part.steps} {part.padding} {part.dilation}"
+    return product_trial.slower(f"convolves {part}", text, lambda: _measured(part))
 
 
-def _slower(pixels: int, channels: int, results: int) -> str | None:
-    pixels = min(pixels, MAX_PIXELS)
-    what = f"convolves {pixels} pixels, {channels} channels to {results},"
-    return slower(what, what, lambda: _measured(pixels, channels, results))
+def _convolution_of(product: Product) -> Convolution:
+    """Return a convolution of single pixels that is like a product."""
+    pixels, channels = min(product.rows, MAX_PIXELS), product.depth
+    ones, noughts = (1, 1), (0, 0)
+    return Convolution(
+        0, 1, 1, channels, product.columns, (1, pixels), (1, pixels), (0, 0, channels), ones, ones,
+        noughts, ones,
+    )  # fmt: skip
 
 
-def _measured(pixels: int, channels: int, results: int) -> tuple[float, float]:
-    """Time a convolution with a batch norm, and what a pass over its result takes beside it."""
-    image = torch.ones(1, channels, 1, pixels).contiguous(memory_format=torch.channels_last)
-    weight = torch.ones(results, channels, 1, 1)
-    one, slot = torch.ones(results), packed.new_slot()
+def _part_of(one: Convolution) -> Convolution:
+    """Return a convolution of one image, or a part of it, that is like another one."""
+    height, width = one.result
+    fewer = height - min(height, max(1, MAX_PIXELS // width))
+    image = (one.image[0] - fewer * one.steps[0], one.image[1])
+    pixel = one.channels or 1
+    strides = (0, image[1] * pixel, pixel)
+    return replace(one, count=1, image=image, result=(height - fewer, width), strides=strides)
+
+
+def _measured(one: Convolution) -> tuple[float, float]:
+    """Time a convolution, and oneDNN's with a batch norm and a pass over its result."""
+    channels, results = one.channels or 1, one.columns
+    image = torch.ones(1, channels, *one.image).contiguous(memory_format=torch.channels_last)
+    weight = torch.ones(results, channels, *one.window)
+    ones, slot = torch.ones(results), packed.new_slot()
 
     def library() -> None:
         packed.convolution(
-            image, weight, None, one, one, one, one, 1e-5, (1, 1), (0, 0), (1, 1), 1, slot
-        ).relu_()
+            image, weight, None, ones, ones, ones, ones, 1e-5, one.steps, one.padding,
+            one.dilation, 1, slot,
+        ).relu_()  # fmt: skip
 
-    product = Product(0, 1, (), pixels, results, channels, (channels, 1), (1, channels))
-    return timed_beside(product, library)
+    if one.window == one.steps == (1, 1) and one.padding == (0, 0):
+        strides = ((channels, 1), (1, channels))
+        product = Product(0, 1, (), one.rows, results, channels, *strides)
+        return product_trial.timed_beside(product, library)
+    threads, result = torch.get_num_threads(), torch.empty(one.rows, results)
+    lengths = [*one.image, *one.strides[1:], channels, *one.window, *one.steps, *one.padding]
+    lengths += [*one.dilation, one.result[1], one.rows, results]
+    numbers = (ctypes.c_long * 17)(*lengths, products.block_rows(one, threads))
+    function = product_trial.trial_function(_source())
+    function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
+    pointers = [image.data_ptr(), weight.data_ptr(), result.data_ptr(), ctypes.addressof(numbers)]
+    return product_trial.fastest(lambda: function(*pointers, threads), library)
+
+
+def _source() -> str:
+    return f"{products.header()}\n{convolutions.header('convolution')}\n{_TRIAL}"
+
+
+_TRIAL = f"""
+extern "C" void fx_trial(
+    const float* image, const float* weight, float* out, const long* n, long threads) {{
+  const fx_geometry g = {{image, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10],
+                          n[11], n[12], n[13]}};
+  const long rows = n[14], columns = n[15], height = n[16];
+  const long panels = (columns + {products.COLUMNS - 1}) / {products.COLUMNS};
+  const long blocks = (rows + height - 1) / height;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (long tile = 0; tile < panels * blocks; ++tile) {{
+    const long from = tile % panels * {products.COLUMNS}, first = tile / panels * height;
+    const long width = columns - from < {products.COLUMNS} ? columns - from : {products.COLUMNS};
+    const long last = rows - first < height ? rows : first + height;
+    alignas(64) float sums[{max(products.BLOCKS)} * {products.COLUMNS}];
+    fx_convolution(
+        g, weight + from * n[4] * n[5] * n[6], first, last, width, sums);
+    for (long r = first; r < last; ++r)
+      for (long j = 0; j < width; ++j)
+        out[r * columns + from + j] = sums[(r - first) * {products.COLUMNS} + j];
+  }}
+}}
+"""

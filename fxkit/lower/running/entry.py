@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -29,7 +30,8 @@ _MAX_TRIES = 3
 Module = CompiledModule | TrainingModule
 
 
-class Way(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
     """A quick way into a captured program.
 
     Attributes:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -216,16 +217,21 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
     def library() -> None:
         torch.matmul(left, right) if count > 1 else torch.mm(left[0], right[0])
 
-    with torch.no_grad():
-        return _fastest(kernel, library)
+    return fastest(kernel, library)
 
 
 def timed_beside(product: Product, library: Callable[[], None]) -> tuple[float, float]:
     """Return the seconds of a kernel for a product, and of what is called in its place."""
     left, right = _matrices(product, product.count)
     kernel = _kernel(product, left, right, torch.get_num_threads())
-    with torch.no_grad():
-        return _fastest(kernel, library)
+    return fastest(kernel, library)
+
+
+def trial_function(source: str) -> Any:
+    """Return what a trial's text calls `fx_trial`."""
+    function = build(source).handle.fx_trial
+    function.restype = None
+    return function
 
 
 def _kernel(
@@ -237,8 +243,7 @@ def _kernel(
     sizes = (ctypes.c_long * 5)(product.count, product.rows, product.columns, product.depth, height)
     strides = (ctypes.c_long * 6)(*left.stride()[:1], *right.stride()[:1], *left.stride()[1:],
                                   *right.stride()[1:])  # fmt: skip
-    function = build(_source()).handle.fx_trial
-    function.restype = None
+    function = trial_function(_source())
     function.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long]
     pointers = [t.data_ptr() for t in (left, right, result)]
 
@@ -264,8 +269,7 @@ def _measured_attention(kernel: Kernel, attention: Attention, threads: int) -> t
     result = _strided((*pairs, one.queries, one.width), kernel.stores[0].access.strides)
     kernel = all_freed(kernel)
     numbers = packed_numbers(kernel)
-    function = build(print_unit({"fx_trial": kernel}, toolchain.vector_library())).handle.fx_trial
-    function.restype = None
+    function = trial_function(print_unit({"fx_trial": kernel}, toolchain.vector_library()))
     buffers = [ctypes.c_void_p] * len(kernel.buffers)
     function.argtypes = [*buffers, ctypes.c_char_p, ctypes.c_long]
     given = [t for t in (query, key, value, mask, result) if t is not None]
@@ -277,8 +281,7 @@ def _measured_attention(kernel: Kernel, attention: Attention, threads: int) -> t
             enable_gqa=one.shared > 1,
         )  # fmt: skip
 
-    with torch.no_grad():
-        return _fastest(lambda: function(*pointers, numbers, threads), library)
+    return fastest(lambda: function(*pointers, numbers, threads), library)
 
 
 def _strided(
@@ -296,7 +299,8 @@ def _matrices(product: Product, count: int) -> tuple[torch.Tensor, torch.Tensor]
     return _strided(shapes[0], strides[0]), _strided(shapes[1], strides[1])
 
 
-def _fastest(*candidates: Callable[[], None]) -> tuple[float, float]:
+@torch.no_grad()
+def fastest(*candidates: Callable[[], None]) -> tuple[float, float]:
     """Return the least time of each of two functions, which are called in turn."""
     best = [float("inf")] * len(candidates)
     for turn in range(_ROUNDS + 1):

@@ -92,7 +92,7 @@ def spread(plan: Plan, policy: Policy | None) -> None:
 
 
 def _is_product(kernel: Kernel) -> bool:
-    return kernel.body[0].op in ("product", "depthwise")
+    return kernel.body[0].op in ("product", "convolution", "depthwise")
 
 
 def _reason(times: Times) -> str:

@@ -1,4 +1,4 @@
-"""Packed convolutions in kernels: of single pixels, of single channels, and what follows them."""
+"""Packed convolutions in kernels: of windows, single pixels, single channels; what follows them."""
 
 from __future__ import annotations
 
@@ -162,7 +162,30 @@ DEPTHWISE: dict[str, tuple[Program, tuple[int, ...]]] = {
     "relu6": (Program((24, 1, 3, 3), 24, 1, 1, norm="mvsch", then=F.relu6), (2, 24, 6, 7)),
     "hardswish": (Program((96, 1, 5, 5), 96, 2, 2, norm="mv", then=F.hardswish), (1, 96, 9, 9)),
 }
-ALL = {**{f"pixels, {n}": c for n, c in PIXELS.items()},
+WINDOWS: dict[str, tuple[Program, tuple[int, ...]]] = {
+    "plain": (Program((50, 24, 3, 3), padding=1), (1, 24, 9, 11)),
+    "no padding": (Program((48, 40, 3, 3)), (1, 40, 9, 11)),
+    "wide padding": (Program((16, 5, 3, 3), padding=3), (1, 5, 4, 5)),
+    "stride": (Program((32, 16, 3, 3), stride=2, padding=1), (1, 16, 14, 13)),
+    "other strides": (Program((32, 16, 3, 3), 1, (3, 2), (0, 2)), (1, 16, 14, 13)),
+    "single pixels by stride": (Program((70, 300, 1, 1), stride=2), (1, 300, 7, 8)),
+    "padded single pixels": (Program((7, 30, 1, 1), padding=1), (1, 30, 7, 8)),
+    "stem": (Program((40, 3, 7, 7), stride=2, padding=3), (2, 3, 30, 29)),
+    "five": (Program((33, 20, 5, 5), padding=2), (1, 20, 10, 12)),
+    "one row": (Program((20, 24, 1, 7), padding=(0, 3)), (1, 24, 6, 12)),
+    "one column": (Program((20, 24, 4, 1)), (1, 24, 6, 12)),
+    "dilation": (Program((16, 24, 3, 3), 1, 1, 2, 2), (1, 24, 9, 12)),
+    "window beyond the image": (Program((16, 8, 5, 5), padding=2), (1, 8, 2, 1)),
+    "several images": (Program((24, 10, 3, 3), padding=1), (5, 10, 6, 7)),
+    "large": (Program((100, 16, 3, 3), padding=1), (1, 16, 30, 40)),
+    "many channels": (Program((48, 333, 3, 3), padding=1), (1, 333, 7, 7)),
+    "one channel": (Program((10, 1, 3, 3), padding=1), (1, 1, 7, 7)),
+    "bias": (Program((24, 16, 3, 3), has_bias=True), (1, 16, 6, 7)),
+    "norm": (Program((24, 16, 3, 3), has_bias=True, norm="mvsch"), (2, 16, 6, 7)),
+    "relu6": (Program((24, 16, 3, 3), padding=1, norm="mvsch", then=F.relu6), (2, 16, 6, 7)),
+}
+ALL = {**{f"windows, {n}": c for n, c in WINDOWS.items()},
+       **{f"pixels, {n}": c for n, c in PIXELS.items()},
        **{f"depthwise, {n}": c for n, c in DEPTHWISE.items()}}  # fmt: skip
 
 
@@ -229,7 +252,8 @@ def test_nothing_outside_an_image_is_read() -> None:
 def test_nan_and_inf_stay_where_they_are() -> None:
     x = innermost(1, 24, 8, 9)
     x[0, 3, 4, 4], x[0, 5, 7, 8], x[0, 7, 0, 0] = float("nan"), float("inf"), -float("inf")
-    for shape, groups, padding in (((24, 1, 3, 3), 24, 1), ((30, 24, 1, 1), 1, 0)):
+    shapes = (((24, 1, 3, 3), 24, 1), ((30, 24, 1, 1), 1, 0), ((30, 24, 3, 3), 1, 1))
+    for shape, groups, padding in shapes:
         for then in (F.relu6, F.silu, as_it_is):
             program = Program(shape, groups, padding=padding, then=then)
             found, expected = to_cpp(fx.symbolic_trace(program), (x,))(x), exactly(program, x)
@@ -252,10 +276,9 @@ def test_a_residual_and_two_readers() -> None:
 @torch.no_grad()
 def test_what_no_kernel_computes_says_why() -> None:
     for program, shape, reason in (
-        (Program((24, 24, 3, 3)), (1, 24, 6, 7), "neither of single pixels nor"),
-        (Program((24, 24, 1, 1), stride=2), (1, 24, 6, 7), "neither of single pixels nor"),
-        (Program((24, 2, 3, 3), 12), (1, 24, 6, 7), "neither of single pixels nor"),
+        (Program((24, 2, 3, 3), 12), (1, 24, 6, 7), "groups of channels"),
         (Program((24, 1, 7, 7), 24), (1, 24, 9, 9), "its window is large"),
+        (Program((6, 5, 13, 13)), (1, 5, 20, 20), "its window is large"),
     ):
         x = innermost(*shape)
         compiled = to_cpp(fx.symbolic_trace(program), (x,))
@@ -306,7 +329,7 @@ def test_the_trial_compares_with_the_packed_convolution(monkeypatch: pytest.Monk
     monkeypatch.setattr(product_trial, "_known", dict)
     monkeypatch.setattr(product_trial, "_write", lambda _: None)
     reason = convolution_trial.convolution_objection(found)
-    assert "convolves 784 pixels, 64 channels to 64," in str(reason)
+    assert "convolves [1, 64, 1, 784] by [1, 1] to 64 channels" in str(reason)
     assert convolution_trial.convolution_objection_by_kind(found) is not None
     monkeypatch.setattr(convolution_trial, "_measured", lambda *_: (1.0, 2.0))
     assert convolution_trial.convolution_objection(found) is None

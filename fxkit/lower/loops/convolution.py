@@ -1,4 +1,4 @@
-"""A depthwise convolution as a value of the loop IR."""
+"""A convolution of images as a value of the loop IR."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Depthwise:
-    """The detail of an instruction `depthwise`: each channel of images convolved with one window.
+class Convolution:
+    """The detail of an instruction `convolution` or, channel by channel, of a `depthwise` one.
 
     A kernel has at most one. Its row is the channels of one pixel of the result; all outer axes
-    together number the pixels, image by image, row by row. Channels lie next to each other, the
-    weights of one channel too: float[channels, *window].
+    together number the pixels, image by image, row by row. An image's channels lie next to each
+    other; the weight is float[columns, channels, *window], without gaps.
 
     Attributes:
         left: Position of the images' buffer.
         right: Position of the weight's buffer.
         count: Number of images.
-        columns: Number of channels.
+        channels: Number of channels of an image; None where each is convolved for itself.
+        columns: Number of channels of the result.
         image: Height and width of an image.
         result: Height and width of a result.
         strides: Strides of the images, in elements: from image to image, from row to row, and
@@ -32,6 +33,7 @@ class Depthwise:
     left: int
     right: int
     count: int
+    channels: int | None
     columns: int
     image: tuple[int, int]
     result: tuple[int, int]
@@ -42,6 +44,11 @@ class Depthwise:
     dilation: tuple[int, int]
 
     @property
+    def op(self) -> str:
+        """The instruction that it is the detail of."""
+        return "depthwise" if self.channels is None else "convolution"
+
+    @property
     def rows(self) -> int:
         """Pixels of one result."""
         return self.result[0] * self.result[1]
@@ -49,7 +56,7 @@ class Depthwise:
     @property
     def depth(self) -> int:
         """Number of terms of each sum."""
-        return math.prod(self.window)
+        return math.prod(self.window) * (1 if self.channels is None else self.channels)
 
     @property
     def terms(self) -> int:
@@ -57,5 +64,6 @@ class Depthwise:
         return self.count * self.rows * self.columns * self.depth
 
     def __str__(self) -> str:
-        sizes = [self.count, self.columns, *self.image]
-        return f"{sizes} by {list(self.window)}"
+        channels = self.columns if self.channels is None else self.channels
+        image = [self.count, channels, *self.image]
+        return f"{image} by {list(self.window)} to {self.columns} channels"

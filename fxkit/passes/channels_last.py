@@ -197,7 +197,7 @@ class Spreader:
         for operand in node.all_input_nodes:
             if operand not in self.before:
                 continue
-            if self.weights.order.aliases.is_written(operand):
+            if any(operand < writer for writer in self.weights.order.aliases.writers(operand)):
                 raise Refused(f"%{operand.name} is written to, and %{node.name} needs its layout")
             if operand in effects.writes:
                 raise Refused(f"%{node.name} may write to %{operand.name}")

@@ -132,6 +132,11 @@ def test_what_follows_gets_what_it_needs(function):
     spread(gm, X)
 
 
+def test_what_was_written_before_it_is_read_is_brought_back():
+    gm = fxkit.capture(After(lambda y: y.mul_(2).view(-1).sin()), (X,)).graph_module
+    assert spread(gm, X).modified
+
+
 def test_write_through_a_view_leaves_all_as_it_is():
     def function(y):
         y.view(-1).mul_(2)

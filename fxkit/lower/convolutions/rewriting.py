@@ -14,6 +14,8 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.convolutions import packed
+from fxkit.lower.loops.convolution_products import has_channels_innermost, has_kernel
+from fxkit.lower.running.product_trial import MIN_TERMS
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
 from fxkit.passes.channels_last import Refused, Spreader
@@ -22,8 +24,9 @@ from fxkit.passes.channels_last import Refused, Spreader
 # convolution takes to find its weight.
 MIN_WORK = 1 << 21
 
-# So few in one convolution run fastest as they are; so does one that uses each number of its weight
-# less often than this, since the weight is read once more at each call to find whether it changed.
+# So few in one convolution that no kernel computes run fastest as they are; so does one that uses
+# each number of its weight less often than this, since the weight is read once more at each call to
+# find whether it changed.
 MIN_LAYER_WORK = 1 << 17
 MIN_USES = 32
 
@@ -142,8 +145,19 @@ class _Packer(Spreader):
             and (layer.bias_operand is None or _is_read(layer.bias_operand))
             and layer.weight.is_contiguous()
             and packed.parts_of(layer.weight.shape, layer.groups) is not None
-            and _work(layer) >= max(MIN_LAYER_WORK, MIN_USES * layer.weight.numel())
+            and self._pays(layer)
         )
+
+    def _pays(self, layer: Layer) -> bool:
+        """Tell whether a layer is surely a kernel, or large enough for oneDNN."""
+        work = _work(layer)
+        if has_kernel(layer.weight.shape, layer.groups) and (layer.groups > 1 or work < MIN_TERMS):
+            return True
+        return work >= max(MIN_LAYER_WORK, MIN_USES * layer.weight.numel())
+
+    def _image(self, image: fx.Node, known: TensorType, layer: Layer) -> fx.Node:
+        """Return an image whose channels are innermost, whatever the strides of single pixels."""
+        return image if has_channels_innermost(known) else super()._image(image, known, layer)
 
     def _needs_old_layout(self, node: fx.Node) -> bool:
         """Tell it of other convolutions too: eager's, in its layout, are the more exact ones."""

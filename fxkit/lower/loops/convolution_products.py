@@ -25,11 +25,30 @@ from fxkit.lower.loops.product_node import Finish, ProductNode
 _MAX_DEPTHWISE = 25
 _MAX_WINDOW = 144
 
+# Height and width that a window over all channels may have: `convolution.h` has a bit for each of
+# its rows, and of its columns.
+_MAX_SIDE = 32
+
 
 def is_packed_convolution(node: fx.Node) -> bool:
     """Tell whether a node calls `fxkit::convolution`."""
     call = resolve(node)
     return call is not None and call.name == "fxkit.convolution"
+
+
+def has_kernel(shape: Sequence[int], groups: int) -> bool:
+    """Tell whether kernels can convolve with a weight, of images with their channels innermost.
+
+    Args:
+        shape: Of the weight: [out, channels / groups, h, w].
+        groups: Number of groups.
+    """
+    out, channels, *window = shape
+    if groups != 1 and (groups != out or channels != 1):
+        return False
+    if groups != 1:
+        return math.prod(window) <= _MAX_DEPTHWISE
+    return math.prod(window) <= _MAX_WINDOW and max(window) <= _MAX_SIDE
 
 
 def convolution_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
@@ -45,7 +64,7 @@ def convolution_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     image = checked_operand(arguments["input"], root, "left")
     weight = checked_operand(arguments["weight"], root, "right")
     result = checked_type(type_of(node), "its result")
-    if not _has_channels_innermost(image) or not _has_channels_innermost(result):
+    if not has_channels_innermost(image) or not has_channels_innermost(result):
         raise Unfusable("its images do not have their channels innermost")
     product = _product(image, weight, result, arguments)
     names = ("bias", "mean", "variance", "scale", "shift")
@@ -81,7 +100,7 @@ def _product(
     is_depthwise = groups == channels == out
     if groups != 1 and not is_depthwise:
         raise Unfusable("it convolves groups of channels, as the library does")
-    if math.prod(window) > (_MAX_DEPTHWISE if is_depthwise else _MAX_WINDOW):
+    if not has_kernel(weight.shape, groups):
         raise Unfusable("its window is large, and the library computes it")
     return Convolution(
         0, 1, count, None if is_depthwise else channels, out, (sizes[0], sizes[1]),
@@ -98,8 +117,11 @@ def _product_of_pixels(count: int, stride: int, pixels: int, channels: int, out:
     return Product(0, 1, (Batch(count, stride, 0),), pixels, out, channels, *strides)
 
 
-def _has_channels_innermost(known: TensorType) -> bool:
-    """Tell whether pixels follow each other in memory, row by row, each with all its channels."""
+def has_channels_innermost(known: TensorType) -> bool:
+    """Tell whether pixels follow each other in memory, row by row, each with all its channels.
+
+    Strides of dimensions of size one are of no account.
+    """
     if len(known.shape) != 4 or known.stride is None:
         return False
     count, channels, height, width = known.shape

@@ -174,6 +174,8 @@ WINDOWS: dict[str, tuple[Program, tuple[int, ...]]] = {
     "five": (Program((33, 20, 5, 5), padding=2), (1, 20, 10, 12)),
     "one row": (Program((20, 24, 1, 7), padding=(0, 3)), (1, 24, 6, 12)),
     "one column": (Program((20, 24, 4, 1)), (1, 24, 6, 12)),
+    "a long row": (Program((20, 5, 1, 32), padding=(0, 16)), (2, 5, 3, 40)),
+    "a long column": (Program((20, 5, 32, 2), padding=(16, 0)), (1, 5, 40, 3)),
     "dilation": (Program((16, 24, 3, 3), 1, 1, 2, 2), (1, 24, 9, 12)),
     "window beyond the image": (Program((16, 8, 5, 5), padding=2), (1, 8, 2, 1)),
     "several images": (Program((24, 10, 3, 3), padding=1), (5, 10, 6, 7)),
@@ -279,6 +281,8 @@ def test_what_no_kernel_computes_says_why() -> None:
         (Program((24, 2, 3, 3), 12), (1, 24, 6, 7), "groups of channels"),
         (Program((24, 1, 7, 7), 24), (1, 24, 9, 9), "its window is large"),
         (Program((6, 5, 13, 13)), (1, 5, 20, 20), "its window is large"),
+        (Program((20, 5, 1, 33), padding=(0, 16)), (1, 5, 3, 40), "its window is large"),
+        (Program((20, 5, 100, 1), padding=(50, 0)), (1, 5, 60, 3), "its window is large"),
     ):
         x = innermost(*shape)
         compiled = to_cpp(fx.symbolic_trace(program), (x,))

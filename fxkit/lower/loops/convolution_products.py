@@ -29,6 +29,10 @@ _MAX_WINDOW = 144
 # its rows, and of its columns.
 _MAX_SIDE = 32
 
+# Height and width that a window over all channels may have: `convolution.h` has a bit for each of
+# its rows, and of its columns.
+_MAX_SIDE = 32
+
 
 def is_packed_convolution(node: fx.Node) -> bool:
     """Tell whether a node calls `fxkit::convolution`."""

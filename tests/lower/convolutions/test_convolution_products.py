@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +20,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.demo.judge import relative_error
 from fxkit.lower import to_cpp
 from fxkit.lower.convolutions import packed
+from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.build import build
 from fxkit.lower.cpp.free_numbers import all_freed, packed_numbers
 from fxkit.lower.cpp.printer import print_unit
@@ -225,9 +231,30 @@ def test_text_and_interpreter_agree(is_free: bool) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
-def call(function: Any, kernel: Kernel, tensors: list[torch.Tensor]) -> None:
-    import ctypes
+@pytest.mark.skipif(not os.path.exists("/proc/cpuinfo"), reason="features of the CPU unknown")
+@pytest.mark.parametrize("march", ["haswell", "x86-64"])
+@torch.no_grad()
+def test_shorter_vectors_give_the_same(march: str, tmp_path: Path) -> None:
+    if platform.machine() != "x86_64" or "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("the CPU has no AVX2")
+    names = ("windows, norm", "windows, stem", "depthwise, odd channels", "pixels, narrow")
+    cases = [ALL[name] for name in names]
+    made = [kernel_of(program, innermost(*shape)) for program, shape in cases]
+    kernels = {f"k{n}": kernel for n, (kernel, _) in enumerate(made)}
+    (tmp_path / "kernels.cpp").write_text(print_unit(kernels, None))
+    chain = toolchain.current()
+    flags = [flag for flag in chain.flags if not flag.startswith("-march")]
+    command = [chain.compiler, "-shared", "-fPIC", *flags, f"-march={march}", "kernels.cpp"]
+    subprocess.run([*command, "-o", "kernels.so"], cwd=tmp_path, check=True, capture_output=True)
+    handle = ctypes.CDLL(str(tmp_path / "kernels.so"))
+    for number, (kernel, inputs) in enumerate(made):
+        expected, found = (torch.full(kernel.sizes, float("nan")) for _ in range(2))
+        interpret(kernel, inputs, [expected])
+        call(getattr(handle, f"k{number}"), kernel, [*inputs, found])
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
+
+def call(function: Any, kernel: Kernel, tensors: list[torch.Tensor]) -> None:
     numbers = packed_numbers(kernel)
     function.restype = None
     function.argtypes = [ctypes.c_void_p] * len(tensors) + (

@@ -22,12 +22,8 @@ from fxkit.lower.loops.product_node import Finish, ProductNode
 
 # Elements that a window may have. Depthwise, each window has a text of its own, where loops over
 # it are written out; else a panel of weights has to hold one or two channels.
-_MAX_DEPTHWISE = 25
+_MAX_DEPTHWISE = 49
 _MAX_WINDOW = 144
-
-# Height and width that a window over all channels may have: `convolution.h` has a bit for each of
-# its rows, and of its columns.
-_MAX_SIDE = 32
 
 # Height and width that a window over all channels may have: `convolution.h` has a bit for each of
 # its rows, and of its columns.

@@ -26,56 +26,80 @@ template <> struct fx_lanes<4> {
 #endif
 template <> struct fx_lanes<1> { typedef float type; };
 
-// A few pixels side by side, from column x on. The window may leave the image above and below, and
-// where CLIPS to the left and right too.
+static const float fx_nothing[FX_LANES] = {};
+
+// PIXELS side by side, the first window of which begins at row y and column x. The windows may leave
+// the image above and below and, where CLIPS, to the left and right.
 template <class WINDOW, int LANES, int PIXELS, bool CLIPS>
 FX_FUSED static inline __attribute__((always_inline)) void fx_pixels(
-    const fx_image& image, long y, long x, const float* weights, float* sums) {
+    const fx_image& image, long y, long x, const float* __restrict weights,
+    float* __restrict sums) {
   typedef typename fx_lanes<LANES>::type vector;
+  enum { SPAN = (PIXELS - 1) * WINDOW::across + (WINDOW::width - 1) * WINDOW::step + 1 };
+  const long pixel = image.pixel, width = image.width;
   vector total[PIXELS] = {};
   for (int h = 0; h < WINDOW::height; ++h) {
     const long row = y + h * WINDOW::row_step;
     if (row < 0 || row >= image.height) continue;
-    const float* from = image.first + row * image.row;
-#pragma GCC unroll 5
+    const float* from = image.first + row * image.row + x * pixel;
+    // What several windows have in common is read once; what none has is not read.
+    vector read[SPAN];
+#pragma GCC unroll 32
+    for (int i = 0; i < SPAN; ++i)
+      read[i] = *(const vector*)(
+          CLIPS && (x + i < 0 || x + i >= width) ? fx_nothing : from + i * pixel);
+#pragma GCC unroll 8
     for (int w = 0; w < WINDOW::width; ++w) {
       const vector weight = *(const vector*)(weights + (h * WINDOW::width + w) * FX_COLUMNS);
-#pragma GCC unroll 4
-      for (int p = 0; p < PIXELS; ++p) {
-        const long column = x + p * WINDOW::across + w * WINDOW::step;
-        if (CLIPS && (column < 0 || column >= image.width)) continue;
-        total[p] += *(const vector*)(from + column * image.pixel) * weight;
-      }
+#pragma GCC unroll 8
+      for (int p = 0; p < PIXELS; ++p)
+        total[p] += read[p * WINDOW::across + w * WINDOW::step] * weight;
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int p = 0; p < PIXELS; ++p) *(vector*)(sums + p * FX_COLUMNS) = total[p];
+}
+
+// Pixels from x to stop of one row, SIDE at once; at the end some are computed once more.
+template <class WINDOW, int LANES, int SIDE, bool IS_WIDE>
+FX_FUSED static inline __attribute__((always_inline)) void fx_row(
+    const fx_image& image, long y, long x, long stop, const float* weights, float* sums) {
+  enum { REACH = (SIDE - 1) * WINDOW::across + (WINDOW::width - 1) * WINDOW::step };
+  const long begin = x;
+  while (x < stop) {
+    if (x + SIDE > stop) x = stop - SIDE;
+    const long left = x * WINDOW::across - WINDOW::left;
+    float* const to = sums + (x - begin) * FX_COLUMNS;
+    if (IS_WIDE && left >= 0 && left + REACH < image.width)
+      fx_pixels<WINDOW, LANES, SIDE, false>(image, y, left, weights, to);
+    else
+      fx_pixels<WINDOW, LANES, SIDE, true>(image, y, left, weights, to);
+    x += SIDE;
+  }
 }
 
 template <class WINDOW, int LANES>
 FX_FUSED static void fx_channels(
     const fx_image& image, const float* weights, long result_width, long first, long last,
     float* sums) {
-  // Results from begin to end have windows that lie within the image from left to right.
-  const long begin = (WINDOW::left + WINDOW::across - 1) / WINDOW::across;
-  const long room = image.width - (WINDOW::width - 1) * WINDOW::step + WINDOW::left;
-  long end = room <= 0 ? 0 : (room - 1) / WINDOW::across + 1;
-  if (end > result_width) end = result_width;
+  // As many pixels at once as registers hold, with what their windows read.
+  enum {
+    SPAN = (WINDOW::width - 1) * WINDOW::step + 1,
+    HALF = LANES == FX_LANES && 3 * (WINDOW::across + 1) + SPAN < 28 ? 4 : 1,
+    SIDE = HALF > 1 && 7 * (WINDOW::across + 1) + SPAN < 28 ? 8 : HALF
+  };
   for (long at = first; at < last;) {
     const long y = at / result_width * WINDOW::down - WINDOW::above;
     const long start = at / result_width * result_width;
     const long stop = last - start < result_width ? last - start : result_width;
-    for (long x = at - start; x < stop;) {
-      const long left = x * WINDOW::across - WINDOW::left;
-      float* const to = sums + (start + x - first) * FX_COLUMNS;
-      if (x >= begin && x + 4 <= end && x + 4 <= stop) {
-        fx_pixels<WINDOW, LANES, 4, false>(image, y, left, weights, to);
-        x += 4;
-      } else {
-        fx_pixels<WINDOW, LANES, 1, true>(image, y, left, weights, to);
-        ++x;
-      }
-    }
+    const long x = at - start, count = stop - x;
+    float* const to = sums + (at - first) * FX_COLUMNS;
+    if (count >= SIDE)
+      fx_row<WINDOW, LANES, SIDE, SIDE != 1>(image, y, x, stop, weights, to);
+    else if (count >= HALF)
+      fx_row<WINDOW, LANES, HALF, false>(image, y, x, stop, weights, to);
+    else
+      fx_row<WINDOW, LANES, 1, false>(image, y, x, stop, weights, to);
     at = start + stop;
   }
 }
@@ -89,11 +113,20 @@ static void fx_depthwise(
   alignas(64) float weights[SIZE * FX_COLUMNS];
   for (long c = 0; c < columns; ++c)
     for (int t = 0; t < SIZE; ++t) weights[t * FX_COLUMNS + c] = weight[c * SIZE + t];
-  long c = 0;
-  for (; c + FX_LANES <= columns; c += FX_LANES, image.first += FX_LANES)
-    fx_channels<WINDOW, FX_LANES>(image, weights + c, result_width, first, last, sums + c);
-  for (; c + 4 <= columns; c += 4, image.first += 4)
-    fx_channels<WINDOW, 4>(image, weights + c, result_width, first, last, sums + c);
-  for (; c < columns; ++c, ++image.first)
-    fx_channels<WINDOW, 1>(image, weights + c, result_width, first, last, sums + c);
+  const float* const channels = image.first;
+  for (long c = 0; c < columns;) {
+    // Where whole vectors end, some channels are computed once more.
+    if (columns >= FX_LANES && c + FX_LANES > columns) c = columns - FX_LANES;
+    image.first = channels + c;
+    if (columns >= FX_LANES) {
+      fx_channels<WINDOW, FX_LANES>(image, weights + c, result_width, first, last, sums + c);
+      c += FX_LANES;
+    } else if (FX_LANES > 4 && c + 4 <= columns) {
+      fx_channels<WINDOW, 4>(image, weights + c, result_width, first, last, sums + c);
+      c += 4;
+    } else {
+      fx_channels<WINDOW, 1>(image, weights + c, result_width, first, last, sums + c);
+      ++c;
+    }
+  }
 }

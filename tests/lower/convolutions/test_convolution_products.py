@@ -152,6 +152,10 @@ DEPTHWISE: dict[str, tuple[Program, tuple[int, ...]]] = {
     "other strides": (Program((32, 1, 3, 3), 32, (3, 2), (0, 2)), (1, 32, 14, 13)),
     "five": (Program((64, 1, 5, 5), 64, padding=2), (1, 64, 10, 12)),
     "five by stride": (Program((64, 1, 5, 5), 64, 2, 2), (1, 64, 13, 12)),
+    "seven": (Program((40, 1, 7, 7), 40, padding=3), (2, 40, 15, 21)),
+    "seven by stride": (Program((20, 1, 7, 7), 20, 3, 2, 2), (1, 20, 30, 41)),
+    "half a vector": (Program((24, 1, 3, 3), 24, padding=1), (1, 24, 9, 19)),
+    "narrow images": (Program((24, 1, 3, 3), 24, padding=1), (1, 24, 30, 3)),
     "one row": (Program((64, 1, 1, 5), 64, padding=(0, 2)), (1, 64, 6, 12)),
     "one column": (Program((64, 1, 4, 1), 64), (1, 64, 6, 12)),
     "one pixel": (Program((64, 1, 1, 1), 64, padding=1), (1, 64, 6, 3)),
@@ -306,7 +310,7 @@ def test_a_residual_and_two_readers() -> None:
 def test_what_no_kernel_computes_says_why() -> None:
     for program, shape, reason in (
         (Program((24, 2, 3, 3), 12), (1, 24, 6, 7), "groups of channels"),
-        (Program((24, 1, 7, 7), 24), (1, 24, 9, 9), "its window is large"),
+        (Program((24, 1, 8, 8), 24), (1, 24, 9, 9), "its window is large"),
         (Program((6, 5, 13, 13)), (1, 5, 20, 20), "its window is large"),
         (Program((20, 5, 1, 33), padding=(0, 16)), (1, 5, 3, 40), "its window is large"),
         (Program((20, 5, 100, 1), padding=(50, 0)), (1, 5, 60, 3), "its window is large"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,3 +149,18 @@ def test_definitions_hold_what_they_call() -> None:
     text = vector_math.definitions({"fx_erf"})
     assert text.index("float fx_exp") < text.index("float fx_erf")
     assert "#include" not in text
+
+
+def test_what_is_called_often_is_no_call_in_a_loop(tmp_path: Path) -> None:
+    loops = [
+        f"void map_{name}(float* y, const float* x, long n) {{ for (long i = 0; i < n; ++i) y[i] = "
+        + " + ".join(body.replace("x[i]", operand) for operand in ("x[i]", "-x[i]", "x[i + n]"))
+        + "; }"
+        for name, body in BODIES.items()
+    ]
+    source, assembly = tmp_path / "calls.cpp", tmp_path / "calls.s"
+    source.write_text("\n".join([vector_math.BASICS, vector_math.definitions(NAMES), *loops]))
+    tools = toolchain.current()
+    command = [tools.compiler, *tools.flags, "-S", str(source), "-o", str(assembly)]
+    subprocess.run(command, check=True)
+    assert not re.search(r"^\s*(call|jmp|bl?)\s.*fx_", assembly.read_text(), re.MULTILINE)

@@ -62,7 +62,7 @@ _TWO_OPERANDS = frozenset({"pow", "atan2", "fmod", "hypot", "nextafter"})
 
 # Of two equal infinities, the first is the sum: their difference is no number.
 _LOGADDEXP = """\
-static inline double fx_logaddexp(double a, double b) {
+FX_INLINE double fx_logaddexp(double a, double b) {
   double low = a < b ? a : b, high = a < b ? b : a;
   bool is_infinite = (low == high) & (__builtin_fabs(a) == __builtin_inf());
   return is_infinite ? a : log1p(exp(low - high)) + high;
@@ -70,11 +70,11 @@ static inline double fx_logaddexp(double a, double b) {
 
 # Two choices, each between two numbers, become vector instructions; one under `|` does not.
 MINMAX = """\
-template <class T> static inline T fx_max(T a, T b) {
+template <class T> FX_INLINE T fx_max(T a, T b) {
   const T top = a > b ? a : b;
   return a != a ? a : top;
 }
-template <class T> static inline T fx_min(T a, T b) {
+template <class T> FX_INLINE T fx_min(T a, T b) {
   const T low = a < b ? a : b;
   return a != a ? a : low;
 }
@@ -192,7 +192,7 @@ def composed_functions(body: tuple[Instruction, ...]) -> set[str]:
     """Return the definitions of float64 functions that a body calls and no library has."""
     scans = {_LOGADDEXP for i in body if i.op == "scan_logaddexp"}
     return scans | {
-        f"static inline double fx_{i.op}64(double x) {{ return {_COMPOSED[i.op][1]}; }}"
+        f"FX_INLINE double fx_{i.op}64(double x) {{ return {_COMPOSED[i.op][1]}; }}"
         for i in body
         if i.op in _COMPOSED and _is_double(i)
     }

@@ -15,17 +15,20 @@ MAX_ULP = {
     "fx_tanh_log1p": 2.5,
 }  # fmt: skip
 
-# One rounding where the machine can, as torch's vector code; elsewhere two, as torch's scalar code.
+# A loop with a call in it becomes no vector code, and the compiler by itself leaves calls of what
+# is called twice. A fused multiply-add rounds once where the machine has one, as torch's vector
+# code; elsewhere twice, as torch's scalar code.
 BASICS = """\
+#define FX_INLINE static inline __attribute__((always_inline))
 #ifdef __FMA__
-static inline float fx_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-static inline double fx_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+FX_INLINE float fx_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+FX_INLINE double fx_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 #else
-static inline float fx_fma(float a, float b, float c) { return a * b + c; }
-static inline double fx_fma(double a, double b, double c) { return a * b + c; }
+FX_INLINE float fx_fma(float a, float b, float c) { return a * b + c; }
+FX_INLINE double fx_fma(double a, double b, double c) { return a * b + c; }
 #endif
-static inline int fx_bits(float x) { return __builtin_bit_cast(int, x); }
-static inline float fx_float(int bits) { return __builtin_bit_cast(float, bits); }
+FX_INLINE int fx_bits(float x) { return __builtin_bit_cast(int, x); }
+FX_INLINE float fx_float(int bits) { return __builtin_bit_cast(float, bits); }
 """
 
 # exp(x) = 2^n exp(r), |r| <= ln(2)/2, where n is read from the low bits of a float shifted by 2^23.
@@ -34,7 +37,7 @@ static inline float fx_float(int bits) { return __builtin_bit_cast(float, bits);
 # numbers of `fx_exp`. `fx_exp_plus_one` rounds once what is computed of half of it: 2^128 is no
 # float.
 _EXP = """\
-static inline float fx_exp_reduced(float x, float n) {
+FX_INLINE float fx_exp_reduced(float x, float n) {
   float r = fx_fma(n, -0x1.62e4p-1f, x);
   r = fx_fma(n, -0x1.7f7d1cp-20f, r);
   float p = 0x1.6a23fp-10f;
@@ -44,12 +47,12 @@ static inline float fx_exp_reduced(float x, float n) {
   p = fx_fma(p, r, 0x1.fffffcp-2f);
   return fx_fma(p, r * r, r) + 1.0f;
 }
-static inline float fx_exp_within(float x) {
+FX_INLINE float fx_exp_within(float x) {
   float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
   float p = fx_exp_reduced(x, shifted - 0x1.8p+23f);
   return p * fx_float((fx_bits(shifted) << 23) + 0x3f800000);
 }
-static inline float fx_exp(float x) {
+FX_INLINE float fx_exp(float x) {
   float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
   float p = fx_exp_reduced(x, shifted - 0x1.8p+23f);
   float first = fx_float((fx_bits(shifted) << 23) + (x > 0.0f ? 0x1f800000 : 0x5f800000));
@@ -57,13 +60,13 @@ static inline float fx_exp(float x) {
   y = x > 0x1.62e42ep+6f ? __builtin_inff() : y;
   return x < -0x1.9fe368p+6f ? 0.0f : y;
 }
-static inline float fx_exp_down(float x) {
+FX_INLINE float fx_exp_down(float x) {
   float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
   float p = fx_exp_reduced(x, shifted - 0x1.8p+23f);
   float y = p * fx_float((fx_bits(shifted) << 23) + 0x5f800000) * 0x1p-64f;
   return x < -0x1.9fe368p+6f ? 0.0f : y;
 }
-static inline float fx_exp_plus_one(float x) {
+FX_INLINE float fx_exp_plus_one(float x) {
   float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
   float p = fx_exp_reduced(x, shifted - 0x1.8p+23f);
   float half = fx_fma(p, fx_float((fx_bits(shifted) << 23) + 0x3f000000), 0.5f);
@@ -74,7 +77,7 @@ static inline float fx_exp_plus_one(float x) {
 
 # log(x) = n ln(2) + log(1 + f), 1 + f in [sqrt(1/2), sqrt(2)); subnormal x is scaled up first.
 _LOG = """\
-static inline float fx_log(float x) {
+FX_INLINE float fx_log(float x) {
   bool tiny = x < 0x1p-126f;
   int bits = fx_bits(tiny ? x * 0x1p+23f : x) - 0x3f3504f3;
   float n = (float)(bits >> 23) - (tiny ? 23.0f : 0.0f);
@@ -100,7 +103,7 @@ static inline float fx_log(float x) {
 # tanh(x) = x + x^3 P(x^2) near zero, else 1 - 2 / (exp(2|x|) + 1) with the sign of x; 1 from 10 on.
 # tanh(log(1 + x)) = ((1 + x)^2 - 1) / ((1 + x)^2 + 1).
 _TANH = """\
-static inline float fx_tanh(float x) {
+FX_INLINE float fx_tanh(float x) {
   float a = __builtin_fabsf(x);
   float s = x * x;
   float p = -0x1.76ac18p-8f;
@@ -113,7 +116,7 @@ static inline float fx_tanh(float x) {
   float far = 1.0f - 2.0f / (fx_exp_within(2.0f * b) + 1.0f);
   return __builtin_copysignf(a < 0.625f ? near : far, x);
 }
-static inline float fx_tanh_log1p(float x) {
+FX_INLINE float fx_tanh_log1p(float x) {
   float a = x > 0x1p+30f ? 0x1p+30f : x;
   float n = fx_fma(a, a, 2.0f * a);
   float y = n / (n + 2.0f);
@@ -123,7 +126,7 @@ static inline float fx_tanh_log1p(float x) {
 
 # erf(x) = x + x P(x^2) near zero, else 1 - exp(Q(|x|)) with the sign of x; 1 from |x| = 4 on.
 _ERF = """\
-static inline float fx_erf(float x) {
+FX_INLINE float fx_erf(float x) {
   float a = __builtin_fabsf(x);
   float s = x * x;
   float p = 0x1.5f953cp-14f;
@@ -150,7 +153,7 @@ static inline float fx_erf(float x) {
 
 # The numerator and the denominator are half of what they are called, as in `fx_exp_plus_one`.
 _SIGMOID = """\
-static inline float fx_sigmoid(float x) {
+FX_INLINE float fx_sigmoid(float x) {
   float shifted = fx_fma(x, -0x1.715476p+0f, 0x1.8p+23f);
   float p = fx_exp_reduced(-x, shifted - 0x1.8p+23f);
   float y = 0.5f / fx_fma(p, fx_float((fx_bits(shifted) << 23) + 0x3f000000), 0.5f);
@@ -164,7 +167,7 @@ static inline float fx_sigmoid(float x) {
 # evaluated in pairs, which wait less for each other than Horner's steps. Where the result would be
 # subnormal it is 0.
 _NORMAL_CDF = """\
-static inline float fx_normal_cdf(float x) {
+FX_INLINE float fx_normal_cdf(float x) {
   float a = __builtin_fabsf(x);
   float s = x * x;
   float s2 = s * s;
@@ -196,14 +199,14 @@ static inline float fx_normal_cdf(float x) {
 # of 2/pi that matter at its exponent, kept modulo 4 by the overflow of integers, with 62 bits of
 # fraction. The remainder is a float and what the float leaves out.
 _TURN = """\
-static inline unsigned fx_word(
+FX_INLINE unsigned fx_word(
     unsigned shift, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e) {
   unsigned word = shift < 64u ? a : b;
   word = shift < 96u ? word : c;
   word = shift < 128u ? word : d;
   return shift < 160u ? word : e;
 }
-static inline __attribute__((always_inline)) int fx_turn(float x, float* high, float* low) {
+FX_INLINE int fx_turn(float x, float* high, float* low) {
   int bits = fx_bits(x) & 0x7fffffff;
   unsigned shift = (unsigned)((bits >> 23) < 120 ? 32 : (bits >> 23) - 88);
   unsigned s = shift & 31u, t = 31u - s;
@@ -228,7 +231,7 @@ static inline __attribute__((always_inline)) int fx_turn(float x, float* high, f
   *low = near ? 0.0f : l - (sum - h);
   return near ? 0 : (int)quarters;
 }
-static inline __attribute__((always_inline)) float fx_sine(int quarters, float r, float low) {
+FX_INLINE float fx_sine(int quarters, float r, float low) {
   float s = r * r;
   float p = 0x1.6cd87ap-19f;
   p = fx_fma(p, s, -0x1.a00f9ep-13f);
@@ -247,7 +250,7 @@ static inline __attribute__((always_inline)) float fx_sine(int quarters, float r
 }
 """
 _SIN = """\
-static inline float fx_sin(float x) {
+FX_INLINE float fx_sin(float x) {
   float r, low;
   int quarters = fx_turn(x, &r, &low);
   float y = fx_float(fx_bits(fx_sine(quarters, r, low)) ^ (fx_bits(x) & (int)0x80000000));
@@ -255,7 +258,7 @@ static inline float fx_sin(float x) {
 }
 """
 _COS = """\
-static inline float fx_cos(float x) {
+FX_INLINE float fx_cos(float x) {
   float r, low;
   int quarters = fx_turn(x, &r, &low);
   float y = fx_sine(quarters + 1, r, low);
@@ -266,9 +269,9 @@ static inline float fx_cos(float x) {
 # For |x| < 2^18 a product with pi/2 in three parts leaves all bits that count: `n` times the first
 # part and the sum with x are exact. Elsewhere, and for NaN, the results are void.
 _NEAR = """\
-static inline bool fx_is_far(float x) { return !(__builtin_fabsf(x) < 0x1p+18f); }
+FX_INLINE bool fx_is_far(float x) { return !(__builtin_fabsf(x) < 0x1p+18f); }
 #ifdef __FMA__
-static inline __attribute__((always_inline)) int fx_turn_near(float x, float* high, float* low) {
+FX_INLINE int fx_turn_near(float x, float* high, float* low) {
   float shifted = fx_fma(x, 0x1.45f306p-1f, 0x1.8p+23f);
   float n = shifted - 0x1.8p+23f;
   float r = fx_fma(n, -0x1.921fb6p+0f, x);
@@ -280,26 +283,26 @@ static inline __attribute__((always_inline)) int fx_turn_near(float x, float* hi
   *low = ((r - (sum - part)) + (p - part)) + rest;
   return fx_bits(shifted);
 }
-static inline float fx_sin_near(float x) {
+FX_INLINE float fx_sin_near(float x) {
   float r, low;
   int quarters = fx_turn_near(x, &r, &low);
   float y = fx_sine(quarters, r, low);
   return x == 0.0f ? x : y;
 }
-static inline float fx_cos_near(float x) {
+FX_INLINE float fx_cos_near(float x) {
   float r, low;
   int quarters = fx_turn_near(x, &r, &low);
   return fx_sine(quarters + 1, r, low);
 }
 #else
-static inline float fx_sin_near(float x) { return fx_sin(x); }
-static inline float fx_cos_near(float x) { return fx_cos(x); }
+FX_INLINE float fx_sin_near(float x) { return fx_sin(x); }
+FX_INLINE float fx_cos_near(float x) { return fx_cos(x); }
 #endif
 """
 
 # exp(x) - 1 = 2^n p + (2^n - 1) with p = exp(r) - 1; half of it is summed, since 2^128 is no float.
 _EXPM1 = """\
-static inline float fx_expm1(float x) {
+FX_INLINE float fx_expm1(float x) {
   float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
   float n = shifted - 0x1.8p+23f;
   float r = fx_fma(n, -0x1.62e4p-1f, x);
@@ -322,7 +325,7 @@ static inline float fx_expm1(float x) {
 
 # log(1 + x) = n ln(2) + log(1 + f) with 1 + f = (1 + x) / 2^n, where f is made of x itself.
 _LOG1P = """\
-static inline float fx_log1p(float x) {
+FX_INLINE float fx_log1p(float x) {
   int bits = fx_bits(1.0f + x) - 0x3f3504f3;
   int n = bits >> 23;
   float large = fx_float((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
@@ -349,21 +352,21 @@ static inline float fx_log1p(float x) {
 # Rounding is to nearest, ties to even; a NaN stays one: in the functions that are named so, only a
 # quiet one whose lower half is nought. `held` is what bfloat16 has.
 _BFLOAT16 = """\
-static inline float fx_from_bf16(unsigned short h) { return fx_float((int)((unsigned)h << 16)); }
-static inline unsigned short fx_to_bf16(float x) {
+FX_INLINE float fx_from_bf16(unsigned short h) { return fx_float((int)((unsigned)h << 16)); }
+FX_INLINE unsigned short fx_to_bf16(float x) {
   unsigned bits = (unsigned)fx_bits(x);
   unsigned rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   return (unsigned short)(x != x ? 0x7fc0u : rounded);
 }
-static inline float fx_round_bf16(float x) { return fx_from_bf16(fx_to_bf16(x)); }
-static inline unsigned short fx_to_held_bf16(float x) {
+FX_INLINE float fx_round_bf16(float x) { return fx_from_bf16(fx_to_bf16(x)); }
+FX_INLINE unsigned short fx_to_held_bf16(float x) {
   return (unsigned short)((unsigned)fx_bits(x) >> 16);
 }
-static inline unsigned short fx_to_quiet_bf16(float x) {
+FX_INLINE unsigned short fx_to_quiet_bf16(float x) {
   unsigned bits = (unsigned)fx_bits(x);
   return (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
-static inline float fx_round_quiet_bf16(float x) {
+FX_INLINE float fx_round_quiet_bf16(float x) {
   unsigned bits = (unsigned)fx_bits(x);
   return fx_float((int)((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u));
 }
@@ -371,13 +374,13 @@ static inline float fx_round_quiet_bf16(float x) {
 
 # A subnormal half is a normal float once scaled by 2^112; the sum with `magic` rounds in hardware.
 _FLOAT16 = """\
-static inline float fx_from_f16(unsigned short h) {
+FX_INLINE float fx_from_f16(unsigned short h) {
   unsigned magnitude = ((unsigned)h & 0x7fffu) << 13;
   float normal = fx_float((int)magnitude) * 0x1p+112f;
   float y = magnitude >= 0x0f800000u ? fx_float((int)(magnitude | 0x7f800000u)) : normal;
   return fx_float(fx_bits(y) | (int)(((unsigned)h & 0x8000u) << 16));
 }
-static inline unsigned short fx_to_f16(float x) {
+FX_INLINE unsigned short fx_to_f16(float x) {
   unsigned sign = (unsigned)fx_bits(x) & 0x80000000u;
   unsigned bits = (unsigned)fx_bits(x) ^ sign;
   unsigned tiny = (unsigned)fx_bits(fx_float((int)bits) + 0.5f) - 0x3f000000u;
@@ -387,7 +390,7 @@ static inline unsigned short fx_to_f16(float x) {
   y = bits >= 0x47800000u ? large : y;
   return (unsigned short)(y | (sign >> 16));
 }
-static inline float fx_round_f16(float x) { return fx_from_f16(fx_to_f16(x)); }
+FX_INLINE float fx_round_f16(float x) { return fx_from_f16(fx_to_f16(x)); }
 """
 
 # Each function's text, after the texts that it needs. Order is the order of printing.

@@ -151,8 +151,6 @@ _RENAMED = {
     '__builtin_nan("")': "__longlong_as_double(0x7ff8000000000000LL)",
     "__builtin_inff()": "__int_as_float(0x7f800000)",
     "__builtin_inf()": "__longlong_as_double(0x7ff0000000000000LL)",
-    "static inline __attribute__((always_inline))": "FX_INLINE",
-    "static inline": "FX_INLINE",
 }
 
 

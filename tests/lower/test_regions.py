@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fxkit.lower import CompiledModule, to_cpp
+from fxkit.lower.running import plan
 
 
 def compiled(fn: Callable[..., Any], *args: Any) -> CompiledModule:
@@ -45,6 +46,17 @@ X, Y = torch.randn(40, 64), torch.randn(40, 64)
 def test_a_chain_is_one_kernel() -> None:
     module = check(lambda x, y: torch.sigmoid(x * 2 + y) - y.abs(), X, Y)
     assert [len(names) for names in fused(module)] == [5]
+
+
+def test_an_operator_alone_is_a_kernel_beside_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "objection", lambda product: None)
+    w = torch.randn(64, 64)
+    for fn, names in (
+        (lambda x, y, w: (x + y) @ w, [{"add"}, {"matmul"}]),
+        (lambda x, y, w: ((x + y) @ w, x - y), [{"add", "sub"}, {"matmul"}]),
+        (lambda x, y, w: torch.sort(x + y)[0], []),
+    ):
+        assert fused(check(fn, X, Y, w)) == names
 
 
 def test_reductions_take_producers_and_epilogues_in() -> None:

@@ -31,10 +31,11 @@ from fxkit.lower.loops.placement import (
     is_candidate,
     rows_lie_along_memory,
 )
-from fxkit.lower.loops.product_regions import continues_product
+from fxkit.lower.loops.product_regions import continues_product, is_beside_product
 from fxkit.lower.loops.row_sums import sums_well
 from fxkit.lower.loops.schedule import cost_of
 from fxkit.lower.loops.view_map import is_alias, shown_by, views_of
+from fxkit.lower.operators.movement_table import MoveOp
 from fxkit.lower.operators.row_ops import RowOp
 
 # What a region may cost, measured by what its operators cost one by one.
@@ -284,12 +285,19 @@ class _Partitioner:
 
     def _settle(self, group: Group) -> None:
         objection = self._policy.objection(group)
-        if objection is None or continues_product(group, self._gm):
+        if objection is None or self._belongs_to_products(group):
             self._steps.append(group)
             return
         nodes = [*(m.node for m in group.members), *group.aliases]
         self._reasons.update((m.node, objection) for m in group.members)
         self._steps.extend(sorted(nodes, key=self._order.__getitem__))
+
+    def _belongs_to_products(self, group: Group) -> bool:
+        """Tell whether a region that would not pay alone does beside matrix products."""
+        if continues_product(group, self._gm):
+            return True
+        is_alone = len(group.members) == 1 and not isinstance(group.members[0].row, MoveOp)
+        return is_alone and not _has_few_rows(group) and is_beside_product(group, self._gm)
 
     def _sums_well(self, group: Group) -> bool:
         """Tell whether a region's sums over all rows may join the loops over each row."""

@@ -54,9 +54,10 @@ def test_an_operator_alone_is_a_kernel_beside_a_product(monkeypatch: pytest.Monk
     for fn, names in (
         (lambda x, y, w: (x + y) @ w, [{"add"}, {"matmul"}]),
         (lambda x, y, w: ((x + y) @ w, x - y), [{"add", "sub"}, {"matmul"}]),
-        (lambda x, y, w: torch.sort(x + y)[0], []),
     ):
         assert fused(check(fn, X, Y, w)) == names
+    lonely = compiled(lambda x, y: torch.sort(x + y)[0], X, Y)
+    assert "no neighbour" in reason(lonely, "add")
 
 
 def test_reductions_take_producers_and_epilogues_in() -> None:

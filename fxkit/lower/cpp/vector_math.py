@@ -31,13 +31,13 @@ FX_INLINE int fx_bits(float x) { return __builtin_bit_cast(int, x); }
 FX_INLINE float fx_float(int bits) { return __builtin_bit_cast(float, bits); }
 """
 
-# exp(x) = 2^n exp(r), |r| <= ln(2)/2, where n is read from the low bits of a float shifted by 2^23.
-# `fx_exp_within` serves -87 <= x <= 88. Elsewhere the scale is applied in two steps, so that
-# results that are subnormal are rounded once. `fx_exp_down` serves x <= 40 and NaN, with the
-# numbers of `fx_exp`. `fx_exp_plus_one` rounds once what is computed of half of it: 2^128 is no
-# float.
+# exp(x) = 2^n (1 + (exp(r) - 1)), |r| <= ln(2)/2, where n plus the bias of an exponent is read from
+# the low bits of a float shifted by 2^23 and that bias. `fx_exp_within` serves -87 <= x <= 88.
+# Elsewhere the scale is applied in two steps, so that results that are subnormal are rounded once.
+# `fx_exp_down` serves x <= 40 and NaN, with the numbers of `fx_exp`. `fx_exp_plus_one` rounds once
+# what is computed of half of it: 2^128 is no float.
 _EXP = """\
-FX_INLINE float fx_exp_reduced(float x, float n) {
+FX_INLINE float fx_exp_rest(float x, float n) {
   float r = fx_fma(n, -0x1.62e4p-1f, x);
   r = fx_fma(n, -0x1.7f7d1cp-20f, r);
   float p = 0x1.6a23fp-10f;
@@ -45,31 +45,33 @@ FX_INLINE float fx_exp_reduced(float x, float n) {
   p = fx_fma(p, r, 0x1.5558f2p-5f);
   p = fx_fma(p, r, 0x1.555492p-3f);
   p = fx_fma(p, r, 0x1.fffffcp-2f);
-  return fx_fma(p, r * r, r) + 1.0f;
+  return fx_fma(p, r * r, r);
 }
 FX_INLINE float fx_exp_within(float x) {
-  float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
-  float p = fx_exp_reduced(x, shifted - 0x1.8p+23f);
-  return p * fx_float((fx_bits(shifted) << 23) + 0x3f800000);
+  float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8000fep+23f);
+  float p = fx_exp_rest(x, shifted - 0x1.8000fep+23f);
+  float scale = fx_float(fx_bits(shifted) << 23);
+  return fx_fma(p, scale, scale);
 }
 FX_INLINE float fx_exp(float x) {
   float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
-  float p = fx_exp_reduced(x, shifted - 0x1.8p+23f);
+  float p = fx_exp_rest(x, shifted - 0x1.8p+23f);
   float first = fx_float((fx_bits(shifted) << 23) + (x > 0.0f ? 0x1f800000 : 0x5f800000));
-  float y = p * first * (x > 0.0f ? 0x1p+64f : 0x1p-64f);
+  float y = fx_fma(p, first, first) * (x > 0.0f ? 0x1p+64f : 0x1p-64f);
   y = x > 0x1.62e42ep+6f ? __builtin_inff() : y;
   return x < -0x1.9fe368p+6f ? 0.0f : y;
 }
 FX_INLINE float fx_exp_down(float x) {
-  float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
-  float p = fx_exp_reduced(x, shifted - 0x1.8p+23f);
-  float y = p * fx_float((fx_bits(shifted) << 23) + 0x5f800000) * 0x1p-64f;
+  float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.80017ep+23f);
+  float p = fx_exp_rest(x, shifted - 0x1.80017ep+23f);
+  float first = fx_float(fx_bits(shifted) << 23);
+  float y = fx_fma(p, first, first) * 0x1p-64f;
   return x < -0x1.9fe368p+6f ? 0.0f : y;
 }
 FX_INLINE float fx_exp_plus_one(float x) {
-  float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
-  float p = fx_exp_reduced(x, shifted - 0x1.8p+23f);
-  float half = fx_fma(p, fx_float((fx_bits(shifted) << 23) + 0x3f000000), 0.5f);
+  float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8000fcp+23f);
+  float p = fx_exp_rest(x, shifted - 0x1.8000fcp+23f) + 1.0f;
+  float half = fx_fma(p, fx_float(fx_bits(shifted) << 23), 0.5f);
   float y = x > 0x1.62e42ep+6f ? __builtin_inff() : 2.0f * half;
   return x < -86.0f ? 1.0f : y;
 }
@@ -154,9 +156,9 @@ FX_INLINE float fx_erf(float x) {
 # The numerator and the denominator are half of what they are called, as in `fx_exp_plus_one`.
 _SIGMOID = """\
 FX_INLINE float fx_sigmoid(float x) {
-  float shifted = fx_fma(x, -0x1.715476p+0f, 0x1.8p+23f);
-  float p = fx_exp_reduced(-x, shifted - 0x1.8p+23f);
-  float y = 0.5f / fx_fma(p, fx_float((fx_bits(shifted) << 23) + 0x3f000000), 0.5f);
+  float shifted = fx_fma(x, -0x1.715476p+0f, 0x1.8000fcp+23f);
+  float p = fx_exp_rest(-x, shifted - 0x1.8000fcp+23f) + 1.0f;
+  float y = 0.5f / fx_fma(p, fx_float(fx_bits(shifted) << 23), 0.5f);
   y = x < -0x1.62e42ep+6f ? 0.0f : y;
   return x > 86.0f ? 1.0f : y;
 }
@@ -180,8 +182,8 @@ FX_INLINE float fx_normal_cdf(float x) {
   float q47 = fx_fma(q67, s, q45);
   float q8 = fx_fma(-0x1.4008eap-28f, s, q89);
   float q = fx_fma(fx_fma(q8, s2, q47), s2, q03);
-  float shifted = q + 0x1.8p+23f;
-  float f = q - (shifted - 0x1.8p+23f);
+  float shifted = q + 0x1.8000fcp+23f;
+  float f = q - (shifted - 0x1.8000fcp+23f);
   float p = 0x1.417a9ap-13f;
   p = fx_fma(p, f, 0x1.5f0948p-10f);
   p = fx_fma(p, f, 0x1.3b2dd2p-7f);
@@ -189,7 +191,7 @@ FX_INLINE float fx_normal_cdf(float x) {
   p = fx_fma(p, f, 0x1.ebfbdcp-3f);
   p = fx_fma(p, f, 0x1.62e43p-1f);
   p = fx_fma(p, f, 1.0f);
-  float h = p * fx_float((fx_bits(shifted) << 23) + 0x3f000000);
+  float h = p * fx_float(fx_bits(shifted) << 23);
   h = a > 12.9f ? 0.0f : h;
   return x > 0.0f ? 1.0f - h : h;
 }
@@ -303,8 +305,8 @@ FX_INLINE float fx_cos_near(float x) { return fx_cos(x); }
 # exp(x) - 1 = 2^n p + (2^n - 1) with p = exp(r) - 1; half of it is summed, since 2^128 is no float.
 _EXPM1 = """\
 FX_INLINE float fx_expm1(float x) {
-  float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8p+23f);
-  float n = shifted - 0x1.8p+23f;
+  float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8000fcp+23f);
+  float n = shifted - 0x1.8000fcp+23f;
   float r = fx_fma(n, -0x1.62e4p-1f, x);
   r = fx_fma(n, -0x1.7f7d1cp-20f, r);
   float p = 0x1.a1a43p-13f;
@@ -314,7 +316,7 @@ FX_INLINE float fx_expm1(float x) {
   p = fx_fma(p, r, 0x1.555556p-3f);
   p = fx_fma(p, r, 0.5f);
   p = fx_fma(p, r * r, r);
-  float scale = fx_float((fx_bits(shifted) << 23) + 0x3f000000);
+  float scale = fx_float(fx_bits(shifted) << 23);
   float y = 2.0f * fx_fma(p, scale, scale - 0.5f);
   y = n == 0.0f ? p : y;
   y = x < -18.0f ? -1.0f : y;

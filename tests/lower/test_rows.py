@@ -129,6 +129,16 @@ def test_vectors_go_in_step_where_that_pays() -> None:
         assert "FX_STEP" not in text_of(program, x)
 
 
+def test_two_vectors_go_in_step_where_four_take_too_many_registers() -> None:
+    x = torch.randn(4, 1000)
+    wave, tanh = text_of(lambda x: torch.sin(x), x), text_of(lambda x: torch.tanh(x), x)
+    assert "FX_STEPS(unsigned short, " in wave
+    assert "FX_STEPS(unsigned char, " in text_of(lambda x: torch.sin(x), x.bfloat16())
+    assert "FX_STEPS(unsigned char, " in tanh
+    assert " FX_SCHEDULED void" in wave and " FX_SCHEDULED void" in tanh
+    assert " FX_SCHEDULED void" not in text_of(lambda x: torch.exp(x), x)
+
+
 def test_a_bound_keeps_the_zero_and_the_nan_that_eager_keeps() -> None:
     x = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 1.0, -1.0]).repeat(9)
     for program in (

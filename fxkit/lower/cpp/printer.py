@@ -16,10 +16,11 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.attentions import AttentionPrinter
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.cpp.convolutions import ConvolutionPrinter
+from fxkit.lower.cpp.in_step import IN_STEP, is_stepped
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
 from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.cpp.products import ProductPrinter, begins_with
-from fxkit.lower.cpp.rows import IN_STEP, RowPrinter, is_stepped
+from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
 from fxkit.lower.loops.loop_ir import WHOLE, Access, Kernel

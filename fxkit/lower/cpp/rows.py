@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
+from fxkit.lower.cpp.in_step import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import SHARED, KernelPrinter
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
@@ -30,36 +31,6 @@ AHEAD = 4096
 SHORT_BYTES = 1024
 CACHED_BYTES = 1 << 21
 
-# Where a loop also writes a byte for each element, gcc handles as many elements at once as a vector
-# has bytes: four vectors of floats in step, which wait less for their own results. It takes 32
-# registers, and leaves short rows to narrower vectors. With roundings between the functions it also
-# pays to put instructions in order before registers are given out.
-IN_STEP = """\
-#ifdef __AVX512F__
-#define FX_STEPS(count) unsigned char steps[count]
-#define FX_STEP(place) steps[place] = 1
-#define FX_STEPPED() asm volatile("" : : "r"(steps) : "memory")
-#ifdef __clang__
-#define FX_SCHEDULED
-#else
-#define FX_SCHEDULED __attribute__((optimize("schedule-insns", "sched-pressure")))
-#endif
-#else
-#define FX_SCHEDULED
-#define FX_STEPS(count)
-#define FX_STEP(place)
-#define FX_STEPPED()
-#endif
-"""
-
-# Rows as short as this are not worth it.
-SHORT_ROW = 256
-
-# Functions that are worth it, and some whose coefficients leave too few registers for it, unless
-# the elements have two bytes.
-_STEPPED = frozenset("exp log tanh sigmoid sin cos expm1 log1p div sqrt".split())
-_LARGE = frozenset({"normal_cdf", "erf"})
-
 _EXTREMA = {"max": ">", "min": "<"}
 
 
@@ -81,8 +52,7 @@ class RowPrinter(KernelPrinter):
         self._is_stepped = is_stepped(kernel)
 
     def _attribute(self) -> str:
-        rounds = any(i.op == "round" for i in self._kernel.body)
-        return "FX_SCHEDULED " if self._is_stepped and rounds else ""
+        return "FX_SCHEDULED " if self._is_stepped and is_ordered(self._kernel) else ""
 
     def _cut_into_tiles(self, length: int) -> None:
         """Divide each row into tiles of so many elements, of which the last one may have fewer."""
@@ -187,7 +157,8 @@ class RowPrinter(KernelPrinter):
         for access in self._foreseen():
             self._prefetch(access)
         if self._is_stepped:
-            self._add(f"FX_STEPS({min(self._tile_length, self._length)});")
+            count = min(self._tile_length, self._length)
+            self._add(f"FX_STEPS({step_type(self._kernel)}, {count});")
         if self._has_near_version(one):
             self._near_loops(one, begin, end)
         else:
@@ -342,17 +313,3 @@ class RowPrinter(KernelPrinter):
 
     def _lane_terms(self, access: Access) -> list[str]:
         return []
-
-
-def is_stepped(kernel: Kernel) -> bool:
-    """Tell whether the loops over the rows of a kernel handle four vectors in step."""
-    length = kernel.sizes[-1]
-    if is_free(length) or length <= SHORT_ROW:
-        return False
-    if any(i.is_reduction or i.is_scan for i in kernel.body):
-        return False
-    if any(i.dtype.itemsize > 4 for i in kernel.body if i.op != "const"):
-        return False
-    called = {i.op for i in kernel.body}
-    is_small = all(b.dtype.itemsize == 2 for b in kernel.buffers)
-    return bool(called & _STEPPED) and (is_small or not called & _LARGE)

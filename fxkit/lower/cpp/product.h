@@ -67,22 +67,21 @@ FX_FUSED static void fx_tiles(
         a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
 }
 
-// As many vectors of columns as a panel has, at most FX_VECTORS at a time.
+// As many vectors of columns as a panel has, at most FX_VECTORS at a time; always so many where A is
+// turned, which is rare.
 template <bool IS_ROW_MAJOR>
 static void fx_panel(
     const float* a, long row, long step, const float* panel, long panel_step, long rows, long depth,
     long columns, float* sums, bool is_first) {
   for (long from = 0; from < columns; from += FX_VECTORS * FX_LANES) {
     const long left = columns - from;
-    if (left > 2 * FX_LANES)
-      fx_tiles<IS_ROW_MAJOR, 3>(
-          a, row, step, panel + from, panel_step, rows, depth, sums + from, is_first);
+    const float* const b = panel + from;
+    if (!IS_ROW_MAJOR || left > 2 * FX_LANES)
+      fx_tiles<IS_ROW_MAJOR, 3>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
     else if (left > FX_LANES)
-      fx_tiles<IS_ROW_MAJOR, 2>(
-          a, row, step, panel + from, panel_step, rows, depth, sums + from, is_first);
+      fx_tiles<true, 2>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
     else
-      fx_tiles<IS_ROW_MAJOR, 1>(
-          a, row, step, panel + from, panel_step, rows, depth, sums + from, is_first);
+      fx_tiles<true, 1>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
   }
 }
 

@@ -305,6 +305,27 @@ def test_a_batch_norm_makes_its_result_dense(turn: Callable[[Any], Any], trainin
     assert type_of(returned).stride == gm(x).stride()
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: F.logsigmoid(x), lambda x: F.channel_shuffle(x, 2),
+    lambda x: torch.roll(x, 3), lambda x: torch.roll(x, 1, 1), lambda x: torch.roll(x, 0, 2),
+    lambda x: torch.roll(x, (4, -1), (0, 1)), lambda x: torch.roll(x, (1, 5), (-1, 2)),
+    lambda x: F.rrelu(x, training=True), lambda x: F.max_unpool2d(x, torch.zeros_like(x).long(), 2),
+])  # fmt: skip
+@pytest.mark.parametrize("turn", [
+    lambda x: x, lambda x: x.to(memory_format=torch.channels_last), lambda x: x[:, :, ::2],
+    lambda x: x.to(memory_format=torch.channels_last)[:, :2], lambda x: x[:1].expand(2, 4, 5, 6),
+    lambda x: x[:, :, :1, :1].transpose(1, 3).contiguous().transpose(1, 3),
+])  # fmt: skip
+def test_results_are_laid_out_as_kernels_do_it(
+    function: Callable[[Any], Any], turn: Callable[[Any], Any]
+) -> None:
+    x = turn(torch.randn(4, 4, 5, 6))
+    gm = symbolic_trace(function)
+    propagate_types(gm, (x,))
+    returned: Any = gm.graph.output_node().args[0]
+    assert type_of(returned).stride == gm(x).stride()
+
+
 @pytest.mark.parametrize("part", range(2))
 def test_samples_of_operators(part: int) -> None:
     for sample in samples(3 + 20 * part, 40):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,34 +49,65 @@ def _mode_class() -> Any:
                 result = dispatch(self, func, types, args, kwargs)
             else:
                 result = call_with_settings(dispatch, self, func, types, args, kwargs)
-            if func in _DENSE_NORMS and isinstance(result, tuple):
-                return (_densely(self, result[0], args[0]), *result[1:])
-            return result
+            relaid = _RELAID.get(func)
+            return result if relaid is None else relaid(self, result, args)
 
     return FaithfulMode
 
 
-# torch 2.13 says that these keep the layout of their operand. Its kernels make a result that is
-# contiguous, or channels last where the operand is that.
-_DENSE_NORMS = frozenset(
-    [
-        torch.ops.aten.native_batch_norm.default,
-        torch.ops.aten._native_batch_norm_legit.default,
-        torch.ops.aten._native_batch_norm_legit.no_stats,
-        torch.ops.aten._native_batch_norm_legit_no_training.default,
-    ]
-)
+def _dense(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    """Lay a result out contiguous where the operand is, else as `_suggested` does."""
+    return (_contiguous if args[0].is_contiguous() else _suggested)(mode, result, args)
 
 
-def _densely(mode: Any, result: Any, operand: Any) -> Any:
+def _suggested(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    """Lay a result out channels last where the operand's strides are of that kind."""
     from torch._prims_common import suggest_memory_format
 
-    if result.device.type != "cpu":
+    return _first_as(suggest_memory_format(args[0]), mode, result)
+
+
+def _first_as(layout: torch.memory_format, mode: Any, result: Any) -> Any:
+    first, *others = result if isinstance(result, tuple) else (result,)
+    if first.device.type != "cpu":
         return result
-    is_dense = operand.is_contiguous()
-    wanted = torch.contiguous_format if is_dense else suggest_memory_format(operand)
     with mode:
-        return torch.empty_like(result, memory_format=wanted)
+        made = torch.empty_like(first, memory_format=layout)
+    return (made, *others) if isinstance(result, tuple) else made
+
+
+def _contiguous(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    return _first_as(torch.contiguous_format, mode, result)
+
+
+def _rolled(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    """Lay a result out as what joins the two parts that change places, axis by axis."""
+    image, shifts, *dims = args
+    is_known = all(isinstance(number, int) for number in (*image.shape, *shifts))
+    if image.device.type != "cpu" or not dims or not dims[0] or not is_known or not image.numel():
+        return result
+    with mode:
+        for shift, dim in zip(shifts, dims[0], strict=True):
+            size = image.shape[dim]
+            start = -shift % size
+            parts = (image.narrow(dim, start, size - start), image.narrow(dim, 0, start))
+            image = torch.cat(parts, dim)
+    return image
+
+
+# Operators of which torch 2.13 says that results are laid out otherwise than its kernels do it.
+_RELAID: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
+    torch.ops.aten.native_batch_norm.default: _dense,
+    torch.ops.aten._native_batch_norm_legit.default: _dense,
+    torch.ops.aten._native_batch_norm_legit.no_stats: _dense,
+    torch.ops.aten._native_batch_norm_legit_no_training.default: _dense,
+    torch.ops.aten.channel_shuffle.default: _suggested,
+    torch.ops.aten.native_channel_shuffle.default: _suggested,
+    torch.ops.aten.max_unpool2d.default: _suggested,
+    torch.ops.aten.log_sigmoid_forward.default: _contiguous,
+    torch.ops.aten.rrelu_with_noise.default: _contiguous,
+    torch.ops.aten.roll.default: _rolled,
+}
 
 
 @contextmanager

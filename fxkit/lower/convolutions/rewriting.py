@@ -30,6 +30,9 @@ MIN_WORK = 1 << 21
 MIN_LAYER_WORK = 1 << 17
 MIN_USES = 32
 
+# What warns of operands that are not contiguous.
+_SEARCHES = frozenset(["aten.bucketize", "aten.searchsorted"])
+
 
 @dataclass(frozen=True)
 class PackConvolutions(Pass):
@@ -160,10 +163,13 @@ class _Packer(Spreader):
         return image if has_channels_innermost(known) else super()._image(image, known, layer)
 
     def _needs_old_layout(self, node: fx.Node) -> bool:
-        """Tell it of other convolutions too: eager's, in its layout, are the more exact ones."""
+        """Tell it of what eager computes more exactly in its layout, or without a warning."""
         call = resolve(node)
-        is_convolution = call is not None and call.name.startswith("aten.conv")
-        return is_convolution or super()._needs_old_layout(node)
+        if call is None or call.name.startswith("aten.conv") or call.name in _SEARCHES:
+            return True
+        if call.name == "aten.batch_norm" and call.arguments["training"] is not False:
+            return True
+        return super()._needs_old_layout(node)
 
     def _call(
         self, is_aten: bool, operand: fx.Node, options: dict[str, Any], place: fx.Node

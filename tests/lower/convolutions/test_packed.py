@@ -330,6 +330,36 @@ def test_strides_of_one_pixel_are_those_of_eager() -> None:
     check(fast, module, x)
 
 
+class Followed(nn.Module):
+    """A convolution and what reads its result."""
+
+    def __init__(self, following: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.convolution, self.following = nn.Conv2d(8, 24, 3), following
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.following(self.convolution(x))
+
+
+@needs_packing
+@torch.no_grad()
+@pytest.mark.parametrize("following", [
+    lambda y: F.batch_norm(y, None, None, training=True),
+    lambda y: F.channel_shuffle(y, 4).relu(),
+    lambda y: torch.roll(y, (1, 2), (1, 3)).sort(1).values,
+    lambda y: torch.bucketize(y, torch.tensor([-1.0, 0.0, 1.0])) * 0.5,
+])  # fmt: skip
+def test_what_follows_is_as_exact_and_laid_out_as_in_eager(
+    following: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    torch.manual_seed(0)
+    module, x = Followed(following), torch.randn(2, 8, 39, 41)
+    fast = fxkit.compile(module)
+    fast(x)
+    assert is_packed(fast)
+    check(fast, module, x)
+
+
 @needs_packing
 @torch.no_grad()
 def test_the_operator_alone() -> None:

@@ -2,7 +2,7 @@
 // result. For each element of the window it is a product of matrices, a row for each pixel; a pixel
 // beyond the image is a row of noughts. Sums go over up to FX_TERMS terms, then over such sums.
 
-enum { FX_TERMS = 288, FX_PIXELS = 384 };
+enum { FX_TERMS = 192, FX_PIXELS = 384 };
 
 struct fx_geometry {
   const float* image;

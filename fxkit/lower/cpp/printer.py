@@ -19,6 +19,7 @@ from fxkit.lower.cpp.convolutions import ConvolutionPrinter
 from fxkit.lower.cpp.in_step import IN_STEP, is_stepped
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
 from fxkit.lower.cpp.kernel import KernelPrinter
+from fxkit.lower.cpp.pairs import PAIRS, PairPrinter, is_paired
 from fxkit.lower.cpp.products import ProductPrinter, begins_with
 from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.cpp.summing import SummingPrinter
@@ -34,10 +35,12 @@ def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> 
         glibc: Version of the C library on x86-64, or None where it has no vector functions.
     """
     texts = [print_kernel(kernel, name) for name, kernel in kernels.items()]
-    return "\n".join([_preamble(kernels.values(), glibc), *texts])
+    return "\n".join([_preamble(kernels.values(), texts, glibc), *texts])
 
 
-def _preamble(kernels: Collection[Kernel], glibc: tuple[int, int] | None) -> str:
+def _preamble(
+    kernels: Collection[Kernel], texts: Collection[str], glibc: tuple[int, int] | None
+) -> str:
     own: set[str] = set()
     library: set[tuple[str, torch.dtype]] = set()
     composed: set[str] = set()
@@ -57,6 +60,8 @@ def _preamble(kernels: Collection[Kernel], glibc: tuple[int, int] | None) -> str
         parts.append(TRANSPOSE)
     if any(is_stepped(_with_long_row(kernel)) for kernel in kernels):
         parts.append(IN_STEP)
+    if any("fx_pair" in text for text in texts):
+        parts.append(PAIRS)
     whole = {kernel.body[0].op for kernel in kernels if kernel.body}
     if whole & WHOLE:
         parts.append(products.header())
@@ -95,7 +100,9 @@ def print_kernel(kernel: Kernel, name: str) -> str:
     joined = joined_rows(kernel)
     if joined is not None:
         return JoinedRowsPrinter(joined, name).text()
-    printer = ColumnPrinter if runs_down_columns(kernel) else RowPrinter
+    if runs_down_columns(kernel):
+        return ColumnPrinter(kernel, name).text()
+    printer = PairPrinter if is_paired(kernel) else RowPrinter
     return printer(kernel, name).text()
 
 

@@ -157,8 +157,7 @@ class RowPrinter(KernelPrinter):
         for access in self._foreseen():
             self._prefetch(access)
         if self._is_stepped:
-            count = min(self._tile_length, self._length)
-            self._add(f"FX_STEPS({step_type(self._kernel)}, {count});")
+            self._open_steps()
         if self._has_near_version(one):
             self._near_loops(one, begin, end)
         else:
@@ -172,6 +171,11 @@ class RowPrinter(KernelPrinter):
         for p in filter(self._notes_nans, one.reductions):
             nan = cpp_text.literal(math.nan, self._body(p).dtype)
             self._add(f"v{p} = nan{p} ? {nan} : v{p};")
+
+    def _open_steps(self) -> None:
+        """Declare what a loop in step writes besides its results."""
+        count = min(self._tile_length, self._length)
+        self._add(f"FX_STEPS({step_type(self._kernel)}, {count});")
 
     def _loops(self, one: Pass, begin: str | int, end: str | int, pragma: str) -> None:
         """Print the loops of a pass over a block of the row, one for each stretch."""
@@ -238,6 +242,10 @@ class RowPrinter(KernelPrinter):
         instruction = self._body(position)
         return self._monoid(position) in _EXTREMA and instruction.dtype.is_floating_point
 
+    def _comparison(self, position: int) -> str:
+        """Return the comparison of a value with an extremum that it replaces."""
+        return _EXTREMA[self._monoid(position)]
+
     def _flag(self, position: int) -> str:
         """Return the integer type of as many bits as a value has."""
         return "int" if self._body(position).dtype.itemsize == 4 else "long"
@@ -247,7 +255,7 @@ class RowPrinter(KernelPrinter):
         if not self._body(position).is_reduction or not self._notes_nans(position):
             super()._accumulate(position, into)
             return
-        value, compare = self._ref(operand), _EXTREMA[self._monoid(position)]
+        value, compare = self._ref(operand), self._comparison(position)
         self._add(f"nan{position} |= {value} != {value};")
         self._add(f"{into} = {value} {compare} {into} ? {value} : {into};")
 

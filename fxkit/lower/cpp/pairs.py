@@ -1,0 +1,243 @@
+"""Rows of bfloat16 that are walked two elements at a time.
+
+Two neighbours in memory are one word of 32 bits. The upper one is a float32 once the lower half is
+cleared, and the lower one once it is shifted up: one instruction each, where a vector of 16-bit
+elements has to be widened first, and narrowed again before it is stored. So each operation of a
+loop is printed twice, for the lower and for the upper elements.
+
+Words lie at multiples of four bytes. A row that begins between them is copied before it is read,
+and its results after they are written.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fxkit.lower.cpp.free_numbers import is_free
+from fxkit.lower.cpp.rows import TILE, RowPrinter
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
+from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass
+
+# Rows shorter than this are worth it where they fill whole vectors of words.
+LONG = 256
+LANES = 16
+
+# Room on the stack for rows that lie between words.
+MAX_SPARE_BYTES = 2 * MAX_BUFFER_BYTES
+
+PAIRS = """\
+typedef unsigned fx_pair __attribute__((may_alias));
+FX_INLINE float fx_low_bf16(unsigned pair) { return fx_float((int)(pair << 16)); }
+FX_INLINE float fx_high_bf16(unsigned pair) { return fx_float((int)(pair & 0xffff0000u)); }
+FX_INLINE unsigned fx_upper_held_bf16(float x) { return (unsigned)fx_bits(x); }
+FX_INLINE unsigned fx_upper_quiet_bf16(float x) {
+  unsigned bits = (unsigned)fx_bits(x);
+  return bits + 0x7fffu + ((bits >> 16) & 1u);
+}
+FX_INLINE unsigned fx_upper_bf16(float x) {
+  return x != x ? 0x7fc00000u : fx_upper_quiet_bf16(x);
+}
+FX_INLINE unsigned fx_paired(unsigned low, unsigned high) {
+  return (high & 0xffff0000u) | (low >> 16);
+}
+static inline bool fx_is_between(const unsigned short* row) {
+  return ((unsigned long)row & 2ul) != 0;
+}
+static inline const fx_pair* fx_pairs(const unsigned short* row, unsigned short* room, long count) {
+  if (!fx_is_between(row)) return (const fx_pair*)row;
+  __builtin_memcpy(room, row, 2 * (unsigned long)count);
+  return (const fx_pair*)room;
+}
+"""
+
+_HALVES = ("low", "high")
+_REDUCTIONS = frozenset({"reduce_add", "reduce_max", "reduce_min"})
+
+
+def is_paired(kernel: Kernel) -> bool:
+    """Tell whether the rows of a kernel can be walked two elements at a time.
+
+    Args:
+        kernel: A kernel whose row is its innermost axis.
+    """
+    length = kernel.sizes[-1]
+    if kernel.row_rank != 1 or is_free(length) or length % 2:
+        return False
+    if length < LONG and length % (2 * LANES):
+        return False
+    wide = kernel.row_wide()
+    accesses = _paired_accesses(kernel)
+    has_reductions = any(i.is_reduction for i in kernel.body)
+    room = (length if has_reductions else min(length, TILE)) * torch.bfloat16.itemsize
+    return (
+        any(i.op == "load" and is_wide for i, is_wide in zip(kernel.body, wide, strict=True))
+        and all(map(_can_stand, kernel.body, wide))
+        and all(_is_along(kernel, access) for access in accesses)
+        and all(
+            not any(s.access.strides[-1:]) or kernel.body[s.value].dtype == torch.float32
+            for s in kernel.stores
+        )
+        and room * len(set(accesses)) <= MAX_SPARE_BYTES
+    )
+
+
+def _can_stand(instruction: Instruction, is_wide: bool) -> bool:
+    """Tell whether an instruction is one of those that are printed twice, or need not be."""
+    if instruction.is_scan or instruction.op in ("check", "index"):
+        return False
+    if instruction.is_reduction:
+        return instruction.op in _REDUCTIONS and instruction.dtype == torch.float32
+    if not is_wide:
+        return True
+    if instruction.op == "load":
+        return not instruction.operands
+    return instruction.dtype in (torch.float32, torch.bool)
+
+
+def _paired_accesses(kernel: Kernel) -> list[Access]:
+    """Return how memory is accessed that varies along the row."""
+    loads = [i.detail for i in kernel.body if i.op == "load"]
+    accesses = [*loads, *(store.access for store in kernel.stores)]
+    return [access for access in accesses if any(access.strides[-1:])]
+
+
+def _is_along(kernel: Kernel, access: Access) -> bool:
+    """Tell whether an access walks elements of bfloat16 in the order in which they lie."""
+    return access.strides[-1] == 1 and kernel.buffers[access.buffer].dtype == torch.bfloat16
+
+
+class PairPrinter(RowPrinter):
+    """Writes a kernel whose rows are walked two elements at a time.
+
+    In the text, `v3low` and `v3high` are the values of instruction 3 for the two, `w0` is what `p0`
+    points to in words, `x0` room for it where it lies between them, and `j` counts words.
+
+    Args:
+        kernel: A kernel that `is_paired`.
+        name: Name of the function.
+    """
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__(kernel, name)
+        self._half = ""
+        self._words: dict[str, str] = {}
+        self._results: list[str] = []
+
+    def _declare(self) -> None:
+        super()._declare()
+        for access in _paired_accesses(self._kernel):
+            pointer = self._pointers[self._key(access)]
+            if pointer not in self._words:
+                self._words[pointer] = f"w{pointer[1:]}"
+                self._point_in_words(pointer, self._kernel.buffers[access.buffer].is_output)
+
+    def _point_in_words(self, pointer: str, is_output: bool) -> None:
+        """Declare where a row, or a tile of it, is walked in words."""
+        words, spare = self._words[pointer], f"x{pointer[1:]}"
+        row = f"{pointer} + begin" if self._is_tiled else pointer
+        count = "end - begin" if self._is_tiled else self._length
+        self._add(f"alignas(64) unsigned short {spare}[{self._longest}];")
+        if is_output:
+            where = f"fx_is_between({row}) ? {spare} : {row}"
+            self._add(f"fx_pair* const {words} = (fx_pair*)({where});")
+            self._results.append(
+                f"if (fx_is_between({row})) "
+                f"__builtin_memcpy({row}, {spare}, 2 * (unsigned long)({count}));"
+            )
+        else:
+            self._add(f"const fx_pair* const {words} = fx_pairs({row}, {spare}, {count});")
+
+    @property
+    def _longest(self) -> int:
+        """The most elements that are walked at once."""
+        return min(self._tile_length, self._length) if self._is_tiled else self._length
+
+    def _tile(self) -> None:
+        super()._tile()
+        for text in self._results:
+            self._add(text)
+
+    def _pass(self, one: Pass) -> None:
+        if self._is_tiled:
+            self._uncut_pass(one, 0, "end - begin")
+        else:
+            super()._pass(one)
+
+    def _open_steps(self) -> None:
+        self._add(f"FX_STEPS(unsigned short, {self._longest // 2});")
+
+    def _loops(self, one: Pass, begin: str | int, end: str | int, pragma: str) -> None:
+        self._add(pragma)
+        self._open(f"for (long j = {_halved(begin)}; j < {_halved(end)}; ++j) {{")
+        if self._is_stepped:
+            self._add("FX_STEP(j);")
+        self._loop_body(one)
+        self._close()
+
+    def _loop_body(self, one: Pass) -> None:
+        for value in sorted({*one.values, *one.buffered}):
+            for self._half in _HALVES:
+                is_kept = value in one.buffered
+                text = f"b{value}[{self._row_offset()}]" if is_kept else self._value(value)
+                self._add(f"const {self._type(value)} {self._ref(value)} = {text};")
+        for value in one.keeps:
+            for self._half in _HALVES:
+                self._add(f"b{value}[{self._row_offset()}] = {self._ref(value)};")
+        for position in one.stores:
+            self._store(position)
+        for position in one.reductions:
+            self._accumulate(position, f"v{position}")
+        self._half = ""
+
+    def _value(self, position: int) -> str:
+        instruction = self._body(position)
+        if instruction.op == "load" and self._half and self._schedule.wide[position]:
+            words = self._words[self._pointers[self._key(instruction.detail)]]
+            return f"fx_{self._half}_bf16({words}[j])"
+        return super()._value(position)
+
+    def _ref(self, position: int) -> str:
+        text = super()._ref(position)
+        is_twice = self._schedule.wide[position] and self._body(position).op != "const"
+        return text + self._half if is_twice else text
+
+    def _both(self, position: int) -> tuple[str, str]:
+        """Return the texts that stand for a value of the two elements."""
+        texts = []
+        for self._half in _HALVES:
+            texts.append(self._ref(position))
+        return texts[0], texts[1]
+
+    def _row_offset(self) -> str:
+        return f"{self._length // 2} + j" if self._half == "high" else "j"
+
+    def _store(self, position: int) -> None:
+        store = self._kernel.stores[position]
+        if not any(store.access.strides[-1:]):
+            super()._store(position)
+            return
+        value = store.value
+        if self._body(value).op == "round" and self._body(value).detail == torch.bfloat16:
+            value = self._body(value).operands[0]
+        kind = "quiet_" if self._facts.is_quiet else ""
+        kind = "held_" if self._facts.is_bfloat16(value) else kind
+        low, high = (f"fx_upper_{kind}bf16({text})" for text in self._both(value))
+        words = self._words[self._pointers[self._key(store.access)]]
+        self._add(f"{words}[j] = fx_paired({low}, {high});")
+
+    def _accumulate(self, position: int, into: str) -> None:
+        """Fold what the two elements come to into an accumulator."""
+        low, high = self._both(self._body(position).operands[0])
+        if not self._notes_nans(position):
+            self._add(f"{into} += {low} + {high};")
+            return
+        compare = self._comparison(position)
+        self._add(f"nan{position} |= {low} != {low};")
+        self._add(f"nan{position} |= {high} != {high};")
+        self._add(f"const float m{position} = {high} {compare} {low} ? {high} : {low};")
+        self._add(f"{into} = m{position} {compare} {into} ? m{position} : {into};")
+
+
+def _halved(bound: str | int) -> str:
+    """Return the text of half of a bound that is even."""
+    return str(int(bound) // 2) if str(bound).isdecimal() else f"({bound}) / 2"

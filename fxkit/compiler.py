@@ -20,8 +20,8 @@ from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
 from fxkit.lower.running.compiled import to_cpp_as_recorded, typed
 from fxkit.lower.running.entry import Entries, Way
 from fxkit.lower.running.kernel_stock import KernelStock
+from fxkit.lower.running.left_to_eager import LeftToEager
 from fxkit.lower.training.fused_step import FusedStep, is_step
-from fxkit.lower.training.left_to_eager import LeftToEager
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
@@ -159,11 +159,12 @@ class Compiled:
             is_fused = any(region.kernel is not None for region in module.regions)
             how = "is compiled as it was recorded" if is_fused else "runs in eager"
             warnings.warn(f"{error}\n  The captured graph {how}.", stacklevel=2)
-        if isinstance(module, TrainingModule) and module.reason is not None:
-            if self._passes is None:  # the default ones change no results
-                self._left.watch(module)
-            if self._train:
-                warnings.warn(f"trained in eager: {module.reason}", stacklevel=2)
+        is_trained = isinstance(module, TrainingModule)
+        is_left = module.reason is not None if is_trained else not module.has_kernels
+        if is_left and self._passes is None:  # the default ones change no results
+            self._left.watch(module)
+        if is_trained and is_left and self._train:
+            warnings.warn(f"trained in eager: {module.reason}", stacklevel=2)
         self.modules.append(module)
         return module
 

@@ -240,6 +240,7 @@ class LowerReport:
 
 
 _FUSED = "fused"
+_NO_KERNELS = "there are no kernels"
 
 
 class CompiledModule(nn.Module):
@@ -337,7 +338,7 @@ class CompiledModule(nn.Module):
     def _objection(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """Return why the kernels can't serve a call, or None."""
         if not self._has_kernels:
-            return "there are no kernels"
+            return _NO_KERNELS
         values = args if not kwargs else self._ordered(args, kwargs)
         if len(values) != len(self._inputs):
             return "the number of inputs is another"
@@ -358,6 +359,20 @@ class CompiledModule(nn.Module):
         if any(p.requires_grad for p in self.graph_module.parameters()):
             return "gradients are on and a parameter asks for them"
         return None
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether any part of the graph runs in a kernel."""
+        return self._has_kernels
+
+    @property
+    def calls_in_eager(self) -> int:
+        """How often the original graph, or the program in its place, ran."""
+        return self._calls.total() - self._calls[_FUSED]
+
+    def note_eager_call(self) -> None:
+        """Count a call that the program itself has run in the place of a graph without kernels."""
+        self._calls[_NO_KERNELS] += 1
 
     @property
     def input_types(self) -> tuple[Any, ...]:

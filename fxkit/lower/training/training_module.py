@@ -117,6 +117,15 @@ class TrainingModule(nn.Module):
             return self.graph_module(*args)
         return built.program(*args)
 
+    @property
+    def calls_in_eager(self) -> int:
+        """How often the captured graph, or the program in its place, ran in eager."""
+        return self.eager_calls
+
+    def note_eager_call(self) -> None:
+        """Count a call that the program itself has run in this module's place."""
+        self.eager_calls += 1
+
     def way_for(self, args: tuple[torch.Tensor, ...]) -> Callable[..., Any] | None:
         """Return what runs for inputs of just these types; None where they are left to eager."""
         built = self._built.get(_key(args))

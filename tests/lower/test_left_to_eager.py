@@ -1,4 +1,4 @@
-"""Calls that training leaves to eager: the program itself runs, and guards are asked seldom."""
+"""Calls that are left to eager: the program itself runs, and guards are asked seldom."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 import fxkit
 from fxkit.compiler import Compiled
-from fxkit.lower.training.left_to_eager import CALLS_ON_TRUST
+from fxkit.lower.running.left_to_eager import CALLS_ON_TRUST
 from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.pipelines import SIMPLIFY
 from fxkit.tracing.captured import Captured
@@ -56,6 +56,23 @@ def test_small_programs_run_themselves(asked: list[int]):
         assert torch.equal(compiled(x), net(x))
     assert len(asked) <= 1
     assert _eager_calls(compiled)[0] >= 20
+
+
+@torch.no_grad()
+def test_graphs_without_kernels_are_the_programs_own(asked: list[int]):
+    net = nn.LSTM(4, 4)
+    compiled, x = fxkit.compile(net), torch.randn(3, 2, 4)
+    compiled(x)
+    compiled(x)
+    asked.clear()
+    for factor in (1.0, 2.0):
+        net.weight_hh_l0.mul_(factor)
+        for _ in range(10):
+            torch.testing.assert_close(compiled(x), net(x))
+    assert len(asked) <= 1
+    (module,) = compiled.modules
+    assert not module.has_kernels and module.calls_in_eager >= 20
+    assert sum(module.report().eager_calls.values()) == module.calls_in_eager
 
 
 def test_gradients_and_what_changes_are_those_of_the_program(asked: list[int]):

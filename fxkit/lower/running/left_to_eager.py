@@ -1,20 +1,31 @@
-"""Calls that training leaves to eager, and that then cost no more than eager."""
+"""Calls that are left to eager whole, and that then cost no more than eager."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
-
-from fxkit.lower.training.training_module import TrainingModule
 
 # After so many calls guards are asked again: another graph may serve by now.
 CALLS_ON_TRUST = 64
 
 MAX_KINDS = 64
 
-Kind = tuple[tuple[torch.Size, torch.dtype, bool], ...]
+# Whether gradients are on, and of each argument its shape, dtype and whether it asks for them.
+Kind = tuple[bool, tuple[tuple[torch.Size, torch.dtype, bool], ...]]
+
+
+class Leaving(Protocol):
+    """A module that leaves some or all of its calls to eager."""
+
+    @property
+    def calls_in_eager(self) -> int:
+        """How many of its calls eager has run."""
+        ...
+
+    def note_eager_call(self) -> None:
+        """Count a call that the program itself has run in the module's place."""
 
 
 class LeftToEager:
@@ -25,12 +36,12 @@ class LeftToEager:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[TrainingModule, int] = {}
-        self._trusted: dict[Kind, tuple[TrainingModule, int]] = {}
+        self._seen: dict[Leaving, int] = {}
+        self._trusted: dict[Kind, tuple[Leaving, int]] = {}
 
-    def watch(self, module: TrainingModule) -> None:
+    def watch(self, module: Leaving) -> None:
         """Take note of a module that leaves calls to eager."""
-        self._seen[module] = module.eager_calls
+        self._seen[module] = module.calls_in_eager
 
     def takes(self, args: tuple[Any, ...]) -> bool:
         """Tell whether a call is to be left to the program itself; count it if so."""
@@ -40,7 +51,7 @@ class LeftToEager:
         if module is None or not left:
             return False
         self._trusted[kind] = (module, left - 1)
-        module.eager_calls += 1
+        module.note_eager_call()
         self._seen[module] += 1
         return True
 
@@ -48,18 +59,18 @@ class LeftToEager:
         """Note whether the call that a graph has just served was left to eager."""
         if not self._seen or (kind := _kind(args)) is None:
             return
-        ran = [module for module, calls in self._seen.items() if module.eager_calls > calls]
-        self._seen = {module: module.eager_calls for module in self._seen}
+        ran = [module for module, calls in self._seen.items() if module.calls_in_eager > calls]
+        self._seen = {module: module.calls_in_eager for module in self._seen}
         self._trusted.pop(kind, None)
         if ran and len(self._trusted) < MAX_KINDS:
             self._trusted[kind] = (ran[-1], CALLS_ON_TRUST)
 
 
 def _kind(args: tuple[Any, ...]) -> Kind | None:
-    """Return what a call is known by; None where it is more than tensors under autograd."""
-    if not torch.is_grad_enabled() or any(type(a) not in _PLAIN for a in args):
+    """Return what a call is known by; None where it is more than plain tensors."""
+    if any(type(a) not in _PLAIN for a in args):
         return None
-    return tuple([(a.shape, a.dtype, a.requires_grad) for a in args])
+    return torch.is_grad_enabled(), tuple([(a.shape, a.dtype, a.requires_grad) for a in args])
 
 
 _PLAIN = (torch.Tensor, nn.Parameter)

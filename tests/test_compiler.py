@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,6 +79,19 @@ def test_parameters_are_read_at_each_call():
     net.norm.weight.add_(1)
     net.fc.weight.mul_(0.5)
     assert_same(fast(inputs(4, 8)), net(inputs(4, 8)))
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_what_nobody_has_any_more_is_freed(is_trained):
+    net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Softmax(-1))
+    fast = fxkit.compile(net)
+    with torch.set_grad_enabled(is_trained):
+        for _ in range(2):
+            fast(inputs(128, 64))
+    left = [weakref.ref(found) for found in (net, *net.parameters(), *fast.modules)]
+    del net, fast
+    gc.collect()
+    assert [found() for found in left] == [None] * len(left)
 
 
 def test_gradients_are_those_of_eager():

@@ -10,6 +10,7 @@ import functools
 import inspect
 import operator
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,9 +44,31 @@ def call_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
 _Binder = Callable[[tuple[Any, ...], Mapping[str, Any]], "Call | None"]
 
 
-@functools.lru_cache(maxsize=4096)
+_binders: weakref.WeakKeyDictionary[Any, _Binder | None] = weakref.WeakKeyDictionary()
+
+
 def binder_of(target: Any) -> _Binder | None:
-    """Choose, once for each callable, how its calls are bound."""
+    """Choose how calls of a callable are bound: once, and without keeping it alive."""
+    if isinstance(target, _DESCRIPTORS):  # which have no weak references, and live with a class
+        return _binder_of_descriptor(target)
+    try:
+        return _binders[target]
+    except KeyError:
+        binder = _binders[target] = _new_binder(target)
+        return binder
+    except TypeError:
+        return _new_binder(target)
+
+
+_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+@functools.lru_cache(maxsize=4096)
+def _binder_of_descriptor(target: Any) -> _Binder | None:
+    return _new_binder(target)
+
+
+def _new_binder(target: Any) -> _Binder | None:
     name = getattr(target, "__name__", "")
     home = getattr(target, "__module__", None) or ""
     declared = getattr(target, OPERATOR_NAME, None)
@@ -59,7 +82,7 @@ def binder_of(target: Any) -> _Binder | None:
         return functools.partial(python_call, PYTHON_FUNCTIONS[target])
     if isinstance(target, types.FunctionType):
         return _python_function_binder(target, name)
-    if isinstance(target, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+    if isinstance(target, _DESCRIPTORS):
         if target is getattr(torch.Tensor, name, None):
             return functools.partial(_method, name)
         return None

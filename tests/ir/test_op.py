@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import operator
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -311,6 +313,24 @@ def test_cache_follows_every_change() -> None:
     assert resolve(node).arguments["self"] is placeholders[3]  # type: ignore[union-attr]
     node.op, node.target = "call_method", "sub"
     assert resolve(node).name == "aten.sub"  # type: ignore[union-attr]
+
+
+def test_nothing_keeps_a_callable_alive() -> None:
+    class Scaled:
+        __name__ = "scaled"
+
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    for make in (Scaled, lambda: lambda x: x + 1):
+        target = make()
+        graph = fx.Graph()
+        node = graph.call_function(target, (graph.placeholder("x"),))
+        assert resolve(node) == resolve(node) and operator_name(target)
+        known = weakref.ref(target)
+        del target, node, graph
+        gc.collect()
+        assert known() is None
 
 
 def test_cache_learns_types() -> None:

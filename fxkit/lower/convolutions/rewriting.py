@@ -14,6 +14,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.convolutions import packed
+from fxkit.lower.cpp.toolchain import has_compiler
 from fxkit.lower.loops.convolution_products import has_channels_innermost, has_kernel
 from fxkit.lower.running.product_trial import MIN_TERMS
 from fxkit.passes.base import Pass, PassContext
@@ -21,7 +22,7 @@ from fxkit.passes.building_blocks.layers import Layer, layer_of
 from fxkit.passes.channels_last import Refused, Spreader
 
 # Fewer multiplications than these, in all convolutions of a graph, cost less than what a packed
-# convolution takes to find its weight.
+# convolution takes to find its weight: nothing is packed then, but kernels pay.
 MIN_WORK = 1 << 21
 
 # So few in one convolution that no kernel computes run fastest as they are; so does one that uses
@@ -53,7 +54,11 @@ class PackConvolutions(Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the edges."""
         packer = _Packer(edit)
-        if packer.work() >= MIN_WORK and packed.is_available():  # which waits for the binding
+        if packer.work() < MIN_WORK:
+            packer.leave_all_but_kernels()
+            if packer.work() and has_compiler():
+                packer.visit_all(context)
+        elif packed.is_available():  # which waits for the binding
             packer.visit_all(context)
 
 
@@ -88,6 +93,11 @@ class _Packer(Spreader):
     def work(self) -> int:
         """Return the number of multiplications in the convolutions that can be packed."""
         return sum(_work(found.layer) for found in self._found.values())
+
+    def leave_all_but_kernels(self) -> None:
+        """Leave the convolutions that no kernel computes as they are."""
+        self._found = {n: f for n, f in self._found.items() if _has_kernel(f.layer)}
+        self._norms = {found.norm for found in self._found.values()} - {None}
 
     def visit(self, node: fx.Node) -> None:
         """Replace a convolution, or let a node take operands in their new layout."""
@@ -153,10 +163,8 @@ class _Packer(Spreader):
 
     def _pays(self, layer: Layer) -> bool:
         """Tell whether a layer is surely a kernel, or large enough for oneDNN."""
-        work = _work(layer)
-        if has_kernel(layer.weight.shape, layer.groups) and (layer.groups > 1 or work < MIN_TERMS):
-            return True
-        return work >= max(MIN_LAYER_WORK, MIN_USES * layer.weight.numel())
+        enough = max(MIN_LAYER_WORK, MIN_USES * layer.weight.numel())
+        return _is_surely_kernel(layer) or _work(layer) >= enough
 
     def _image(self, image: fx.Node, known: TensorType, layer: Layer) -> fx.Node:
         """Return an image whose channels are innermost, whatever the strides of single pixels."""
@@ -222,6 +230,15 @@ def _work(layer: Layer) -> int:
     made = type_of(layer.node)
     shape = made.shape if isinstance(made, TensorType) else ()
     return math.prod(int(size) for size in shape) * math.prod(layer.weight.shape[1:])
+
+
+def _is_surely_kernel(layer: Layer) -> bool:
+    """Tell whether a kernel computes a layer, without a trial of whether it is faster."""
+    return _has_kernel(layer) and (layer.groups > 1 or _work(layer) < MIN_TERMS)
+
+
+def _has_kernel(layer: Layer) -> bool:
+    return has_kernel(layer.weight.shape, layer.groups)
 
 
 def _is_read(operand: Any) -> bool:

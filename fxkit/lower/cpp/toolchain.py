@@ -91,6 +91,17 @@ def current() -> Toolchain:
     return _toolchain(config.current().cxx)
 
 
+def has_compiler() -> bool:
+    """Tell whether there is a C++ compiler, and kernels are not turned off."""
+    if config.current().backend == "eager":
+        return False
+    try:
+        current()
+    except BuildError:
+        return False
+    return True
+
+
 @functools.cache
 def _toolchain(asked: str | None) -> Toolchain:
     names = (asked,) if asked else ("g++", "c++")

@@ -174,8 +174,23 @@ def test_copies_and_other_sizes() -> None:
 
 
 @torch.no_grad()
-def test_little_work_is_left_as_it_is() -> None:
+def test_little_work_is_done_in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = net(), torch.randn(1, 3, 8, 8)
+    fast = fxkit.compile(module)
+    fast(x)
+    check(fast, module, x)
+    names = [name for region in fast.modules[0].regions if region.kernel for name in region.nodes]
+    assert sum(name.startswith("convolution") for name in names) == 4
+    monkeypatch.setenv("FXKIT_BACKEND", "eager")
+    left = fxkit.compile(module)
+    left(x)
+    check(left, module, x)
+    assert not is_packed(left)
+
+
+@torch.no_grad()
+def test_little_work_that_no_kernel_does_is_left_as_it_is() -> None:
+    module, x = nn.Conv2d(8, 8, 3, groups=2), torch.randn(1, 8, 9, 9)
     fast = fxkit.compile(module)
     fast(x)
     check(fast, module, x)

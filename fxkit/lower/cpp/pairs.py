@@ -6,7 +6,7 @@ elements has to be widened first, and narrowed again before it is stored. So eac
 loop is printed twice, for the lower and for the upper elements.
 
 Words lie at multiples of four bytes. A row that begins between them is copied before it is read,
-and its results after they are written.
+and its results after they are written, and so is a part of a row with one element too many.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from fxkit.lower.cpp.free_numbers import is_free
-from fxkit.lower.cpp.rows import TILE, RowPrinter
+from fxkit.lower.cpp.rows import BLOCK, TILE, RowPrinter
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass
 
@@ -40,12 +40,13 @@ FX_INLINE unsigned fx_upper_bf16(float x) {
 FX_INLINE unsigned fx_paired(unsigned low, unsigned high) {
   return (high & 0xffff0000u) | (low >> 16);
 }
-static inline bool fx_is_between(const unsigned short* row) {
-  return ((unsigned long)row & 2ul) != 0;
+static inline bool fx_is_between(const unsigned short* row, long count) {
+  return ((((unsigned long)row >> 1) | (unsigned long)count) & 1ul) != 0;
 }
 static inline const fx_pair* fx_pairs(const unsigned short* row, unsigned short* room, long count) {
-  if (!fx_is_between(row)) return (const fx_pair*)row;
+  if (!fx_is_between(row, count)) return (const fx_pair*)row;
   __builtin_memcpy(room, row, 2 * (unsigned long)count);
+  if (count & 1) room[count] = 0;
   return (const fx_pair*)room;
 }
 """
@@ -60,15 +61,14 @@ def is_paired(kernel: Kernel) -> bool:
     Args:
         kernel: A kernel whose row is its innermost axis.
     """
-    length = kernel.sizes[-1]
-    if kernel.row_rank != 1 or is_free(length) or length % 2:
+    if kernel.row_rank != 1:
         return False
-    if length < LONG and length % (2 * LANES):
+    length, wide = kernel.sizes[-1], kernel.row_wide()
+    is_tiled = not any(i.is_reduction for i in kernel.body) and (is_free(length) or length > TILE)
+    if not is_tiled and (is_free(length) or length % (2 if length >= LONG else 2 * LANES)):
         return False
-    wide = kernel.row_wide()
     accesses = _paired_accesses(kernel)
-    has_reductions = any(i.is_reduction for i in kernel.body)
-    room = (length if has_reductions else min(length, TILE)) * torch.bfloat16.itemsize
+    room = (TILE if is_tiled else length) * torch.bfloat16.itemsize
     return (
         any(i.op == "load" and is_wide for i, is_wide in zip(kernel.body, wide, strict=True))
         and all(map(_can_stand, kernel.body, wide))
@@ -120,6 +120,7 @@ class PairPrinter(RowPrinter):
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name)
         self._half = ""
+        self._block = 2 * BLOCK  # as many additions after each other as for single elements
         self._words: dict[str, str] = {}
         self._results: list[str] = []
 
@@ -138,11 +139,11 @@ class PairPrinter(RowPrinter):
         count = "end - begin" if self._is_tiled else self._length
         self._add(f"alignas(64) unsigned short {spare}[{self._longest}];")
         if is_output:
-            where = f"fx_is_between({row}) ? {spare} : {row}"
+            is_between = f"fx_is_between({row}, {count})"
+            where = f"{is_between} ? {spare} : {row}"
             self._add(f"fx_pair* const {words} = (fx_pair*)({where});")
             self._results.append(
-                f"if (fx_is_between({row})) "
-                f"__builtin_memcpy({row}, {spare}, 2 * (unsigned long)({count}));"
+                f"if ({is_between}) __builtin_memcpy({row}, {spare}, 2 * (unsigned long)({count}));"
             )
         else:
             self._add(f"const fx_pair* const {words} = fx_pairs({row}, {spare}, {count});")
@@ -150,7 +151,7 @@ class PairPrinter(RowPrinter):
     @property
     def _longest(self) -> int:
         """The most elements that are walked at once."""
-        return min(self._tile_length, self._length) if self._is_tiled else self._length
+        return self._tile_length if self._is_tiled else self._length
 
     def _tile(self) -> None:
         super()._tile()
@@ -159,7 +160,7 @@ class PairPrinter(RowPrinter):
 
     def _pass(self, one: Pass) -> None:
         if self._is_tiled:
-            self._uncut_pass(one, 0, "end - begin")
+            self._uncut_pass(one, 0, "end - begin + 1")
         else:
             super()._pass(one)
 

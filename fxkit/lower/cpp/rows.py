@@ -50,6 +50,7 @@ class RowPrinter(KernelPrinter):
         self._is_near = False
         self._scanned_before: set[int] = set()
         self._is_stepped = is_stepped(kernel)
+        self._block = BLOCK
 
     def _attribute(self) -> str:
         return "FX_SCHEDULED " if self._is_stepped and is_ordered(self._kernel) else ""
@@ -149,8 +150,8 @@ class RowPrinter(KernelPrinter):
             self._scanned_before.add(p)
         depth = self._depth
         self._open_row_axes()
-        if sums and (is_free(self._length) or self._length > BLOCK):
-            begin, end = self._open_blocks(begin, end, BLOCK)
+        if sums and (is_free(self._length) or self._length > self._block):
+            begin, end = self._open_blocks(begin, end, self._block)
         for p in sums:
             self._add(f"float v{p} = 0;")
         clauses = self._clauses(one.reductions) + self._fault_clause(one.values)

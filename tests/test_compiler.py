@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 
 import pytest
@@ -149,6 +150,24 @@ def test_report_and_explain():
         fast(inputs(64, 64))
         assert "kernel_0" in fast.report()
         assert "f32[64,64] on cpu, got f32[3,64]" in fast.explain(inputs(3, 64))
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_texts_are_written_once_at_each_call(capsys, is_trained):
+    def program(x):
+        print("the same")
+        print("the same")
+        print("positive:", bool(x.sum() > 0), tuple(x.shape), file=sys.stderr)
+        return torch.softmax(x.exp() * 2, -1)
+
+    fast = fxkit.compile(program)
+    for x in (inputs(4, 8).abs(), inputs(4, 8).abs(), -inputs(4, 8).abs(), inputs(6, 8).abs()):
+        for _ in range(3):
+            fast(x.requires_grad_(is_trained))
+            found = capsys.readouterr()
+            program(x)
+            assert found == capsys.readouterr()
+    assert all(m.report().calls for m in fast.modules if not is_trained)
 
 
 def test_what_cannot_be_called_is_refused():

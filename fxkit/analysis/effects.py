@@ -121,7 +121,7 @@ def _without_schema(node: fx.Node, call: Call) -> Effects:
     if call.operator.is_opaque:
         changes_mode = call.name.rpartition(".")[2] in MODE_FUNCTIONS
         return Effects(operands, operands, True, is_opaque=True, is_global=changes_mode)
-    if namespace == "guard":
+    if namespace in ("guard", "effect"):
         return Effects(may_raise=True)
     if namespace == "python" and (name in _WRITING_PYTHON or name in _INPLACE_PYTHON):
         return Effects(writes=operands[:1], aliases=operands)

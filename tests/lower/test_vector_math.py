@@ -31,6 +31,8 @@ PARTS = {"fx_exp_plus_one", "fx_tanh_log1p"}  # in the texts of the exponential 
 NAMES = {*FUNCTIONS, "fx_normal_cdf", "fx_near", "fx_bf16", "fx_f16"} - PARTS
 BODIES = {
     "exp_down": "fx_exp_down(x[i])",
+    "tanh_softplus": "fx_tanh_softplus(x[i])",
+    "tanh_log1p_exp": "fx_tanh_log1p(fx_exp(x[i]))",
     "sin_near": "fx_sin_near(x[i])",
     "cos_near": "fx_cos_near(x[i])",
     "is_far": "fx_is_far(x[i])",
@@ -101,6 +103,14 @@ def test_the_exponential_of_what_is_not_positive(library: ctypes.CDLL) -> None:
     x = torch.cat([every_range(), torch.linspace(-105, 0, 200_001)])
     x = x[~(x > 0)]
     found, general = mapped(library, "exp_down", x), mapped(library, "fx_exp", x)
+    is_number = ~x.isnan()
+    assert torch.equal(found[is_number], general[is_number])
+    assert found[x.isnan()].isnan().all()
+
+
+def test_the_tanh_of_a_softplus_is_that_of_its_exponential(library: ctypes.CDLL) -> None:
+    x = torch.cat([every_range(), torch.linspace(-110, 110, 200_001)])
+    found, general = mapped(library, "tanh_softplus", x), mapped(library, "tanh_log1p_exp", x)
     is_number = ~x.isnan()
     assert torch.equal(found[is_number], general[is_number])
     assert found[x.isnan()].isnan().all()

@@ -74,7 +74,7 @@ class ShorterForms:
         chosen = self._kernel.body[operand]
         if chosen.op != "select":
             shifted = self._facts.operand_of("log1p", operand)
-            return None if shifted is None else f"fx_tanh_log1p({self._ref(shifted)})"
+            return None if shifted is None else self._tanh_of_shifted(shifted)
         condition, above, below = chosen.operands
         shifted = self._facts.operand_of("log1p", below)
         compare = self._kernel.body[condition]
@@ -85,4 +85,11 @@ class ShorterForms:
         is_softplus = exponential.op == "exp" and (
             (above,) == exponential.operands == compare.operands[:1]
         )
-        return f"fx_tanh_log1p({self._ref(shifted)})" if is_one and is_softplus else None
+        return self._tanh_of_shifted(shifted) if is_one and is_softplus else None
+
+    def _tanh_of_shifted(self, shifted: int) -> str:
+        """Return the text of tanh(log(1 + x)), where x may be an exponential of its own."""
+        exponent = self._facts.operand_of("exp", shifted)
+        if exponent is None:
+            return f"fx_tanh_log1p({self._ref(shifted)})"
+        return f"fx_tanh_softplus({self._ref(exponent)})"

@@ -103,7 +103,8 @@ FX_INLINE float fx_log(float x) {
 """
 
 # tanh(x) = x + x^3 P(x^2) near zero, else 1 - 2 / (exp(2|x|) + 1) with the sign of x; 1 from 10 on.
-# tanh(log(1 + x)) = ((1 + x)^2 - 1) / ((1 + x)^2 + 1).
+# tanh(log(1 + x)) = ((1 + x)^2 - 1) / ((1 + x)^2 + 1); `fx_tanh_softplus` is that of exp(x), and 1
+# long before it could overflow.
 _TANH = """\
 FX_INLINE float fx_tanh(float x) {
   float a = __builtin_fabsf(x);
@@ -123,6 +124,11 @@ FX_INLINE float fx_tanh_log1p(float x) {
   float n = fx_fma(a, a, 2.0f * a);
   float y = n / (n + 2.0f);
   return x < -1.0f ? __builtin_nanf("") : y;
+}
+FX_INLINE float fx_tanh_softplus(float x) {
+  float a = fx_exp_down(x > 40.0f ? 40.0f : x);
+  float n = fx_fma(a, a, 2.0f * a);
+  return n / (n + 2.0f);
 }
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 
 import pytest
@@ -157,7 +156,7 @@ def test_texts_are_written_once_at_each_call(capsys, is_trained):
     def program(x):
         print("the same")
         print("the same")
-        print("positive:", bool(x.sum() > 0), tuple(x.shape), file=sys.stderr)
+        print("positive:", bool(x.sum() > 0), tuple(x.shape))
         return torch.softmax(x.exp() * 2, -1)
 
     fast = fxkit.compile(program)
@@ -167,7 +166,7 @@ def test_texts_are_written_once_at_each_call(capsys, is_trained):
             found = capsys.readouterr()
             program(x)
             assert found == capsys.readouterr()
-    assert all(m.report().calls for m in fast.modules if not is_trained)
+    assert fast.modules and (is_trained or all(m.report().calls for m in fast.modules))
 
 
 def test_what_cannot_be_called_is_refused():

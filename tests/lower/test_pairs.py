@@ -158,6 +158,14 @@ def test_words_are_rounded_where_they_can_have_changed() -> None:
     assert "fx_paired(fx_upper_bf16(" in text  # a NaN of float32 may end in its lower half
 
 
+def test_as_many_vectors_go_in_step_as_coefficients_leave_registers_for() -> None:
+    x = halves(8, 512)
+    many, few = text_of(lambda x: torch.sin(x), x), text_of(lambda x: F.silu(x), x)
+    assert "FX_STEPS(unsigned short, " in many and " FX_SCHEDULED void" in many
+    assert "FX_STEPS(unsigned char, " in few and " FX_SCHEDULED void" not in few
+    assert "FX_STEPS(type" not in text_of(lambda x: x * 2, x)
+
+
 @torch.no_grad()
 def test_free_sizes_and_none() -> None:
     compiled = fxkit.compile(ROWS["layer_norm"], dynamic=True)

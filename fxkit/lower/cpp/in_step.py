@@ -57,13 +57,26 @@ def is_stepped(kernel: Kernel) -> bool:
     return bool(called & _STEPPED) and (_is_small(kernel) or not called & _LARGE)
 
 
-def is_ordered(kernel: Kernel) -> bool:
-    """Tell whether instructions of a kernel in step are to be put in order early."""
-    return bool(_called(kernel) & _ORDERED)
+def is_ordered(kernel: Kernel, in_pairs: bool = False) -> bool:
+    """Tell whether instructions of a kernel in step are to be put in order early.
+
+    Args:
+        kernel: A kernel that `is_stepped`.
+        in_pairs: Whether it walks its rows two elements at a time.
+    """
+    return bool(_called(kernel) & (_LARGE | _IN_TWOS if in_pairs else _ORDERED))
 
 
-def step_type(kernel: Kernel) -> str:
-    """Return the C++ type of what a loop writes for each element besides its results."""
+def step_type(kernel: Kernel, in_pairs: bool = False) -> str:
+    """Return the C++ type of what a loop writes for each element besides its results.
+
+    Args:
+        kernel: A kernel that `is_stepped`.
+        in_pairs: Whether it walks its rows two elements at a time. Then eight vectors go in step,
+            which also brings more of a row on its way at once; four where coefficients are many.
+    """
+    if in_pairs:
+        return "unsigned short" if is_ordered(kernel, in_pairs) else "unsigned char"
     is_wide = bool(_called(kernel) & _IN_TWOS) and not _is_small(kernel)
     return "unsigned short" if is_wide else "unsigned char"
 

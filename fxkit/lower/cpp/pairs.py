@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 
 from fxkit.lower.cpp.free_numbers import is_free
+from fxkit.lower.cpp.in_step import is_ordered, step_type
 from fxkit.lower.cpp.rows import BLOCK, TILE, RowPrinter
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass
@@ -124,6 +125,10 @@ class PairPrinter(RowPrinter):
         self._words: dict[str, str] = {}
         self._results: list[str] = []
 
+    def _attribute(self) -> str:
+        is_early = self._is_stepped and is_ordered(self._kernel, in_pairs=True)
+        return "FX_SCHEDULED " if is_early else ""
+
     def _declare(self) -> None:
         super()._declare()
         for access in _paired_accesses(self._kernel):
@@ -165,7 +170,8 @@ class PairPrinter(RowPrinter):
             super()._pass(one)
 
     def _open_steps(self) -> None:
-        self._add(f"FX_STEPS(unsigned short, {self._longest // 2});")
+        kind = step_type(self._kernel, in_pairs=True)
+        self._add(f"FX_STEPS({kind}, {self._longest // 2});")
 
     def _loops(self, one: Pass, begin: str | int, end: str | int, pragma: str) -> None:
         self._add(pragma)

@@ -68,5 +68,14 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     """Draw the mask as the operator does, and apply it where a kernel can take it in."""
     if train is False or p == 0 or p == 1:
         return NotImplemented
-    mask = torch.ops.aten.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1 - p)
+    mask = _drawn(torch.empty_like(x, dtype=torch.bool), 1 - p)
     return x * mask * (1 / (1 - p)), mask
+
+
+def _drawn(like: torch.Tensor, p: float) -> torch.Tensor:
+    """Draw a mask in the order in which its elements lie in memory."""
+    order = sorted(range(like.dim()), key=lambda axis: -like.stride(axis))
+    if like.is_contiguous():
+        return torch.ops.aten.bernoulli.p(like, p)
+    drawn = torch.ops.aten.bernoulli.p(like.permute(order), p)  # contiguous, as it always is
+    return drawn.permute([order.index(axis) for axis in range(like.dim())])

@@ -79,6 +79,7 @@ class FusedStep:
         Returns:
             What `closure` gave, or None.
         """
+        setattr(self.optimizer, "_opt_called", True)  # noqa: B010 - what schedulers look for
         if closure is not None or (reason := self._objection()) is not None:
             self._reasons["a closure is given" if closure is not None else str(reason)] += 1
             return self._eager() if closure is None else self._eager(closure)  # type: ignore[call-arg]
@@ -90,7 +91,6 @@ class FusedStep:
         for run in runs:
             run()
         self._fused += 1
-        setattr(self.optimizer, "_opt_called", True)  # noqa: B010 - what schedulers look for
         return None
 
     def report(self) -> StepReport:

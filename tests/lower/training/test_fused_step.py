@@ -85,6 +85,18 @@ def test_schedulers_checkpoints_groups_and_missing_gradients():
     assert step.report().fused == 5
 
 
+def test_a_scheduler_that_is_made_after_the_step_knows_of_it():
+    net = _net()
+    optimizer = AdamW(net.parameters(), lr=0.1)
+    step = fxkit.compile(optimizer.step)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for seed in range(3):
+        _fill(net, seed)
+        step()
+        scheduler.step()  # would warn, and warnings are errors
+    assert step.report().fused == 2
+
+
 def test_channels_last_parameters():
     ours, theirs = (_net().to(memory_format=torch.channels_last) for _ in range(2))
     mine, torchs = (SGD(net.parameters(), lr=0.1, momentum=0.9) for net in (ours, theirs))

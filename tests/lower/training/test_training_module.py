@@ -233,6 +233,29 @@ def test_frozen_parameters_have_no_gradient():
     assert net.up.weight.grad is None and net.down.weight.grad is not None
 
 
+@pytest.mark.parametrize("turn", [
+    lambda y: y.transpose(0, 1), lambda y: y.permute(1, 2, 0), lambda y: y[:, :, ::2],
+    lambda y: y.transpose(0, 2)[:, 1:], lambda y: y[:1].expand(4, 6, 8), lambda y: y[:, :1].mT,
+])  # fmt: skip
+def test_dropout_draws_as_eager_whatever_the_strides(turn: Callable[..., torch.Tensor]):
+    weight = torch.randn(8, 8)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(turn(torch.tanh(x @ weight)), 0.4) * 2 + 1
+
+    x = torch.randn(4, 6, 8, requires_grad=True)
+    fast = fxkit.compile(program)
+    results = []
+    for fn in (fast, fast, program):
+        torch.manual_seed(1)
+        result = fn(x)
+        (gradient,) = torch.autograd.grad(result.square().mean(), x)
+        results.append([result, gradient, torch.get_rng_state()])
+    assert _training(fast).reason is None
+    for found, expected in zip(results[1], results[2], strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_gradients_accumulate():
     net = Net().eval()
     compiled = fxkit.compile(net)

@@ -246,6 +246,8 @@ def attribute_name(place: Place, taken: set[str]) -> str:
         name = ".".join(re.sub(r"\W+", "_", atom).strip("_") or "_" for atom in name.split("."))
     if _is_reserved(name.partition(".")[0]):
         name = f"outer_{name}"
+    first, *inner = name.split(".")
+    name = ".".join([first, *(f"outer_{atom}" if _is_of_module(atom) else atom for atom in inner)])
     base = name
     first, _, rest = base.partition(".")
     number = 0
@@ -260,6 +262,12 @@ def attribute_name(place: Place, taken: set[str]) -> str:
 @functools.cache
 def _is_reserved(name: str) -> bool:
     return hasattr(fx.GraphModule, name) or name in _STANDARD or name.isdigit()
+
+
+@functools.cache
+def _is_of_module(name: str) -> bool:
+    """Tell whether modules have an attribute of this name, which no tensor can take."""
+    return hasattr(torch.nn.Module(), name)
 
 
 def _prefixes(name: str) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fxkit.tracing import capture
 from fxkit.tracing.values.outside import Contents, Place, Surroundings, attribute_name
 
 TABLE = torch.ones(3)
@@ -75,10 +76,22 @@ def test_place_that_is_gone():
         ("code", "outer_code"),
         ("training", "outer_training"),
         ("0.weight", "outer_0.weight"),
+        ("cache.cpu", "cache.outer_cpu"),
+        ("cache.training.0", "cache.outer_training.0"),
     ],
 )
 def test_names_of_attributes(name: str, expected: str):
     assert attribute_name(Place({}, "", name), set()) == expected
+
+
+@pytest.mark.parametrize("key", ["cpu", "half", "forward", "training", "_buffers", "weight", 0])
+def test_tensors_are_kept_under_any_key(key: object):
+    kept = {key: torch.ones(3)}
+    captured = capture(lambda a: a * kept[key], (torch.ones(3),))
+    for factor in (1.0, 2.0):
+        kept[key].fill_(factor)
+        assert torch.equal(captured(torch.ones(3)), torch.full((3,), factor))
+    assert captured.recaptures == 0
 
 
 def test_names_do_not_collide():

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.proxy import TraceError
 
-from fxkit.errors import CaptureError
+from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.recorder.frames import Frames, is_user_file, source_text
@@ -79,7 +79,13 @@ def symbolic_trace(
 
     Raises:
         CaptureError: When the program needs more than a placeholder; names the line and a remedy.
+        UnsupportedError: When `root` can't be called.
     """
+    if not callable(root):
+        raise UnsupportedError(
+            f"expected something to call, got {type(root).__name__}",
+            hint="pass a function or a module",
+        )
     return _trace(SymbolicTracer(leaf_modules), root, concrete_args)
 
 

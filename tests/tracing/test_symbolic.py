@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.fx.proxy import TraceError
 
-from fxkit.errors import CaptureError
+from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.ir.provenance import module_stack, source_of
 from fxkit.tracing.live import capture
 from fxkit.tracing.symbolic import symbolic_trace
@@ -191,3 +191,9 @@ def test_capture_symbolically_guards_training_flags_and_modes():
 def test_capture_symbolically_refuses_a_branch():
     with pytest.raises(CaptureError, match="an `if`, `while`"):
         capture(branches, (torch.ones(3),), mode="symbolic")
+
+
+@pytest.mark.parametrize("root", [3, None, "relu"])
+def test_what_cannot_be_called_is_refused(root: Any):
+    with pytest.raises(UnsupportedError, match=r"expected something to call, got (int|None|str)"):
+        symbolic_trace(root)

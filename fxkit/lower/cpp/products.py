@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
-from fxkit.lower.cpp.kernel import KernelPrinter, scaled
+from fxkit.lower.cpp.kernel import SHARED, KernelPrinter, scaled
 from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.loop_ir import WHOLE, Access, Kernel
 from fxkit.lower.loops.product import Product
@@ -55,14 +55,18 @@ class ProductPrinter(KernelPrinter):
         self._product = kernel.body[0].detail
         product = self._product
         self._panels = ceil_div(product.columns, COLUMNS)
-        self._rows = FreeInt(block_rows(product, threads=2), "height")
+        self._rows = block_rows(product, threads=2)
+        self._is_divided = is_free(product.rows) or product.rows > BLOCKS[-1]
+        if self._is_divided:
+            self._rows = FreeInt(self._rows, "height")
         self._blocks = ceil_div(product.rows, self._rows)
 
     def text(self) -> str:
         """Return the function's text."""
         self._open(f'extern "C" void {self._name}({self._parameters()}) {{')
         self._read_numbers()
-        self._choose_height()
+        if self._is_divided:
+            self._choose_height()
         self._share_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
@@ -80,6 +84,12 @@ class ProductPrinter(KernelPrinter):
 
     def _tile_count(self) -> int:
         return self._product.count * self._blocks * self._panels
+
+    def _share_tiles(self) -> None:
+        """Let threads share the tiles, unless there is one or they are quickly done."""
+        most = self._product.count * self._panels * ceil_div(self._product.rows, BLOCKS[-1])
+        if is_free(most) or (most > 1 and not self._is_small):
+            self._add(SHARED)
 
     def _tile_index(self) -> None:
         product = self._product

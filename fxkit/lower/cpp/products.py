@@ -55,7 +55,7 @@ class ProductPrinter(KernelPrinter):
         self._product = kernel.body[0].detail
         product = self._product
         self._panels = ceil_div(product.columns, COLUMNS)
-        self._rows = block_rows(product, threads=2)
+        self._rows = block_rows(product, threads=2)  # the text chooses by the threads of a call
         self._is_divided = is_free(product.rows) or product.rows > BLOCKS[-1]
         if self._is_divided:
             self._rows = FreeInt(self._rows, "height")

@@ -139,7 +139,18 @@ class ColumnPrinter(KernelPrinter):
 
     def _lane_terms(self, access: Access) -> list[str]:
         stride = access.strides[self._lane_axis]
-        return [scaled("l", stride)] if stride else []
+        return [scaled(self._place, stride)] if stride else []
+
+    def _step(self, access: Access) -> int:
+        return access.strides[self._lane_axis]
+
+    @property
+    def _variable(self) -> str:
+        return "l"
+
+    @property
+    def _index_in_row(self) -> str:
+        return "j"
 
 
 def runs_down_columns(kernel: Kernel) -> bool:

@@ -153,4 +153,10 @@ class JoinedRowsPrinter(RowPrinter):
         if access is None:
             return super()._value(position)
         dtype = self._kernel.buffers[access.buffer].dtype
-        return cpp_text.load_expression(f"x{position}[j - begin]", dtype)
+        element = cpp_text.load_expression(f"x{position}[j - begin]", dtype)
+        return self._staged_read(position) or element
+
+    def _first_read(self, position: int, begin: str) -> str:
+        if position in self._joined.spread:
+            return f"&x{position}[{begin} - begin]"
+        return super()._first_read(position, begin)

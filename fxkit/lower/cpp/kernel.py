@@ -11,8 +11,8 @@ import torch
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import FreeInt, free_numbers, is_free
 from fxkit.lower.cpp.known_values import KnownValues
-from fxkit.lower.cpp.lines import Lines
 from fxkit.lower.cpp.shorter_forms import ShorterForms
+from fxkit.lower.cpp.vector_loops import VectorLoops
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule, cost_of_point
 
@@ -25,7 +25,7 @@ SMALL_WORK = 30_000
 _ASSIGNMENTS = {"add": "+=", "mul": "*="}
 
 
-class KernelPrinter(Lines, ABC):
+class KernelPrinter(VectorLoops, ABC):
     """Writes one kernel as a C++ function.
 
     Rows are divided into tiles, which threads share. In the text, `i0, i1, …` index the axes that
@@ -40,8 +40,7 @@ class KernelPrinter(Lines, ABC):
     """
 
     def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
-        super().__init__()
-        self._kernel = kernel
+        super().__init__(kernel)
         self._name = name
         self._schedule = plan
         self._free = free_numbers(kernel)
@@ -205,8 +204,13 @@ class KernelPrinter(Lines, ABC):
     def _row_terms(self, access: Access) -> list[str]:
         """Return the terms of an address that vary along the row."""
         strides = access.strides[len(self._kernel.outer_sizes) :]
-        names = [*(f"r{axis}" for axis in range(len(strides) - 1)), "j"]
+        names = [*(f"r{axis}" for axis in range(len(strides) - 1)), self._index_in_row]
         return [scaled(n, stride) for n, stride in zip(names, strides, strict=True) if stride]
+
+    @property
+    def _index_in_row(self) -> str:
+        """The index along the innermost axis of the row, as text."""
+        return self._place
 
     def _open_row_axes(self) -> None:
         """Open loops over all axes of the row but the innermost."""
@@ -240,8 +244,14 @@ class KernelPrinter(Lines, ABC):
         instruction = self._body(value)
         if instruction.op == "round" and instruction.detail == dtype:
             value = instruction.operands[0]
+        staged = self._staged_write(store.access)
+        if staged is not None:
+            self._add(f"{staged} = {self._ref(value)};")
+            return
         is_held = dtype == torch.bfloat16 and self._facts.is_bfloat16(value)
-        text = cpp_text.store_expression(self._ref(value), dtype, self._facts.is_quiet, is_held)
+        text = cpp_text.store_expression(
+            self._ref(value), dtype, self._facts.is_quiet, is_held, self._is_lone
+        )
         self._add(f"{self._address(store.access)} = {text};")
 
     def _value(self, position: int) -> str:
@@ -254,15 +264,21 @@ class KernelPrinter(Lines, ABC):
         if instruction.op == "check":
             return operands[0]
         if instruction.op == "load":
-            dtype = self._kernel.buffers[instruction.detail.buffer].dtype
-            indices = operands[: len(instruction.indices)]
-            text = cpp_text.load_expression(self._address(instruction.detail, indices), dtype)
-            if instruction.guard is None:
+            access, guard = instruction.detail, instruction.guard
+            staged = self._staged_read(position)
+            if staged is not None:
+                return staged
+            dtype = self._kernel.buffers[access.buffer].dtype
+            address = self._address(access, operands[: len(instruction.indices)])
+            text = cpp_text.load_expression(address, dtype, self._is_lone)
+            if guard is None:
                 return text
-            otherwise = cpp_text.literal(instruction.detail.otherwise.value, instruction.dtype)
+            otherwise = cpp_text.literal(access.otherwise.value, instruction.dtype)
             return f"{operands[-1]} ? {text} : {otherwise}"
         if instruction.op == "round":
-            return cpp_text.rounding(operands[0], instruction.detail, self._facts.is_quiet)
+            return cpp_text.rounding(
+                operands[0], instruction.detail, self._facts.is_quiet, self._is_lone
+            )
         return self._shorter_forms.text(instruction) or cpp_text.expression(
             instruction, operands, self._dtype(instruction.operands[:1], instruction.dtype)
         )

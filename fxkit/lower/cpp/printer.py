@@ -16,6 +16,7 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.attentions import AttentionPrinter
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.cpp.convolutions import ConvolutionPrinter
+from fxkit.lower.cpp.halves import HALVES
 from fxkit.lower.cpp.in_step import IN_STEP, is_stepped
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
 from fxkit.lower.cpp.kernel import KernelPrinter
@@ -60,6 +61,8 @@ def _preamble(
         parts.append(TRANSPOSE)
     if any(is_stepped(_with_long_row(kernel)) for kernel in kernels):
         parts.append(IN_STEP)
+    if any("fx_widen(" in text or "fx_narrow(" in text for text in texts):
+        parts.append(HALVES)
     if any("fx_pair" in text for text in texts):
         parts.append(PAIRS)
     whole = {kernel.body[0].op for kernel in kernels if kernel.body}

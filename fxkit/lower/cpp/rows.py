@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
+from fxkit.lower.cpp.halves import BLOCK as HALVES
 from fxkit.lower.cpp.in_step import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import SHARED, KernelPrinter
+from fxkit.lower.cpp.vector_loops import Bounds
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
 from fxkit.lower.loops.stretches import Stretch, stretches
@@ -93,12 +95,14 @@ class RowPrinter(KernelPrinter):
             self._add(f"alignas(64) {self._type(value)} b{value}[{size}];")
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
+        self._is_lone = True
         for value in values:
             if self._body(value).op != "const":
                 self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
                 self._check(value)
         for position in stores:
             self._store(position)
+        self._is_lone = False
 
     def _pass(self, one: Pass) -> None:
         if self._is_cut:
@@ -182,15 +186,24 @@ class RowPrinter(KernelPrinter):
         """Print the loops of a pass over a block of the row, one for each stretch."""
         for stretch in self._stretches:
             first, last = self._clipped(stretch, begin, end)
-            if pragma:
-                self._add(pragma)
-            self._open(f"for (long j = {first}; j < {last}; ++j) {{")
+            block = BLOCK if one.reductions else HALVES
+            bounds = Bounds(str(first), str(last), self._most(first, last), block)
             self._known = stretch.known
-            if self._is_stepped:
-                self._add(f"FX_STEP(j - {begin});" if self._is_tiled else "FX_STEP(j);")
-            self._loop_body(one)
+            self._vector_loop(bounds, pragma, lambda: self._stepped_body(one, begin))
             self._known = {}
-            self._close()
+
+    def _most(self, begin: str | int, end: str | int) -> int:
+        """Return how many elements a loop can have."""
+        if str(begin).isdecimal() and str(end).isdecimal():
+            return int(end) - int(begin)
+        if str(begin) == "block":
+            return self._block
+        return self._tile_length if self._is_tiled else self._length
+
+    def _stepped_body(self, one: Pass, begin: str | int) -> None:
+        if self._is_stepped:
+            self._add(f"FX_STEP(j - {begin});" if self._is_tiled else "FX_STEP(j);")
+        self._loop_body(one)
 
     def _foreseen(self) -> Iterator[Access]:
         """Yield one access for each pointer whose next rows are asked for."""
@@ -322,3 +335,24 @@ class RowPrinter(KernelPrinter):
 
     def _lane_terms(self, access: Access) -> list[str]:
         return []
+
+    def _holds(self, guard: int) -> bool:
+        instruction = self._body(guard)
+        if instruction.op == "const":
+            return bool(self._facts.number(guard))
+        if instruction.op == "not":
+            return self._fails(instruction.operands[0])
+        if instruction.op in ("and", "or"):
+            sides = [self._holds(o) for o in instruction.operands]
+            return all(sides) if instruction.op == "and" else any(sides)
+        return self._known.get(guard, False)
+
+    def _fails(self, guard: int) -> bool:
+        """Tell whether a guard is known not to hold all along the loop."""
+        instruction = self._body(guard)
+        if instruction.op == "not":
+            return self._holds(instruction.operands[0])
+        if instruction.op in ("and", "or"):
+            sides = [self._fails(o) for o in instruction.operands]
+            return any(sides) if instruction.op == "and" else all(sides)
+        return not self._known.get(guard, True)

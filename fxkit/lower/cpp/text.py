@@ -218,13 +218,25 @@ def declaration(op: str, dtype: torch.dtype, glibc: tuple[int, int] | None) -> s
     return f'extern "C" {simd}{TYPES[dtype]} {op}{_suffix(dtype)}({parameters}) noexcept;'
 
 
-def load_expression(address: str, dtype: torch.dtype) -> str:
-    """Read an element from memory into a register."""
-    return f"fx_from_{_STORAGE[dtype]}({address})" if dtype in _STORAGE else address
+def load_expression(address: str, dtype: torch.dtype, is_lone: bool = False) -> str:
+    """Read an element from memory into a register.
+
+    Args:
+        address: The element.
+        dtype: What memory holds.
+        is_lone: Whether it is read in no loop that becomes vector code.
+    """
+    if dtype not in _STORAGE:
+        return address
+    return f"fx_from_{_lone(dtype, is_lone)}({address})"
 
 
 def store_expression(
-    value: str, dtype: torch.dtype, is_quiet: bool = False, is_held: bool = False
+    value: str,
+    dtype: torch.dtype,
+    is_quiet: bool = False,
+    is_held: bool = False,
+    is_lone: bool = False,
 ) -> str:
     """Convert a register to what memory holds; see `rounding`.
 
@@ -233,27 +245,34 @@ def store_expression(
         dtype: What memory holds.
         is_quiet: Whether each NaN is known to be quiet, with its lower half nought.
         is_held: Whether it is known to be a number that bfloat16 has.
+        is_lone: Whether it is written in no loop that becomes vector code.
     """
     if dtype not in _STORAGE:
         return value
     if is_held:
         return f"fx_to_held_bf16({value})"
-    return f"fx_to_{_quiet(dtype, is_quiet)}({value})"
+    return f"fx_to_{_quiet(dtype, is_quiet, is_lone)}({value})"
 
 
-def rounding(value: str, dtype: torch.dtype, is_quiet: bool = False) -> str:
+def rounding(value: str, dtype: torch.dtype, is_quiet: bool = False, is_lone: bool = False) -> str:
     """Round a register to what memory can hold.
 
     Args:
         value: The register.
         dtype: What it is rounded to.
         is_quiet: Whether each NaN is known to be quiet, with its lower half nought.
+        is_lone: Whether it is rounded in no loop that becomes vector code.
     """
-    return f"fx_round_{_quiet(dtype, is_quiet)}({value})"
+    return f"fx_round_{_quiet(dtype, is_quiet, is_lone)}({value})"
 
 
-def _quiet(dtype: torch.dtype, is_quiet: bool) -> str:
-    return "quiet_bf16" if is_quiet and dtype == torch.bfloat16 else _STORAGE[dtype]
+def _quiet(dtype: torch.dtype, is_quiet: bool, is_lone: bool) -> str:
+    is_short = is_quiet and dtype == torch.bfloat16
+    return "quiet_bf16" if is_short else _lone(dtype, is_lone)
+
+
+def _lone(dtype: torch.dtype, is_lone: bool) -> str:
+    return "lone_f16" if is_lone and dtype == torch.float16 else _STORAGE[dtype]
 
 
 def identity_of(monoid: str, dtype: torch.dtype) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter, scaled
+from fxkit.lower.cpp.vector_loops import Bounds
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule
 
@@ -123,17 +124,21 @@ class TilePrinter(KernelPrinter):
 
     def _pass(self, one: Pass) -> None:
         self._open("for (long l = 0; l < width; ++l) {")
+        self._is_lone = True
         for value in one.scalars:
             if self._body(value).op != "const":
                 self._define(value)
-        self._add(f"#pragma omp simd{self._fault_clause(one.values)}")
-        self._open("for (long j = begin; j < begin + length; ++j) {")
+        self._is_lone = False
+        pragma = f"#pragma omp simd{self._fault_clause(one.values)}"
+        bounds = Bounds("begin", "begin + length", COLUMNS)
+        self._vector_loop(bounds, pragma, lambda: self._loop_body(one))
+        self._close()
+
+    def _loop_body(self, one: Pass) -> None:
         for value in one.values:
             self._define(value)
         for position in one.stores:
             self._store(position)
-        self._close()
-        self._close()
 
     def _define(self, value: int) -> None:
         self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
@@ -144,7 +149,21 @@ class TilePrinter(KernelPrinter):
         if not self._is_turned(instruction):
             return super()._value(position)
         dtype = self._kernel.buffers[instruction.detail.buffer].dtype
-        return cpp_text.load_expression(f"x{position}[l * {COLUMNS} + j - begin]", dtype)
+        element = cpp_text.load_expression(f"{self._turned(position)} + j - begin]", dtype)
+        return self._staged_read(position) or element
+
+    def _turned(self, position: int) -> str:
+        """Return the beginning of the text of an element that was turned over."""
+        return f"x{position}[l * {COLUMNS}"
+
+    def _first_read(self, position: int, begin: str) -> str:
+        if self._is_turned(self._body(position)):
+            return f"&{self._turned(position)} + {begin} - begin]"
+        return super()._first_read(position, begin)
+
+    def _step(self, access: Access) -> int:
+        is_turned = any(i.detail is access and self._is_turned(i) for i in self._kernel.body)
+        return 1 if is_turned else super()._step(access)
 
     def _ref(self, position: int) -> str:
         return self._value(position) if self._body(position).op == "const" else f"v{position}"

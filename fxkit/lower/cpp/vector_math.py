@@ -380,13 +380,13 @@ FX_INLINE float fx_round_quiet_bf16(float x) {
 }
 """
 
-# A subnormal half is a normal float once scaled by 2^112; the sum with `magic` rounds in hardware.
+# A subnormal half is a normal float once scaled by 2^112. To round a float, what is added to it and
+# taken off again is one and a half times the number whose last place is that of a half so large:
+# the sum rounds in hardware. What is `lone` stands in no loop that becomes vector code.
 _FLOAT16 = """\
 FX_INLINE float fx_from_f16(unsigned short h) {
-  unsigned magnitude = ((unsigned)h & 0x7fffu) << 13;
-  float normal = fx_float((int)magnitude) * 0x1p+112f;
-  float y = magnitude >= 0x0f800000u ? fx_float((int)(magnitude | 0x7f800000u)) : normal;
-  return fx_float(fx_bits(y) | (int)(((unsigned)h & 0x8000u) << 16));
+  float y = fx_float((int)((unsigned)(short)h << 13) & (int)0x8fffe000) * 0x1p+112f;
+  return (h & 0x7c00) == 0x7c00 ? fx_float(fx_bits(y) | 0x7f800000) : y;
 }
 FX_INLINE unsigned short fx_to_f16(float x) {
   unsigned sign = (unsigned)fx_bits(x) & 0x80000000u;
@@ -398,7 +398,31 @@ FX_INLINE unsigned short fx_to_f16(float x) {
   y = bits >= 0x47800000u ? large : y;
   return (unsigned short)(y | (sign >> 16));
 }
-FX_INLINE float fx_round_f16(float x) { return fx_from_f16(fx_to_f16(x)); }
+FX_INLINE float fx_round_f16(float x) {
+  int exponent = fx_bits(x) & 0x7f800000;
+  exponent = exponent > 0x38800000 ? exponent : 0x38800000;
+  float magic = fx_float(exponent + 0x06c00000);
+  float y = (x + magic) - magic;
+  y = __builtin_fabsf(x) >= 65520.0f ? __builtin_inff() : y;
+  return __builtin_copysignf(y, x);
+}
+#if defined(__F16C__) && defined(__FLT16_MANT_DIG__)
+typedef _Float16 fx_half;
+#define FX_HALF
+#elif defined(__aarch64__) && defined(__ARM_FP16_FORMAT_IEEE)
+typedef __fp16 fx_half;
+#define FX_HALF
+#endif
+#ifdef FX_HALF
+FX_INLINE float fx_from_lone_f16(unsigned short h) { return __builtin_bit_cast(fx_half, h); }
+FX_INLINE unsigned short fx_to_lone_f16(float x) {
+  return __builtin_bit_cast(unsigned short, (fx_half)x);
+}
+#else
+FX_INLINE float fx_from_lone_f16(unsigned short h) { return fx_from_f16(h); }
+FX_INLINE unsigned short fx_to_lone_f16(float x) { return fx_to_f16(x); }
+#endif
+FX_INLINE float fx_round_lone_f16(float x) { return fx_from_lone_f16(fx_to_lone_f16(x)); }
 """
 
 # Each function's text, after the texts that it needs. Order is the order of printing.

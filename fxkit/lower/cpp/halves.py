@@ -1,0 +1,127 @@
+"""Elements of float16 that a loop walks in order: converted block by block, apart from the loop.
+
+Processors convert vectors of float16 in an instruction or two, but compilers do not find them in a
+plain loop. So a block of a row is converted before the loop, into float32 that stays in the first
+cache, and what the loop computes is converted after it. An element that is not walked in order, or
+only under a guard, is converted within the loop by integer arithmetic.
+"""
+
+from __future__ import annotations
+
+# Elements that are converted at once: some blocks fit into the first cache beside each other.
+BLOCK = 256
+
+# Vectors at the end of an array are written whole.
+LANES = 16
+
+# The tail of a block is read and written under a mask where the processor has masks for 16 bits,
+# else one by one.
+HALVES = """\
+#if defined(__clang__)
+#define FX_CONVERTS
+#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+typedef short fx_halves __attribute__((vector_size(32), may_alias));
+typedef short fx_loose_halves __attribute__((vector_size(32), aligned(2), may_alias));
+typedef float fx_floats __attribute__((vector_size(64), may_alias));
+FX_INLINE fx_floats fx_widened(fx_halves h) {
+  return (fx_floats)__builtin_ia32_vcvtph2ps512_mask(h, fx_floats{}, (short)-1, 4);
+}
+FX_INLINE fx_halves fx_narrowed(fx_floats x) {
+  return (fx_halves)__builtin_ia32_vcvtps2ph512_mask(x, 0, fx_halves{}, (short)-1);
+}
+FX_INLINE void fx_widen(const unsigned short* from, float* to, long count) {
+  long j = 0;
+  for (; j + 16 <= count; j += 16)
+    *(fx_floats*)(to + j) = fx_widened(*(const fx_loose_halves*)(from + j));
+  if (j < count) {
+    const unsigned short lanes = (unsigned short)((1u << (count - j)) - 1u);
+    *(fx_floats*)(to + j) = fx_widened(
+        (fx_halves)__builtin_ia32_loaddquhi256_mask((const short*)(from + j), fx_halves{}, lanes));
+  }
+}
+FX_INLINE void fx_narrow(const float* from, unsigned short* to, long count) {
+  long j = 0;
+  for (; j + 16 <= count; j += 16)
+    *(fx_loose_halves*)(to + j) = fx_narrowed(*(const fx_floats*)(from + j));
+  if (j < count) {
+    const unsigned short lanes = (unsigned short)((1u << (count - j)) - 1u);
+    __builtin_ia32_storedquhi256_mask(
+        (short*)(to + j), fx_narrowed(*(const fx_floats*)(from + j)), lanes);
+  }
+}
+#elif defined(__F16C__)
+typedef short fx_loose_halves __attribute__((vector_size(16), aligned(2), may_alias));
+typedef float fx_floats __attribute__((vector_size(32), may_alias));
+FX_INLINE void fx_widen(const unsigned short* from, float* to, long count) {
+  long j = 0;
+  for (; j + 8 <= count; j += 8)
+    *(fx_floats*)(to + j) =
+        (fx_floats)__builtin_ia32_vcvtph2ps256(*(const fx_loose_halves*)(from + j));
+  for (; j < count; ++j) to[j] = fx_from_lone_f16(from[j]);
+}
+FX_INLINE void fx_narrow(const float* from, unsigned short* to, long count) {
+  long j = 0;
+  for (; j + 8 <= count; j += 8)
+    *(fx_loose_halves*)(to + j) =
+        (fx_loose_halves)__builtin_ia32_vcvtps2ph256(*(const fx_floats*)(from + j), 0);
+  for (; j < count; ++j) to[j] = fx_to_lone_f16(from[j]);
+}
+#else
+#define FX_CONVERTS
+#endif
+#ifdef FX_CONVERTS
+FX_INLINE void fx_widen(const unsigned short* from, float* to, long count) {
+#pragma omp simd
+  for (long j = 0; j < count; ++j) to[j] = fx_from_lone_f16(from[j]);
+}
+FX_INLINE void fx_narrow(const float* from, unsigned short* to, long count) {
+#pragma omp simd
+  for (long j = 0; j < count; ++j) to[j] = fx_to_lone_f16(from[j]);
+}
+#endif
+"""
+
+
+class StagedHalves:
+    """What one loop reads and writes of float16 by way of arrays of float32.
+
+    In the text, `h0` is such an array, whose first element belongs to the first of the loop.
+
+    Args:
+        begin: Where the loop begins.
+        place: The variable of the loop.
+    """
+
+    def __init__(self, begin: str, place: str) -> None:
+        self.begin = begin
+        self._element = place if begin == "0" else f"{place} - {begin}"
+        self.reads: dict[str, str] = {}
+        self.writes: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.reads or self.writes)
+
+    def read(self, start: str) -> str:
+        """Return the text of an element that is read; `start` is the address of the first one."""
+        return self._of(self.reads, start)
+
+    def write(self, start: str) -> str:
+        """Return the text of an element that is written."""
+        return self._of(self.writes, start)
+
+    def _of(self, arrays: dict[str, str], start: str) -> str:
+        name = arrays.setdefault(start, f"h{len(self.reads) + len(self.writes)}")
+        return f"{name}[{self._element}]"
+
+    def before(self, count: str, room: int) -> list[str]:
+        """Return the lines that stand before the loop, whose arrays have room for `room`."""
+        room = -(-room // LANES) * LANES
+        names = [*self.reads.values(), *self.writes.values()]
+        lines = [f"alignas(64) float {name}[{room}];" for name in names]
+        return lines + [
+            f"fx_widen({start}, {name}, {count});" for start, name in self.reads.items()
+        ]
+
+    def after(self, count: str) -> list[str]:
+        """Return the lines that stand after the loop."""
+        return [f"fx_narrow({name}, {start}, {count});" for start, name in self.writes.items()]

@@ -1,0 +1,162 @@
+"""Loops that vectors run along, and what stands before and after those that walk halves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fxkit.lower.cpp.free_numbers import is_free
+from fxkit.lower.cpp.halves import BLOCK, StagedHalves
+from fxkit.lower.cpp.lines import Lines
+from fxkit.lower.loops.loop_ir import Access, Kernel
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Where a loop begins and ends.
+
+    Attributes:
+        begin: Its first index, as text.
+        end: The index behind its last one, as text.
+        most: The most elements that it can have; may be known only at run time.
+        block: How many elements are handled at once, where halves are converted apart from them.
+    """
+
+    begin: str
+    end: str
+    most: int
+    block: int = BLOCK
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a loop over halves is divided into blocks."""
+        return is_free(self.most) or self.most > self.block
+
+    @property
+    def base(self) -> str:
+        """The name of the first index of a block, or of the loop where it is one."""
+        return "base" if self.is_cut or not self.begin.isalnum() else self.begin
+
+
+class VectorLoops(Lines, ABC):
+    """Prints loops, each of which may become vector code.
+
+    Args:
+        kernel: The kernel.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self._kernel = kernel
+        self._has_halves = any(b.dtype == torch.float16 for b in kernel.buffers)
+        self._halves: StagedHalves | None = None  # those of the loop whose body is printed
+        self._place = self._variable  # what stands for the variable in an address
+        self._is_lone = False  # whether what is printed will not become vector code
+
+    @property
+    def _variable(self) -> str:
+        """The variable of the loops."""
+        return "j"
+
+    def _step(self, access: Access) -> int:
+        """Return how far an access goes from one element of a loop to the next."""
+        return access.strides[-1]
+
+    @abstractmethod
+    def _address(self, access: Access) -> str:
+        """Return the text of an element in memory."""
+
+    def _holds(self, guard: int) -> bool:
+        """Tell whether a guard is known to hold all along the loop."""
+        return False
+
+    def _vector_loop(self, bounds: Bounds, pragma: str, body: Callable[[], None]) -> None:
+        """Print a loop; halves that it walks in order are converted apart from it.
+
+        Args:
+            bounds: Where it begins and ends.
+            pragma: What stands before it, or nothing.
+            body: Prints what is done for an element.
+        """
+        if self._has_halves and self._staged_loop(bounds, pragma, body):
+            return
+        self._plain_loop(bounds.begin, bounds.end, pragma, body)
+
+    def _plain_loop(self, begin: str, end: str, pragma: str, body: Callable[[], None]) -> None:
+        name = self._variable
+        if pragma:
+            self._add(pragma)
+        self._open(f"for (long {name} = {begin}; {name} < {end}; ++{name}) {{")
+        self._is_lone = not pragma
+        body()
+        self._is_lone = False
+        self._close()
+
+    def _staged_loop(self, bounds: Bounds, pragma: str, body: Callable[[], None]) -> bool:
+        """Print a loop if it walks halves in order, and tell whether it does."""
+        base, end = bounds.base, "stop" if bounds.is_cut else bounds.end
+        before, self._lines = self._lines, []
+        self._halves = halves = StagedHalves(base, self._variable)
+        self._depth += 1
+        self._plain_loop(base, end, pragma, body)
+        self._depth -= 1
+        self._halves = None
+        loop, self._lines = self._lines, before
+        if not halves:
+            return False
+        self._open_stage(bounds)
+        count = end if base == "0" else f"{end} - {base}"
+        room = bounds.block if bounds.is_cut else bounds.most
+        for line in halves.before(count, room):
+            self._add(line)
+        self._lines += loop
+        for line in halves.after(count):
+            self._add(line)
+        self._close()
+        return True
+
+    def _open_stage(self, bounds: Bounds) -> None:
+        """Open the scope of a block of a loop, or of the loop."""
+        begin, end = bounds.begin, bounds.end
+        if bounds.is_cut:
+            self._open(f"for (long base = {begin}; base < {end}; base += {bounds.block}) {{")
+            until = f"base + {bounds.block}"
+            self._add(f"const long stop = {until} < {end} ? {until} : {end};")
+            return
+        self._open("{")
+        if bounds.base != begin:
+            self._add(f"const long base = {begin};")
+
+    def _staged_read(self, position: int) -> str | None:
+        """Return the text of a loaded element that was converted before the loop, if it was."""
+        load = self._kernel.body[position]
+        is_read = load.guard is None or self._holds(load.guard)
+        if self._halves is None or not is_read or not self._walks_halves(load.detail):
+            return None
+        return self._halves.read(self._first_read(position, self._halves.begin))
+
+    def _first_read(self, position: int, begin: str) -> str:
+        """Return the address of what a load reads at the index `begin`."""
+        return self._first(self._kernel.body[position].detail, begin)
+
+    def _staged_write(self, access: Access) -> str | None:
+        """Return the text of an element that is converted after the loop, if it is."""
+        if self._halves is None or not self._walks_halves(access):
+            return None
+        return self._halves.write(self._first(access, self._halves.begin))
+
+    def _walks_halves(self, access: Access) -> bool:
+        """Tell whether an access walks elements of float16 in the order in which they lie."""
+        step = self._step(access)
+        is_half = self._kernel.buffers[access.buffer].dtype == torch.float16
+        return is_half and not access.scales and not is_free(step) and step == 1
+
+    def _first(self, access: Access, begin: str) -> str:
+        """Return the address of the element at the index `begin`."""
+        self._place = begin
+        text = f"&{self._address(access)}"
+        self._place = self._variable
+        return text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import math
 import operator
 import sys
@@ -14,7 +16,8 @@ import torch
 from torch import fx
 from torch.fx.proxy import TraceError
 
-from fxkit.errors import CaptureError, UnsupportedError
+from fxkit.errors import CaptureError, FxkitError, UnsupportedError
+from fxkit.tracing.callables import Program, program_of
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.recorder.frames import Frames, is_user_file, source_text
@@ -51,7 +54,28 @@ _REMEDIES = (
         "a traced value inside an object that a graph can't hold",
         "pass its tensors one by one, or use fxkit.capture(fn, args)",
     ),
+    (
+        "not installed as a submodule",
+        "a call of a module that it does not hold",
+        "assign that module to an attribute of the traced one",
+    ),
+    (
+        "not a member of this module",
+        "a parameter that it does not hold",
+        "assign that parameter to an attribute of the traced module",
+    ),
+    (
+        "transform API",
+        "a call of torch.func, which looks for tensors",
+        "use fxkit.capture(fn, args), which records what is left below the transforms",
+    ),
+    (
+        "vmap(",
+        "a call of torch.vmap, which looks for tensors",
+        "use fxkit.capture(fn, args), which records what is left below the transforms",
+    ),
 )
+_KNOWN = (TraceError, RuntimeError, NotImplementedError, NameError, ValueError)
 _OTHER_REMEDY = (
     "an operation that a placeholder can't stand in for",
     "use fxkit.capture(fn, args), which runs the program on real tensors",
@@ -69,8 +93,12 @@ def symbolic_trace(
     values is decided once: training flags, numbers in attributes, defaults of parameters. torch's
     own modules stay calls of modules.
 
+    A callable that is written in C, such as `torch.relu`, becomes one node, with a placeholder for
+    each argument that it needs. What `functools.partial` gives is fixed, and so are defaults of
+    parameters that no code can write down, tensors among them.
+
     Args:
-        root: The module or function.
+        root: A module, function, bound method, operator, or any other callable.
         concrete_args: Values of parameters that are to be fixed, by name.
         leaf_modules: Classes or qualified names of modules that stay calls, beside torch's own.
 
@@ -79,7 +107,8 @@ def symbolic_trace(
 
     Raises:
         CaptureError: When the program needs more than a placeholder; names the line and a remedy.
-        UnsupportedError: When `root` can't be called.
+        UnsupportedError: When `root` can't be called, is a class or a generator function, or takes
+            no arguments that are known.
     """
     if not callable(root):
         raise UnsupportedError(
@@ -110,7 +139,7 @@ def trace_function(function: Callable[..., Any]) -> fx.Graph:
 def _trace(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.GraphModule:
     graph = _traced(tracer, root, concrete_args)
     gm = fx.GraphModule(tracer.root, graph, _name_of(root))
-    _take_constants_back(root, graph)
+    _take_constants_back(tracer, graph)
     return gm
 
 
@@ -119,7 +148,7 @@ def _name_of(root: Any) -> str:
 
 
 def _traced(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.Graph:
-    name = _name_of(root)
+    name = getattr(root, "__name__", None) or _name_of(root)
     random = random_states()
     modes = Modes.now()
     try:
@@ -138,13 +167,15 @@ def _traced(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.
     return graph
 
 
-def _take_constants_back(root: Any, graph: fx.Graph) -> None:
+def _take_constants_back(tracer: SymbolicTracer, graph: fx.Graph) -> None:
     """Remove the tensors that the tracer of torch.fx has put on the user's module."""
+    if tracer.owns_root:
+        return
     for node in graph.find_nodes(op="get_attr"):
         name = str(node.target)
-        if isinstance(root, torch.nn.Module) and name.startswith("_tensor_constant"):
-            root.__dict__.pop(name, None)
-            root._buffers.pop(name, None)
+        if name.startswith("_tensor_constant"):
+            tracer.root.__dict__.pop(name, None)
+            tracer.root._buffers.pop(name, None)
 
 
 class _Placeholder(fx.Proxy):
@@ -193,6 +224,8 @@ class SymbolicTracer(fx.Tracer):
         self._leaf_names = frozenset(leaf for leaf in leaf_modules if isinstance(leaf, str))
         self._frames: Frames | None = None
         self.regions: Regions | None = None
+        self.program: Program | None = None
+        self.owns_root = False
 
     def trace(
         self,
@@ -202,7 +235,72 @@ class SymbolicTracer(fx.Tracer):
         """Return the graph of `root`."""
         self._frames = Frames(_caller(), {})
         self.regions = Regions(self._emit, read_ambient())
-        return super().trace(root, concrete_args)
+        self.program = program = program_of(root)
+        self.owns_root = program.owner is None
+        if program.owner is not None:
+            self.traced_func_name = program.name if program.is_method else "forward"
+            return super().trace(program.owner, concrete_args)
+        return super().trace(program.function if program.is_plain else _stand_in, concrete_args)
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Return a function of placeholders, and those placeholders."""
+        program = self.program
+        if program is None or program.is_plain:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        parameters = program.parameters()
+        proxies = [self._placeholder_of(parameter) for parameter in parameters]
+        fixed = concrete_args or {}
+
+        def run(*values: Any) -> Any:
+            args, kwargs = [], {}
+            for parameter, value in zip(parameters, values[is_module:], strict=True):
+                value = fixed.get(parameter.name, value)
+                if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                    kwargs[parameter.name] = value
+                else:
+                    args.append(value)
+            return self.run(root_fn, (), tuple(args), kwargs)
+
+        return run, [self.root, *proxies] if is_module else proxies
+
+    def run(self, fn: Any, owner: tuple[Any, ...], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Call the program on placeholders.
+
+        Args:
+            fn: The function that torch's tracer follows.
+            owner: The module that it takes first, if it does.
+            args: What it is given.
+            kwargs: What it is given by keyword.
+        """
+        if self.program is None or self.program.is_plain:
+            return fn(*owner, *args, **kwargs)
+        return self.program.call(self.create_proxy, args, kwargs)
+
+    def _placeholder_of(self, parameter: inspect.Parameter) -> fx.Proxy:
+        has_default = parameter.default is not inspect.Parameter.empty
+        default = (parameter.default,) if has_default else ()
+        return self.create_proxy("placeholder", parameter.name, default, {})
+
+    def path_of_module(self, mod: torch.nn.Module) -> str:
+        """Return the name of a module; one that a function calls gets a name of its own."""
+        if not self.owns_root or any(held is mod for held in self.root.modules()):
+            return super().path_of_module(mod)
+        name = self._free_name(type(mod).__name__.lower())
+        self.root.add_module(name, mod)
+        return name
+
+    def create_arg(self, a: Any) -> Any:
+        """Return a value as an argument of a node; a function's parameters become attributes."""
+        is_free = self.owns_root and isinstance(a, torch.nn.Parameter)
+        if is_free and not any(held is a for held in self.root.parameters()):
+            self.root.register_parameter(self._free_name("parameter"), a)
+        return super().create_arg(a)
+
+    def _free_name(self, name: str) -> str:
+        numbered = (f"{name}_{number}" for number in itertools.count(1))
+        return next(it for it in itertools.chain([name], numbered) if not hasattr(self.root, it))
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         """Tell whether a module stays one call in the graph."""
@@ -247,19 +345,23 @@ def _caller() -> FrameType:
     return sys._getframe(2)
 
 
+def _stand_in() -> None:
+    """Stands for what is no function of Python, where torch's tracer asks for one."""
+
+
 def _function_name(root: Any) -> str:
-    name = getattr(root, "__name__", type(root).__name__)
+    name = program_of(root).name
     return name if name.isidentifier() else "GraphModule"
 
 
-def _explained(error: Exception, name: str) -> CaptureError:
+def _explained(error: Exception, name: str) -> FxkitError:
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)
     ]
-    if isinstance(error, CaptureError):
+    if isinstance(error, FxkitError):
         return error
     what, hint = _OTHER_REMEDY
-    if isinstance(error, (TraceError, RuntimeError, NotImplementedError)):
+    if isinstance(error, _KNOWN):
         for sign, meaning, remedy in _REMEDIES:
             if sign in str(error):
                 what, hint = meaning, remedy
@@ -294,7 +396,7 @@ class _LeafTracer(SymbolicTracer):
 
         def flat(*values: Any) -> Any:
             args, kwargs = nested.build(list(values[is_module:]), [], {})
-            return self._flat_result(root_fn(*values[:is_module], *args, **kwargs))
+            return self._flat_result(self.run(root_fn, values[:is_module], args, kwargs))
 
         return flat, [self.root, *proxies] if is_module else proxies
 
@@ -331,11 +433,7 @@ def capture_symbolically(
     captured = Captured(fn)
     call = captured.take_apart(args, kwargs)
     tracer = _LeafTracer(args, kwargs, placeholder_names(fn, call.parts.tensor_paths))
-    owner = getattr(fn, "__self__", None)
-    root: Any = fn
-    if isinstance(owner, torch.nn.Module):
-        root, tracer.traced_func_name = owner, fn.__name__
-    module = _trace(tracer, root)
+    module = _trace(tracer, fn)
     assert tracer.result is not None
     regions = tracer.regions
     captured.keep(
@@ -344,7 +442,7 @@ def capture_symbolically(
             guards=(
                 g.ModesGuard("torch's modes", ambient=call.ambient, defaults=call.defaults),
                 structure_guard(call.parts),
-                *_modules(root),
+                *_modules(tracer.root),
             ),
             value_guards=(),
             undo=Undo(),
@@ -359,7 +457,5 @@ def capture_symbolically(
     return captured
 
 
-def _modules(root: Any) -> list[g.Guard]:
-    if not isinstance(root, torch.nn.Module):
-        return []
+def _modules(root: torch.nn.Module) -> list[g.Guard]:
     return module_guards([(path, m, m.training) for path, m in root.named_modules()])

@@ -163,7 +163,7 @@ class Captured:
         learned = self._learned
         if learned is None or not learned.codes or not repeats_calls():
             return self.fn(*args, **kwargs)
-        with hooked(frozenset(learned.codes), call_through):
+        with hooked(frozenset(learned.codes), call_through, frozenset(learned.makers)):
             return self.fn(*args, **kwargs)
 
     @property

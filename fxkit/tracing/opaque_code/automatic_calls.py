@@ -2,7 +2,8 @@
 
 The first recording of a program finds the functions that make such calls; at the next one their
 calls go through `call_through`, which sees each function with what it is given. Functions of the
-standard library and of C are opaque here, those of the program are not.
+standard library and of C are opaque here, those of the program are not. So is `print` there: what
+it is given feeds it at each call, and it writes where it stands, without a guard on the text.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from torch.utils import _pytree as pytree
 
 from fxkit.errors import CaptureError
 from fxkit.tracing.guarding.plain_values import ATOMS
-from fxkit.tracing.opaque_code.opaque_calls import call_once, declare_result
+from fxkit.tracing.opaque_code.opaque_calls import call_once, declare_result, repeats_calls
 from fxkit.tracing.recorder.control_operators import CONTROL
 from fxkit.tracing.recorder.frames import is_user_file
 from fxkit.tracing.recorder.opaque_numbers import fixed
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
 from fxkit.tracing.surroundings import foreign_calls
 from fxkit.tracing.surroundings.blame import reaches_out
+from fxkit.tracing.surroundings.hooked_code import ToCall, result_of
 from fxkit.tracing.surroundings.strangers import is_hidden, is_stranger, reads_clock
 from fxkit.tracing.surroundings.value_flow import Flow
 from fxkit.tracing.values.refusals import Refusal
@@ -38,34 +40,62 @@ _SHARES_MEMORY = (torch.from_numpy, torch.frombuffer)
 _MODULES_OF_TORCH = ("torch",)
 
 
-def call_through(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flow: Flow) -> Any:
-    """Make a call of a program, as a node of the graph where it can't be looked into.
+def call_through(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flow: Flow
+) -> ToCall:
+    """Make a call of a program, as a node of the graph, where it can't be looked into.
 
     Args:
         function: What the program calls.
         args: What it gives.
         kwargs: What it gives by keyword.
         flow: What the program does with the result.
+
+    Returns:
+        What the program has to call itself.
     """
     recorder = active_recorder()
-    is_off = recorder is None or not recorder.is_following
-    if recorder is not None and not is_off and function in CONTROL:
-        return _controlled(recorder, function, args, kwargs)
+    is_on = recorder is not None and recorder.is_following
+    if function is print:
+        function, args, kwargs = _printed(args, kwargs)
+    if is_on and recorder is not None and function in CONTROL:
+        return result_of(_controlled(recorder, function, args, kwargs))
     is_kept = is_opaque(function) or _reads_state(function, args, kwargs)
     if not is_kept and recorder is not None:
         is_kept = _takes(recorder, function, (args, kwargs))
-    if not is_kept:
-        if recorder is not None and not is_off:
-            if _gives_number(function, args):
-                return args[0].listener.compute(function, args)
-            _check_strangers(recorder, args)
-            if _leaves_torch(function, flow, recorder):
-                return _recorded(recorder, function, args, kwargs, flow)
-        args, kwargs = _without_stand_ins(function, (args, kwargs))
-        return function(*args, **kwargs)
-    if recorder is None or is_off:
-        return call_once(function, plain(args), plain(kwargs))
-    return _recorded(recorder, function, args, kwargs, flow)
+    if is_on and recorder is not None:
+        if not is_kept and _gives_number(function, args):
+            return result_of(args[0].listener.compute(function, args))
+        if not is_kept:
+            _check_strangers(recorder, (*args, *kwargs.values()))
+        if is_kept or _leaves_torch(function, flow, recorder):
+            return result_of(_recorded(recorder, function, args, kwargs, flow))
+    elif is_kept and repeats_calls():
+        frames = _frames(recorder)
+        return result_of(call_once(function, plain(args), plain(kwargs), frames))
+    args, kwargs = _without_stand_ins(function, (args, kwargs))
+    return function, args, kwargs
+
+
+def _printed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToCall:
+    """Return a call that writes what `print` would, of values that an opaque call can take."""
+    if isinstance(getattr(type(kwargs.get("file")), "write", None), FunctionType):
+        return _print_in_parts, args, kwargs
+    taken = (torch.Tensor, str, *NUMBERS, *ATOMS)
+    return print, tuple(arg if isinstance(arg, taken) else str(arg) for arg in args), kwargs
+
+
+def _print_in_parts(
+    *args: Any, file: Any, sep: str | None = " ", end: str | None = "\n", flush: bool = False
+) -> None:
+    """Do as `print` for a file whose methods are written in Python, which the graph follows."""
+    for number, arg in enumerate(args):
+        if number:
+            file.write(" " if sep is None else sep)
+        file.write(str(arg))
+    file.write("\n" if end is None else end)
+    if flush:
+        file.flush()
 
 
 def _controlled(
@@ -127,7 +157,9 @@ def _gives_number(function: Any, args: tuple[Any, ...]) -> bool:
 
 def is_opaque(function: Any) -> bool:
     """Tell whether a graph keeps calls of a function as they are."""
-    if function is print or isinstance(function, type):
+    if function is print:
+        return True
+    if isinstance(function, type):
         return reads_clock(function) or reaches_out(_code_of(function))
     if is_hidden(function):
         return True
@@ -291,14 +323,16 @@ def _module_of(function: Any) -> str:
 # The frames that an opaque function sees around it ------------------------------------------------
 
 
-def _frames(recorder: Recorder) -> tuple[FunctionType, ...]:
+def _frames(recorder: Recorder | None) -> tuple[FunctionType, ...]:
     """Return stand-ins for the frames between the program's start and a call, innermost first.
 
     Logging and warnings name the line that called them.
     """
     found: list[FunctionType] = []
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and recorder.is_inside(frame) and len(found) < _MAX_FRAMES:
+    while frame is not None and len(found) < _MAX_FRAMES:
+        if recorder is not None and not recorder.is_inside(frame):
+            break
         if is_user_file(frame.f_code.co_filename):
             found.append(_stand_in(frame))
         frame = frame.f_back

@@ -68,8 +68,9 @@ def record(invocation: Invocation, backend: Backend | None) -> Attempt:
     if around is not None:
         around.refuse("the program captures another program")
     learned = invocation.learned
-    codes = frozenset() if learned is None else frozenset(learned.codes)
-    with hooked(codes, call_through):
+    if learned is None:
+        return _record(invocation, backend)
+    with hooked(frozenset(learned.codes), call_through, frozenset(learned.makers)):
         return _record(invocation, backend)
 
 
@@ -86,7 +87,9 @@ def _record(invocation: Invocation, backend: Backend | None) -> Attempt:
         variant = session.variant(result, backend)
     finally:
         watcher = session.recorder.watcher
-        has_learned = watcher is not None and learned is not None and learned.learn(watcher.blamed)
+        has_learned = False
+        if watcher is not None and learned is not None:
+            has_learned = learned.learn(watcher.blamed, watcher.codes)
         session.recorder.close()
     state = session.state
     was_first = state is not None and state.has_memoised()

@@ -15,7 +15,7 @@ from fxkit.tracing.guarding import holders as h
 from fxkit.tracing.guarding.state_guards import EmptyGuard, StateGuard, StateWatch, is_asked
 from fxkit.tracing.runs.variants import Replay
 from fxkit.tracing.surroundings.hooked_code import can_hook, original
-from fxkit.tracing.surroundings.random_generators import check_strangers
+from fxkit.tracing.surroundings.random_generators import check_handed_on, check_strangers
 from fxkit.tracing.surroundings.reach import Reach
 from fxkit.tracing.surroundings.reach_kinds import functions_of
 from fxkit.tracing.surroundings.watching import Watcher
@@ -38,6 +38,7 @@ class Learned:
     Attributes:
         functions: Functions that ran although no walk had found them, with their names.
         codes: Code whose calls go through a hook.
+        makers: Code that makes functions with such code.
         replaced: Places, as `(id of what holds them, key)`, whose tensors are replaced by others.
         numbers: Numbers that were seen to change, and are to be inputs of the next graph.
         fixed: Numbers that change and that no graph can take as inputs.
@@ -46,14 +47,25 @@ class Learned:
     functions: list[tuple[Any, str]] = field(default_factory=list)
     replaced: set[tuple[int, Any]] = field(default_factory=set)
     codes: set[CodeType] = field(default_factory=set)
+    makers: set[CodeType] = field(default_factory=set)
     numbers: set[Any] = field(default_factory=set)
     fixed: set[Any] = field(default_factory=set)
 
-    def learn(self, codes: Iterable[CodeType]) -> bool:
-        """Note code whose calls are to go through a hook, and tell whether any is new."""
+    def learn(self, codes: Iterable[CodeType], ran: Iterable[CodeType]) -> bool:
+        """Note code whose calls are to go through a hook, and tell whether any is new.
+
+        Args:
+            codes: The code.
+            ran: All code that ran; some of it makes functions with that code.
+        """
         new = {code for code in map(original, codes) if can_hook(code)} - self.codes
         self.codes |= new
-        return bool(new)
+        found = bool(new)
+        while new:
+            new = {code for code in map(original, ran) if not new.isdisjoint(code.co_consts)}
+            new -= self.makers
+            self.makers |= new
+        return found
 
 
 class State:
@@ -94,6 +106,7 @@ class State:
             self._learn(reach.missed, watcher)
         if reach.refusal is not None:
             raise reach.refusal
+        check_handed_on(reach)
         check_strangers(reach, watcher)
         self._check_foreign(watcher.foreign)
         self.watch = StateWatch(

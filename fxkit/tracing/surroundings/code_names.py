@@ -20,6 +20,8 @@ _STORES = ("STORE_ATTR", "DELETE_ATTR")
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
 _REFLECTIVE = frozenset({"vars", "dir", "__dict__", "attrgetter", "asdict", "__getattribute__"})
 _BY_NAME = frozenset({"getattr", "hasattr"})
+_TAKES_VALUES = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR"})
+_FLAGGED = ("LOAD_GLOBAL", "LOAD_ATTR") if sys.version_info >= (3, 12) else ("LOAD_GLOBAL",)
 _PATHS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR"})
 
 
@@ -35,6 +37,7 @@ class CodeNames:
         codes: The code itself and those nested in it.
         is_reflective: Whether it may read attributes by names that are not written in it.
         strings: Its constants that are texts, which may be such names.
+        values: Globals, attributes and variables that it takes for more than to call them.
     """
 
     globals: frozenset[str]
@@ -44,6 +47,7 @@ class CodeNames:
     codes: frozenset[CodeType]
     is_reflective: bool
     strings: frozenset[str]
+    values: frozenset[str]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -52,8 +56,9 @@ def names_in(code: CodeType) -> CodeNames:
     found: dict[str, set[str]] = {
         kind: set() for kind in ("globals", "attributes", "stored", "imports")
     }
-    codes, strings = [code], set()
+    codes, strings, values = [code], set(), set()
     for part in codes:
+        values.update(_values(part))
         for kind, name in _named(part):
             found[kind].add(name)
         for constant in part.co_consts:
@@ -71,7 +76,27 @@ def names_in(code: CodeType) -> CodeNames:
         not _REFLECTIVE.isdisjoint(used)
         or (not _BY_NAME.isdisjoint(used) and any(map(_computes_names, codes))),
         frozenset(strings),
+        frozenset(values),
     )
+
+
+def _values(code: CodeType) -> Iterator[str]:
+    """Iterate over the names that code loads other than as the function of a call.
+
+    CPython puts a null below a function that it is about to call: by an instruction of its own, or
+    together with a global or a method, which a bit of the argument tells.
+    """
+    is_next, is_called = False, False
+    for instruction in dis.get_instructions(code):
+        name, arg = instruction.opname, instruction.arg or 0
+        if name in _TAKES_VALUES:
+            has_null = name in _FLAGGED and bool(arg & 1)
+            is_called = is_next or has_null or (is_called and name == "LOAD_ATTR")
+            if not is_called:
+                yield instruction.argval
+        else:
+            is_called = False
+        is_next = name == "PUSH_NULL"
 
 
 def _computes_names(code: CodeType) -> bool:

@@ -2,9 +2,10 @@
 
 The interpreter reports which function in C is called, and not on what; some calls it does not
 report at all. Where a program calls such functions, the code of the function that calls them is
-replaced, for as long as it is recorded, by code that hands each call to a hook, which makes it.
-Everything else in the code stays as it is. torch's own assembler for bytecode is used for that, and
-without it nothing is replaced.
+replaced, for as long as it is recorded, by code that asks a hook about each call: the hook either
+makes it or says what to call, and then the code does so itself, from its own frame, which is what
+`warnings`, `logging` and `inspect` look at. Everything else in the code stays as it is. torch's own
+assembler for bytecode is used for that, and without it nothing is replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any
 
 from fxkit.tracing.surroundings.value_flow import UNKNOWN, Flow, flow_of, loads_method
 
-Hook = Callable[[Any, tuple[Any, ...], dict[str, Any], Flow], Any]
+ToCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
+Hook = Callable[[Any, tuple[Any, ...], dict[str, Any], Flow], ToCall]
 
 _VERSIONS = ((3, 11), (3, 12))
 _SEES_ITS_CALLER = frozenset(
@@ -33,10 +35,10 @@ _DEPTH = 64
 
 
 class CallSite:
-    """One call in a function's code; called with what is called and with its arguments.
+    """One call in a function's code; says what the code has to call, the function on top.
 
     Args:
-        hook: Makes the call.
+        hook: Is asked what to call.
         names: The names of the last arguments, which are given by keyword.
         flow: What the code does with the result.
     """
@@ -51,7 +53,17 @@ class CallSite:
         if count:
             kwargs = dict(zip(self._names, args[-count:], strict=True))
             args = args[:-count]
-        return self._hook(function, tuple(args), dict(kwargs or {}), self._flow)
+        function, args, kwargs = self._hook(function, tuple(args), dict(kwargs or {}), self._flow)
+        return kwargs, args, function
+
+
+def result_of(value: Any) -> ToCall:
+    """Return what to call where a hook has made a call itself, which gave `value`."""
+    return _same, (value,), {}
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 _lock = threading.RLock()
@@ -65,14 +77,17 @@ def original(code: CodeType) -> CodeType:
 
 
 @contextlib.contextmanager
-def hooked(codes: frozenset[CodeType], hook: Hook) -> Iterator[None]:
+def hooked(
+    codes: frozenset[CodeType], hook: Hook, makers: frozenset[CodeType] = frozenset()
+) -> Iterator[None]:
     """Let calls in some code go through a hook inside the block; other threads see no difference.
 
     Args:
         codes: The code.
-        hook: Makes the calls. It is called by all threads that run the code.
+        hook: Is asked about each call, in all threads that run the code.
+        makers: Other code that makes functions with that code.
     """
-    found = _replacements(codes, hook) if codes else {}
+    found = _replacements(codes, hook, makers) if codes else {}
     with _lock:
         for function, code in found.items():
             _, before, users = _in_use.get(id(function), (function, function.__code__, 0))
@@ -98,17 +113,32 @@ def can_hook(code: CodeType) -> bool:
     return _SEES_ITS_CALLER.isdisjoint(code.co_names)
 
 
-def _replacements(codes: frozenset[CodeType], hook: Hook) -> dict[FunctionType, CodeType]:
+def is_given_to_calls(code: CodeType, name: str) -> bool:
+    """Tell whether code only takes attributes of what has a name, or gives it to hooked calls."""
+    try:
+        from torch._dynamo.bytecode_transformation import cleaned_instructions
+    except ImportError:
+        return False
+    instructions = cleaned_instructions(code, False)
+    calls = _calls_of_plain_values(instructions)
+    for place, instruction in enumerate(instructions):
+        is_load = instruction.opname.startswith("LOAD_") and instruction.opname != "LOAD_CLOSURE"
+        if instruction.argval != name or not is_load:
+            continue
+        if instructions[place + 1].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            continue
+        flow = flow_of(instructions, calls, instruction)
+        if not flow.is_known or flow.computes or flow.returns or flow.enters:
+            return False
+    return True
+
+
+def _replacements(
+    codes: frozenset[CodeType], hook: Hook, makers: frozenset[CodeType]
+) -> dict[FunctionType, CodeType]:
     """Return the living functions that run some code, or make functions that do, and new code."""
-    wanted, todo, found = set(codes), list(codes), {}
-    while todo:
-        code = todo.pop()
-        around = [item for item in gc.get_referrers(code) if type(item) is tuple]
-        for user in [user for item in around for user in gc.get_referrers(item)]:
-            if isinstance(user, CodeType) and user not in wanted and user not in _originals:
-                wanted.add(user)
-                todo.append(user)
-    for code in wanted:
+    found = {}
+    for code in codes | makers:
         functions = [item for item in gc.get_referrers(code) if isinstance(item, FunctionType)]
         new = _rewritten(code, codes, hook) if functions else code
         found.update(dict.fromkeys(functions, new))
@@ -169,8 +199,8 @@ def _hook_calls(code: CodeType, hook: Hook) -> CodeType:
                 firsts[instruction] = new[0]
                 _become(instruction, new[-1])
             changed.append(instruction)
-        _retarget(changed, firsts)
-        instructions[:] = _without_argument_names(changed)
+        instructions[:] = _without_argument_names(changed, firsts)
+        _retarget(instructions, firsts)
 
     try:
         return assembler.transform_code_object(code, change)[0]
@@ -179,16 +209,24 @@ def _hook_calls(code: CodeType, hook: Hook) -> CodeType:
 
 
 def _hooked_call(call: Any, site: CallSite, make: Callable[..., Any]) -> list[Any]:
-    """Return what calls a site with `(function, args)` or `(function, args, kwargs)`."""
+    """Return what asks a site, given `(function, args)` with or without `kwargs`, and calls."""
     if call.opname == "CALL":
         packed = [make("BUILD_TUPLE", arg=call.arg), make("BUILD_TUPLE", arg=2)]
     else:
         packed = [make("BUILD_TUPLE", arg=2 + (call.arg & 1))]
+    return [*packed, *_asked(site, make)]
+
+
+def _asked(site: CallSite, make: Callable[..., Any]) -> list[Any]:
+    """Return what asks a site about the packed call above a null, and makes the call."""
     return [
-        *packed,
         make("LOAD_CONST", argval=site),
         make("SWAP", arg=2),
         make("CALL_FUNCTION_EX", arg=0),
+        make("PUSH_NULL"),
+        make("SWAP", arg=2),
+        make("UNPACK_SEQUENCE", arg=3),
+        make("CALL_FUNCTION_EX", arg=1),
     ]
 
 
@@ -212,9 +250,7 @@ def _hooked_exit(site: CallSite, make: Callable[..., Any]) -> list[Any]:
         make("BUILD_TUPLE", arg=2),
         make("PUSH_NULL"),
         make("SWAP", arg=2),
-        make("LOAD_CONST", argval=site),
-        make("SWAP", arg=2),
-        make("CALL_FUNCTION_EX", arg=0),
+        *_asked(site, make),
     ]
 
 
@@ -239,13 +275,13 @@ def _retarget(instructions: list[Any], firsts: dict[Any, Any]) -> None:
             entry.target = firsts.get(entry.target, entry.target)
 
 
-def _without_argument_names(instructions: list[Any]) -> list[Any]:
-    """Drop what prepares calls that are hooked now."""
+def _without_argument_names(instructions: list[Any], firsts: dict[Any, Any]) -> list[Any]:
+    """Drop what prepares calls that are hooked now, and note what stands in its place."""
     kept: list[Any] = []
     for instruction in instructions:
         if instruction.opname == "BUILD_TUPLE":
             while kept and kept[-1].opname in ("KW_NAMES", "PRECALL"):
-                kept.pop()
+                firsts[kept.pop()] = instruction
         kept.append(instruction)
     return kept
 

@@ -1,4 +1,4 @@
-"""Random generators and iterators that a program keeps: used by opaque calls, or refused."""
+"""Random generators, iterators and functions in C: used where their calls are seen, or refused."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fxkit.tracing.surroundings.code_names import names_in
-from fxkit.tracing.surroundings.hooked_code import original
+from fxkit.tracing.surroundings.hooked_code import is_given_to_calls, original
 from fxkit.tracing.surroundings.reach import Reach
-from fxkit.tracing.surroundings.strangers import is_hidden
+from fxkit.tracing.surroundings.strangers import hands_on, hidden_call, is_hidden
 from fxkit.tracing.surroundings.watching import Watcher
 from fxkit.tracing.values.refusals import Refusal
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, io.IOBase)
 _FROM_MEMORY = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
 _NOTHING = ("PRECALL", "CACHE", "NOP", "PUSH_NULL")
-_LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def check_strangers(reach: Reach, watcher: Watcher) -> None:
@@ -43,7 +42,7 @@ def check_strangers(reach: Reach, watcher: Watcher) -> None:
         is_generator = isinstance(value, _GENERATORS)
         is_iterator = hasattr(type(value), "__next__") and not isinstance(value, io.IOBase)
         is_used_well = _calls_only if is_generator else _asks_for_next
-        is_well = all(is_used_well(code, name) for code in users) and name.isidentifier()
+        is_well = name.isidentifier() and all(is_used_well(code, name) for code in users)
         if (is_generator or is_iterator) and is_well:
             unseen = [code for code in users if original(code) is code]
             watcher.blamed.update(unseen)
@@ -54,6 +53,21 @@ def check_strangers(reach: Reach, watcher: Watcher) -> None:
             f"the program may read {path or 'an object'}, a {type(value).__qualname__}, {why}",
             "read it outside, and pass what it gives as an argument",
         )
+
+
+def check_handed_on(reach: Reach) -> None:
+    """Refuse code that may let C code call a function in C, which nothing would report.
+
+    Args:
+        reach: What the program refers to.
+
+    Raises:
+        Refusal: When there is such code.
+    """
+    codes = [names_in(code) for code in reach.codes]
+    for value, name in reach.unseen:
+        if any(hands_on(code, name) for code in codes):
+            raise Refusal(*hidden_call("", value))
 
 
 def draws_unseen(code: CodeType) -> bool:
@@ -94,14 +108,5 @@ def _asks_for_next(code: CodeType, name: str) -> bool:
 
 
 def _calls_only(code: CodeType, name: str) -> bool:
-    """Tell whether code does no more with what has a name than to take its attributes."""
-    instructions = list(dis.get_instructions(original(code)))
-    for place, instruction in enumerate(instructions):
-        if instruction.argval != name or not instruction.opname.startswith("LOAD_"):
-            continue
-        if instruction.opname == "LOAD_CLOSURE":
-            continue
-        after: Any = instructions[place + 1]
-        if after.opname not in _LOADS_ATTRIBUTE:
-            return False
-    return True
+    """Tell whether code does no more with what has a name than calls that can be hooked see."""
+    return is_given_to_calls(original(code), name)

@@ -26,7 +26,7 @@ from fxkit.tracing.surroundings import reach_kinds as kinds
 from fxkit.tracing.surroundings.code_names import CodeNames, names_in
 from fxkit.tracing.surroundings.strangers import (
     MARK_IT,
-    handed_on,
+    can_hand_on,
     hidden_call,
     hidden_names,
     is_hidden,
@@ -55,6 +55,7 @@ class Reach:
         strangers: Objects whose state can't be told, and where they lie.
         is_lenient: Whether objects that change when they are read are passed over.
         kept: All objects that were visited, by `id`.
+        unseen: Functions in C whose calls have to be seen, with their names.
     """
 
     def __init__(self) -> None:
@@ -69,6 +70,7 @@ class Reach:
         self.refusal: Refusal | None = None
         self.strangers: list[Visit] = []
         self.is_lenient = False
+        self.unseen: list[tuple[Any, str]] = [(print, "print")]
         self._functions: dict[types.CodeType, list[types.FunctionType]] = defaultdict(list)
         self._nested: set[types.CodeType] = set()
         self._reads_all = False
@@ -175,10 +177,6 @@ class Reach:
             self.refusal = self.refusal or refusal
             self._todo.clear()
 
-    def container(self, value: Any) -> h.Holder | None:
-        """Return the holder of a dict or list, or None."""
-        return next((holder for holder in self.holders if holder.value is value), None)
-
     # Visits -----------------------------------------------------------------------------------
 
     def _visit(self, value: Any, path: str) -> None:
@@ -186,8 +184,7 @@ class Reach:
         if kind in h.PLAIN or id(value) in self.kept:
             return
         if isinstance(value, kinds.LEFT_ALONE) or kind is type(None):
-            if kind is torch.Generator:
-                self.kept[id(value)] = value
+            self._visit_leaf(value, path)
             return
         self.kept[id(value)] = value
         if isinstance(value, torch.nn.Module):
@@ -195,6 +192,8 @@ class Reach:
         elif kind is types.FunctionType:
             self._visit_function(value, path)
         elif isinstance(value, dict):
+            if can_hand_on(factory := getattr(value, "default_factory", None)):
+                raise Refusal(*hidden_call(path, factory))
             self._hold(h.DictHolder(value, path))
             self._visit_attributes(value, kind, path)
         elif isinstance(value, (list, deque)):
@@ -210,12 +209,21 @@ class Reach:
         elif not self._visit_wrapper(value, path):
             self._visit_object(value, kind, path)
 
+    def _visit_leaf(self, value: Any, path: str) -> None:
+        owner = getattr(value, "__self__", None)
+        if type(value) is torch.Generator:
+            self.kept[id(value)] = value
+        elif isinstance(owner, torch.Tensor):
+            self._child((owner,), 0, owner, path or value.__name__)
+        elif can_hand_on(value):
+            self.unseen.append((value, path.rpartition(".")[2]))
+
     def _visit_wrapper(self, value: Any, path: str) -> bool:
         """Visit what a method, partial, property or memoised function is made of."""
         if isinstance(value, types.MethodType):
             parts = [value.__self__, value.__func__]
         elif isinstance(value, functools.partial):
-            if handed_on(("partial",), value.func):
+            if can_hand_on(value.func):
                 raise Refusal(*hidden_call(path, value.func))
             parts = [value.func, value.args, value.keywords]
         elif isinstance(value, (staticmethod, classmethod)):
@@ -292,6 +300,9 @@ class Reach:
             self.kept[id(fn.__defaults__)] = fn.__defaults__
             for index, value in enumerate(fn.__defaults__):
                 self._child(fn.__defaults__, index, value, f"default_{index}")
+                if can_hand_on(value):
+                    place = fn.__code__.co_argcount - len(fn.__defaults__) + index
+                    self._visit_leaf(value, fn.__code__.co_varnames[place])
         if fn.__kwdefaults__:
             self._todo.append((fn.__kwdefaults__, fn.__name__))
 
@@ -315,7 +326,6 @@ class Reach:
         for name in sorted(code.globals):
             is_new = name not in holder.entries
             value = holder.add(name)
-            self._check_handed_on(code, name, value)
             if isinstance(value, types.ModuleType):
                 self._python_module_names(value, attributes, name)
             elif is_new and value is not h.ABSENT:
@@ -325,25 +335,12 @@ class Reach:
             if module is not None:
                 self._python_module_names(module, attributes, name)
 
-    def _refuse(self, reason: str, hint: str) -> None:
-        self.refusal = self.refusal or Refusal(reason, hint)
-
-    def _check_handed_on(self, code: CodeNames, name: str, value: Any) -> None:
-        """Refuse code that may let C code call a function in C, which nothing would report."""
-        names = code.globals | code.attributes
-        found = [(name, value)]
-        if isinstance(value, types.ModuleType):
-            own = vars(value)
-            found = [(f"{name}.{key}", own[key]) for key in code.attributes if key in own]
-        for path, item in found:
-            if handed_on(names, item):
-                self._refuse(*hidden_call(path, item))
-
     def _python_module_names(self, module: Any, names: Iterable[str], path: str) -> None:
         """Look at those attributes of a Python module that a function which sees it names."""
         if is_trusted(module.__name__):
             for hidden in hidden_names(module, names):
-                self._refuse(f"the program may call {hidden}, which a graph can't repeat", MARK_IT)
+                why = f"the program may call {hidden}, which a graph can't repeat"
+                self.refusal = self.refusal or Refusal(why, MARK_IT)
             return
         attributes = vars(module)
         holder = self._namespaces.get(id(attributes))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fxkit.tracing.surroundings import foreign_calls
+from fxkit.tracing.surroundings.code_names import CodeNames
 
 _IMMUTABLE = frozenset(
     """
@@ -83,16 +84,23 @@ def hidden_names(module: types.ModuleType, names: Iterable[str]) -> Iterator[str
             yield from hidden_names(value, set(names) - {name})
 
 
-def handed_on(names: Iterable[str], value: Any) -> bool:
-    """Tell whether code with these names may give a function that is not known to C code to call.
+def can_hand_on(value: Any) -> bool:
+    """Tell whether a value is a function in C of which each call has to be seen."""
+    if value is print:
+        return True
+    return isinstance(value, types.BuiltinFunctionType) and not foreign_calls.is_known(value)
+
+
+def hands_on(code: CodeNames, name: str) -> bool:
+    """Tell whether code may give what has a name to C code that calls it.
 
     Args:
-        names: The globals and attributes that the code names.
-        value: A value that one of them leads to.
+        code: The names in the code.
+        name: That of a global, an attribute, or a variable.
     """
-    if not isinstance(value, types.BuiltinFunctionType) or foreign_calls.is_known(value):
+    if name not in code.values:
         return False
-    return not _CALL_BACK.isdisjoint(names)
+    return not (_CALL_BACK.isdisjoint(code.globals) and _CALL_BACK.isdisjoint(code.attributes))
 
 
 def _in_c(kind: type) -> type:

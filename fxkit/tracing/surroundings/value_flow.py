@@ -101,11 +101,16 @@ def _follow(instructions: list[Any], calls: set[Any], place: int, marks: set[str
         The local variable that it comes to lie in; "" where it is used up; None where it gets lost.
     """
     depth, is_method, has_computed = 0, False, False
-    for instruction in instructions[place:]:
+    while place < len(instructions):
+        instruction = instructions[place]
         name, arg = instruction.opname, instruction.arg
+        place += 1
         if name in _NOTHING:
             continue
-        if instruction.target is not None or instruction.is_jump_target:
+        if name == "JUMP_FORWARD":
+            place = instructions.index(instruction.target)
+            continue
+        if instruction.target is not None:
             marks.add("computes")
             return "" if depth == 0 and name.startswith("POP_JUMP") else None
         if name == "CALL":

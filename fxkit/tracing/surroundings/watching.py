@@ -24,6 +24,7 @@ from fxkit.tracing.surroundings.blame import blame, user_code
 from fxkit.tracing.surroundings.hooked_code import can_hook
 from fxkit.tracing.surroundings.interpreter import settle
 from fxkit.tracing.surroundings.reach import Reach
+from fxkit.tracing.surroundings.strangers import MARK_IT
 from fxkit.tracing.surroundings.trust import is_trusted
 from fxkit.tracing.values.refusals import Refusal
 
@@ -180,7 +181,7 @@ class Watcher:
             elif self._streams is None and not foreign_calls.is_known(function):
                 self._see_foreign(frame, function)
         elif event in ("c_return", "c_exception") and function is print:
-            self._end_of_print()
+            self._end_of_print(frame)
 
     def _see_inside_special(self, frame: FrameType, event: str, result: Any) -> None:
         if event == "call" and not is_trusted(frame.f_globals.get("__name__")):
@@ -204,14 +205,17 @@ class Watcher:
             return
         if function is hash and frame.f_code.co_name == "__hash__":
             return
+        self._blame(frame)
+        self._listener.refuse(
+            f"the program calls {foreign_calls.name_of(function)}, which a graph can't repeat",
+            MARK_IT,
+            watch=True,
+        )
+
+    def _blame(self, frame: FrameType) -> None:
         code = blame(frame)
         if code is not None and can_hook(code):
             self.blamed.add(code)
-        self._listener.refuse(
-            f"the program calls {foreign_calls.name_of(function)}, which a graph can't repeat",
-            "call it outside, or put it into a function marked with fxkit.opaque",
-            watch=True,
-        )
 
     def blame_user(self, frame: FrameType | None) -> None:
         """Let the calls of the function that led to a frame go through a hook the next time."""
@@ -219,13 +223,14 @@ class Watcher:
         if code is not None and can_hook(code):
             self.blamed.add(code)
 
-    def _end_of_print(self) -> None:
+    def _end_of_print(self, frame: FrameType) -> None:
         streams, self._streams = self._streams, None
         if streams is None:
             return
         streams.close()
         if not streams.texts:
-            self._listener.refuse("the program prints to a file", "print to standard output")
+            self._blame(frame)
+            self._listener.refuse("the program prints to a file", MARK_IT, watch=True)
         for name, text in streams.texts:
             self._listener.note_text(name, text)
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.matching import Match
-from fxkit.patterns.rewriting import Where
+from fxkit.patterns.rewriting import Where, objection_of
 
 UNKNOWN = "the types are not known; call propagate_types first"
 
@@ -127,8 +127,8 @@ def every(*conditions: Where) -> Where:
     """Accept what all conditions accept; the first objection is the reason."""
 
     def accept(match: Match) -> bool | str:
-        verdicts = (condition(match) for condition in conditions)
-        return next((verdict for verdict in verdicts if verdict is not True), True)
+        reasons = (objection_of(condition(match)) for condition in conditions)
+        return next((reason for reason in reasons if reason is not None), True)
 
     return accept
 

@@ -28,7 +28,7 @@ from fxkit.patterns.language import COMPUTES, computation
 from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern import Pattern, pattern
 from fxkit.patterns.rewrite_report import RewriteReport, Site, Tally
-from fxkit.patterns.rewriting import Rule
+from fxkit.patterns.rewriting import Rule, objection_of
 from fxkit.patterns.safety import Safety
 from fxkit.patterns.straight import find_match
 from fxkit.patterns.worklist import Worklist
@@ -49,10 +49,8 @@ def find(
 
     Cost: linear in the nodes.
     """
-    if isinstance(wanted, Rule):
-        searched, where = wanted.pattern, wanted.where
-    else:
-        searched, where = pattern(wanted), None
+    rule = wanted if isinstance(wanted, Rule) else None
+    searched = wanted.pattern if isinstance(wanted, Rule) else pattern(wanted)
     operators = searched.root_operators
     matches = []
     with paused_collector():
@@ -61,7 +59,7 @@ def find(
             if operator is None or operator.name not in operators:
                 continue
             found = find_match(searched, node, commute=commute)
-            if found is not None and (where is None or where(found) is True):
+            if found is not None and (rule is None or refusal(rule, found) is None):
                 matches.append(found)
     return matches
 
@@ -204,8 +202,7 @@ class _Run:
         found = find_match(candidate.pattern, node, commute=candidate.commute)
         reason = None
         if found is not None:
-            if candidate.where is not None:
-                reason = refusal(candidate, found)
+            reason = refusal(candidate, found)
             if reason is None:
                 reason = self._safety.refusal(candidate, found)
         tally.seconds += time.perf_counter() - start
@@ -394,15 +391,18 @@ def _saved_by(match: Match) -> tuple[int, int]:
 
 
 def refusal(candidate: Rule, match: Match) -> str | None:
-    """Return why a rule's own predicate refuses a match, or None when it does not.
+    """Return why a rule itself refuses a match, or None when it does not.
+
+    Its predicate says no, or its replacement can't be made with what the captures stand for.
 
     Raises:
         RewriteError: When the predicate raises.
     """
-    if candidate.where is None:
-        return None
+    unfit = candidate.template.demands.objection(match.bindings)
+    if candidate.where is None or unfit is not None:
+        return unfit
     try:
-        verdict = candidate.where(match)
+        return objection_of(candidate.where(match))
     except Exception as error:
         raise RewriteError(
             f"expected the predicate of {candidate.name} to answer, got "
@@ -411,6 +411,3 @@ def refusal(candidate: Rule, match: Match) -> str | None:
             source=candidate.file or None,
             hint="return True, False or a text with the reason; a type may be None when unknown",
         ) from error
-    if verdict is True:
-        return None
-    return verdict if isinstance(verdict, str) else "the rule's predicate says no"

@@ -21,6 +21,7 @@ from typing import Any
 from torch import fx
 
 from fxkit.errors import PatternError
+from fxkit.patterns.fitting import Demands
 from fxkit.patterns.language import Operand
 from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern import (
@@ -65,6 +66,11 @@ class Template:
     def is_all_new(self) -> bool:
         """Whether each of its values is computed by a node that it makes."""
         return all(value in self.body for value in self.values if isinstance(value, fx.Node))
+
+    @functools.cached_property
+    def demands(self) -> Demands:
+        """Which constants its operators take for the captures."""
+        return Demands(self.body)
 
     @functools.cached_property
     def body(self) -> tuple[fx.Node, ...]:
@@ -207,6 +213,18 @@ def rule(
     return _from_two(before, after, name, options)
 
 
+def objection_of(verdict: Any) -> str | None:
+    """Return why a predicate refuses, by what it answered, or None when it does not.
+
+    As in Python, what is true accepts and what is not refuses; a text is the reason of a refusal.
+    """
+    if isinstance(verdict, str):
+        return verdict or "the rule's predicate says no"
+    if verdict is None:
+        return "the rule's predicate returned None, which is no yes"
+    return None if verdict else "the rule's predicate says no"
+
+
 def _conditions(where: Any) -> tuple[dict[str, Operand], Where | None]:
     """Divide what `where=` was given into demands on captures and one predicate."""
     given = where if isinstance(where, (list, tuple)) else ([] if where is None else [where])
@@ -221,8 +239,8 @@ def _conditions(where: Any) -> tuple[dict[str, Operand], Where | None]:
         return operands, predicates[0] if predicates else None
 
     def all_of(match: Match) -> bool | str:
-        verdicts = (predicate(match) for predicate in predicates)
-        return next((verdict for verdict in verdicts if verdict is not True), True)
+        reasons = (objection_of(predicate(match)) for predicate in predicates)
+        return next((reason for reason in reasons if reason is not None), True)
 
     return operands, all_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from fxkit.ir.printer import format_graph
 from fxkit.ir.provenance import module_path, provenance_of, source_of
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns import engine
+from fxkit.patterns.conditions import every
 from fxkit.patterns.engine import find, rewrite
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewrite_report import RewriteReport
@@ -149,6 +151,63 @@ def test_a_predicate_that_raises_is_an_error_and_nothing_has_changed() -> None:
         rewrite(gm, failing)
     assert seen == ["sin", "sin_1"]
     assert _text(gm) == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "count"),
+    [(1, 1), (torch.tensor(True), 1), ("no", 0), ("", 0), (0, 0), (None, 0), (False, 0)],
+)
+def test_a_predicate_answers_with_what_is_true_or_not(answer: Any, count: int) -> None:
+    asked = rule(lambda x: torch.relu(x), lambda x: F.relu6(x), where=lambda match: answer)
+    gm = symbolic_trace(lambda x: x.relu())
+    assert len(find(gm, asked)) == count
+    assert (
+        rewrite(gm, [replace(asked, where=every(lambda match: answer, lambda match: True))]).count
+        == count
+    )
+
+
+def test_a_predicate_that_returns_nothing_is_told_of() -> None:
+    asked = rule(lambda x: torch.relu(x), lambda x: F.relu6(x), where=lambda match: None)
+    report = rewrite(symbolic_trace(lambda x: x.relu()), asked)
+    assert "returned None" in report.refusals[0][2]
+
+
+_ADDMM = rule(lambda x, w, b: F.gelu(F.linear(x, w, b)),
+              lambda x, w, b: F.gelu(torch.addmm(b, x, w.t())), name="addmm")  # fmt: skip
+_LINEAR = rule(lambda x, w, b: F.gelu(F.linear(x, w, b)),
+               lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"),
+               name="linear")  # fmt: skip
+_ADDCMUL = rule(lambda x, y, z: x * y + z, lambda x, y, z: torch.addcmul(z, x, y), name="addcmul")
+_SUM = rule(lambda x, y: torch.relu(x + y), lambda x, y: torch.clamp_min(y + x, 0), name="sum")
+_JOIN = rule(lambda x, y: torch.maximum(x, x) + y, lambda x, y: torch.cat([x, y]), name="join")
+_METHOD = rule(lambda x, y: torch.sin(x) * y, lambda x, y: y.mul(torch.cos(x)), name="method")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "program", "reason"),
+    [
+        (_ADDMM, lambda x, w: F.gelu(F.linear(x, w)),
+         "aten.addmm of the replacement takes no None for 'b'"),
+        (_LINEAR, lambda x, w: F.gelu(F.linear(x, w)), None),
+        (_ADDMM, lambda x, w: F.gelu(F.linear(x, w, x[0])), None),
+        (_ADDCMUL, lambda x, w: x * w + x, None),
+        (_ADDCMUL, lambda x, w: x * w + 1,
+         "aten.addcmul of the replacement takes no number, 1, for 'z'"),
+        (_SUM, lambda x, w: torch.relu(x + 2), None),
+        (_JOIN, lambda x, w: torch.maximum(x, x) + 2,
+         "aten.cat of the replacement takes no number, 2, for 'y'"),
+        (_METHOD, lambda x, w: torch.sin(x) * 2.0,
+         "aten.mul of the replacement takes no number, 2.0, for 'y'"),
+    ],
+)  # fmt: skip
+def test_what_the_replacement_can_not_take_is_left(wanted, program, reason) -> None:
+    x, w = torch.randn(3, 3), torch.randn(3, 3)
+    gm = symbolic_trace(program)
+    report = rewrite(gm, wanted)
+    assert [why for _, _, why in report.refusals] == ([] if reason is None else [reason])
+    assert report.count == (reason is None)
+    torch.testing.assert_close(gm(x, w), program(x, w), rtol=1e-2, atol=1e-3)
 
 
 def test_limit(monkeypatch: pytest.MonkeyPatch) -> None:

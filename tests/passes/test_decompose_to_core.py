@@ -84,6 +84,38 @@ def test_noise_is_drawn_in_the_same_order():
     lowered(lambda x: F.dropout(x, 0.5) + torch.rand_like(x) * F.dropout2d(x, 0.25), X)
 
 
+def test_a_transformer_in_training_draws_the_same_noise():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    x = torch.randn(2, 5, 8)
+    program = fxkit.capture(layer, (x,))
+    PassManager([DecomposeToCore()], args=(x,)).run(program)
+    torch.manual_seed(3)
+    expected = layer(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(program(x), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask", [None, torch.zeros(8, 8)])
+def test_attention_with_dropout(mask):
+    lowered(lambda x: F.scaled_dot_product_attention(x, x, x, mask, dropout_p=0.5), X)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        X,
+        X.to(memory_format=torch.channels_last),
+        X.permute(0, 2, 1, 3),
+        X[0],
+        X[:, :1],
+        X[:, :, ::2].to(memory_format=torch.channels_last),
+    ],
+)
+def test_pooling_of_whole_images_keeps_its_layout(x):
+    gm = lowered(lambda x: F.adaptive_avg_pool2d(x, 1), x)
+    assert gm(x).stride() == F.adaptive_avg_pool2d(x, 1).stride()
+
+
 def test_equal_layers_are_worked_out_once(monkeypatch):
     from fxkit.passes import decompose_to_core
 

@@ -12,6 +12,7 @@ from torch import fx
 
 from fxkit.ir.op import Call
 from fxkit.ir.types import TensorType, type_of
+from fxkit.passes.building_blocks.drawn_masks import drawn_mask, memory_order
 
 _aten = torch.ops.aten
 
@@ -45,16 +46,18 @@ def functional_form(call: Call) -> FunctionalForm | str:
         return f"{overload} changes the shape of its operand"
     if overload._schema.name == "aten::copy_":
         return FunctionalForm(("self",), _copy)
+    if overload is _aten.bernoulli_.float:
+        return FunctionalForm(("self",), _draw)
     written = tuple(a.name for a in overload._schema.arguments
                     if a.alias_info is not None and a.alias_info.is_write)  # fmt: skip
-    plain = _without_writing(overload)
+    plain = without_writing(overload)
     if plain is None or not written:
         return f"there is no operator that computes what {overload} writes"
     return FunctionalForm(written, functools.partial(_call_plain, plain))
 
 
 @functools.cache
-def _without_writing(overload: Any) -> Any:
+def without_writing(overload: Any) -> Any:
     """Return the overload that takes the same operands and returns what this one writes."""
     schema = overload._schema
     name = schema.name.partition("::")[2]
@@ -69,8 +72,14 @@ def _without_writing(overload: Any) -> Any:
         packet = getattr(_aten, wished, None)
         for candidate in [] if packet is None else packet.overloads():
             found = getattr(packet, candidate)._schema
-            fits = [a.name for a in found.arguments] == kept and not found.is_mutable
-            if fits and [str(a.type) for a in found.arguments] == kinds:
+            names = [a.name for a in found.arguments]
+            if not is_out:  # `dropout_(self, …)` writes what `dropout(input, …)` returns
+                names[:1] = kept[:1]
+            if (
+                names == kept
+                and not found.is_mutable
+                and [str(a.type) for a in found.arguments] == kinds
+            ):
                 return getattr(packet, candidate)
     return None
 
@@ -79,7 +88,10 @@ def _call_plain(
     plain: Any, emit: Emit, call: Call, current: Callable[[Any], Any]
 ) -> tuple[list[fx.Node], Any]:
     parameters = plain._schema.arguments
-    given = {p.name: current(call.arguments[p.name]) for p in parameters}
+    given = {
+        p.name: current(call.arguments[p.name if p.name in call.arguments else "self"])
+        for p in parameters
+    }
     args = [given[p.name] for p in parameters if not p.kwarg_only]
     kwargs = {p.name: given[p.name] for p in parameters if p.kwarg_only}
     return [emit(plain, *args, **kwargs)], None
@@ -100,6 +112,14 @@ def _copy(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[list[f
         wide = emit(_aten.expand.default, source, list(wanted.shape))
         source = emit(_aten.clone.default, wide, memory_format=torch.contiguous_format)
     return [source], None
+
+
+def _draw(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[list[fx.Node], Any]:
+    """Draw a mask as it is drawn in place."""
+    target, known = current(call.arguments["self"]), type_of(call.arguments["self"])
+    order = memory_order(known.shape, known.stride) if isinstance(known, TensorType) else None
+    p, generator = call.arguments["p"], call.arguments["generator"]
+    return [drawn_mask(emit, target, p, order, generator=generator)], None
 
 
 def _batch_norm(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[list[Any], Any]:

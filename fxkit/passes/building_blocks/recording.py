@@ -20,6 +20,8 @@ from fxkit.analysis.effects import effects_of
 from fxkit.analysis.tensor_types import fake_mode, fake_value
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of, type_of_value
+from fxkit.passes.building_blocks.drawn_masks import drawn_mask, memory_order
+from fxkit.passes.building_blocks.functional_forms import without_writing
 
 # Gives the function that computes an operator from others; None for one that is to be recorded.
 Expansion = Callable[[Any], "Callable[..., Any] | None"]
@@ -99,7 +101,12 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":  # asks for a device or a layout
             return func(*args, **kwargs)
-        expand = self._expansion(func)
+        try:
+            expand = self._expansion(func)
+        except Writes:
+            if not self._overwrites(func, args, kwargs):
+                raise
+            return args[0]
         if expand is not None:
             result = self.attempt(expand, args, kwargs)
             if result is not NotImplemented:
@@ -119,6 +126,28 @@ class _Recorder(TorchDispatchMode):
             del self.recording.steps[mark:]
             with self:
                 return torch.func.functionalize(function)(*args, **kwargs)
+
+    def _overwrites(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Compute what an operator writes into a tensor of this recording, which stands for it now.
+
+        Other tensors in the same memory can't be read any more. False when it has to be done in
+        another way, or can't be.
+        """
+        target: Any = args[0] if args else None
+        known, plain = self._values.get(id(target)), without_writing(func)
+        if plain is None or known is None or known.step is None:
+            return False
+        alike = [id(tensor) for tensor in pytree.tree_leaves(self._kept) if _shares(tensor, target)]
+        if any(self._values[key].step is None for key in alike if key in self._values):
+            return False
+        written = self.attempt(_drawn if plain is _DRAWS else plain, args, kwargs)
+        value = self._values.get(id(written))
+        if value is None or type_of_value(written) != type_of_value(target):
+            return False
+        for key in alike:
+            self._values.pop(key, None)
+        self._values[id(target)] = value
+        return True
 
     def _take_down(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         marked_args, marked_kwargs = self.marked((tuple(args), kwargs))
@@ -161,6 +190,24 @@ class _Recorder(TorchDispatchMode):
         if isinstance(tensor, FakeTensor):
             raise Unrecordable("a tensor comes from outside of the call")
         return Constant(tensor)
+
+
+def _shares(tensor: Any, other: torch.Tensor) -> bool:
+    """Tell whether two tensors lie in the same memory."""
+    if not isinstance(tensor, torch.Tensor):
+        return False
+    return tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+_DRAWS = torch.ops.aten.bernoulli.p
+
+
+def _drawn(like: torch.Tensor, p: float = 0.5, **options: Any) -> torch.Tensor:
+    """Draw a mask as it is drawn in place."""
+    order = memory_order(like.shape, like.stride())
+    return drawn_mask(
+        lambda overload, *args, **kw: overload(*args, **kw), like, p, order, **options
+    )
 
 
 def _keep(_: Any) -> None:

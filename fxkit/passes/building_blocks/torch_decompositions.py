@@ -11,6 +11,7 @@ import torch
 
 from fxkit.passes.building_blocks.core_operators import is_core
 from fxkit.passes.building_blocks.recording import Unrecordable, Writes
+from fxkit.passes.building_blocks.recurrent_layers import recurrent_layers
 
 
 def expansion_of(overload: Any) -> Callable[..., Any] | None:
@@ -64,6 +65,8 @@ def _own_table() -> dict[Any, Callable[..., Any]]:
         aten.native_batch_norm.default: _batch_norm,
         aten.cudnn_batch_norm.default: _batch_norm,
         aten.rms_norm.default: _rms_norm,
+        aten.adaptive_avg_pool2d.default: _adaptive_average,
+        **recurrent_layers(),
         aten.var_mean.default: _var_mean_of_all,
         aten.var_mean.dim: _var_mean_by_bias,
         aten.var_mean.correction: _var_mean,
@@ -103,6 +106,18 @@ def _rms_norm(x: Any, shape: list[int], weight: Any = None, eps: float | None = 
     squares = wide.pow(2).mean([-1 - axis for axis in range(len(shape))], keepdim=True)
     normal = wide * torch.rsqrt(squares + eps)
     return (normal if weight is None else normal * weight).to(x.dtype)
+
+
+def _adaptive_average(x: Any, size: list[int]) -> Any:
+    """Pool to windows; to one alone it is a mean, whose strides torch changes in place."""
+    if all(wanted == 1 for wanted in size) and 0 not in x.shape:
+        aten = torch.ops.aten
+        if x.dim() == 3 or not x.is_contiguous(memory_format=torch.channels_last):
+            return aten.mean.dim(x, [-1, -2], True)
+        batch, channels = x.shape[:2]
+        means = aten.view.default(aten.mean.dim(x, [-1, -2]), [batch, 1, 1, channels])
+        return aten.permute.default(means, [0, 3, 1, 2])
+    return torch.ops.aten._adaptive_avg_pool2d.default(x, size)
 
 
 def _var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:

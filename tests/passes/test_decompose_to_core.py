@@ -84,6 +84,25 @@ def test_noise_is_drawn_in_the_same_order():
     lowered(lambda x: F.dropout(x, 0.5) + torch.rand_like(x) * F.dropout2d(x, 0.25), X)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.empty_like(x).exponential_(2.0),
+        lambda x: torch.empty_like(x).geometric_(0.3),
+        lambda x: torch.empty_like(x).cauchy_() + torch.empty_like(x).log_normal_(),
+        lambda x: torch.normal(x, 1.0) + torch.normal(0.0, x.abs()) + torch.normal(x, x.abs()),
+        lambda x: torch.poisson(x.abs()) + torch.empty_like(x).bernoulli_(x.sigmoid()),
+    ],
+)
+def test_every_kind_of_noise_keeps_its_numbers(program):
+    lowered(program, X)
+    lowered(program, X.transpose(0, 2))
+
+
+def test_a_bag_of_embeddings():
+    lowered(lambda x: F.embedding_bag(torch.tensor([[1, 2], [0, 1]]), x), torch.randn(3, 4))
+
+
 def test_a_transformer_in_training_draws_the_same_noise():
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
     x = torch.randn(2, 5, 8)

@@ -55,8 +55,10 @@ CORE_FAMILIES: dict[str, str] = {
         arange.start_step empty.memory_format empty_strided fill.Scalar full full_like scalar_tensor
     """,
     "Random numbers": """
-        bernoulli bernoulli.p multinomial native_dropout normal_functional rand rand_like randint
-        randint.low randint_like randint_like.low_dtype randn randn_like randperm uniform
+        bernoulli bernoulli.p bernoulli.Tensor binomial cauchy exponential geometric log_normal
+        multinomial native_dropout normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor
+        normal_functional poisson rand rand_like randint randint.low randint_like
+        randint_like.low_dtype randn randn_like randperm uniform
     """,
     "Fourier transforms": """
         _fft_c2c _fft_c2r _fft_r2c

@@ -70,6 +70,7 @@ def _own_table() -> dict[Any, Callable[..., Any]]:
         aten.var_mean.default: _var_mean_of_all,
         aten.var_mean.dim: _var_mean_by_bias,
         aten.var_mean.correction: _var_mean,
+        aten._embedding_bag_forward_only.default: aten._embedding_bag.default,
         aten.empty_permuted.default: _empty_permuted,
         aten.lift_fresh.default: lambda x: aten.alias.default(x),
         aten._reshape_alias.default: lambda x, size, stride: aten.view.default(x, size),

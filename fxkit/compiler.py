@@ -62,7 +62,7 @@ class Compiled:
         self.modules: list[CompiledModule | TrainingModule] = []
         self._stock = KernelStock()
         self.captured = Captured(fn, backend=self._backend, dynamic=dynamic)
-        self._entries = Entries(self.captured)
+        self._entries = Entries(self.captured, may_leave=passes is None and backend is None)
         self._left = LeftToEager()
         self._last_way: Way | None = None
         if not isinstance(fn, torch.nn.Module):

@@ -94,19 +94,6 @@ def test_long_sums_are_as_exact_as_eager() -> None:
         assert ours <= 2 * eagers
 
 
-def test_alone_a_fold_along_memory_is_left_to_eager() -> None:
-    def program(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x[0].prod(-1), x[1].cummax(-1).values, x[2].prod(0), x[3].cummax(0).values
-
-    x = tuple(torch.rand(64, 64) for _ in range(4))
-    compiled = to_cpp(fxkit.capture(program, x).graph_module, x)
-    assert sorted(r.kernel is None for r in compiled.regions) == [False, False, True, True]
-    reasons = {r.reason for r in compiled.regions if r.kernel is None}
-    assert reasons == {"no neighbour can join it, and along memory eager's kernel is as fast"}
-    for found, expected in zip(compiled(*x), program(*x), strict=True):
-        torch.testing.assert_close(found, expected)
-
-
 def test_few_long_rows_are_left_to_the_threads_of_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(2, 70_000)
     gm = fxkit.capture(lambda x: x.var(), (x,)).graph_module

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from fxkit.lower import Policy, to_cpp
+from fxkit.lower import to_cpp
 from fxkit.lower.running.program import kernel_of
 from fxkit.lower.running.view_values import views_for_kernels
 
@@ -40,7 +40,7 @@ VIEWS: dict[str, tuple[Callable[[torch.Tensor], Any], set[str] | None]] = {
 @pytest.mark.parametrize(("view", "names"), VIEWS.values(), ids=VIEWS.keys())
 def test_views_between_kernels(view: Callable[[torch.Tensor], Any], names: set[str] | None) -> None:
     fn = through(view)
-    module = to_cpp(fx.symbolic_trace(fn), (X,), policy=Policy(min_points=1))
+    module = to_cpp(fx.symbolic_trace(fn), (X,))
     for x in (X, X + 1):
         torch.testing.assert_close(module(x), fn(x))
     program = module.native_program

@@ -1,7 +1,7 @@
 """Kernels whose rows lie across memory: vectors run over neighbouring rows.
 
-A sum over the first of two dimensions is one: its rows are the columns of a matrix. A tile is
-`LANES` neighbouring rows; each value of a row scalar is an array with an element for each of them.
+A sum over the first of two dimensions is one: its rows are the columns of a matrix. A tile is some
+neighbouring rows, the lanes; each value of a row scalar is an array with an element for each.
 """
 
 from __future__ import annotations
@@ -15,22 +15,34 @@ from fxkit.lower.cpp.kernel import KernelPrinter, scaled
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule
 
-# Rows in a tile.
+# Rows in a tile. More of them are read at a stretch, which memory does faster; but a tile that is
+# passed more than once is to stay in a cache, and threads share tiles.
 LANES = 64
+MORE_LANES = (256, 128)
+ENOUGH_TILES = 8
 
 # Float sums are kept in float64 from one block of this many elements of a row to the next.
 BLOCK = 64
 
 
 class ColumnPrinter(KernelPrinter):
-    """Writes a kernel that handles `LANES` rows at a time; its last outer axis numbers them."""
+    """Writes a kernel that handles several rows at a time; its last outer axis numbers them."""
 
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name, schedule(kernel, buffer_bytes=0))
         self._rows = kernel.outer_sizes[-1]
-        self._is_tiled = is_free(self._rows) or self._rows > LANES
-        self._tiles = ceil_div(self._rows, LANES)
+        self._lanes = self._best_lanes()
+        self._is_tiled = is_free(self._rows) or self._rows > self._lanes
+        self._tiles = ceil_div(self._rows, self._lanes)
         self._lane_axis = len(kernel.outer_sizes) - 1
+
+    def _best_lanes(self) -> int:
+        """Return how many rows make a tile."""
+        outer = math.prod(self._kernel.outer_sizes[:-1])
+        if is_free(self._rows) or is_free(outer) or len(self._schedule.passes) > 1:
+            return LANES
+        enough = (n for n in MORE_LANES if outer * (self._rows // n) >= ENOUGH_TILES)
+        return next(enough, LANES)
 
     def _tile_count(self) -> int:
         return math.prod(self._kernel.outer_sizes[:-1]) * self._tiles
@@ -38,22 +50,36 @@ class ColumnPrinter(KernelPrinter):
     def _tile_index(self) -> None:
         row = f"tile / {self._tiles}" if self._is_tiled else "tile"
         self._outer_index(row, self._kernel.outer_sizes[:-1])
-        self._add(f"const long i{self._lane_axis} = tile % {self._tiles} * {LANES};")
-        width = str(min(LANES, self._rows))
-        if is_free(self._rows) or (self._is_tiled and self._rows % LANES):
-            rest = f"{self._rows} - i{self._lane_axis}"
-            width = f"{rest} < {LANES} ? {rest} : {LANES}"
+        self._add(f"const long i{self._lane_axis} = tile % {self._tiles} * {self._lanes};")
+
+    def _tile_body(self) -> None:
+        """Print a tile of as many rows as it always has, and one of the rows that are left."""
+        if not is_free(self._rows) and (not self._is_tiled or self._rows % self._lanes == 0):
+            self._narrow_body(str(min(self._lanes, self._rows)))
+            return
+        rest = f"{self._rows} - i{self._lane_axis}"
+        self._open(f"if ({rest} >= {self._lanes}) {{")
+        self._narrow_body(str(self._lanes))
+        self._close()
+        self._open("else {")
+        self._narrow_body(rest)
+        self._close()
+
+    def _narrow_body(self, width: str) -> None:
         self._add(f"const long width = {width};")
+        super()._tile_body()
 
     def _declare(self) -> None:
         for position, instruction in enumerate(self._kernel.body):
             if instruction.is_scan:
-                self._add(f"alignas(64) {self._type(position)} a{position}[{LANES}];")
+                self._add(f"alignas(64) {self._type(position)} a{position}[{self._lanes}];")
             if self._schedule.wide[position] or instruction.op == "const":
                 continue
-            self._add(f"alignas(64) {self._type(position)} v{position}[{LANES}];")
+            self._add(f"alignas(64) {self._type(position)} v{position}[{self._lanes}];")
             if self._is_float_sum(position):
-                self._add(f"alignas(64) double t{position}[{LANES}];")
+                self._add(f"alignas(64) double t{position}[{self._lanes}];")
+            if instruction.is_reduction and self._notes_nans(position):
+                self._add(f"alignas(64) {self._flag(position)} nan{position}[{self._lanes}];")
 
     def _open_lanes(self, values: Iterable[int] = ()) -> None:
         self._add(f"#pragma omp simd{self._fault_clause(values)}")
@@ -92,7 +118,10 @@ class ColumnPrinter(KernelPrinter):
         for position in one.stores:
             self._store(position)
         for position in one.reductions:
-            self._accumulate(position, f"v{position}[l]")
+            if self._notes_nans(position):
+                self._accumulate_extremum(position, f"v{position}[l]", f"nan{position}[l]")
+            else:
+                self._accumulate(position, f"v{position}[l]")
         self._close()
         self._close()
         if sums:
@@ -103,10 +132,14 @@ class ColumnPrinter(KernelPrinter):
             self._close()
         while self._depth > depth:
             self._close()
-        if sums:
+        noting = [p for p in one.reductions if self._notes_nans(p)]
+        if sums or noting:
             self._open_lanes()
             for p in sums:
                 self._add(f"v{p}[l] = (float)t{p}[l];")
+            for p in noting:
+                nan = cpp_text.literal(math.nan, self._body(p).dtype)
+                self._add(f"v{p}[l] = nan{p}[l] ? {nan} : v{p}[l];")
             self._close()
 
     def _start(self, reductions: Iterable[int], sums: list[int]) -> None:
@@ -120,6 +153,8 @@ class ColumnPrinter(KernelPrinter):
             self._add(f"v{p}[l] = {start};")
             if p in sums:
                 self._add(f"t{p}[l] = 0;")
+            if self._notes_nans(p):
+                self._add(f"nan{p}[l] = 0;")
         self._close()
 
     def _start_scans(self, scans: Iterable[int]) -> None:

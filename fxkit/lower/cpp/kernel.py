@@ -24,6 +24,8 @@ SMALL_WORK = 30_000
 
 _ASSIGNMENTS = {"add": "+=", "mul": "*="}
 
+_EXTREMA = {"max": ">", "min": "<"}
+
 
 class KernelPrinter(VectorLoops, ABC):
     """Writes one kernel as a C++ function.
@@ -71,6 +73,10 @@ class KernelPrinter(VectorLoops, ABC):
         """Print what is done with one tile."""
         self._tile_index()
         self._point_into_buffers(self._accesses())
+        self._tile_body()
+
+    def _tile_body(self) -> None:
+        """Print what is computed of one tile."""
         self._declare()
         for one in self._schedule.passes:
             self._row_scalars(one.scalars, ())
@@ -229,6 +235,25 @@ class KernelPrinter(VectorLoops, ABC):
     def _accumulate(self, position: int, into: str) -> None:
         """Fold the operand of a reduction or a scan into its accumulator."""
         self._fold(position, into, self._ref(self._body(position).operands[0]))
+
+    def _accumulate_extremum(self, position: int, into: str, nan: str) -> None:
+        """Fold the operand of a reduction that notes NaNs into its accumulator."""
+        value, compare = self._ref(self._body(position).operands[0]), self._comparison(position)
+        self._add(f"{nan} |= {value} != {value};")
+        self._add(f"{into} = {value} {compare} {into} ? {value} : {into};")
+
+    def _notes_nans(self, position: int) -> bool:
+        """Tell whether a reduction notes aside that it met a NaN, which one instruction drops."""
+        instruction = self._body(position)
+        return self._monoid(position) in _EXTREMA and instruction.dtype.is_floating_point
+
+    def _comparison(self, position: int) -> str:
+        """Return the comparison of a value with an extremum that it replaces."""
+        return _EXTREMA[self._monoid(position)]
+
+    def _flag(self, position: int) -> str:
+        """Return the integer type of as many bits as a value has."""
+        return "int" if self._body(position).dtype.itemsize == 4 else "long"
 
     def _fold(self, position: int, into: str, operand: str) -> None:
         """Combine an accumulator of a reduction with another value."""

@@ -33,8 +33,6 @@ AHEAD = 4096
 SHORT_BYTES = 1024
 CACHED_BYTES = 1 << 21
 
-_EXTREMA = {"max": ">", "min": "<"}
-
 
 class RowPrinter(KernelPrinter):
     """Writes a kernel that handles one row, or a part of a row without reductions, at a time."""
@@ -251,27 +249,11 @@ class RowPrinter(KernelPrinter):
         self._close()
         self._close()
 
-    def _notes_nans(self, position: int) -> bool:
-        """Tell whether a reduction notes aside that it met a NaN, which one instruction drops."""
-        instruction = self._body(position)
-        return self._monoid(position) in _EXTREMA and instruction.dtype.is_floating_point
-
-    def _comparison(self, position: int) -> str:
-        """Return the comparison of a value with an extremum that it replaces."""
-        return _EXTREMA[self._monoid(position)]
-
-    def _flag(self, position: int) -> str:
-        """Return the integer type of as many bits as a value has."""
-        return "int" if self._body(position).dtype.itemsize == 4 else "long"
-
     def _accumulate(self, position: int, into: str) -> None:
-        operand = self._body(position).operands[0]
-        if not self._body(position).is_reduction or not self._notes_nans(position):
+        if self._body(position).is_reduction and self._notes_nans(position):
+            self._accumulate_extremum(position, into, f"nan{position}")
+        else:
             super()._accumulate(position, into)
-            return
-        value, compare = self._ref(operand), self._comparison(position)
-        self._add(f"nan{position} |= {value} != {value};")
-        self._add(f"{into} = {value} {compare} {into} ? {value} : {into};")
 
     def _clipped(
         self, stretch: Stretch, begin: str | int, end: str | int

@@ -53,16 +53,6 @@ def continues_product(group: Group, root: torch.nn.Module) -> bool:
     )
 
 
-def is_beside_product(group: Group, root: torch.nn.Module) -> bool:
-    """Tell whether an operator reads a product, or a product reads it.
-
-    Where kernels follow each other they run in one call, which an operator of eager's would divide.
-    """
-    (member,) = group.members
-    near = (*member.node.all_input_nodes, *member.node.users)
-    return any(is_product(node) and _is_possible(node, root) for node in near)
-
-
 def _is_possible(node: fx.Node, root: torch.nn.Module) -> bool:
     try:
         product_node(node, root)

@@ -14,7 +14,7 @@ import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -22,7 +22,7 @@ from torch import fx
 from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.lower.loops.emit import emit
 from fxkit.lower.loops.group import Group
-from fxkit.lower.loops.loop_ir import Kernel, Unfusable
+from fxkit.lower.loops.loop_ir import Instruction, Kernel, Unfusable
 from fxkit.lower.loops.overwriting import hidden_overwrites
 from fxkit.lower.loops.placement import (
     Candidate,
@@ -31,9 +31,10 @@ from fxkit.lower.loops.placement import (
     is_candidate,
     rows_lie_along_memory,
 )
-from fxkit.lower.loops.product_regions import continues_product, is_beside_product
+from fxkit.lower.loops.product_regions import continues_product
 from fxkit.lower.loops.row_sums import sums_well
 from fxkit.lower.loops.schedule import cost_of
+from fxkit.lower.loops.stretches import stretches
 from fxkit.lower.loops.view_map import is_alias, shown_by, views_of
 from fxkit.lower.operators.movement_table import MoveOp
 from fxkit.lower.operators.row_ops import RowOp
@@ -43,6 +44,9 @@ MAX_REPETITION = 1.5
 
 # Each place where elements may be read costs all points a masked load.
 MAX_GUARDED = 4
+
+# What is read at places that are computed for each element comes one by one.
+MAX_GATHERED = 4
 
 
 @dataclass(frozen=True)
@@ -70,17 +74,11 @@ class Policy:
 
     Attributes:
         min_members: A region of this many operators always does: each saves a pass over memory.
-        min_points: An operator alone that only moves memory does from this many elements on; None
-            for never, since eager's kernel moves memory as fast.
-        min_costly_points: A reduction or an elementary function alone does from this many elements
-            on. Below, the call of a kernel, a few microseconds, weighs more than what it computes.
         rounds: Whether results of 16 bits are rounded within a kernel wherever eager rounds them.
             Otherwise they stay float32 there: faster and nearer to float64, but not eager's bits.
     """
 
     min_members: int = 2
-    min_points: int | None = None
-    min_costly_points: int = 1024
     rounds: bool = True
 
     @property
@@ -97,22 +95,11 @@ class Policy:
         if len(group.members) >= self.min_members:
             return None
         row = group.members[0].row
-        needed = self.min_costly_points if row.heavy else self.min_points
-        if isinstance(row, RowOp) and row.light and rows_lie_along_memory(group.members[0]):
-            return "no neighbour can join it, and along memory eager's kernel is as fast"
+        if isinstance(row, MoveOp) and not row.pays_alone:
+            return "no neighbour can join it, and alone eager's kernel is as fast"
         if _has_few_rows(group):
             return "no neighbour can join it, and eager divides its rows among threads"
-        if needed is None:
-            return (
-                "no neighbour can join it, and alone it only moves memory, which eager's kernel "
-                "does as fast"
-            )
-        if group.space.points >= needed:
-            return None
-        return (
-            f"no neighbour can join it, and with {group.space.points} elements a call of eager's "
-            "kernel costs as little"
-        )
+        return None
 
 
 # From this many elements on, eager divides a row among threads; kernels divide rows only.
@@ -126,6 +113,11 @@ def _has_few_rows(group: Group) -> bool:
         return False
     rows = math.prod(size for axis, size in enumerate(space.sizes) if axis not in space.reduced)
     return 2 * rows < torch.get_num_threads()
+
+
+def _is_repeated(load: Instruction) -> bool:
+    """Tell whether a load has the same element all along the innermost axis."""
+    return not load.indices and not any(load.detail.strides[-1:])
 
 
 @dataclass(frozen=True)
@@ -218,13 +210,22 @@ class _Partitioner:
         return Group(space, is_strict=is_strict, may_sum=may_sum, rounds=self._policy.rounds)
 
     def _is_slow(self, found: Candidate) -> bool:
-        is_slow = isinstance(found.row, RowOp) and found.row.slow
+        row = found.row
+        is_slow = isinstance(row, RowOp) and (
+            row.slow or (row.slow_along and rows_lie_along_memory(found))
+        )
         return is_slow and self._policy.device.type == "cpu" and self._policy.min_members > 1
 
     def _is_scattered(self, kernel: Kernel) -> bool:
-        """Tell whether each point is read under so many guards that eager is faster."""
-        guarded = sum(i.op == "load" and i.guard is not None for i in kernel.body)
-        return guarded > MAX_GUARDED and self._policy.min_members > 1
+        """Tell whether each point is read in so many places that eager is faster."""
+        if self._policy.min_members <= 1:
+            return False
+        wide = replace(kernel, row_rank=max(1, kernel.row_rank)).row_wide() if kernel.sizes else ()
+        loads = [i for i in kernel.body if i.op == "load"]
+        gathered = sum(any(wide[o] for o in i.indices) for i in loads)
+        guarded = [i for i in loads if i.guard is not None]
+        is_full = len(guarded) > MAX_GUARDED or gathered > MAX_GATHERED
+        return is_full or (any(map(_is_repeated, guarded)) and len(stretches(kernel)) == 1)
 
     def _emit(self, node: fx.Node) -> None:
         self._steps.append(node)
@@ -285,19 +286,12 @@ class _Partitioner:
 
     def _settle(self, group: Group) -> None:
         objection = self._policy.objection(group)
-        if objection is None or self._belongs_to_products(group):
+        if objection is None or continues_product(group, self._gm):
             self._steps.append(group)
             return
         nodes = [*(m.node for m in group.members), *group.aliases]
         self._reasons.update((m.node, objection) for m in group.members)
         self._steps.extend(sorted(nodes, key=self._order.__getitem__))
-
-    def _belongs_to_products(self, group: Group) -> bool:
-        """Tell whether a region that would not pay alone does beside matrix products."""
-        if continues_product(group, self._gm):
-            return True
-        is_alone = len(group.members) == 1 and not isinstance(group.members[0].row, MoveOp)
-        return is_alone and not _has_few_rows(group) and is_beside_product(group, self._gm)
 
     def _sums_well(self, group: Group) -> bool:
         """Tell whether a region's sums over all rows may join the loops over each row."""

@@ -59,18 +59,18 @@ def _softshrink(self: Ref, *, lambd: Number) -> Ref:
     return select(self.differs(self), self, shrunk)
 
 
-@row("aten.elu", tolerance=6, heavy=True)
+@row("aten.elu", tolerance=6)
 def _elu(self: Ref, *, alpha: Number, scale: Number, input_scale: Number) -> Ref:
     negative = call("expm1", self * input_scale) * (alpha * scale)
     return select(self <= 0, negative, self * scale)
 
 
-@row("aten.celu", tolerance=6, heavy=True)
+@row("aten.celu", tolerance=6)
 def _celu(self: Ref, *, alpha: Number) -> Ref:
     return select(self <= 0, call("expm1", self * (1.0 / alpha)) * alpha, self)
 
 
-@row("aten.selu", tolerance=6, heavy=True)
+@row("aten.selu", tolerance=6)
 def _selu(self: Ref) -> Ref:
     return _elu(
         self, alpha=1.6732632423543772848170429916717, scale=1.0507009873554804934193349852946,
@@ -88,12 +88,12 @@ def _hardswish(self: Ref) -> Ref:
     return self * _relu6(self + 3.0) * (1.0 / 6.0)
 
 
-@row("aten.silu", tolerance=4, heavy=True)
+@row("aten.silu", tolerance=4)
 def _silu(self: Ref) -> Ref:
     return self / (1.0 + call("exp", -self))
 
 
-@row("aten.gelu", tolerance=4, heavy=True)
+@row("aten.gelu", tolerance=4)
 def _gelu(self: Ref, *, approximate: str) -> Ref:
     if approximate == "tanh":
         inner = math.sqrt(2.0 / math.pi) * (self + 0.044715 * (self * self * self))
@@ -101,7 +101,7 @@ def _gelu(self: Ref, *, approximate: str) -> Ref:
     return self * call("normal_cdf", self)
 
 
-@row("aten.softplus", tolerance=5, heavy=True)
+@row("aten.softplus", tolerance=5)
 def _softplus(self: Ref, *, beta: Number, threshold: Number) -> Ref:
     is_plain = isinstance(beta, (int, float)) and beta == 1
     scaled = self if is_plain else self * beta
@@ -109,30 +109,30 @@ def _softplus(self: Ref, *, beta: Number, threshold: Number) -> Ref:
     return select(scaled > threshold, self, below if is_plain else below / beta)
 
 
-@row("aten.log_sigmoid", tolerance=5, heavy=True)
+@row("aten.log_sigmoid", tolerance=5)
 def _log_sigmoid(self: Ref) -> Ref:
     return call("min", self, 0.0) - call("log1p", call("exp", -call("abs", self)))
 
 
-@row("aten.mish", tolerance=6, heavy=True)
+@row("aten.mish", tolerance=6)
 def _mish(self: Ref) -> Ref:
     return self * call("tanh", call("log1p", call("exp", self)))
 
 
-@row("aten.logaddexp", tolerance=6, heavy=True)
+@row("aten.logaddexp", tolerance=6)
 def _logaddexp(self: Ref, other: Ref) -> Ref:
     largest = call("max", self, other)
     sum_ = largest + call("log1p", call("exp", -call("abs", self - other)))
     return select(call("abs", self).equals(math.inf) & self.equals(other), self, sum_)
 
 
-@row("aten.xlogy", tolerance=5, heavy=True)
+@row("aten.xlogy", tolerance=5)
 def _xlogy(self: Ref, other: Ref) -> Ref:
     product = select(self.equals(0), const_like(self, 0), self * call("log", other))
     return select(other.differs(other), other, product)
 
 
-@row("aten.logit", tolerance=6, heavy=True)
+@row("aten.logit", tolerance=6)
 def _logit(self: Ref, *, eps: float | None) -> Ref:
     x = self if eps is None else call("min", call("max", self, eps), 1.0 - eps)
     return call("log", x / (1.0 - x))
@@ -144,7 +144,7 @@ def _softsign(self: Ref, *, result_dtype: torch.dtype) -> Ref:
     return self / (1.0 + call("abs", self))
 
 
-@row("torch.nn.functional.tanhshrink", tolerance=3, heavy=True)
+@row("torch.nn.functional.tanhshrink", tolerance=3)
 def _tanhshrink(self: Ref, *, result_dtype: torch.dtype) -> Ref:
     needs_full_width(self, result_dtype)
     return self - call("tanh", self)

@@ -103,7 +103,7 @@ def _pairs(ranks: Mapping[str, int]) -> dict[str, Sequence[int]]:
     return {name: (*lead[name], batch + position, batch + 2) for position, name in enumerate(ranks)}
 
 
-@row("torch.cdist", axes=last_dim, alignment=_pairs, heavy=False)
+@row("torch.cdist", axes=last_dim, alignment=_pairs)
 def _cdist(x1: Ref, x2: Ref, *, p: float) -> Ref:
     return vector_norm(x1 - x2, p)
 

@@ -25,7 +25,7 @@ def _tanh(grad_output: Ref, output: Ref) -> Ref:
     return grad_output * (1.0 - output * output)
 
 
-@row("aten.gelu_backward", tolerance=6, heavy=True)
+@row("aten.gelu_backward", tolerance=6)
 def _gelu(grad_output: Ref, self: Ref, *, approximate: str) -> Ref:
     if approximate == "tanh":
         return _gelu_by_tanh(grad_output, self)
@@ -45,7 +45,7 @@ def _gelu_by_tanh(grad_output: Ref, self: Ref) -> Ref:
     return grad_output * (share + self * (share * call("sigmoid", -twice) * slope))
 
 
-@row("aten.silu_backward", tolerance=5, heavy=True)
+@row("aten.silu_backward", tolerance=5)
 def _silu(grad_output: Ref, self: Ref) -> Ref:
     share = call("sigmoid", self)
     return grad_output * share * (1.0 + self * (1.0 - share))
@@ -62,7 +62,7 @@ def _leaky_relu(grad_output: Ref, self: Ref, *, negative_slope: Number) -> Ref:
     return select(self > 0, grad_output, grad_output * negative_slope)
 
 
-@row("aten.elu_backward", tolerance=6, heavy=True)
+@row("aten.elu_backward", tolerance=6)
 def _elu(
     grad_output: Ref,
     self_or_result: Ref,
@@ -97,7 +97,7 @@ def _hardswish(grad_output: Ref, self: Ref) -> Ref:
     return select(self <= -3.0, const_like(self, 0), above)
 
 
-@row("aten.softplus_backward", tolerance=5, heavy=True)
+@row("aten.softplus_backward", tolerance=5)
 def _softplus(grad_output: Ref, self: Ref, *, beta: Number, threshold: Number) -> Ref:
     scaled = self * beta
     z = call("exp", scaled)
@@ -115,7 +115,7 @@ def _hardshrink(grad_out: Ref, self: Ref, *, lambd: Number) -> Ref:
     return _softshrink(grad_out, self, lambd=lambd)
 
 
-@row("aten.mish_backward", tolerance=8, heavy=True)
+@row("aten.mish_backward", tolerance=8)
 def _mish(grad_output: Ref, self: Ref) -> Ref:
     t = call("tanh", call("log1p", call("exp", self)))
     return grad_output * (t + self * call("sigmoid", self) * (1.0 - t * t))

@@ -11,7 +11,7 @@ import torch
 from fxkit.lower.loops.index import Index
 from fxkit.lower.loops.loop_ir import Ref, Unfusable
 from fxkit.lower.operators.movement_table import Point, move
-from fxkit.lower.operators.scalar_table import call
+from fxkit.lower.operators.scalar_table import call, select
 
 # A tap of an interpolation: where it reads along one dimension, and its weight; None for 1.
 Tap = tuple[Index, Ref | None]
@@ -20,7 +20,7 @@ _TAPS = {"nearest": 1, "nearest-exact": 1, "linear": 2, "bilinear": 2, "trilinea
 _RANKS = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}
 
 
-@move("torch.nn.functional.interpolate")
+@move("torch.nn.functional.interpolate", pays_alone=False)
 def _interpolate(
     p: Point, self: Any, *, size: Any, scale_factor: Any, mode: str, align_corners: bool | None,
     recompute_scale_factor: bool | None, antialias: bool,
@@ -50,7 +50,7 @@ def _interpolate(
     return total
 
 
-@move("torch.nn.functional.upsample")
+@move("torch.nn.functional.upsample", pays_alone=False)
 def _upsample(
     p: Point, self: Any, *, size: Any, scale_factor: Any, mode: str, align_corners: bool | None
 ) -> Ref:
@@ -60,14 +60,14 @@ def _upsample(
     )  # fmt: skip
 
 
-@move("torch.nn.functional.upsample_nearest")
+@move("torch.nn.functional.upsample_nearest", pays_alone=False)
 def _upsample_nearest(p: Point, self: Any, *, size: Any, scale_factor: Any) -> Ref:
     return _upsample(
         p, self, size=size, scale_factor=scale_factor, mode="nearest", align_corners=None
     )
 
 
-@move("torch.nn.functional.upsample_bilinear")
+@move("torch.nn.functional.upsample_bilinear", pays_alone=False)
 def _upsample_bilinear(p: Point, self: Any, *, size: Any, scale_factor: Any) -> Ref:
     return _upsample(
         p, self, size=size, scale_factor=scale_factor, mode="bilinear", align_corners=True
@@ -84,12 +84,13 @@ def _taps(
     scale = _scale(size, result, factor)
     if align:
         scale = (size - 1) / (result - 1) if result > 1 else 0.0
-    place = p.value(at).cast(dtype)
+    place = p.value(at).cast(torch.int32).cast(dtype)
     place = place * scale if align else (place + 0.5) * scale - 0.5
-    if mode != "bicubic" and not align:
+    if mode != "bicubic":
         place = call("max", place, 0.0)
     floor = call("floor", place)
-    first = floor.cast(torch.int64)
+    # No place is as low as -1; there is no vector instruction for (int)floor of any number.
+    first = select(place < 0.0, -1, place.cast(torch.int32))
     fraction = call("min", call("max", place - floor, 0.0), 1.0)
     if mode == "bicubic":
         weights = _cubic(fraction)

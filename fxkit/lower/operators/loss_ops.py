@@ -30,14 +30,13 @@ _REDUCTIONS: Mapping[Any, str] = {0: "none", 1: "mean", 2: "sum"}
 
 
 def _loss(
-    *names: str, tolerance: float = 4, heavy: bool = True, in_steps: bool = False
+    *names: str, tolerance: float = 4, in_steps: bool = False
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
     """Add a loss to both tables.
 
     Args:
         names: Operator identities.
         tolerance: Of an element, as in the table of pointwise operators.
-        heavy: Whether a kernel for its elements alone is faster than eager's.
         in_steps: Whether eager computes it in several operators, each rounded to 16 bits.
     """
 
@@ -58,7 +57,7 @@ def _loss(
             return sum_ / count if kind == "mean" else sum_
 
         computes = Computes.COMMON if in_steps else Computes.RESULT
-        scalar_table.row(*names, tolerance=tolerance, heavy=heavy, computes=computes)(element)
+        scalar_table.row(*names, tolerance=tolerance, computes=computes)(element)
         for name in names:
             known = scalar_table.TABLE[name]
             known = replace(known, build=alone, attributes=(*known.attributes, "result_dtype"))
@@ -74,17 +73,17 @@ def _loss(
     return add_rows
 
 
-@_loss("aten.mse_loss", tolerance=1, heavy=False)
+@_loss("aten.mse_loss", tolerance=1)
 def _mse_loss(self: Ref, target: Ref) -> Ref:
     return (self - target) * (self - target)
 
 
-@_loss("aten.l1_loss", tolerance=0, heavy=False)
+@_loss("aten.l1_loss", tolerance=0)
 def _l1_loss(self: Ref, target: Ref) -> Ref:
     return call("abs", self - target)
 
 
-@_loss("aten.smooth_l1_loss", tolerance=2, heavy=False)
+@_loss("aten.smooth_l1_loss", tolerance=2)
 def _smooth_l1_loss(self: Ref, target: Ref, *, beta: float) -> Ref:
     distance = call("abs", self - target)
     if beta == 0:
@@ -93,7 +92,7 @@ def _smooth_l1_loss(self: Ref, target: Ref, *, beta: float) -> Ref:
     return select(distance < beta, near, distance - 0.5 * beta)
 
 
-@_loss("aten.huber_loss", tolerance=2, heavy=False)
+@_loss("aten.huber_loss", tolerance=2)
 def _huber_loss(self: Ref, target: Ref, *, delta: float) -> Ref:
     distance = call("abs", self - target)
     near = 0.5 * distance * distance
@@ -123,7 +122,7 @@ def _kl_div(self: Ref, target: Ref, *, log_target: bool) -> Ref:
 
 @_loss(
     "aten.hinge_embedding_loss", "torch.nn.functional.hinge_embedding_loss", tolerance=1,
-    heavy=False, in_steps=True,
+    in_steps=True,
 )  # fmt: skip
 def _hinge_embedding_loss(self: Ref, target: Ref, *, margin: float) -> Ref:
     zero = const_like(self, 0)
@@ -133,7 +132,7 @@ def _hinge_embedding_loss(self: Ref, target: Ref, *, margin: float) -> Ref:
 
 @_loss(
     "aten.margin_ranking_loss", "torch.nn.functional.margin_ranking_loss", tolerance=2,
-    heavy=False, in_steps=True,
+    in_steps=True,
 )  # fmt: skip
 def _margin_ranking_loss(input1: Ref, input2: Ref, target: Ref, *, margin: float) -> Ref:
     return at_least(-target * (input1 - input2) + margin, 0)

@@ -100,7 +100,7 @@ class MoveOp:
         checks: Whether eager raises for some values of its operands.
         in_order: Whether its operand must lie row by row: types do not tell eager's layout else.
         joins: Whether it reads lists of tensors, some of which may be empty.
-        heavy: Whether a kernel for it alone is faster than eager's.
+        pays_alone: Whether a kernel for it alone is as fast as eager's.
         tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
     """
 
@@ -111,7 +111,7 @@ class MoveOp:
     checks: bool = False
     in_order: bool = False
     joins: bool = False
-    heavy: bool = False
+    pays_alone: bool = True
     tolerance: float = 0
 
 
@@ -122,7 +122,7 @@ def move(
     *names: str,
     checks: bool = False,
     in_order: bool = False,
-    heavy: bool = False,
+    pays_alone: bool = True,
     tolerance: float = 0,
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
     def add_row(build: Callable[..., Ref]) -> Callable[..., Ref]:
@@ -132,7 +132,15 @@ def move(
         joins = "tensors" in operands
         for name in names:
             TABLE[name] = MoveOp(
-                name, build, operands, attributes, checks, in_order, joins, heavy, tolerance
+                name,
+                build,
+                operands,
+                attributes,
+                checks,
+                in_order,
+                joins,
+                pays_alone,
+                tolerance,
             )
         return build
 

@@ -75,7 +75,7 @@ def _instance_norm(
     return _scaled(_standardised(input, eps, count)[0], weight, bias)
 
 
-@row("aten.batch_norm", axes=no_dim, alignment=_channels, keeps_row=True, heavy=False)
+@row("aten.batch_norm", axes=no_dim, alignment=_channels, keeps_row=True)
 def _batch_norm(
     input: Ref,
     weight: Ref | None,

@@ -95,7 +95,7 @@ def _diff(
     return ahead ^ here if p.dtype == torch.bool else ahead - here
 
 
-@move("aten.glu", heavy=True, tolerance=4)
+@move("aten.glu", tolerance=4)
 def _glu(p: Point, self: Any, *, dim: int = -1) -> Ref:
     d = dim % len(p.shape)
     gate = p.read(self, replaced(p.index, d, p.index[d] + p.shape[d]))

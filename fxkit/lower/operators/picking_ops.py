@@ -36,7 +36,7 @@ def _groups(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> F
     return Frame(sizes, tuple(range(2, len(sizes))), (result,), ((1, 2),))
 
 
-@framed("aten.group_norm", frame=_groups, heavy=True)
+@framed("aten.group_norm", frame=_groups)
 def _group_norm(
     p: Point, input: Any, weight: Any, bias: Any, *, eps: float, num_groups: int
 ) -> Ref:
@@ -116,7 +116,7 @@ def _classes(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> 
     return Frame(shape, (d,), (rest,))
 
 
-@framed("aten.cross_entropy_loss", frame=_classes, heavy=True, checks=True)
+@framed("aten.cross_entropy_loss", frame=_classes, checks=True)
 def _cross_entropy(
     p: Point, self: Any, target: Any, weight: Any, *, reduction: int, ignore_index: int,
     label_smoothing: float,

@@ -61,17 +61,17 @@ def variant(name: str, arguments: Arguments) -> str:
 # --- sums and counts
 
 
-@row("aten.sum", axes=by_dim, light=True, dtype=sum_dtype)
+@row("aten.sum", axes=by_dim, dtype=sum_dtype)
 def _sum(self: Ref) -> Ref:
     return total(self)
 
 
-@row("aten.nansum", axes=by_dim, light=True, dtype=sum_dtype)
+@row("aten.nansum", axes=by_dim, dtype=sum_dtype)
 def _nansum(self: Ref) -> Ref:
     return total(_without_nan(self))
 
 
-@row("aten.mean", axes=by_dim, light=True)
+@row("aten.mean", axes=by_dim)
 def _mean(self: Ref, *, count: int) -> Ref:
     return total(self) / count
 
@@ -82,7 +82,7 @@ def _nanmean(self: Ref) -> Ref:
     return total(_without_nan(self)) / numbers.cast(self.dtype)
 
 
-@row("aten.prod", axes=by_dim, light=True, dtype=sum_dtype)
+@row("aten.prod", axes=by_dim, dtype=sum_dtype)
 def _prod(self: Ref) -> Ref:
     # In float64, partial products of float32 neither overflow nor vanish.
     wide = self.cast(torch.float64) if self.dtype == torch.float32 else self
@@ -101,17 +101,17 @@ def _without_nan(x: Ref) -> Ref:
 # --- extrema
 
 
-@row("aten.amax", "aten.max", axes=by_dim, light=True, tolerance=0)
+@row("aten.amax", "aten.max", axes=by_dim, tolerance=0)
 def _amax(self: Ref) -> Ref:
     return largest(self)
 
 
-@row("aten.amin", "aten.min", axes=by_dim, light=True, tolerance=0)
+@row("aten.amin", "aten.min", axes=by_dim, tolerance=0)
 def _amin(self: Ref) -> Ref:
     return smallest(self)
 
 
-@row("aten.aminmax", axes=by_dim, light=True, tolerance=0)
+@row("aten.aminmax", axes=by_dim, tolerance=0)
 def _aminmax(self: Ref) -> tuple[Ref, ...]:
     return smallest(self), largest(self)
 
@@ -126,13 +126,13 @@ def _all(self: Ref) -> Ref:
     return smallest(self.cast(torch.bool).cast(torch.int32)).cast(torch.bool)
 
 
-@row("aten.max.dim", axes=by_dim, light=True, tolerance=0)
+@row("aten.max.dim", axes=by_dim, tolerance=0)
 def _max_dim(self: Ref, *, place: Ref, count: int) -> tuple[Ref, ...]:
     top = largest(self)
     return top, _first_place(self, top, place, count)
 
 
-@row("aten.min.dim", axes=by_dim, light=True, tolerance=0)
+@row("aten.min.dim", axes=by_dim, tolerance=0)
 def _min_dim(self: Ref, *, place: Ref, count: int) -> tuple[Ref, ...]:
     bottom = smallest(self)
     return bottom, _first_place(self, bottom, place, count)
@@ -242,7 +242,7 @@ def _log_softmax_backward(grad_output: Ref, output: Ref) -> Ref:
 # --- products of vectors
 
 
-@row("aten.dot", "aten.vdot", axes=every_dim, heavy=False)
+@row("aten.dot", "aten.vdot", axes=every_dim)
 def _dot(self: Ref, tensor: Ref | None, other: Ref | None) -> Ref:
     second = tensor or other
     if second is None:
@@ -250,7 +250,7 @@ def _dot(self: Ref, tensor: Ref | None, other: Ref | None) -> Ref:
     return total(self * second)
 
 
-@row("aten.linalg_vecdot", axes=by_dim, heavy=False)
+@row("aten.linalg_vecdot", axes=by_dim)
 def _vecdot(x: Ref, y: Ref) -> Ref:
     return total(x * y)
 

@@ -58,9 +58,8 @@ class RowOp:
             those operands that are not aligned from the right.
         keeps_row: How many of the first results have the operands' shape, as that of softmax has.
         keeps_dims: Whether row scalars keep their reduced dimensions where nothing says so.
-        heavy: Whether a kernel for it alone is faster than eager's.
-        light: Whether that is so only where rows lie across memory.
         slow: Whether eager's kernel on the CPU is faster, whatever a kernel would take in with it.
+        slow_along: Whether that is so where rows lie along memory.
         tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
         operands: Names of the operands.
         attributes: Names of the attributes. Some are no arguments of the operator: `count`, the
@@ -79,14 +78,13 @@ class RowOp:
     alignment: Alignment
     keeps_row: int
     keeps_dims: bool
-    heavy: bool
     tolerance: float
     operands: tuple[str, ...]
     attributes: tuple[str, ...]
     frame: Framing | None = None
     checks: bool = False
-    light: bool = False
     slow: bool = False
+    slow_along: bool = False
 
     def input_dtype(self, arguments: Arguments, dtypes: Sequence[torch.dtype]) -> torch.dtype:
         """Return the dtype that the operands are cast to before anything else."""
@@ -127,8 +125,7 @@ def row(
     alignment: Alignment = _from_the_right,
     keeps_row: int = False,
     keeps_dims: bool = False,
-    heavy: bool = True,
-    light: bool = False,
+    slow_along: bool = False,
     tolerance: float = 8,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add_row(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,8 +134,8 @@ def row(
         operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         for name in names:
             TABLE[name] = RowOp(
-                name, build, axes, dtype, alignment, keeps_row, keeps_dims, heavy, tolerance,
-                operands, attributes, light=light,
+                name, build, axes, dtype, alignment, keeps_row, keeps_dims, tolerance,
+                operands, attributes, slow_along=slow_along,
             )  # fmt: skip
         return build
 
@@ -148,7 +145,6 @@ def row(
 def framed(
     *names: str,
     frame: Framing,
-    heavy: bool = False,
     slow: bool = False,
     checks: bool = False,
     tolerance: float = 8,
@@ -157,7 +153,7 @@ def framed(
 
     def add_row(build: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            row(name, axes=no_dim, heavy=heavy, tolerance=tolerance)(build)
+            row(name, axes=no_dim, tolerance=tolerance)(build)
             known = TABLE[name]
             TABLE[name] = replace(
                 known, operands=known.operands[1:], frame=frame, checks=checks, slow=slow

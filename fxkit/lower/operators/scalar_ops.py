@@ -139,7 +139,7 @@ def _reciprocal(self: Ref) -> Ref:
     return 1.0 / self
 
 
-@row("aten.pow", tolerance=4, heavy=True)
+@row("aten.pow", tolerance=4)
 def _pow(self: Ref, exponent: Ref) -> Ref:
     power = number(exponent)
     if not self.is_float:
@@ -170,7 +170,7 @@ def _integer_power(base: Ref, power: Number | None) -> Ref:
     return result
 
 
-@row("aten.float_power", tolerance=4, heavy=True)
+@row("aten.float_power", tolerance=4)
 def _float_power(self: Ref, exponent: Ref) -> Ref:
     return _pow(self, exponent)
 
@@ -356,11 +356,11 @@ def _elementary(function: str) -> Callable[..., Ref]:
 
 row("aten.sqrt", tolerance=1)(_elementary("sqrt"))
 for _name in ("exp", "log", "tanh", "erf", "sigmoid"):
-    row(f"aten.{_name}", tolerance=3, heavy=True)(_elementary(_name))
+    row(f"aten.{_name}", tolerance=3)(_elementary(_name))
 for _name in (
     "expm1 log1p log2 log10 exp2 sin cos tan asin acos atan sinh cosh asinh acosh atanh erfc"
 ).split():
-    row(f"aten.{_name}", tolerance=5, heavy=True)(_elementary(_name))
+    row(f"aten.{_name}", tolerance=5)(_elementary(_name))
 
 
 @row("aten.rsqrt", tolerance=1)
@@ -368,6 +368,6 @@ def _rsqrt(self: Ref) -> Ref:
     return 1.0 / call("sqrt", self)
 
 
-@row("aten.atan2", tolerance=5, heavy=True)
+@row("aten.atan2", tolerance=5)
 def _atan2(self: Ref, other: Ref) -> Ref:
     return call("atan2", self, other)

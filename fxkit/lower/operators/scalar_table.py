@@ -31,7 +31,6 @@ class ScalarOp:
         computes: In which dtype.
         tolerance: Largest difference from eager in units of the result dtype's epsilon, relative
             to max(1, |result|). 0: equal bits.
-        heavy: Whether a kernel for it alone is faster than eager's.
         exact_numbers: Whether Python numbers stay unrounded when the tensors are bf16 or f16.
         operands: Names of its operands.
         attributes: Names of its attributes. `result_dtype` is no argument of the operator, but the
@@ -42,7 +41,6 @@ class ScalarOp:
     build: Callable[..., Ref]
     computes: Computes
     tolerance: float
-    heavy: bool
     exact_numbers: bool
     operands: tuple[str, ...]
     attributes: tuple[str, ...]
@@ -55,7 +53,6 @@ def row(
     *names: str,
     computes: Computes = Computes.RESULT,
     tolerance: float = 0,
-    heavy: bool = False,
     exact_numbers: bool = False,
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
     def add_row(build: Callable[..., Ref]) -> Callable[..., Ref]:
@@ -64,7 +61,7 @@ def row(
         operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         for name in names:
             TABLE[name] = ScalarOp(
-                name, build, computes, tolerance, heavy, exact_numbers, operands, attributes
+                name, build, computes, tolerance, exact_numbers, operands, attributes
             )
         return build
 

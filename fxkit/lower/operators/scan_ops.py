@@ -9,27 +9,27 @@ from fxkit.lower.operators.row_table import by_dim, row, scanned, sum_dtype
 from fxkit.lower.operators.scalar_table import select
 
 
-@row("aten.cumsum", axes=by_dim, light=True, dtype=sum_dtype, keeps_row=1)
+@row("aten.cumsum", axes=by_dim, dtype=sum_dtype, keeps_row=1)
 def _cumsum(self: Ref) -> Ref:
     return scanned("add", self).cast(self.dtype)
 
 
-@row("aten.cumprod", axes=by_dim, light=True, dtype=sum_dtype, keeps_row=1)
+@row("aten.cumprod", axes=by_dim, dtype=sum_dtype, keeps_row=1)
 def _cumprod(self: Ref) -> Ref:
     return scanned("mul", self).cast(self.dtype)
 
 
-@row("aten.logcumsumexp", axes=by_dim, light=True, keeps_row=1)
+@row("aten.logcumsumexp", axes=by_dim, keeps_row=1)
 def _logcumsumexp(self: Ref) -> Ref:
     return self.builder.scan("logaddexp", self.cast(torch.float64)).cast(self.dtype)
 
 
-@row("aten.cummax", axes=by_dim, light=True, keeps_row=2, tolerance=0)
+@row("aten.cummax", axes=by_dim, keeps_row=2, tolerance=0, slow_along=True)
 def _cummax(self: Ref, *, place: Ref) -> tuple[Ref, ...]:
     return _extrema(self, "max", place)
 
 
-@row("aten.cummin", axes=by_dim, light=True, keeps_row=2, tolerance=0)
+@row("aten.cummin", axes=by_dim, keeps_row=2, tolerance=0, slow_along=True)
 def _cummin(self: Ref, *, place: Ref) -> tuple[Ref, ...]:
     return _extrema(self, "min", place)
 

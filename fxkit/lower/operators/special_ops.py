@@ -85,7 +85,7 @@ def _copy(self: Ref, src: Ref) -> Ref:
 # --- special functions
 
 
-@row("aten.hypot", tolerance=3, heavy=True)
+@row("aten.hypot", tolerance=3)
 def _hypot(self: Ref, other: Ref) -> Ref:
     return call("hypot", self, other)
 
@@ -96,33 +96,33 @@ def _nextafter(self: Ref, other: Ref, *, result_dtype: torch.dtype) -> Ref:
     return call("nextafter", self, other)
 
 
-@row("aten.logaddexp2", tolerance=6, heavy=True)
+@row("aten.logaddexp2", tolerance=6)
 def _logaddexp2(self: Ref, other: Ref) -> Ref:
     power = call("exp2", -call("abs", self - other))
     sum_ = call("max", self, other) + call("log2", 1.0 + power)
     return select(call("abs", self).equals(math.inf) & self.equals(other), self, sum_)
 
 
-@row("aten.sinc", tolerance=5, heavy=True)
+@row("aten.sinc", tolerance=5)
 def _sinc(self: Ref) -> Ref:
     angle = self * math.pi
     return select(self.equals(0), const_like(self, 1), call("sin", angle) / angle)
 
 
-@row("aten.special_xlog1py", tolerance=5, heavy=True)
+@row("aten.special_xlog1py", tolerance=5)
 def _xlog1py(self: Ref, other: Ref) -> Ref:
     product = select(self.equals(0), const_like(self, 0), self * call("log1p", other))
     return select(other.differs(other), other, product)
 
 
-@row("aten.special_entr", tolerance=5, heavy=True)
+@row("aten.special_entr", tolerance=5)
 def _entr(self: Ref) -> Ref:
     outside = select(self.equals(0), const_like(self, 0), const_like(self, -math.inf))
     inside = select(self > 0, -self * call("log", self), outside)
     return select(self.differs(self), self, inside)
 
 
-@row("aten.special_ndtr", tolerance=3, heavy=True)
+@row("aten.special_ndtr", tolerance=3)
 def _ndtr(self: Ref) -> Ref:
     return 0.5 * call("erfc", self * -math.sqrt(0.5))
 

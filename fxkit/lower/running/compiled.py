@@ -7,7 +7,7 @@ import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ def to_cpp(
     if stock is None:
         return lower(policy, gm, tune=tune)
     # What pays at one size only would ask for another build at the next.
-    structural = replace(policy or Policy(), min_costly_points=1)
+    structural = policy or Policy()
     calls = Calls(
         product=objection_by_kind,
         attention=attention_objection_by_kind,

@@ -52,14 +52,17 @@ class Entries:
 
     Args:
         captured: The program.
+        may_leave: Whether the program itself may run in the place of a graph without kernels, as
+            nothing that changes results was done to the graph.
 
     Attributes:
         ways: The ways in.
     """
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, *, may_leave: bool = False) -> None:
         self.ways: tuple[Way, ...] = ()
         self._captured = captured
+        self._may_leave = may_leave
         self._tries: dict[int, tuple[Variant, int]] = {}
 
     def use(self, way: Way) -> None:
@@ -75,26 +78,40 @@ class Entries:
         self.ways = tuple(way for way in self.ways if any(way.variant is it for it in kept))
         if not kept or not self._captured.whole or any(w.variant is kept[0] for w in self.ways):
             return
-        tries = self._tries.get(id(kept[0]), (kept[0], 0))[1]
-        if tries >= _MAX_TRIES or not isinstance(kept[0].run, Module):
+        variant, module = kept[0], kept[0].run
+        tries = self._tries.get(id(variant), (variant, 0))[1]
+        if tries >= _MAX_TRIES or not isinstance(module, Module):
             return
-        self._tries[id(kept[0])] = (kept[0], tries + 1)
-        facts = entry_facts(kept[0], args)
-        entry = None if facts is None else make_entry(facts, kept[0].run, args)
-        if facts is not None and entry is not None:
-            self.ways = (Way(entry, kept[0], facts.finish, binding.miss()), *self.ways)
+        self._tries[id(variant)] = (variant, tries + 1)
+        facts = entry_facts(variant, args)
+        if facts is not None and (way := self._way(variant, module, facts, args)) is not None:
+            self.ways = (way, *self.ways)
+
+    def _way(
+        self, variant: Variant, module: Module, facts: EntryFacts, args: tuple[torch.Tensor, ...]
+    ) -> Way | None:
+        if self._may_leave and isinstance(module, CompiledModule) and not module.has_kernels:
+            entry, finish = make_entry(facts, module, _noted(module, self._captured.fn)), None
+        else:
+            entry, finish = make_entry(facts, module, _program(module, facts, args)), facts.finish
+        return None if entry is None else Way(entry, variant, finish, binding.miss())
 
 
-def make_entry(facts: EntryFacts, module: Module, args: tuple[torch.Tensor, ...]) -> Any | None:
+def make_entry(facts: EntryFacts, module: Module, program: Callable[..., Any] | None) -> Any | None:
     """Return a callable of the arguments; None where the binding can't check all facts.
 
     It returns the binding's `MISS` where it is not sure that the facts hold; that they do not is
     never said. It is made in the modes in which it is to be called.
+
+    Args:
+        facts: What has to hold.
+        module: The module of which it is.
+        program: What is called when all facts hold, if there is such.
     """
-    native, program = binding.loaded(), _program(module, facts, args)
+    native = binding.loaded()
     if native is None or program is None or len(facts.arguments) > _MAX_ARGUMENTS:
         return None
-    is_native = isinstance(module, CompiledModule)
+    is_native = isinstance(program, native.Program)
     specs = [None if is_native else spec_of(guard.type) for guard in facts.arguments]
     if any(not isinstance(t, torch.Tensor) or t.device.type != "cpu" for t in facts.outside):
         return None
@@ -130,10 +147,20 @@ def make_entry(facts: EntryFacts, module: Module, args: tuple[torch.Tensor, ...]
     )
 
 
+def _noted(module: CompiledModule, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the program itself; its module counts the calls that eager runs."""
+
+    def run(*args: Any) -> Any:
+        module.note_eager_call()
+        return fn(*args)
+
+    return run
+
+
 def _program(
     module: Module, facts: EntryFacts, args: tuple[torch.Tensor, ...]
 ) -> Callable[..., Any] | None:
-    """Return what is called when all facts hold; None where it is not for such arguments."""
+    """Return what a module runs when all facts hold; None where it is not for such arguments."""
     types = [guard.type for guard in facts.arguments]
     if not isinstance(module, CompiledModule):
         return module.way_for(args) if all(map(is_plain, types)) else None

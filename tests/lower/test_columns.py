@@ -1,0 +1,63 @@
+"""Kernels down columns: tiles of every width, several passes, NaNs, few and many threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+import fxkit
+from fxkit.lower import to_cpp
+
+# Less than a tile, a tile, one more and one less, and tiles of each of the larger widths.
+WIDTHS = (8, 63, 64, 65, 130, 1023, 1030, 2048, 2100)
+
+PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(0),
+    "mean of products": lambda x: (x * x).mean(0),
+    "product": lambda x: x.prod(0),
+    "extremes": lambda x: x.amax(0) - x.amin(0),
+    "variance": lambda x: x.var(0),
+    "softmax": lambda x: x.softmax(0),
+    "running sum": lambda x: x.cumsum(0),
+    "centred": lambda x: x - x.mean(0),
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_columns_are_as_near_to_float64_as_eagers(width: int) -> None:
+    def program(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(fn(x) for fn, x in zip(PROGRAMS.values(), inputs, strict=True))
+
+    inputs = tuple(torch.randn(70, width) for _ in PROGRAMS)
+    module = to_cpp(fxkit.capture(program, inputs).graph_module, inputs)
+    assert all(region.kernel for region in module.regions)
+    exact = program(*(x.double() for x in inputs))
+    for ours, eager, true in zip(module(*inputs), program(*inputs), exact, strict=True):
+        worst = float((eager.double() - true).abs().max())
+        assert torch.allclose(ours.double(), true, rtol=1e-6, atol=2 * worst)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_an_extreme_of_a_column_with_a_nan_is_a_nan(dtype: torch.dtype) -> None:
+    x = torch.randn(50, 300).to(dtype)
+    x[7, 3], x[0, 64], x[49, 299], x[5, 100], x[6, 101] = (math.nan,) * 3 + (math.inf, -math.inf)
+    x[:, 150] = -math.inf
+    for program in (lambda x: x.amax(0), lambda x: x.amin(0), lambda x: torch.aminmax(x, dim=0)):
+        module = to_cpp(fx.symbolic_trace(program), (x,))
+        torch.testing.assert_close(module(x), program(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_column_over_itself_is_computed_once() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        y.copy_(x.sum(0) + y)
+        return y
+
+    x, y = torch.randn(20, 1030), torch.randn(1030)
+    module = to_cpp(fx.symbolic_trace(program), (x, y))
+    ours, eagers = y.clone(), y.clone()
+    torch.testing.assert_close(module(x, ours), program(x, eagers))
+    torch.testing.assert_close(ours, eagers)

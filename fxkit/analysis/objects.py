@@ -27,6 +27,7 @@ from fxkit.analysis.effects import Effects, effects_of
 from fxkit.analysis.moves import Moves, Verdict
 from fxkit.errors import FxkitError, InvalidGraphError
 from fxkit.ir import provenance
+from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.op import operator_name, resolve
 from fxkit.ir.printer import format_graph, format_node
 from fxkit.ir.types import TensorType, type_of
@@ -395,7 +396,11 @@ def graph(gm: fx.GraphModule) -> Graph:
         >>> gm = fxkit.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
         >>> fxkit.graph(gm).find(torch.relu)
         [%_1 = aten.relu(%_0)]
+
+    Raises:
+        UnsupportedError: When it is no `GraphModule`.
     """
+    check_graph_module(gm)
     cached = gm.graph.__dict__.get(_CACHE)
     if cached is not None and cached.graph_module is gm and cached.is_current():
         return cached

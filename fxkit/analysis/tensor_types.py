@@ -31,6 +31,7 @@ from fxkit.analysis.type_inference.type_observations import Observations, is_for
 from fxkit.analysis.type_inference.type_records import NeedsLive, Record
 from fxkit.errors import FxkitError
 from fxkit.ir.attributes import find_attribute
+from fxkit.ir.given_graphs import check_graph_module, check_inputs
 from fxkit.ir.journal import Change
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import KEY, TensorType, set_type, type_of, type_of_value
@@ -86,6 +87,7 @@ class TypeAnalysis:
 
     Raises:
         InvalidGraphError: When a node can't take its operands, naming node, source line and types.
+        UnsupportedError: When `gm` is no `GraphModule`, or `args` no inputs of it.
 
     Example:
         >>> import torch, fxkit
@@ -110,6 +112,8 @@ class TypeAnalysis:
         *,
         dynamic_shapes: Any = None,
     ) -> None:
+        check_graph_module(gm)
+        check_inputs(gm, args, kwargs)
         self._gm = gm
         self._args, self._kwargs = tuple(args), dict(kwargs or {})
         self._dynamic_shapes = dynamic_shapes

@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
+from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.journal import snapshot
 from fxkit.ir.journalled_graph import JournalledGraph
 from fxkit.ir.printer import format_node, format_source
@@ -391,6 +392,7 @@ def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
 
     Raises:
         InvalidGraphError: When the edited graph breaks an invariant.
+        UnsupportedError: When it is no `GraphModule`.
 
     Example:
         >>> import torch, fxkit
@@ -403,6 +405,7 @@ def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
         rewire    return %tanh
         erase     %_0 = aten.relu(%input_1)
     """
+    check_graph_module(gm)
     session = EditSession(gm, by)
     try:
         yield session

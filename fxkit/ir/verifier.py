@@ -9,6 +9,7 @@ from torch import fx
 
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.attributes import ABSENT, find_attribute
+from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.printer import format_node, format_source
 
 _OPS = frozenset(
@@ -32,7 +33,9 @@ def verify(gm: fx.GraphModule, only: Collection[fx.Node] | None = None) -> None:
 
     Raises:
         InvalidGraphError: On the first invariant that does not hold, with the node and its source.
+        UnsupportedError: When it is no `GraphModule`.
     """
+    check_graph_module(gm)
     for node, message, hint in _faults(gm) if only is None else _faults_of_some(gm, only):
         raise InvalidGraphError(
             message,

@@ -21,6 +21,7 @@ from fxkit.analysis.tensor_types import infer_type
 from fxkit.collector import paused_collector
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
+from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.op import Attribute, operator_of, operator_of_overload
 from fxkit.ir.session import EditSession, edit
 from fxkit.ir.types import KEY as TYPE_KEY
@@ -28,7 +29,7 @@ from fxkit.patterns.language import COMPUTES, computation
 from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern import Pattern, pattern
 from fxkit.patterns.rewrite_report import RewriteReport, Site, Tally
-from fxkit.patterns.rewriting import Rule, objection_of
+from fxkit.patterns.rewriting import Rule, check_rules, objection_of
 from fxkit.patterns.safety import Safety
 from fxkit.patterns.straight import find_match
 from fxkit.patterns.worklist import Worklist
@@ -49,6 +50,7 @@ def find(
 
     Cost: linear in the nodes.
     """
+    check_graph_module(gm)
     rule = wanted if isinstance(wanted, Rule) else None
     searched = wanted.pattern if isinstance(wanted, Rule) else pattern(wanted)
     operators = searched.root_operators
@@ -88,8 +90,10 @@ def rewrite(
     Raises:
         RewriteError: When a rule's predicate or replacement raises, or a rule goes on rewriting its
             own result. The graph is then as it was before.
+        PatternError: When something is given that is no rule.
+        UnsupportedError: When `gm` is no `GraphModule`.
     """
-    rules = [rules] if isinstance(rules, Rule) else rules
+    rules = check_rules(rules)
     with paused_collector(), edit(gm) as session:
         return rewrite_in(session, rules, fixpoint=fixpoint, limit=limit)
 
@@ -104,7 +108,7 @@ def rewrite_in(
     """Apply rules inside an edit session that is open already; see `rewrite`."""
     limit = config.current().max_rewrites if limit is None else limit
     with paused_collector():
-        return _Run(session, list(rules), fixpoint, limit).report()
+        return _Run(session, check_rules(rules), fixpoint, limit).report()
 
 
 class _Run:

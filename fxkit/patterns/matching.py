@@ -17,6 +17,7 @@ from fxkit.ir.attributes import type_of_operand
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_node, format_source, format_value
 from fxkit.ir.types import TensorType, type_of
+from fxkit.patterns.axes import same_axes
 from fxkit.patterns.pattern import (
     AnyOf,
     Capture,
@@ -214,7 +215,7 @@ class _Search:
         has_same_form = call.arguments.keys() == wanted.arguments.keys()
         for order in self._orders(wanted):
             pairs = [
-                (wanted.arguments[key], call.arguments.get(order.get(key, key)))
+                _same_spelling(wanted, key, call.arguments.get(order.get(key, key)), node)
                 for key in wanted.arguments
             ]
             if has_same_form and self._all(pairs, 0, wanted, node, rest):
@@ -226,6 +227,8 @@ class _Search:
         return False
 
     def _orders(self, wanted: Operation) -> list[dict[str, str]]:
+        if wanted.swaps is not None:
+            return [{}, {"dim0": "dim1", "dim1": "dim0"}]
         if self.commute and wanted.is_commutative:
             return [{}, {"self": "other", "other": "self"}]
         return [{}]
@@ -398,6 +401,18 @@ class _Search:
         if self.miss is None or matched > self.miss.matched:
             self.miss = Miss(self.pattern, self.root, matched, expected, got, node, wanted.source)
         return False
+
+
+def _same_spelling(wanted: Operation, key: str, value: Any, node: fx.Node) -> tuple[Any, Any]:
+    """Return what an argument has to be, and what it is: axes in the pattern's own spelling."""
+    argument = wanted.arguments[key]
+    axes: Any = None
+    if isinstance(argument, Constant):
+        axes = argument.value
+    elif isinstance(argument, (list, tuple)) and all(isinstance(a, Constant) for a in argument):
+        axes = [a.value for a in argument]
+    is_same = axes is not None and axes != value and same_axes(key, axes, value, node)
+    return argument, axes if is_same else value
 
 
 def is_same_binding(bound: Any, value: Any) -> bool:

@@ -82,6 +82,17 @@ class Operation:
         scale = self.arguments.get("alpha")
         return scale is None or (isinstance(scale, Constant) and scale.value == 1)
 
+    @functools.cached_property
+    def swaps(self) -> tuple[int, int] | None:
+        """The two axes that change places, where the operation does that and names them."""
+        if self.operator != "aten.transpose":
+            return None
+        one, other = self.arguments.get("dim0"), self.arguments.get("dim1")
+        if not isinstance(one, Constant) or not isinstance(other, Constant):
+            return None
+        are_known = type(one.value) is int and type(other.value) is int
+        return (one.value, other.value) if are_known else None
+
     def __repr__(self) -> str:
         return f"{self.operator}({', '.join(self.arguments)})"
 
@@ -226,7 +237,7 @@ def trace_template(function: Callable[..., Any]) -> fx.Graph:
     from fxkit.errors import CaptureError
     from fxkit.tracing.symbolic import trace_function
 
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in _signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise PatternError(
                 f"expected named parameters, got *{parameter.name}",
@@ -241,6 +252,32 @@ def trace_template(function: Callable[..., Any]) -> fx.Graph:
             f"{error.message}",
             source=error.source or _where(function),
             hint="compute with tensor operations only; conditions belong into where=",
+        ) from error
+
+
+def _signature(function: Any) -> inspect.Signature:
+    """Return the parameters of a function.
+
+    Raises:
+        PatternError: When it is none, or does not tell them, as torch's own functions do not.
+    """
+    shown = getattr(function, "__name__", type(function).__name__)
+    if isinstance(function, torch.nn.Module):
+        raise PatternError(
+            f"expected a function, got the module {type(function).__name__}",
+            hint="write lambda x: torch.relu(x) for nn.ReLU(): it matches modules too; "
+            "fxkit.patterns.importers makes rules of pairs of modules",
+        )
+    if not callable(function):
+        raise PatternError(
+            f"expected a function, got {function!r}", hint="write a function of the operands"
+        )
+    try:
+        return inspect.signature(function)
+    except ValueError as error:
+        raise PatternError(
+            f"expected a function with named parameters, got the builtin {shown}",
+            hint=f"write lambda x: torch.{shown}(x), or fxkit.graph(gm).find(torch.{shown})",
         ) from error
 
 

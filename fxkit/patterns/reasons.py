@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxkit.errors import FxkitError
+from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_node, format_source
 from fxkit.patterns.engine import refusal
 from fxkit.patterns.matching import Miss, match_at
-from fxkit.patterns.rewriting import Rule
+from fxkit.patterns.rewriting import Rule, check_rules
 from fxkit.patterns.safety import Safety
 
 
@@ -53,10 +54,12 @@ def explain(gm: fx.GraphModule, rule: Rule, at: str | None = None) -> Explanatio
         The explanation; where several nodes could be meant, of the one where most matched.
 
     Raises:
-        FxkitError: When the graph has no node of that name.
+        FxkitError: When the graph has no node of that name, or it is no graph or no rule.
 
     Cost: linear in the nodes.
     """
+    check_graph_module(gm)
+    rule = check_rules(rule)[0]
     if at is not None:
         node = next((n for n in gm.graph.nodes if n.name == at), None)
         if node is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -213,6 +213,36 @@ def rule(
     return _from_two(before, after, name, options)
 
 
+def _demands(condition: Mapping[str, Any]) -> Mapping[str, Operand]:
+    for name, demand in condition.items():
+        if not isinstance(demand, Operand):
+            raise PatternError(
+                f"expected an operand for {name!r} in where=, got {type(demand).__name__}",
+                hint="write operand(value=...) for a predicate over a constant, "
+                "or where=lambda match: ... over the whole match",
+            )
+    return condition
+
+
+def check_rules(rules: Any) -> list[Rule]:
+    """Return one rule, or several, as a list.
+
+    Raises:
+        PatternError: When something is no rule.
+    """
+    if isinstance(rules, Rule):
+        return [rules]
+    is_one = isinstance(rules, str) or not isinstance(rules, Iterable)
+    given: list[Any] = [rules] if is_one else list(rules)
+    for candidate in given:
+        if not isinstance(candidate, Rule):
+            raise PatternError(
+                f"expected rules, got {type(candidate).__name__}",
+                hint="make one with fxkit.rule(before, after)",
+            )
+    return given
+
+
 def objection_of(verdict: Any) -> str | None:
     """Return why a predicate refuses, by what it answered, or None when it does not.
 
@@ -227,14 +257,21 @@ def objection_of(verdict: Any) -> str | None:
 
 def _conditions(where: Any) -> tuple[dict[str, Operand], Where | None]:
     """Divide what `where=` was given into demands on captures and one predicate."""
-    given = where if isinstance(where, (list, tuple)) else ([] if where is None else [where])
+    given: Sequence[Any] = (
+        where if isinstance(where, (list, tuple)) else ([] if where is None else [where])
+    )
     operands: dict[str, Operand] = {}
-    predicates: list[Where] = []
+    predicates: list[Any] = []
     for condition in given:
         if isinstance(condition, Mapping):
-            operands.update(condition)
-        else:
+            operands.update(_demands(condition))
+        elif callable(condition):
             predicates.append(condition)
+        else:
+            raise PatternError(
+                f"expected a predicate, or demands on captures, in where=, got {condition!r}",
+                hint="a predicate takes the match; demands are {'x': operand(rank=2)}",
+            )
     if len(predicates) < 2:
         return operands, predicates[0] if predicates else None
 
@@ -247,8 +284,8 @@ def _conditions(where: Any) -> tuple[dict[str, Operand], Where | None]:
 
 def _from_one(function: Callable[..., Any], name: str | None, options: dict[str, Any]) -> Rule:
     operands = options.pop("operands")
-    name = name or function.__name__
-    return _made(name, function, lambda: _sides_of_one(function, name, operands), options)
+    shown: str = name or getattr(function, "__name__", type(function).__name__)
+    return _made(shown, function, lambda: _sides_of_one(function, shown, operands), options)
 
 
 def _sides_of_one(
@@ -323,7 +360,10 @@ def _made(
             )
         return found, template
 
-    file, doc = inspect.getsourcefile(function) or "", inspect.getdoc(function) or ""
+    code = inspect.unwrap(function)
+    is_python = inspect.isfunction(code) or inspect.ismethod(code)
+    file = (inspect.getsourcefile(code) if is_python else None) or ""
+    doc = inspect.getdoc(function) or ""
     if not options["at"]:
         return Rule(name, *checked(), file=file, doc=doc, **options)
     later = object.__new__(Rule)

@@ -16,6 +16,7 @@ from torch import fx
 
 from fxkit.ir.attributes import type_of_operand
 from fxkit.ir.op import resolve
+from fxkit.patterns.axes import same_axes, same_swap
 from fxkit.patterns.matching import Match, is_floating, is_same_binding, match_at
 from fxkit.patterns.pattern import Capture, Constant, Operation, Pattern, is_same_constant
 
@@ -27,7 +28,8 @@ class _Step(NamedTuple):
         kind: `call`: it calls an operator (key) with arguments of these names (value); `load`: an
             argument is the node of another slot (value); `bind`: an argument is what a capture
             (value) stands for; `free`: the same, of a capture without demands that stands nowhere
-            else; `equal`: an argument is a constant (value).
+            else; `equal`: an argument is a constant (value); `swap`: the same two axes (value)
+            change places.
         slot: The slot; there is one for each operation.
         key: The argument's name; for `call` the operator's.
         value: See `kind`.
@@ -84,7 +86,12 @@ def _run(pattern: Pattern, program: _Program, root: fx.Node) -> Match | None:
             if not _may_bind(pattern, root, bindings, wanted, value):
                 return None
             bindings[wanted] = value
-        elif not _is_equal(wanted, value, slots[slot]):
+        elif kind == "swap":
+            if not same_swap(wanted, (value, arguments["dim1"]), slots[slot]):
+                return None
+        elif not _is_equal(wanted, value, slots[slot]) and not same_axes(
+            key, wanted, value, slots[slot]
+        ):
             return None
     if len(slots) == 1:
         nodes: dict[Any, Any] = {operations[0]: root}
@@ -149,7 +156,10 @@ def _emit(
     yield _Step("call", slot, operation.operator, operation.arguments.keys())
     made: list[Operation] = []
     for key, value in operation.arguments.items():
-        if isinstance(value, Capture):
+        if operation.swaps is not None and key in ("dim0", "dim1"):
+            if key == "dim0":
+                yield _Step("swap", slot, key, operation.swaps)
+        elif isinstance(value, Capture):
             is_free = uses[value.name] == 1 and value.name not in pattern.operands
             yield _Step("free" if is_free else "bind", slot, key, value.name)
         elif isinstance(value, Operation):

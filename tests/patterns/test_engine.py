@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fxkit.analysis.tensor_types import propagate_types
-from fxkit.errors import RewriteError
+from fxkit.errors import FxkitError, RewriteError
 from fxkit.ir.printer import format_graph
 from fxkit.ir.provenance import module_path, provenance_of, source_of
 from fxkit.ir.types import TensorType, type_of
@@ -19,6 +20,7 @@ from fxkit.patterns import engine
 from fxkit.patterns.conditions import every
 from fxkit.patterns.engine import find, rewrite
 from fxkit.patterns.matching import Match
+from fxkit.patterns.reasons import explain
 from fxkit.patterns.rewrite_report import RewriteReport
 from fxkit.patterns.rewriting import rule
 from fxkit.testing import assert_equivalent, assert_rewrites
@@ -208,6 +210,32 @@ def test_what_the_replacement_can_not_take_is_left(wanted, program, reason) -> N
     assert [why for _, _, why in report.refusals] == ([] if reason is None else [reason])
     assert report.count == (reason is None)
     torch.testing.assert_close(gm(x, w), program(x, w), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda gm: rewrite(gm, "neg"), "expected rules, got str"),
+        (lambda gm: rewrite(gm, [_NEG, torch.relu]), "expected rules, got builtin"),
+        (lambda gm: rewrite(gm, None), "expected rules, got NoneType"),
+        (lambda gm: rewrite(nn.ReLU(), _NEG), "expected a torch.fx.GraphModule, got ReLU"),
+        (lambda gm: find(nn.ReLU(), _NEG), "expected a torch.fx.GraphModule, got ReLU"),
+        (lambda gm: find(gm, 3), "expected a function, got 3"),
+        (lambda gm: find(gm, torch.relu), "got the builtin relu"),
+        (lambda gm: find(gm, nn.ReLU()), "expected a function, got the module ReLU"),
+        (lambda gm: explain(gm, lambda x: x), "expected rules, got function"),
+        (lambda gm: explain(nn.ReLU(), _NEG), "expected a torch.fx.GraphModule, got ReLU"),
+        (lambda gm: rule(3), "expected a function, got 3"),
+        (lambda gm: rule(lambda x: x.neg(), 3), "expected a function, got 3"),
+        (lambda gm: rule(lambda x: x.neg(), lambda x: x, where=3), "where=, got 3"),
+        (lambda gm: rule(lambda x: x.neg(), lambda x: x, where={"x": lambda x: True}),
+         "expected an operand for 'x'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_graph_and_no_rule_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(FxkitError, match=re.escape(message)) as raised:
+        call(symbolic_trace(lambda x: x.neg()))
+    assert raised.value.hint
 
 
 def test_limit(monkeypatch: pytest.MonkeyPatch) -> None:

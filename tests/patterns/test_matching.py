@@ -138,6 +138,41 @@ def test_bindings_nodes_and_interior() -> None:
     assert found.type("y").shape == (3, 4)
 
 
+_AXES: list[tuple[Any, Any, int]] = [
+    (lambda x: x.softmax(-1), lambda x: (x.softmax(2), F.softmax(x, dim=-1), x.softmax(1)), 2),
+    (lambda x: x.softmax(2), lambda x: (x.softmax(-1), x.softmax(-2)), 1),
+    (lambda x: x.mean((-1, -2)), lambda x: (x.mean((2, 1)), x.mean(2), x.mean((2, 0))), 1),
+    (lambda x: x.unsqueeze(-1), lambda x: (x.unsqueeze(3), x.unsqueeze(2)), 1),
+    (lambda x, y: torch.stack([x, y], -1),
+     lambda x: (torch.stack([x, x], 3), torch.stack([x, x], 2)), 1),
+    (lambda x, y: torch.cat([x, y], -1),
+     lambda x: (torch.cat([x, x], 2), torch.cat([x, x], 1)), 1),
+    (lambda x: x.flatten(1), lambda x: (x.flatten(-2), x.flatten(1, 2), x.flatten(0, 1)), 2),
+    (lambda x: x.transpose(-2, -1),
+     lambda x: (x.transpose(2, 1), x.mT, x.transpose(-1, 1), x.transpose(0, 1)), 3),
+    (lambda x: x.transpose(0, 1), lambda x: (x.transpose(1, 0), x.swapaxes(-2, 0), x.mT), 2),
+    (lambda x: torch.relu(x).transpose(-2, -1) @ x,
+     lambda x: x.relu().transpose(2, 1) @ x + x.relu().transpose(2, 1) @ x.relu(), 1),
+    (lambda x: x.permute(0, -1, 1), lambda x: (x.permute(0, 2, 1), x.permute(0, 1, 2)), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(_AXES)))
+def test_axes_count_from_either_end(number: int) -> None:
+    wanted, program, count = _AXES[number]
+    gm = _typed(program, torch.randn(2, 3, 3))
+    assert len(find(gm, wanted)) == count
+    calls = [n for n in gm.graph.nodes if n.op.startswith("call")]
+    searched = [match_at(pattern(wanted), node) for node in calls]
+    assert sum(isinstance(one, Match) for one in searched) == count
+
+
+def test_axes_of_an_unknown_rank_are_those_that_are_written() -> None:
+    gm = symbolic_trace(lambda x: (x.softmax(-1), x.softmax(1), x.transpose(-1, -2)))
+    assert len(find(gm, lambda x: x.softmax(-1))) == 1
+    assert len(find(gm, lambda x: x.transpose(-2, -1))) == 1
+
+
 def test_several_results() -> None:
     gm = symbolic_trace(lambda x, y: torch.sin(x) + torch.cos(y) + torch.cos(x))
     (found,) = find(gm, lambda v: (torch.sin(v), torch.cos(v)))

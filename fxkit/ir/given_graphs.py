@@ -1,0 +1,62 @@
+"""What a caller gives where a graph, or the inputs of one, are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.graph import _PyTreeCodeGen
+
+from fxkit.errors import UnsupportedError
+
+
+def check_graph_module(gm: Any) -> None:
+    """Refuse what is no `torch.fx.GraphModule`.
+
+    Raises:
+        UnsupportedError: When it is something else, with how to get the graph of that.
+    """
+    if isinstance(gm, fx.GraphModule):
+        return
+    held = isinstance(getattr(gm, "graph_module", None), fx.GraphModule)
+    raise UnsupportedError(
+        f"expected a torch.fx.GraphModule, got {type(gm).__name__}",
+        hint="pass its .graph_module"
+        if held
+        else "make one with fxkit.capture(fn, args).graph_module or fxkit.symbolic_trace(module)",
+    )
+
+
+def check_inputs(gm: fx.GraphModule, args: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+    """Refuse inputs that are no tuple, or that a graph has no place for.
+
+    Args:
+        gm: The module.
+        args: Inputs by position.
+        kwargs: Inputs by name.
+
+    Raises:
+        UnsupportedError: When there are too many, or they are of another kind.
+    """
+    if not isinstance(args, (tuple, list)):
+        raise UnsupportedError(
+            f"expected a tuple of inputs, got {type(args).__name__}",
+            hint="write (x,) for a single input" if isinstance(args, torch.Tensor) else None,
+        )
+    names = [str(node.target) for node in gm.graph.nodes if node.op == "placeholder"]
+    if isinstance(gm.graph._codegen, _PyTreeCodeGen) or any(n.startswith("*") for n in names):
+        return
+    shown = ", ".join(names) or "none"
+    if len(args) > len(names):
+        raise UnsupportedError(
+            f"expected at most {len(names)} inputs, got {len(args)}",
+            hint=f"the graph's inputs are {shown}",
+        )
+    unknown = [name for name in kwargs or {} if name not in names[len(args) :]]
+    if unknown:
+        raise UnsupportedError(
+            f"expected inputs among {shown}, each once, got {', '.join(unknown)} by name",
+            hint="leave it out",
+        )

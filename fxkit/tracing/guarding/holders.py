@@ -359,6 +359,20 @@ class ContextHolder(Holder):
 
 
 @dataclass(slots=True, eq=False)
+class WeakHolder(Holder):
+    """Whether what a weak reference refers to is alive; it is not kept alive for that."""
+
+    def read(self) -> dict[Any, Any]:
+        return {None: self.value() is not None}
+
+    def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        """Do nothing: it dies again by itself."""
+
+    def name_of(self, key: Any) -> str:
+        return f"{self.path}()"
+
+
+@dataclass(slots=True, eq=False)
 class ArrayHolder(Holder):
     """The numbers in a NumPy array."""
 

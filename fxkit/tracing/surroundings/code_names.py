@@ -18,7 +18,9 @@ _SHIFTS = {
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM", "LOAD_NAME")
 _STORES = ("STORE_ATTR", "DELETE_ATTR")
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
-_REFLECTIVE = frozenset({"vars", "dir", "__dict__", "attrgetter", "asdict", "__getattribute__"})
+_REFLECTIVE = frozenset(
+    {"vars", "dir", "__dict__", "attrgetter", "methodcaller", "asdict", "__getattribute__"}
+)
 _BY_NAME = frozenset({"getattr", "hasattr"})
 _TAKES_VALUES = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR"})
 _FLAGGED = ("LOAD_GLOBAL", "LOAD_ATTR") if sys.version_info >= (3, 12) else ("LOAD_GLOBAL",)

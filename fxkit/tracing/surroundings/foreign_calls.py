@@ -43,8 +43,13 @@ FILES_OF_TORCH = ("torch.serialization", "torch.hub", "torch.storage", "torch.ut
 _OWN_MODULES = ("importlib", "_frozen_importlib", "linecache")
 _DENIED_OF_NUMPY = frozenset({"fromfile", "get_state", "bit_generator"})
 _DENIED_OF_TORCH = frozenset(
-    "initial_seed seed get_num_threads get_num_interop_threads _get_num_threads".split()
+    """
+    initial_seed seed get_num_threads get_num_interop_threads _get_num_threads set_num_threads
+    _get_float32_matmul_precision _set_float32_matmul_precision set_flush_denormal
+    _set_deterministic_algorithms set_anomaly_enabled
+    """.split()
 )
+_FLAGS_OF_TORCH = re.compile(r"_[gs]et_(sdp|cudnn|mkldnn|cublas|overrideable|onednn)_\w+")
 _DENIED_BUILTINS = frozenset(
     "input open exec eval compile __import__ globals locals breakpoint id hash".split()
 )
@@ -70,7 +75,7 @@ _LOCKS = ("lock", "RLock")
 
 @functools.lru_cache(maxsize=8192)
 def _is_known_method(kind: type, name: str) -> bool:
-    if kind.__module__ == "torch._C" and name in _DENIED_OF_TORCH:
+    if kind.__module__ == "torch._C" and _is_setting(name):
         return False
     for base in kind.__mro__:
         if name in base.__dict__ and not isinstance(base.__dict__[name], types.FunctionType):
@@ -86,7 +91,7 @@ def _is_known_function(module: str, name: str) -> bool:
         return name not in _DENIED_BUILTINS
     if module in _MODULES or f"{module}.{name}" in _IN_MODULES:
         return True
-    if name in _DENIED_OF_NUMPY | _DENIED_OF_TORCH:
+    if name in _DENIED_OF_NUMPY or _is_setting(name):
         return False
     return is_trusted(module) and not module.startswith("builtins")
 
@@ -101,21 +106,27 @@ def has_effects(function: Any, caller: str | None) -> bool:
     if caller is not None and caller.startswith(_OWN_MODULES):
         return False
     if caller is not None and caller.startswith("torch.") and not caller.startswith(FILES_OF_TORCH):
-        return getattr(function, "__name__", "") in _DENIED_OF_TORCH
+        return _is_setting(getattr(function, "__name__", ""))
     owner = getattr(function, "__self__", None)
     name = function.__name__
     if owner is None or isinstance(owner, types.ModuleType):
         module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
         if module.startswith("torch"):
-            return name in _DENIED_OF_TORCH
+            return _is_setting(name)
         return module in _EFFECTFUL and f"{module}.{name}" not in _IN_MODULES
     return _reaches_out(owner if isinstance(owner, type) else type(owner), name)
 
 
 @functools.lru_cache(maxsize=8192)
+def _is_setting(name: str) -> bool:
+    """Tell whether a function of torch reads or writes a setting that no guard compares."""
+    return name in _DENIED_OF_TORCH or _FLAGS_OF_TORCH.fullmatch(name) is not None
+
+
+@functools.lru_cache(maxsize=8192)
 def _reaches_out(kind: type, name: str) -> bool:
     if kind.__module__ == "torch._C":
-        return name in _DENIED_OF_TORCH
+        return _is_setting(name)
     base = next((base for base in kind.__mro__ if name in base.__dict__), kind)
     if base.__module__ in ("datetime", "_datetime"):
         return name in _CLOCKS

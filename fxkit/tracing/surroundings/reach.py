@@ -14,6 +14,7 @@ import gc
 import sys
 import threading
 import types
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
@@ -32,7 +33,7 @@ from fxkit.tracing.surroundings.strangers import (
     is_hidden,
     is_stranger,
 )
-from fxkit.tracing.surroundings.trust import is_standard, is_trusted, is_trusted_class
+from fxkit.tracing.surroundings.trust import is_trusted, is_trusted_class
 from fxkit.tracing.values.outside import Place
 from fxkit.tracing.values.refusals import Refusal
 
@@ -80,6 +81,7 @@ class Reach:
         self.kept: dict[int, Any] = {}
         self._contexts: dict[int, Any] = {}
         self._todo: deque[Visit] = deque()
+        self._python_modules: list[tuple[types.ModuleType, str]] = []
 
     @classmethod
     def of(
@@ -91,8 +93,7 @@ class Reach:
         """Walk from a callable, from the modules among its arguments, and from other objects."""
         reach = cls()
         reach._todo.append((fn, "" if isinstance(fn, torch.nn.Module) else kinds.root_name(fn)))
-        reach._todo.extend((module, path) for path, module in modules)
-        reach._todo.extend((value, path) for value, path in more)
+        reach._todo.extend([*((module, path) for path, module in modules), *more])
         reach._walk()
         return reach
 
@@ -111,7 +112,7 @@ class Reach:
         self._nested |= names.codes - {code}
         self._add_names(names.attributes)
         if names.is_reflective:
-            self._add_names(names.strings)
+            self._add_names(part for text in names.strings for part in text.split("."))
             self._read_all()
         for fn in self._functions[code]:
             self._inside(fn)
@@ -156,13 +157,10 @@ class Reach:
             kind = first if isinstance(first, type) else type(first)
             candidates += [vars(base).get(code.co_name) for base in kind.__mro__]
             self._todo.append((kind, kind.__name__))
-        for found in candidates:
-            parts = [found, *(getattr(found, name, None) for name in ("__func__", "fget"))]
-            for part in parts:
-                if isinstance(part, types.FunctionType) and part.__code__ is code:
-                    self._functions[code].append(part)
-                    return True
-        return False
+        found = kinds.function_with(code, candidates)
+        if found:
+            self._functions[code] += found
+        return bool(found)
 
     def _walk(self) -> None:
         try:
@@ -204,6 +202,7 @@ class Reach:
         elif isinstance(value, (tuple, frozenset)):
             for index, item in enumerate(value):
                 self._child(value, index, item, f"{path}[{index}]")
+            self._visit_attributes(value, kind, path)
         elif isinstance(value, type):
             self._visit_class(value, path)
         elif not self._visit_wrapper(value, path):
@@ -241,8 +240,12 @@ class Reach:
             self._hold(h.ArrayHolder(value, path))
             parts = []
         elif isinstance(value, types.ModuleType):
-            self._visit_python_module(value, path)
+            self._python_modules.append((value, path))
+            self._python_module_names(value, self.names, path)
             parts = []
+        elif isinstance(value, weakref.ref):
+            self.holders.append(h.WeakHolder(value, path))
+            parts = [] if isinstance(value(), torch.Tensor) else [value()]
         else:
             return False
         self._todo.extend((part, path) for part in parts if part is not None)
@@ -250,13 +253,14 @@ class Reach:
 
     def _visit_memo(self, memo: Any, path: str) -> None:
         self.holders.append(h.MemoHolder(memo, path))
-        results = gc.get_referents(memo)
-        results += [item for part in results if type(part) is dict for item in part.values()]
-        for result in results:
-            if isinstance(result, (torch.Tensor, tuple, list)):
-                self._child((result,), 0, result, f"{path}_result")
+        for result in kinds.results_of(memo):
+            self._child((result,), 0, result, f"{path}_result")
 
     def _visit_module(self, module: torch.nn.Module, path: str) -> None:
+        if not self.found:
+            full, empty = kinds.global_hooks()
+            self._todo.extend(full)
+            self.empties.extend(empty)
         self.modules[id(module)] = path
         self.found.append((path, module))
         dot = f"{path}." if path else ""
@@ -357,11 +361,9 @@ class Reach:
             else:
                 self._child(attributes, name, value, f"{path}.{name}")
 
-    def _visit_python_module(self, module: Any, path: str) -> None:
-        if not is_trusted(module.__name__):
-            self._python_module_names(module, set(self.names), path)
-
     def _visit_class(self, kind: type, path: str) -> None:
+        if not is_trusted_class(type(kind)):
+            self._todo.append((type(kind), type(kind).__qualname__))
         for base in kind.__mro__:
             if is_trusted_class(base) or (base is not kind and id(base) in self.kept):
                 continue
@@ -409,7 +411,7 @@ class Reach:
             return
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
-            self._namespace(attributes, path, self._attribute_names(kind), is_standard(kind))
+            self._namespace(attributes, path, self._attribute_names(kind), kinds.is_sealed(kind))
         slots = kinds.slot_names(kind)
         if slots:
             holder = h.SlotsHolder(value, path, names=slots)
@@ -473,9 +475,8 @@ class Reach:
 
     def _attribute_names(self, kind: type) -> set[str] | None:
         """Return the attributes of instances that may be read; None for all."""
-        bases = kind.__mro__[:-1]
-        others = [base for base in bases if is_trusted_class(base)]
-        if is_standard(kind):
+        others = [base for base in kind.__mro__[:-1] if is_trusted_class(base)]
+        if kinds.is_read_by_name(kind):
             return self.names
         if self._reads_all or any(base is not torch.nn.Module for base in others):
             return None
@@ -486,6 +487,8 @@ class Reach:
             if name not in self.names:
                 self.names.add(name)
                 self._todo.extend(self._waiting.pop(name, ()))
+                for module, path in self._python_modules:
+                    self._python_module_names(module, (name,), path)
 
     def _read_all(self) -> None:
         if not self._reads_all:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fxkit.tracing.guarding import holders as h
-from fxkit.tracing.surroundings.trust import is_trusted_class
+from fxkit.tracing.surroundings.trust import is_standard, is_trusted_class
 
 LIMIT = 50_000
 OPAQUE = "_fxkit_opaque"
@@ -42,6 +42,36 @@ LRU = type(functools.lru_cache(maxsize=1)(lambda: None))
 
 def can_widen(holder: h.NamespaceHolder) -> bool:
     return holder.copied and not holder.assign and not holder.is_sealed
+
+
+def is_read_by_name(kind: type) -> bool:
+    """Tell whether only code that is looked at reads the attributes of a standard class.
+
+    The code of `collections.UserDict` is not looked at, and reads them all.
+    """
+    return kind is types.SimpleNamespace or (is_standard(kind) and not is_trusted_class(kind))
+
+
+def is_sealed(kind: type) -> bool:
+    """Tell whether attributes of a standard class are the business of that class alone."""
+    return is_standard(kind) and kind is not types.SimpleNamespace
+
+
+def global_hooks() -> tuple[list[tuple[Any, str]], list[tuple[str, Any]]]:
+    """Return the tables of the hooks that torch runs for all modules, the empty ones apart."""
+    home = torch.nn.modules.module
+    names = [name for name in vars(home) if name.startswith("_global_") and "hook" in name]
+    tables = [(f"torch.nn.modules.module.{name}", vars(home)[name]) for name in names]
+    tables = [(path, table) for path, table in tables if isinstance(table, dict)]
+    full = [(table, path) for path, table in tables if table]
+    return full, [(path, table) for path, table in tables if not table]
+
+
+def results_of(memo: Any) -> list[Any]:
+    """Return what a memoised function keeps and may hold tensors."""
+    results = gc.get_referents(memo)
+    results += [item for part in results if type(part) is dict for item in part.values()]
+    return [result for result in results if isinstance(result, (torch.Tensor, tuple, list))]
 
 
 def keeps_to_itself(kind: type) -> bool:
@@ -78,6 +108,15 @@ def slot_names(kind: type) -> tuple[str, ...]:
     if is_trusted_class(kind):
         return ()
     return slot_names(kind)
+
+
+def function_with(code: types.CodeType, candidates: Iterable[Any]) -> list[types.FunctionType]:
+    """Return a function with some code, if there is one among functions, methods, properties."""
+    for found in candidates:
+        for part in (found, *(getattr(found, name, None) for name in ("__func__", "fget"))):
+            if isinstance(part, types.FunctionType) and part.__code__ is code:
+                return [part]
+    return []
 
 
 def functions_of(codes: Iterable[types.CodeType]) -> list[types.FunctionType]:

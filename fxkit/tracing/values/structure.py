@@ -210,12 +210,16 @@ def _registered_content(value: Any, node: pytree.NodeDef) -> Content:
         steps = [f"[{key!r}]" for key in value]
     else:
         steps = _indices(len(values))
-    return Content(
-        (len(values), _comparable(context)),
-        list(values),
-        steps,
-        build=lambda new: node.unflatten_fn(new, context),
-    )
+    keys = tuple(value) if isinstance(value, dict) else ()
+
+    def build(new: list[Any]) -> Any:
+        built = node.unflatten_fn(new, context)
+        if keys and tuple(built) != keys and set(built) == set(keys):
+            for key in keys:  # made of its keys in the order of its fields
+                built.move_to_end(key)
+        return built
+
+    return Content((len(values), _comparable(context)), list(values), steps, build=build)
 
 
 def _comparable(context: Any) -> Any:

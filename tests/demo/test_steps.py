@@ -53,7 +53,8 @@ def test_nodes_tree_passes_and_profile_are_shown(printed: tuple[str, Path]) -> N
 def test_at_least_95_percent_of_the_candidates_are_fused(printed: tuple[str, Path]) -> None:
     share = number(r"pointwise and normalising nodes \(([\d.]+) %\) run fused", printed[0])
     assert share >= 95
-    assert re.search(r"^left to ATen +such as +because", printed[0], re.MULTILINE)
+    is_told = re.search(r"^left to ATen +such as +because", printed[0], re.MULTILINE)
+    assert share == 100 or is_told
 
 
 def test_the_error_is_at_most_twice_that_of_eager(printed: tuple[str, Path]) -> None:

@@ -86,3 +86,12 @@ def test_a_view_stands_in_where_python_does(monkeypatch: pytest.MonkeyPatch) -> 
     inputs = [(node, 0) for node in module._plan.graph.nodes if node.op == "placeholder"]
     piece = Piece(module.graph_module, kernels, inputs, [(kernels[-1], 0)], views)
     torch.testing.assert_close(piece(module.graph_module, [X]), (fn(X),))
+
+
+def test_what_moves_to_the_device_that_it_is_on_is_read_as_it_is() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.to("cpu").mT.to(torch.device("cpu"), torch.float32).exp()
+
+    module = to_cpp(fx.symbolic_trace(fn), (X,))
+    assert any(region.kernel for region in module.regions)
+    torch.testing.assert_close(module(X), fn(X))

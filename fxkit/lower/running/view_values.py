@@ -47,7 +47,10 @@ def _source(node: fx.Node) -> fx.Node | None:
     if source.op == "get_attr" or not _is_strided(known) or not _is_strided(result):
         return None
     base = torch.empty_strided(known.shape, known.stride, dtype=known.dtype, device="meta")
-    view = _applied(node, source, base)
+    try:
+        view = _applied(node, source, base)
+    except NotImplementedError:  # moves to a device, on which it is already
+        return None
     if not isinstance(view, torch.Tensor) or (view is not base and view._base is not base):
         return None
     is_same = (view.shape, view.stride(), view.dtype) == (result.shape, result.stride, result.dtype)

@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxkit.analysis.effects import effects_of
-from fxkit.analysis.operation_counts import count
+from fxkit.analysis.operation_counts import MOVES, count
 from fxkit.analysis.tensor_types import fake_mode
 from fxkit.ir.attributes import type_of_operand
 from fxkit.ir.op import Call, resolve
@@ -57,6 +57,8 @@ def cost_of(node: fx.Node) -> Cost:
         return FREE
     if not _is_sized(node, call):
         return Cost(None, None)
+    if call.name in _INDEXING:
+        return Cost(0, _indexed_bytes(node, call))
     return Cost(_flops(node, call), _bytes(node, call))
 
 
@@ -106,7 +108,7 @@ def _by_formula(node: fx.Node, call: Call) -> int:
 
 def _is_free(node: fx.Node, call: Call) -> bool:
     if call.name.startswith("python."):
-        return True
+        return not _moves_elements(node, call)
     known = type_of(node)
     if known is not None and not any(True for _ in _types_in(known)):
         return not call.operator.is_opaque
@@ -114,11 +116,66 @@ def _is_free(node: fx.Node, call: Call) -> bool:
     return bool(effects.aliases) and effects.is_pure and _is_view(node, call)
 
 
-def _is_view(node: fx.Node, call: Call) -> bool:
-    """Tell whether the result is a view for sure: declared so, of the same dtype and element count.
+_INDEXING = frozenset({"python.getitem", "python.setitem"})
 
-    `reshape`, `contiguous` and `to` declare an alias and copy when they must.
-    """
+
+def _moves_elements(node: fx.Node, call: Call) -> bool:
+    """Tell whether Python's brackets copy: they write, or read at positions that tensors tell."""
+    if call.name not in _INDEXING or not isinstance(_type_at(node, 0), TensorType):
+        return False
+    return call.name == "python.setitem" or any(_index_types(node))
+
+
+def _type_at(node: fx.Node, position: int) -> Any:
+    return type_of_operand(node.args[position], node.graph) if len(node.args) > position else None
+
+
+def _index_types(node: fx.Node) -> list[TensorType]:
+    index = node.args[1] if len(node.args) > 1 else None
+    return list(_types_in([type_of_operand(v, node.graph) for v in _leaves([index])]))
+
+
+def _indexed_bytes(node: fx.Node, call: Call) -> int | None:
+    """Return the bytes of the indices, and of each element where it was and where it goes."""
+    indices = sum(known.nbytes for known in _index_types(node))
+    if call.name == "python.getitem":
+        found = type_of(node)
+        return 2 * found.nbytes + indices if isinstance(found, TensorType) else None
+    base, index, value = (_fake(arg, node) for arg in node.args[:3])
+    try:
+        with fake_mode(), torch.no_grad():
+            written = base[tuple(index) if isinstance(index, list) else index]
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+        return None
+    given = value.nbytes if isinstance(value, torch.Tensor) else 0
+    return written.numel() * written.element_size() + given + indices
+
+
+# Operators that declare an alias, and copy when they must.
+_MAY_COPY = frozenset(
+    f"aten.{name}" for name in "reshape reshape_as flatten ravel contiguous to type_as".split()
+)
+
+
+def _copies(call: Call, node: fx.Node, base: TensorType) -> bool:
+    """Tell whether an operator that may copy does, by where its result lies."""
+    if call.name not in _MAY_COPY or base.stride is None or not is_sized(base):
+        return False
+    if base.is_contiguous and call.arguments.get("memory_format") is None:
+        return False
+    overload: Any = call.operator.overload
+    try:
+        with fake_mode(), torch.no_grad():
+            given = {key: _fake(value, node) for key, value in call.arguments.items()}
+            result = overload(**given)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return False
+    operand = given["self"]
+    return result.untyped_storage()._cdata != operand.untyped_storage()._cdata
+
+
+def _is_view(node: fx.Node, call: Call) -> bool:
+    """Tell whether the result is a view for sure: declared so, of the same dtype, and no copy."""
     base = next(iter(node.all_input_nodes), None)
     before, after = (type_of(base) if base is not None else None), type_of(node)
     overload = call.operator.overload
@@ -126,7 +183,7 @@ def _is_view(node: fx.Node, call: Call) -> bool:
         return False
     if not isinstance(before, TensorType) or not isinstance(after, TensorType):
         return True
-    return before.dtype == after.dtype
+    return before.dtype == after.dtype and not _copies(call, node, before)
 
 
 def _bytes(node: fx.Node, call: Call) -> int | None:
@@ -164,12 +221,23 @@ def _flops(node: fx.Node, call: Call) -> int | None:
     if overload is None:
         return _counted_by_target(node)
     result = list(_types_in(type_of(node)))
+    packet = call.name.removeprefix("aten.")
+    if packet in MOVES:
+        return 0
+    if packet.startswith("_foreach_"):
+        return sum(t.numel for t in _types_in(_list_types(call, node)))
     if torch.Tag.pointwise in overload.tags:
         return sum(t.numel for t in result) if result else None
     if torch.Tag.reduction in overload.tags:
         operand = type_of_operand(next(iter(call.arguments.values())), node.graph)
         return operand.numel if isinstance(operand, TensorType) else None
     return _counted(node, call)
+
+
+def _list_types(call: Call, node: fx.Node) -> list[Any]:
+    """Return the types of a call's first operand, which is a list of tensors."""
+    first = next(iter(call.arguments.values()))
+    return [type_of_operand(value, node.graph) for value in _leaves([first])]
 
 
 def _counted(node: fx.Node, call: Call) -> int | None:
@@ -228,11 +296,13 @@ class _OperatorLog(TorchDispatchMode):
 
 def _elements(func: Any, args: Any, result: Any) -> int | None:
     packet = f"aten.{func._schema.name.partition('::')[2]}"
+    if torch.Tag.inplace_view in func.tags:
+        return 0
     if packet == "aten._scaled_dot_product_flash_attention_for_cpu":
         return _attention_flops(*args[:3])
     tensors = [t for t in _leaves([result]) if isinstance(t, torch.Tensor)]
     if tensors:
-        known = count(packet.removeprefix("aten."), args, tensors[0])
+        known = count(packet.removeprefix("aten.").removesuffix("_"), args, tensors[0])
         if known is not None:
             return known
     if torch.Tag.pointwise in func.tags and tensors:

@@ -17,14 +17,15 @@ Count = Callable[[Sequence[Any], torch.Tensor], int]
 
 MOVES = frozenset(
     """
-    clone _to_copy cat copy_ empty zeros ones full arange embedding index index_select gather
-    scatter stack constant_pad_nd slice_scatter select_scatter repeat fill_ alias zeros_like
+    clone _to_copy cat copy empty zeros ones full arange embedding index index_select gather
+    scatter stack constant_pad_nd slice_scatter select_scatter repeat fill alias zeros_like
     ones_like full_like empty_like scalar_tensor roll flip tril triu _unsafe_view new_empty
     new_zeros new_ones empty_strided masked_fill where detach lift_fresh lift_fresh_copy im2col
     pixel_shuffle pixel_unshuffle channel_shuffle reflection_pad1d reflection_pad2d
     reflection_pad3d replication_pad1d replication_pad2d replication_pad3d upsample_nearest1d
     upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
-    linspace eye new_full set_ resize_ repeat_interleave masked_select index_put index_copy
+    linspace eye new_full set resize repeat_interleave masked_select index_put index_copy
+    unsafe_split unsafe_split_with_sizes unsafe_chunk
     diagonal_copy expand_copy permute_copy view_copy unfold_copy narrow_copy
     """.split()
 )
@@ -53,7 +54,6 @@ _PER_RESULT = {
     "native_layer_norm": 8,
     "native_group_norm": 8,
     "_native_batch_norm_legit_no_training": 4,
-    "native_batch_norm": 8,
     "_fused_rms_norm": 5,
     "_softmax": 5,
     "_safe_softmax": 5,
@@ -70,6 +70,9 @@ _PER_RESULT = {
     "prelu": 1,
     "_prelu_kernel": 1,
     "hardswish": 1,
+    **dict.fromkeys(
+        "bernoulli uniform normal rand randn rand_like randn_like exponential geometric".split(), 1
+    ),
     "linalg_cross": 3,
     "_weight_norm_interface": 3,
     "cumsum": 1,
@@ -123,7 +126,27 @@ def _matrix_vector(args: Sequence[Any], result: torch.Tensor) -> int:
     return 2 * args[0].numel()
 
 
+def _batch_norm(args: Sequence[Any], result: torch.Tensor) -> int:
+    """The statistics of the batch are found in training only."""
+    return (8 if args[5] else 4) * result.numel()
+
+
+def _lstm_layer(args: Sequence[Any], result: torch.Tensor) -> int:
+    """Two products for each step and row, then 13 operations for each hidden number."""
+    x, of_x, of_hidden = args[:3]
+    steps = x.numel() // x.shape[-1]
+    return steps * (2 * (of_x.numel() + of_hidden.numel()) + 13 * (of_x.shape[0] // 4))
+
+
+def _embedding_bag(args: Sequence[Any], result: torch.Tensor) -> int:
+    return args[1].numel() * args[0].shape[-1]
+
+
 _FORMULAS: dict[str, Count] = {
+    "native_batch_norm": _batch_norm,
+    "mkldnn_rnn_layer": _lstm_layer,
+    "_embedding_bag": _embedding_bag,
+    "_embedding_bag_forward_only": _embedding_bag,
     **{f"max_pool{d}d_with_indices": _pool(d) for d in (2, 3)},
     **{f"{kind}_pool{d}d": _pool(d) for kind in ("max", "avg") for d in (1, 2, 3)},
     **{f"_adaptive_avg_pool{d}d": _adaptive_pool(d) for d in (2, 3)},
@@ -138,9 +161,7 @@ _FORMULAS: dict[str, Count] = {
     "nll_loss_forward": _read(1, 2),
     "nll_loss2d_forward": _read(1, 2),
     "scatter_add": _read(3),
-    "scatter_add_": _read(3),
     "index_add": _read(3),
-    "index_add_": _read(3),
     "_cdist_forward": _distances,
     "_euclidean_dist": _distances,
     "_fft_c2c": lambda args, result: _fft(args, result, 5.0),

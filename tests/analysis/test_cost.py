@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import fx, nn
 
 from fxkit.analysis.cost import FREE, Cost, cost_of
 from fxkit.analysis.tensor_types import propagate_types
+from fxkit.tracing import capture
 from fxkit.tracing.symbolic import symbolic_trace
 
 _F32 = 4
@@ -49,6 +51,55 @@ def test_formula(name: str) -> None:
     parameters = ", ".join("xyz"[: len(shapes)])
     wrapped = eval(f"lambda {parameters}: program({parameters})", {"program": program})
     assert _cost(wrapped, *shapes) == Cost(flops, _F32 * elements)
+
+
+_STEP = 2 * (4 * 6) * (5 + 6) + 13 * 6
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "flops"),
+    [
+        (nn.LSTM(5, 6), (3, 2, 5), 3 * 2 * _STEP),
+        (nn.LSTM(5, 6, batch_first=True, bidirectional=True), (2, 3, 5), 2 * 3 * 2 * _STEP),
+        (nn.LSTMCell(5, 6), (2, 5), 2 * _STEP),
+        (nn.RNN(5, 6), (3, 2, 5), 3 * 2 * (2 * 6 * (5 + 6) + 2 * 6)),
+        (nn.GRUCell(5, 6), (2, 5), 2 * (2 * 18 * (5 + 6) + 10 * 6)),
+        (nn.BatchNorm2d(3).eval(), (2, 3, 4, 4), 4 * 96),
+        (nn.BatchNorm2d(3), (2, 3, 4, 4), 8 * 96 + 1),
+        (nn.Dropout(0.5), (3, 4), 3 * 12),
+        (nn.Dropout(0.5).eval(), (3, 4), 0),
+    ],
+)
+def test_modules_by_hand(module: nn.Module, shape: tuple[int, ...], flops: int) -> None:
+    gm = capture(module, (torch.randn(shape),)).graph_module
+    assert sum(cost_of(node).flops or 0 for node in gm.graph.nodes) == flops
+
+
+@pytest.mark.parametrize(
+    ("program", "flops", "elements"),
+    [
+        (lambda x: x.t().reshape(-1), 0, 24),
+        (lambda x: x.reshape(-1), 0, 0),
+        (lambda x: x.t().reshape(4, 3, 1), 0, 0),
+        (lambda x: x.t().flatten(), 0, 24),
+        (lambda x: x.t().contiguous(), 0, 24),
+        (lambda x: x.contiguous(), 0, 0),
+        (lambda x: x.t().to(torch.float32), 0, 0),
+        (lambda x: x.clone(), 0, 24),
+        (lambda x: x.clone().add_(1), 12, 24),
+        (lambda x: torch.where(x > 0, x, x), 0, 36 + 3),
+        (lambda x: operator.setitem(x.clone(), slice(1), 0.0), 0, 4),
+        (lambda x: operator.setitem(x.clone(), 1, x[0]), 0, 8),
+        (lambda x: x[torch.tensor([2, 0])], 0, 2 * 8 + 2 * 2),
+        (lambda x: x[:, 1:], 0, 0),
+        (lambda x: x[0] @ x.t(), 2 * 4 * 3, 4 + 12 + 3),
+        (lambda x: torch._foreach_add([x, x], 1.0), 24, 48),
+    ],
+)
+def test_what_moves_elements_is_no_operation_and_no_view(
+    program: Any, flops: int, elements: int
+) -> None:
+    assert _cost(program, (3, 4)) == Cost(flops, _F32 * elements)
 
 
 @pytest.mark.parametrize(

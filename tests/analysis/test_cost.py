@@ -93,7 +93,7 @@ def test_modules_by_hand(module: nn.Module, shape: tuple[int, ...], flops: int) 
         (lambda x: x[torch.tensor([2, 0])], 0, 2 * 8 + 2 * 2),
         (lambda x: x[:, 1:], 0, 0),
         (lambda x: x[0] @ x.t(), 2 * 4 * 3, 4 + 12 + 3),
-        (lambda x: torch._foreach_add([x, x], 1.0), 24, 48),
+        (lambda x: torch.ops.aten._foreach_add.Scalar([x, x], 1.0), 24, 48),
     ],
 )
 def test_what_moves_elements_is_no_operation_and_no_view(

@@ -22,6 +22,7 @@ from fxkit.view.profiling.allocations import allocator_peak
 from fxkit.view.profiling.clocks import Clock, Reading, clock_for
 from fxkit.view.profiling.costs import costs_of, signature
 from fxkit.view.profiling.instrument import Instrumented, graph_inputs, instrument, tensors_in
+from fxkit.view.profiling.kept_state import state_kept
 from fxkit.view.profiling.observing import Observed, observe
 from fxkit.view.profiling.profile_result import METRICS, Profile
 from fxkit.view.profiling.profile_rows import Row
@@ -48,7 +49,7 @@ def profile(
     into the stream. The module itself is called in turn with it, so that the sum over nodes can be
     judged against the whole. What reading the clock costs is measured by itself and taken off each
     node's time; Python collects no garbage meanwhile. Gradients are recorded or not, as the caller
-    has set it.
+    has set it. Buffers, inputs and random generators are as they were afterwards.
 
     Args:
         gm: A graph module, or anything that holds one: in `.lowered` the graph of kernels that a
@@ -72,6 +73,24 @@ def profile(
     module = graph_module_of(gm)
     inputs = graph_inputs(module, args, kwargs)
     where = torch.device(device) if device is not None else _device_of(module, inputs)
+    with state_kept(module, (inputs, args, kwargs), where):
+        return _profiled(
+            gm, module, args, kwargs or {}, inputs, warmup, iters, where, metrics, baseline
+        )
+
+
+def _profiled(
+    gm: Any,
+    module: fx.GraphModule,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    inputs: list[Any],
+    warmup: int,
+    iters: int,
+    where: torch.device,
+    metrics: tuple[str, ...],
+    baseline: Profile | None,
+) -> Profile:
     observed = observe(instrument(module), inputs, where if "memory" in metrics else None)
     nodes = list(module.graph.nodes)
     marks = [_mark(node) for node in _typed(module, nodes, observed)]
@@ -84,12 +103,10 @@ def profile(
         code = instrument(module, clock=clock.tick, only=wanted)
         call = gm if callable(gm) else module
         with _no_garbage_collection():
-            runs = _measure(
-                code, inputs, clock, lambda: call(*args, **(kwargs or {})), warmup, iters
-            )
+            runs = _measure(code, inputs, clock, lambda: call(*args, **kwargs), warmup, iters)
     costs = _costs(module, nodes, observed) if {"flops", "bytes"} & set(metrics) else None
     builder = _Rows(code, runs, costs, observed, metrics, _origins(gm), marks, earlier)
-    peak, holders, allocated = _memory(module, args, kwargs or {}, observed, where, metrics)
+    peak, holders, allocated = _memory(module, args, kwargs, observed, where, metrics)
     return Profile(
         title=type(gm).__name__,
         rows=tuple(builder.row(i) for i, node in enumerate(nodes) if node.op not in _QUIET),

@@ -155,6 +155,7 @@ EXACT: dict[str, Program] = {
     "strided": lambda x, y: x[::2] * 3 + y[1::2],
     "column": lambda x, y: x.view(256, 256) * 3 + y.view(256, 256)[:, :1],
     "row": lambda x, y: x.view(-1, 8) * 3 + y[:8],
+    "stacked": lambda x, y: torch.stack([x * 3, y + 1]) * 3,
     "gathered": lambda x, y: x[torch.arange(65535, -1, -1)] * 3 + y,
 }
 
@@ -224,16 +225,33 @@ def test_what_is_walked_in_order_is_converted_apart() -> None:
 
 
 def test_what_is_not_walked_in_order_is_converted_in_the_loop() -> None:
-    x, index = halves_of(8, 5000), torch.arange(5000)
+    x = halves_of(8, 5000)
     assert "fx_from_f16(p0[" in body(text_of(lambda x: x[:, ::2] * 3, x))
-    assert "fx_from_f16(p" in text_of(lambda x, i: x[:, i] * 3, x, index)
     assert "fx_from_lone_f16(" in body(text_of(lambda x, y: x * y[:, :1], x, x))
     text = text_of(lambda x: x * 3 + 1, x.float())
     assert "f16" not in text and "fx_widen" not in text
 
 
+def test_what_an_index_says_is_read_in_a_loop_of_its_own() -> None:
+    x, index = halves_of(8, 500), torch.arange(500)
+    text = text_of(lambda x, i: x[:, i] * 3, x, index)
+    assert "fx_from_lone_f16(p1[" in text and "fx_from_f16(p" not in text
+    assert text.index("fx_from_lone_f16(p1[") < text.rindex("#pragma omp simd")
+    module = compiled_for(lambda x, i: x[:, i] * 3, x, index)
+    for wrong in (500, -501):
+        index[7] = wrong
+        with pytest.raises(IndexError):
+            module(x, index)
+
+
+def test_what_a_row_does_not_have_is_not_read() -> None:
+    x = halves_of(6, 5000)
+    text = body(text_of(lambda x, y: torch.stack([x * 2, y + 1]), x, x))
+    assert text.count(") fx_widen(") == 2
+
+
 def test_arrays_hold_whole_vectors() -> None:
-    halves = StagedHalves("base", "j")
+    halves = StagedHalves("base", "stop", "j", {})
     assert not halves
     assert halves.read("&p0[base]") == halves.read("&p0[base]") == "h0[j - base]"
     assert halves.write("&p1[base]") == "h1[j - base]"
@@ -244,6 +262,9 @@ def test_arrays_hold_whole_vectors() -> None:
     ]
     assert halves.after("n") == ["fx_narrow(h1, &p1[base], n);"]
     assert halves
+    halves = StagedHalves("0", "n", "j", {3: "float"})
+    assert halves and halves.kept(3) == "k3[j]"
+    assert halves.before("n", 16) == ["alignas(64) float k3[16];"]
 
 
 @torch.no_grad()

@@ -7,11 +7,12 @@ neighbouring rows, the lanes; each value of a row scalar is an array with an ele
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter, scaled
+from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule
 
@@ -81,8 +82,8 @@ class ColumnPrinter(KernelPrinter):
             if instruction.is_reduction and self._notes_nans(position):
                 self._add(f"alignas(64) {self._flag(position)} nan{position}[{self._lanes}];")
 
-    def _open_lanes(self, values: Iterable[int] = ()) -> None:
-        self._add(f"#pragma omp simd{self._fault_clause(values)}")
+    def _open_lanes(self) -> None:
+        self._add("#pragma omp simd")
         self._open("for (long l = 0; l < width; ++l) {")
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
@@ -90,13 +91,20 @@ class ColumnPrinter(KernelPrinter):
         stores = list(stores)
         if not (computed or stores):
             return
-        self._open_lanes(computed)
-        for value in computed:
-            self._add(f"v{value}[l] = {self._value(value)};")
-            self._check(value)
-        for position in stores:
-            self._store(position)
-        self._close()
+
+        def body() -> None:
+            for value in computed:
+                self._add(f"v{value}[l] = {self._value(value)};")
+                self._check(value)
+            for position in stores:
+                self._store(position)
+
+        self._along_lanes(computed, body)
+
+    def _along_lanes(self, values: Iterable[int], body: Callable[[], None]) -> None:
+        """Print a loop over the rows of a tile, which may read and write halves."""
+        pragma = f"#pragma omp simd{self._fault_clause(values)}"
+        self._vector_loops(Bounds("0", "width", self._lanes, self._lanes), [Loop(pragma, body)])
 
     def _pass(self, one: Pass) -> None:
         sums = [p for p in one.reductions if self._is_float_sum(p)]
@@ -109,20 +117,7 @@ class ColumnPrinter(KernelPrinter):
         if sums and (is_free(length) or length > BLOCK):
             begin, end = self._open_blocks(0, length, BLOCK)
         self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
-        self._open_lanes(one.values)
-        for value in one.values:
-            if self._body(value).is_scan:
-                self._accumulate(value, f"a{value}[l]")
-            self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
-            self._check(value)
-        for position in one.stores:
-            self._store(position)
-        for position in one.reductions:
-            if self._notes_nans(position):
-                self._accumulate_extremum(position, f"v{position}[l]", f"nan{position}[l]")
-            else:
-                self._accumulate(position, f"v{position}[l]")
-        self._close()
+        self._along_lanes(one.values, lambda: self._loop_body(one))
         self._close()
         if sums:
             self._open_lanes()
@@ -141,6 +136,20 @@ class ColumnPrinter(KernelPrinter):
                 nan = cpp_text.literal(math.nan, self._body(p).dtype)
                 self._add(f"v{p}[l] = nan{p}[l] ? {nan} : v{p}[l];")
             self._close()
+
+    def _loop_body(self, one: Pass) -> None:
+        for value in one.values:
+            if self._body(value).is_scan:
+                self._accumulate(value, f"a{value}[l]")
+            self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+            self._check(value)
+        for position in one.stores:
+            self._store(position)
+        for position in one.reductions:
+            if self._notes_nans(position):
+                self._accumulate_extremum(position, f"v{position}[l]", f"nan{position}[l]")
+            else:
+                self._accumulate(position, f"v{position}[l]")
 
     def _start(self, reductions: Iterable[int], sums: list[int]) -> None:
         """Set accumulators to where their reductions start."""

@@ -8,6 +8,11 @@ only under a guard, is converted within the loop by integer arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
+Key = TypeVar("Key")
+
 # Elements that are converted at once: some blocks fit into the first cache beside each other.
 BLOCK = 256
 
@@ -49,6 +54,10 @@ FX_INLINE void fx_narrow(const float* from, unsigned short* to, long count) {
         (short*)(to + j), fx_narrowed(*(const fx_floats*)(from + j)), lanes);
   }
 }
+FX_INLINE void fx_round_halves(float* x, long count) {
+  for (long j = 0; j < count; j += 16)
+    *(fx_floats*)(x + j) = fx_widened(fx_narrowed(*(const fx_floats*)(x + j)));
+}
 #elif defined(__F16C__)
 typedef short fx_loose_halves __attribute__((vector_size(16), aligned(2), may_alias));
 typedef float fx_floats __attribute__((vector_size(32), may_alias));
@@ -66,6 +75,11 @@ FX_INLINE void fx_narrow(const float* from, unsigned short* to, long count) {
         (fx_loose_halves)__builtin_ia32_vcvtps2ph256(*(const fx_floats*)(from + j), 0);
   for (; j < count; ++j) to[j] = fx_to_lone_f16(from[j]);
 }
+FX_INLINE void fx_round_halves(float* x, long count) {
+  for (long j = 0; j < count; j += 8)
+    *(fx_floats*)(x + j) = (fx_floats)__builtin_ia32_vcvtph2ps256(
+        __builtin_ia32_vcvtps2ph256(*(const fx_floats*)(x + j), 0));
+}
 #else
 #define FX_CONVERTS
 #endif
@@ -78,6 +92,10 @@ FX_INLINE void fx_narrow(const float* from, unsigned short* to, long count) {
 #pragma omp simd
   for (long j = 0; j < count; ++j) to[j] = fx_to_lone_f16(from[j]);
 }
+FX_INLINE void fx_round_halves(float* x, long count) {
+#pragma omp simd
+  for (long j = 0; j < count; ++j) x[j] = fx_round_lone_f16(x[j]);
+}
 #endif
 """
 
@@ -85,42 +103,71 @@ FX_INLINE void fx_narrow(const float* from, unsigned short* to, long count) {
 class StagedHalves:
     """What one loop reads and writes of float16 by way of arrays of float32.
 
-    In the text, `h0` is such an array, whose first element belongs to the first of the loop.
+    In the text, `h0` is such an array, whose first element belongs to the first of the loop, and
+    `k3` an array that holds value 3 from one part of the loop to the next.
+
+    Attributes:
+        reads: Condition under which memory is touched, if any, and address of a first element →
+            the array that it is read into.
+        writes: Address of a first element → the array that is written to it.
+        gathers: Load → the array into which its elements are read one by one.
+        loops: The lines that do so.
 
     Args:
         begin: Where the loop begins.
+        end: Where it ends.
         place: The variable of the loop.
+        kept: The values that such arrays hold, each with its type.
     """
 
-    def __init__(self, begin: str, place: str) -> None:
-        self.begin = begin
+    def __init__(self, begin: str, end: str, place: str, kept: Mapping[int, str]) -> None:
+        self.begin, self.end = begin, end
         self._element = place if begin == "0" else f"{place} - {begin}"
-        self.reads: dict[str, str] = {}
+        self._kept = kept
+        self.reads: dict[tuple[str, str], str] = {}
         self.writes: dict[str, str] = {}
+        self.gathers: dict[int, str] = {}
+        self.loops: list[str] = []
 
     def __bool__(self) -> bool:
-        return bool(self.reads or self.writes)
+        return bool(self.reads or self.writes or self.gathers or self._kept)
 
-    def read(self, start: str) -> str:
-        """Return the text of an element that is read; `start` is the address of the first one."""
-        return self._of(self.reads, start)
+    def kept(self, position: int) -> str:
+        """Return the text of an element of a value that is held for later parts."""
+        return f"k{position}[{self._element}]"
+
+    def read(self, start: str, condition: str = "") -> str:
+        """Return the text of an element that is read.
+
+        Args:
+            start: The address of the first one.
+            condition: What must hold where memory is to be touched.
+        """
+        return self._of(self.reads, (condition, start))
 
     def write(self, start: str) -> str:
-        """Return the text of an element that is written."""
+        """Return the text of an element that is written; `start` is as for `read`."""
         return self._of(self.writes, start)
 
-    def _of(self, arrays: dict[str, str], start: str) -> str:
-        name = arrays.setdefault(start, f"h{len(self.reads) + len(self.writes)}")
+    def gather(self, load: int) -> str:
+        """Return the text of an element that a loop of its own reads."""
+        return self._of(self.gathers, load)
+
+    def _of(self, arrays: dict[Key, str], key: Key) -> str:
+        count = len(self.reads) + len(self.writes) + len(self.gathers)
+        name = arrays.setdefault(key, f"h{count}")
         return f"{name}[{self._element}]"
 
     def before(self, count: str, room: int) -> list[str]:
         """Return the lines that stand before the loop, whose arrays have room for `room`."""
         room = -(-room // LANES) * LANES
-        names = [*self.reads.values(), *self.writes.values()]
+        names = [*self.reads.values(), *self.writes.values(), *self.gathers.values()]
         lines = [f"alignas(64) float {name}[{room}];" for name in names]
-        return lines + [
-            f"fx_widen({start}, {name}, {count});" for start, name in self.reads.items()
-        ]
+        lines += [f"alignas(64) {kind} k{p}[{room}];" for p, kind in self._kept.items()]
+        for (condition, start), name in self.reads.items():
+            guard = f"if ({condition}) " if condition else ""
+            lines.append(f"{guard}fx_widen({start}, {name}, {count});")
+        return lines
 
     def after(self, count: str) -> list[str]:
         """Return the lines that stand after the loop."""

@@ -289,17 +289,7 @@ class KernelPrinter(VectorLoops, ABC):
         if instruction.op == "check":
             return operands[0]
         if instruction.op == "load":
-            access, guard = instruction.detail, instruction.guard
-            staged = self._staged_read(position)
-            if staged is not None:
-                return staged
-            dtype = self._kernel.buffers[access.buffer].dtype
-            address = self._address(access, operands[: len(instruction.indices)])
-            text = cpp_text.load_expression(address, dtype, self._is_lone)
-            if guard is None:
-                return text
-            otherwise = cpp_text.literal(access.otherwise.value, instruction.dtype)
-            return f"{operands[-1]} ? {text} : {otherwise}"
+            return self._staged_read(position) or self._loaded(position)
         if instruction.op == "round":
             return cpp_text.rounding(
                 operands[0], instruction.detail, self._facts.is_quiet, self._is_lone
@@ -307,6 +297,18 @@ class KernelPrinter(VectorLoops, ABC):
         return self._shorter_forms.text(instruction) or cpp_text.expression(
             instruction, operands, self._dtype(instruction.operands[:1], instruction.dtype)
         )
+
+    def _loaded(self, position: int) -> str:
+        """Return the text of an element that is loaded where it stands."""
+        instruction = self._body(position)
+        access, operands = instruction.detail, [self._ref(o) for o in instruction.operands]
+        dtype = self._kernel.buffers[access.buffer].dtype
+        address = self._address(access, operands[: len(instruction.indices)])
+        text = cpp_text.load_expression(address, dtype, self._is_lone)
+        if instruction.guard is None:
+            return text
+        otherwise = cpp_text.literal(access.otherwise.value, instruction.dtype)
+        return f"{operands[-1]} ? {text} : {otherwise}"
 
     def _dtype(self, operands: tuple[int, ...], otherwise: torch.dtype) -> torch.dtype:
         return self._body(operands[0]).dtype if operands else otherwise

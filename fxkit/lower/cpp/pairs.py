@@ -173,8 +173,8 @@ class PairPrinter(RowPrinter):
         kind = step_type(self._kernel, in_pairs=True)
         self._add(f"FX_STEPS({kind}, {self._longest // 2});")
 
-    def _loops(self, one: Pass, begin: str | int, end: str | int, pragma: str) -> None:
-        self._add(pragma)
+    def _loops(self, one: Pass, begin: str | int, end: str | int, clause: str = "") -> None:
+        self._add(self._pragma(one.values, one.reductions, clause))
         self._open(f"for (long j = {_halved(begin)}; j < {_halved(end)}; ++j) {{")
         if self._is_stepped:
             self._add("FX_STEP(j);")

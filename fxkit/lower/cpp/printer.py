@@ -61,7 +61,7 @@ def _preamble(
         parts.append(TRANSPOSE)
     if any(is_stepped(_with_long_row(kernel)) for kernel in kernels):
         parts.append(IN_STEP)
-    if any("fx_widen(" in text or "fx_narrow(" in text for text in texts):
+    if any(_uses_halves(text) for text in texts):
         parts.append(HALVES)
     if any("fx_pair" in text for text in texts):
         parts.append(PAIRS)
@@ -72,6 +72,10 @@ def _preamble(
     if "attention" in whole:
         parts.append(attentions.header())
     return "\n".join(parts)
+
+
+def _uses_halves(text: str) -> bool:
+    return any(f"fx_{name}(" in text for name in ("widen", "narrow", "round_halves"))
 
 
 _TYPES = "float, double, long, int, short, signed char, unsigned char, bool"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+
+import torch
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.halves import BLOCK as HALVES
+from fxkit.lower.cpp.halves import StagedHalves
 from fxkit.lower.cpp.in_step import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import SHARED, KernelPrinter
-from fxkit.lower.cpp.vector_loops import Bounds
+from fxkit.lower.cpp.rounded_parts import Part, rounded_parts
+from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
 from fxkit.lower.loops.stretches import Stretch, stretches
@@ -49,6 +54,7 @@ class RowPrinter(KernelPrinter):
         self._known: Mapping[int, bool] = {}
         self._is_near = False
         self._scanned_before: set[int] = set()
+        self._parts: tuple[Part, ...] = ()
         self._is_stepped = is_stepped(kernel)
         self._block = BLOCK
 
@@ -156,16 +162,17 @@ class RowPrinter(KernelPrinter):
             begin, end = self._open_blocks(begin, end, self._block)
         for p in sums:
             self._add(f"float v{p} = 0;")
-        clauses = self._clauses(one.reductions) + self._fault_clause(one.values)
         for access in self._foreseen():
             self._prefetch(access)
-        if self._is_stepped:
+        self._parts = self._parts_of(one)
+        is_stepped = self._is_stepped and not self._parts
+        if is_stepped:
             self._open_steps()
         if self._has_near_version(one):
             self._near_loops(one, begin, end)
         else:
-            self._loops(one, begin, end, "" if scans else f"#pragma omp simd{clauses}")
-        if self._is_stepped:
+            self._loops(one, begin, end)
+        if is_stepped:
             self._add("FX_STEPPED();")
         for p in sums:
             self._add(f"t{p} += v{p};")
@@ -180,15 +187,69 @@ class RowPrinter(KernelPrinter):
         count = min(self._tile_length, self._length)
         self._add(f"FX_STEPS({step_type(self._kernel)}, {count});")
 
-    def _loops(self, one: Pass, begin: str | int, end: str | int, pragma: str) -> None:
-        """Print the loops of a pass over a block of the row, one for each stretch."""
+    def _loops(self, one: Pass, begin: str | int, end: str | int, clause: str = "") -> None:
+        """Print the loops of a pass over a block of the row, those of each stretch.
+
+        Args:
+            one: The pass.
+            begin: Where the block begins.
+            end: Where it ends.
+            clause: A clause for each loop, besides those that what it does asks for.
+        """
         for stretch in self._stretches:
             first, last = self._clipped(stretch, begin, end)
             block = BLOCK if one.reductions else HALVES
             bounds = Bounds(str(first), str(last), self._most(first, last), block)
             self._known = stretch.known
-            self._vector_loop(bounds, pragma, lambda: self._stepped_body(one, begin))
+            if self._parts:
+                loops = [self._part_loop(one, part, clause) for part in self._parts]
+                self._vector_loops(bounds, loops, self._kept_types())
+            else:
+                pragma = self._pragma(one.values, one.reductions, clause)
+                body = functools.partial(self._stepped_body, one, begin)
+                self._vector_loops(bounds, [Loop(pragma, body)])
             self._known = {}
+
+    def _parts_of(self, one: Pass) -> tuple[Part, ...]:
+        """Return the parts of a pass that is divided where results are rounded to halves."""
+        is_cut = self._has_halves and len(self._stretches) == 1
+        return rounded_parts(self._kernel, one) if is_cut else ()
+
+    def _kept_types(self) -> dict[int, str]:
+        """Return the values that go from part to part, each with its type."""
+        kept = [p for part in self._parts for p in (*part.keeps, *part.rounds)]
+        return {p: self._type(p) for p in kept}
+
+    def _pragma(self, values: Iterable[int], reductions: Iterable[int], clause: str) -> str:
+        """Return what stands before a loop; nothing where it can't become vector code."""
+        if any(self._body(p).is_scan for p in values):
+            return ""
+        return f"#pragma omp simd{clause}{self._clauses(reductions)}{self._fault_clause(values)}"
+
+    def _part_loop(self, one: Pass, part: Part, clause: str) -> Loop:
+        pragma = self._pragma(part.checks, part.reductions, clause)
+        return Loop(pragma, lambda: self._part_body(one, part), part.rounds)
+
+    def _part_body(self, one: Pass, part: Part) -> None:
+        """Print what a part of a pass does for an element."""
+        assert self._halves is not None
+        for value in sorted({*part.reads, *part.values}):
+            is_read = value in part.reads
+            text = self._halves.kept(value) if is_read else self._text_in(one, value)
+            self._add(f"const {self._type(value)} v{value} = {text};")
+        for check in part.checks:
+            self._check(check)
+        for value in part.keeps:
+            self._add(f"{self._halves.kept(value)} = v{value};")
+        for value in part.rounds:
+            operand = self._ref(self._body(value).operands[0])
+            self._add(f"{self._halves.kept(value)} = {operand};")
+        for value in part.buffers:
+            self._add(f"b{value}[{self._row_offset()}] = v{value};")
+        for position in part.stores:
+            self._store(position)
+        for position in part.reductions:
+            self._accumulate(position, f"v{position}")
 
     def _most(self, begin: str | int, end: str | int) -> int:
         """Return how many elements a loop can have."""
@@ -242,10 +303,10 @@ class RowPrinter(KernelPrinter):
         self._open("{")
         self._add("int far = 0;")
         self._is_near = True
-        self._loops(one, begin, end, "#pragma omp simd reduction(| : far)")
+        self._loops(one, begin, end, " reduction(| : far)")
         self._is_near = False
         self._open("if (far) {")
-        self._loops(one, begin, end, "#pragma omp simd")
+        self._loops(one, begin, end)
         self._close()
         self._close()
 
@@ -287,10 +348,9 @@ class RowPrinter(KernelPrinter):
 
     def _loop_body(self, one: Pass) -> None:
         for value in sorted({*one.values, *one.buffered}):
-            is_kept = value in one.buffered
-            if self._body(value).is_scan and not is_kept:
+            if self._body(value).is_scan and value not in one.buffered:
                 self._accumulate(value, f"a{value}")
-            text = f"b{value}[{self._row_offset()}]" if is_kept else self._value(value)
+            text = self._text_in(one, value)
             self._add(f"const {self._type(value)} v{value} = {text};")
             self._check(value)
         for value in one.keeps:
@@ -299,6 +359,10 @@ class RowPrinter(KernelPrinter):
             self._store(position)
         for position in one.reductions:
             self._accumulate(position, f"v{position}")
+
+    def _text_in(self, one: Pass, value: int) -> str:
+        """Return the text of a value that a pass computes, or reads from a row buffer."""
+        return f"b{value}[{self._row_offset()}]" if value in one.buffered else self._value(value)
 
     def _row_offset(self) -> str:
         """Return the position within the row, as its buffers are laid out."""
@@ -328,6 +392,46 @@ class RowPrinter(KernelPrinter):
             sides = [self._holds(o) for o in instruction.operands]
             return all(sides) if instruction.op == "and" else any(sides)
         return self._known.get(guard, False)
+
+    def _condition(self, guard: int) -> str | None:
+        return None if self._schedule.wide[guard] else self._ref(guard)
+
+    def _staged_read(self, position: int) -> str | None:
+        access = self._body(position).detail
+        is_half = self._kernel.buffers[access.buffer].dtype == torch.float16
+        if self._halves is None or not is_half or not access.scales:
+            return super()._staged_read(position)
+        if position not in self._halves.gathers and not self._gather(position, self._halves):
+            return None
+        return self._halves.gather(position)
+
+    def _gather(self, position: int, halves: StagedHalves) -> bool:
+        """Print a loop that reads the elements of a load one by one, if that can be done apart.
+
+        No compiler makes vector code of a loop that reads two bytes at an index.
+        """
+        needed: set[int] = set()
+        open_ = [*self._body(position).operands]
+        while open_:
+            operand = open_.pop()
+            if self._schedule.wide[operand] and operand not in needed:
+                needed.add(operand)
+                open_ += self._body(operand).operands
+        if any(self._body(p).is_scan or p in self._schedule.buffers for p in needed):
+            return False
+        outer, self._lines = self._lines, []
+        is_lone, self._is_lone = self._is_lone, True
+        self._depth -= 1
+        self._open(f"for (long j = {halves.begin}; j < {halves.end}; ++j) {{")
+        for value in sorted(needed):
+            if self._body(value).op != "const":
+                self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+        self._add(f"{halves.gather(position)} = {self._loaded(position)};")
+        self._close()
+        self._depth += 1
+        halves.loops += self._lines
+        self._lines, self._is_lone = outer, is_lone
+        return True
 
     def _fails(self, guard: int) -> bool:
         """Tell whether a guard is known not to hold all along the loop."""

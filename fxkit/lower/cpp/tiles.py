@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter, scaled
-from fxkit.lower.cpp.vector_loops import Bounds
+from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule
 
@@ -131,7 +131,7 @@ class TilePrinter(KernelPrinter):
         self._is_lone = False
         pragma = f"#pragma omp simd{self._fault_clause(one.values)}"
         bounds = Bounds("begin", "begin + length", COLUMNS)
-        self._vector_loop(bounds, pragma, lambda: self._loop_body(one))
+        self._vector_loops(bounds, [Loop(pragma, lambda: self._loop_body(one))])
         self._close()
 
     def _loop_body(self, one: Pass) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.halves import BLOCK, StagedHalves
 from fxkit.lower.cpp.lines import Lines
@@ -39,6 +40,21 @@ class Bounds:
     def base(self) -> str:
         """The name of the first index of a block, or of the loop where it is one."""
         return "base" if self.is_cut or not self.begin.isalnum() else self.begin
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One of the loops over the same elements.
+
+    Attributes:
+        pragma: What stands before it, or nothing.
+        body: Prints what is done for an element.
+        rounded: Values whose arrays are rounded to halves behind it.
+    """
+
+    pragma: str
+    body: Callable[[], None]
+    rounded: tuple[int, ...] = ()
 
 
 class VectorLoops(Lines, ABC):
@@ -73,38 +89,44 @@ class VectorLoops(Lines, ABC):
         """Tell whether a guard is known to hold all along the loop."""
         return False
 
-    def _vector_loop(self, bounds: Bounds, pragma: str, body: Callable[[], None]) -> None:
-        """Print a loop; halves that it walks in order are converted apart from it.
+    def _vector_loops(
+        self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str] | None = None
+    ) -> None:
+        """Print loops; halves that they walk in order are converted apart from them.
 
         Args:
-            bounds: Where it begins and ends.
-            pragma: What stands before it, or nothing.
-            body: Prints what is done for an element.
+            bounds: Where they begin and end.
+            loops: One, or several that follow each other for each block.
+            kept: Values that arrays hold from one loop to the next, each with its type.
         """
-        if self._has_halves and self._staged_loop(bounds, pragma, body):
+        if self._has_halves and self._staged_loops(bounds, loops, kept or {}):
             return
-        self._plain_loop(bounds.begin, bounds.end, pragma, body)
+        self._plain_loops(bounds.begin, bounds.end, loops)
 
-    def _plain_loop(self, begin: str, end: str, pragma: str, body: Callable[[], None]) -> None:
+    def _plain_loops(self, begin: str, end: str, loops: Sequence[Loop]) -> None:
         name = self._variable
-        if pragma:
-            self._add(pragma)
-        self._open(f"for (long {name} = {begin}; {name} < {end}; ++{name}) {{")
-        self._is_lone = not pragma
-        body()
-        self._is_lone = False
-        self._close()
+        for loop in loops:
+            if loop.pragma:
+                self._add(loop.pragma)
+            self._open(f"for (long {name} = {begin}; {name} < {end}; ++{name}) {{")
+            self._is_lone = not loop.pragma
+            loop.body()
+            self._is_lone = False
+            self._close()
+            count = end if begin == "0" else f"{end} - {begin}"
+            for position in loop.rounded:
+                self._add(f"fx_round_halves(k{position}, {count});")
 
-    def _staged_loop(self, bounds: Bounds, pragma: str, body: Callable[[], None]) -> bool:
-        """Print a loop if it walks halves in order, and tell whether it does."""
+    def _staged_loops(self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str]) -> bool:
+        """Print loops if they walk halves in order, and tell whether they do."""
         base, end = bounds.base, "stop" if bounds.is_cut else bounds.end
         before, self._lines = self._lines, []
-        self._halves = halves = StagedHalves(base, self._variable)
+        self._halves = halves = StagedHalves(base, end, self._variable, kept)
         self._depth += 1
-        self._plain_loop(base, end, pragma, body)
+        self._plain_loops(base, end, loops)
         self._depth -= 1
         self._halves = None
-        loop, self._lines = self._lines, before
+        inner, self._lines = self._lines, before
         if not halves:
             return False
         self._open_stage(bounds)
@@ -112,7 +134,7 @@ class VectorLoops(Lines, ABC):
         room = bounds.block if bounds.is_cut else bounds.most
         for line in halves.before(count, room):
             self._add(line)
-        self._lines += loop
+        self._lines += [*halves.loops, *inner]
         for line in halves.after(count):
             self._add(line)
         self._close()
@@ -133,10 +155,20 @@ class VectorLoops(Lines, ABC):
     def _staged_read(self, position: int) -> str | None:
         """Return the text of a loaded element that was converted before the loop, if it was."""
         load = self._kernel.body[position]
-        is_read = load.guard is None or self._holds(load.guard)
-        if self._halves is None or not is_read or not self._walks_halves(load.detail):
+        if self._halves is None or not self._walks_halves(load.detail):
             return None
-        return self._halves.read(self._first_read(position, self._halves.begin))
+        first = self._first_read(position, self._halves.begin)
+        if load.guard is None or self._holds(load.guard):
+            return self._halves.read(first)
+        condition = self._condition(load.guard)
+        if condition is None:
+            return None
+        otherwise = cpp_text.literal(load.detail.otherwise.value, load.dtype)
+        return f"{condition} ? {self._halves.read(first, condition)} : {otherwise}"
+
+    def _condition(self, guard: int) -> str | None:
+        """Return the text of a guard if it is the same for all elements of the loop, else None."""
+        return None
 
     def _first_read(self, position: int, begin: str) -> str:
         """Return the address of what a load reads at the index `begin`."""

@@ -406,17 +406,26 @@ FX_INLINE float fx_round_f16(float x) {
   y = __builtin_fabsf(x) >= 65520.0f ? __builtin_inff() : y;
   return __builtin_copysignf(y, x);
 }
-#if defined(__F16C__) && defined(__FLT16_MANT_DIG__)
+#if defined(__F16C__) && defined(__clang__)
 typedef _Float16 fx_half;
 #define FX_HALF
 #elif defined(__aarch64__) && defined(__ARM_FP16_FORMAT_IEEE)
 typedef __fp16 fx_half;
 #define FX_HALF
 #endif
-#ifdef FX_HALF
+#if defined(FX_HALF)
 FX_INLINE float fx_from_lone_f16(unsigned short h) { return __builtin_bit_cast(fx_half, h); }
 FX_INLINE unsigned short fx_to_lone_f16(float x) {
   return __builtin_bit_cast(unsigned short, (fx_half)x);
+}
+#elif defined(__F16C__)
+typedef short fx_lone_halves __attribute__((vector_size(16)));
+typedef float fx_lone_floats __attribute__((vector_size(16)));
+FX_INLINE float fx_from_lone_f16(unsigned short h) {
+  return ((fx_lone_floats)__builtin_ia32_vcvtph2ps(fx_lone_halves{(short)h}))[0];
+}
+FX_INLINE unsigned short fx_to_lone_f16(float x) {
+  return (unsigned short)((fx_lone_halves)__builtin_ia32_vcvtps2ph(fx_lone_floats{x}, 0))[0];
 }
 #else
 FX_INLINE float fx_from_lone_f16(unsigned short h) { return fx_from_f16(h); }

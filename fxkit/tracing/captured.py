@@ -309,6 +309,8 @@ class Captured:
         """Return which sizes a graph of this call should leave open."""
         if self._dynamic is False or self._static_again >= MAX_STATIC:
             return {}
+        if any(tensor.is_nested or tensor.is_quantized for tensor in call.parts.tensors):
+            return {}  # no fake tensor stands for such a one
         if self._dynamic is None and self.mode == "live":
             return {}  # nobody watches what else a second run would do
         if self._dynamic is not None:

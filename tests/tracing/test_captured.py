@@ -272,3 +272,31 @@ def test_nothing_is_captured_yet():
     assert Captured(torch.relu).explain(torch.ones(1)) == "no call has been captured yet"
     with pytest.raises(CaptureError, match="call the program first"):
         _ = Captured(torch.relu).guards
+
+
+def test_nested_tensors_run_in_python():
+    def padded(a: torch.Tensor) -> torch.Tensor:
+        return a.to_padded_tensor(0.0) if a.is_nested else a * 2
+
+    def inside(a: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor([a, a[:1]]).to_padded_tensor(0.0)
+
+    dense = torch.arange(6.0).reshape(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they are a prototype
+        nested = torch.nested.nested_tensor([dense, dense[:1]])
+        for fn, given in ((padded, nested), (padded, dense), (inside, dense)):
+            captured = Captured(fn)
+            for value in (given, dense, given, nested if fn is padded else dense):
+                assert torch.equal(captured(value), fn(value))
+        assert not captured.whole and "nested tensor" in captured.explain(dense)
+
+
+def test_quantised_arguments_have_a_graph_for_each_size():
+    captured = Captured(lambda a: a.dequantize() * 2, dynamic=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that such tensors will be removed from torch
+        for rows in (2, 3, 2):
+            a = torch.quantize_per_tensor(torch.randn(rows, 4), 0.1, 0, torch.qint8)
+            assert torch.equal(captured(a), a.dequantize() * 2)
+    assert captured.whole and len(captured.variants) == 2

@@ -38,6 +38,13 @@ from fxkit.tracing.values.size_numbers import NUMBERS
 TENSOR_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
+def misfit(tensor: torch.Tensor) -> str | None:
+    """Return what a tensor is, given that it is of a kind that no graph holds."""
+    if type(tensor) not in TENSOR_CLASSES:
+        return f"a {type(tensor).__qualname__}, a tensor subclass"
+    return "a nested tensor" if tensor.is_nested else None
+
+
 class Tape:
     """What has been recorded so far; a recorder decides what comes next.
 
@@ -174,8 +181,9 @@ class Tape:
             node.meta[META_KEY] = True
 
     def _register_tensor(self, tensor: torch.Tensor, node: fx.Node, path: tuple[Any, ...]) -> None:
-        if type(tensor) not in TENSOR_CLASSES:
-            raise Refusal(f"the program makes a {type(tensor).__qualname__}, a tensor subclass")
+        why = misfit(tensor)
+        if why is not None:
+            raise Refusal(f"the program makes {why}")
         self._values[id(tensor)] = Value(tensor, node, path)
         if node.target is getattr and node.args[1] == "data":
             self._writes.watch(tensor)
@@ -233,14 +241,14 @@ class Tape:
 
     def _lift(self, tensor: torch.Tensor) -> Value:
         found = self._surroundings.places.get(id(tensor))
+        why = misfit(tensor)
+        if why is not None:
+            raise Refusal(f"{found[1][0].name if found else 'a value'} is {why}")
         if found is None:
             raise Refusal(
                 f"a tensor {TensorType.of(tensor)} of unknown origin is used",
                 "pass it as an argument, or keep it as a parameter or buffer of a module",
             )
-        if type(tensor) not in TENSOR_CLASSES:
-            name = found[1][0].name
-            raise Refusal(f"{name} is a {type(tensor).__qualname__}, a tensor subclass")
         places = tuple(found[1])
         target = attribute_name(places[0], self._taken)
         node = self._create("get_attr", target, (), {}, None)

@@ -22,7 +22,7 @@ from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorded import Outside
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
 from fxkit.tracing.recorder.rollback import Undo
-from fxkit.tracing.recorder.tape import TENSOR_CLASSES
+from fxkit.tracing.recorder.tape import misfit
 from fxkit.tracing.runs.invocation import Invocation
 from fxkit.tracing.runs.state import State
 from fxkit.tracing.runs.variants import Backend, Extra, Replay, Variant
@@ -110,8 +110,9 @@ class Session:
         fn, call, learned = invocation.fn, invocation.call, invocation.learned
         parts = call.parts
         for tensor, path in zip(parts.tensors, parts.tensor_paths, strict=True):
-            if type(tensor) not in TENSOR_CLASSES:
-                raise Refusal(f"{path} is a {type(tensor).__qualname__}, a tensor subclass")
+            why = misfit(tensor)
+            if why is not None:
+                raise Refusal(f"{path} is {why}")
         if _has_foreign_modes():
             raise Refusal("a TorchFunctionMode is active around the call")
         self.invocation = invocation

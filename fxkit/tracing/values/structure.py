@@ -72,7 +72,8 @@ class Parts:
         """Take `value` apart and append what is found."""
         kind = type(value)
         if isinstance(value, torch.Tensor):
-            self._token(("tensor",), path)
+            # One without a shape must not come before guards that ask for it.
+            self._token(("nested tensor",) if value.is_nested else ("tensor",), path)
             self.tensors.append(value)
             self.tensor_paths.append(path)
         elif kind in _PLAIN:

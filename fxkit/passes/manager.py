@@ -52,8 +52,8 @@ class PassManager:
         reproduce: A folder: when a pass fails, a script that runs it alone is written there.
 
     Raises:
-        PassError: When it is given something that is no pass, an unknown level, or a pass that
-            names a property that does not exist.
+        PassError: When it is given something that is no pass, an unknown level, inputs that are no
+            tuple, or a pass that names a property that does not exist.
 
     Example:
         >>> import torch, fxkit
@@ -82,6 +82,8 @@ class PassManager:
                 f"expected verify to be one of {', '.join(VERIFY_LEVELS)}, got {verify!r}",
                 hint="leave it out to get 'each'",
             )
+        instruments = tuple(instruments)
+        _check_given(passes, args, instruments)
         self.items = items_of(tuple(passes))
         for current in self.passes:
             check_words(current)
@@ -158,6 +160,25 @@ class PassManager:
 
     def __repr__(self) -> str:
         return f"PassManager([{', '.join(map(str, self.items))}], verify={self.verify!r})"
+
+
+def _check_given(passes: Any, args: Any, instruments: Any) -> None:
+    if isinstance(passes, (Pass, Group, str)) or not isinstance(passes, Iterable):
+        raise PassError(
+            f"expected a list of passes, got {type(passes).__name__}",
+            hint=f"write [{passes}]" if isinstance(passes, (Pass, Group)) else None,
+        )
+    if args is not None and not isinstance(args, (tuple, list)):
+        raise PassError(
+            f"expected a tuple of example inputs, got {type(args).__name__}",
+            hint="write args=(x,) for a single input",
+        )
+    for one in instruments:
+        if not isinstance(one, Instrument):
+            raise PassError(
+                f"expected instruments, got {type(one).__name__}",
+                hint="derive from fxkit.passes.Instrument",
+            )
 
 
 def _printing(

@@ -85,8 +85,18 @@ class Property:
         return (self.predicate.__doc__ or "").strip().partition("\n")[0]
 
     def check(self, gm: fx.GraphModule) -> Violation | None:
-        """Return why it does not hold for a graph, or None when it does."""
-        found = list(itertools.islice(self.predicate(gm), _SHOWN + 1))
+        """Return why it does not hold for a graph, or None when it does.
+
+        Raises:
+            PassError: When its predicate raises.
+        """
+        try:
+            found = list(itertools.islice(self.predicate(gm), _SHOWN + 1))
+        except Exception as error:
+            raise PassError(
+                f"expected the property {self.name} to answer, got {type(error).__name__}: {error}",
+                hint="it yields each node where it does not hold, with the reason",
+            ) from error
         if not found:
             return None
         shown = found[:_SHOWN]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,10 +13,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import fxkit
-from fxkit.errors import InvalidGraphError, PassError, PostconditionError
+from fxkit.errors import FxkitError, InvalidGraphError, PassError, PostconditionError
 from fxkit.ir.printer import format_graph
-from fxkit.passes import DeadCodeElimination, Pass
+from fxkit.passes import Canonicalise, DeadCodeElimination, Pass, When
 from fxkit.passes.manager import PassManager
+from fxkit.tracing.symbolic import symbolic_trace
 
 
 class Model(nn.Module):
@@ -202,3 +205,45 @@ def test_table_and_diff(gm):
 def test_pass_shows_its_options():
     assert str(fxkit.passes.ConstantFolding(max_bytes=8)) == "constant_folding(max_bytes=8)"
     assert str(fxkit.passes.ConstantFolding()) == "constant_folding"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PassManager(None), "expected a list of passes, got NoneType"),
+        (lambda: PassManager(Canonicalise()), r"write \[canonicalise\]"),
+        (lambda: PassManager("simplify"), "expected a list of passes, got str"),
+        (lambda: PassManager([], args=torch.ones(2)), r"write args=\(x,\)"),
+        (lambda: PassManager([], instruments=[print]), "expected instruments, got builtin"),
+        (
+            lambda: PassManager([Canonicalise()], args=(torch.ones(2),) * 2).run(
+                symbolic_trace(torch.nn.ReLU())
+            ),
+            "expected at most 1 inputs, got 2",
+        ),
+        (
+            lambda: PassManager([When(lambda gm: 1 / 0, Canonicalise())]).run(
+                symbolic_trace(torch.nn.ReLU())
+            ),
+            "expected the condition of when <lambda> to answer, got ZeroDivisionError",
+        ),
+    ],
+)
+def test_what_a_manager_can_not_use_is_told(make, message):
+    with pytest.raises(FxkitError) as raised:
+        make()
+    assert re.search(message, str(raised.value))
+
+
+def test_plain_function_may_return_another_graph():
+    def other_graph(module):
+        graph = copy.deepcopy(module.graph)
+        for node in graph.nodes:
+            node.target = torch.tanh if node.target is torch.relu else node.target
+        return graph
+
+    gm = symbolic_trace(lambda x: torch.relu(x) + 1)
+    result = PassManager([other_graph], verify="structure").run(gm)
+    x = torch.randn(3)
+    assert result.modified
+    assert torch.equal(gm(x), torch.tanh(x) + 1)

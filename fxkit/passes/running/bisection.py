@@ -7,6 +7,7 @@ that. The graph before the rewrite is minified, the pass being run again on each
 
 from __future__ import annotations
 
+import copy
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,11 +25,14 @@ from fxkit.ir.printer import format_graph
 from fxkit.passes.base import Pass
 from fxkit.passes.running.differences import Difference, differences
 from fxkit.passes.running.groups import leaves
-from fxkit.passes.running.records import PassRecord
+from fxkit.passes.running.history import Timeline
+from fxkit.passes.running.instruments import Instrument
+from fxkit.passes.running.records import PassRecord, PassResult
 from fxkit.passes.running.replays import Replay, Step
 from fxkit.passes.running.reproduction import write_rewrite
 from fxkit.passes.running.subjects import Subject, sample_inputs
 from fxkit.passes.running.tracking import Rewrite
+from fxkit.passes.running.written_state import StateHistory, put_back
 
 if TYPE_CHECKING:
     from fxkit.passes.manager import PassManager
@@ -102,26 +106,64 @@ def find_fault(
     if args is None:
         args, kwargs = sample_inputs(subject.graph_module), {}
     start, args = flat_program(subject.graph_module, args, kwargs)
-    record, current, before, oracle = _first_bad_pass(manager, start, args, bad)
-    found, step = _in_pass(record, current, before, args, oracle)
-    return _shown(found, step, current, before, manager, bad, folder)
+    history = StateHistory(start)
+    try:
+        index, result, oracle = _first_bad_pass(manager, start, args, bad, history)
+        record, before = result.records[index - 1], result.timeline[index - 1].graph_module
+        if history.steps[index - 1]:
+            return _by_writing(record, index, result.timeline, args, history, oracle)
+        with history.at(index - 1):
+            current = _pass_of(manager, record)
+            found, step = _in_pass(record, current, before, args, oracle)
+            return _shown(found, step, current, before, manager, bad, folder)
+    finally:
+        put_back(history.start)
 
 
-def _like(manager: PassManager, items: Any, args: Args, verify: str) -> PassManager:
+def _by_writing(
+    record: PassRecord, index: int, timeline: Timeline, args: Args, history: StateHistory,
+    oracle: CountedOracle,
+) -> Bisection:  # fmt: skip
+    """Tell of a pass that writes to parameters or buffers, which no rewrite shows."""
+    with history.at(index - 1):
+        before = copy.deepcopy(timeline[index - 1].graph_module)
+    with history.at(index):
+        after = copy.deepcopy(timeline[index].graph_module)
+    names = ", ".join(history.steps[index - 1])
+    return Bisection(
+        in_pass=record.place,
+        rewrite=None,
+        changes=tuple(record.changes),
+        before=before,
+        after=after,
+        args=args,
+        calls=oracle.calls,
+        notes=(f"it writes to {names}: that is no rewrite, and is neither minified nor replayed",),
+    )
+
+
+def _like(
+    manager: PassManager,
+    items: Any,
+    args: Args,
+    verify: str,
+    instruments: tuple[Instrument, ...] = (),
+) -> PassManager:
     """Return a manager with the same limits for other passes and inputs."""
     return type(manager)(
         items,
         verify=verify,
         args=args,
+        instruments=instruments,
         max_seconds=manager.max_seconds,
         max_nodes=manager.max_nodes,
     )
 
 
 def _first_bad_pass(
-    manager: PassManager, start: fx.GraphModule, args: Args, bad: Oracle
-) -> tuple[PassRecord, Pass, fx.GraphModule, CountedOracle]:
-    """Return the first pass after which the oracle says bad, and the module before it."""
+    manager: PassManager, start: fx.GraphModule, args: Args, bad: Oracle, history: StateHistory
+) -> tuple[int, PassResult, CountedOracle]:
+    """Return the number of the first pass after which the oracle says bad, from one on."""
     oracle = CountedOracle(bad)
     if oracle.answer((start, args), "the program as it was given"):
         raise NumericsError(
@@ -129,19 +171,21 @@ def _first_bad_pass(
             hint="it takes (gm, args) and returns True when the fault is there",
         )
     verify = "each" if manager.verify == "numerics" else manager.verify
-    result = _like(manager, manager.items, args, verify).run(copy_graph_module(start))
-    timeline, records = result.timeline, result.records
+    again = _like(manager, manager.items, args, verify, (history,))
+    result = again.run(copy_graph_module(start))
+    timeline = result.timeline
     if not oracle.answer((timeline[-1].graph_module, args), "the program after all passes"):
         raise NumericsError(
             "expected the oracle to say bad of the program after all passes, got good",
             hint="verify='numerics' finds differences of any kind",
         )
-    index = _first_bad(
-        range(len(timeline)),
-        lambda i: oracle.answer((timeline[i].graph_module, args), f"the program after pass {i}"),
-    )
-    record = records[index - 1]
-    return record, _pass_of(manager, record), timeline[index - 1].graph_module, oracle
+
+    def is_bad_after(index: int) -> bool:
+        with history.at(index):
+            asked = timeline[index].graph_module, args
+            return oracle.answer(asked, f"the program after pass {index}")
+
+    return _first_bad(range(len(timeline)), is_bad_after), result, oracle
 
 
 def _pass_of(manager: PassManager, record: PassRecord) -> Pass:

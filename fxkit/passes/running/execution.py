@@ -269,12 +269,11 @@ class Execution:
         contracts.check_types(self._output_type, output_type)
         if is_whole:
             self.checks.check_ensured(current)
-        if not modified:
-            return
-        self.checks.check_preserved(held)
-        if is_whole and current.is_idempotent and self._max_rewrites is None:
+        if modified:
+            self.checks.check_preserved(held)
+        if modified and is_whole and current.is_idempotent and self._max_rewrites is None:
             self._check_idempotent(current)
-        if self._numbers is not None:
+        if self._numbers is not None and (modified or self._numbers.written):
             self._check_numbers(self._numbers, current)
 
     def _check_idempotent(self, current: Pass) -> None:
@@ -292,13 +291,16 @@ class Execution:
         try:
             numbers.check(current.numerics)
         except NumericsError as error:
+            written = ", ".join(numbers.written)
+            numbers.put_back()
             before = self._recorder.timeline()[-1].graph_module
             difference = numbers.locate(before, current.numerics)
             raise PostconditionError(
                 explained(error, difference),
                 node=None if difference is None else difference.node,
                 source=None if difference is None else difference.source,
-                hint=f"the pass says that its numerics are {current.numerics!r}",
+                hint=f"the pass says that its numerics are {current.numerics!r}"
+                + (f", and writes to {written}" if written else ""),
             ) from error
 
     def _fail(self, error: Exception, current: Pass, place: str, mark: int) -> PassError:

@@ -147,8 +147,8 @@ class FunctionPass(Pass):
     the user's own. Its own claim to have modified the graph is not asked for.
 
     Attributes:
-        function: Takes a `GraphModule`, changes it in place or returns another; what else it
-            returns is ignored, but for a `PassResult` of torch.fx.
+        function: Takes a `GraphModule`, changes it in place or returns another, or another graph
+            for it; what else it returns is ignored, but for a `PassResult` of torch.fx.
     """
 
     function: Callable[[fx.GraphModule], Any]
@@ -169,6 +169,8 @@ class FunctionPass(Pass):
         trial = copy_graph_module(edit.gm)
         returned = self.function(trial)
         returned = getattr(returned, "graph_module", returned)
+        if isinstance(returned, fx.Graph):
+            returned = fx.GraphModule(trial, returned)
         result = returned if isinstance(returned, fx.GraphModule) else trial
         names = _register_other_attributes(edit, result)
         if names or not _is_same_graph(edit.graph, result.graph):

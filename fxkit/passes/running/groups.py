@@ -84,12 +84,26 @@ class When(Group):
         yield from self.otherwise
 
     def choose(self, gm: fx.GraphModule) -> tuple[Item, ...]:
-        """Return the passes to run on a module as it is now."""
+        """Return the passes to run on a module as it is now.
+
+        Raises:
+            PassError: When the condition raises.
+        """
         if isinstance(self.condition, str):
             holds = property_named(self.condition).check(gm) is None
         else:
-            holds = bool(self.condition(gm))
+            holds = self._answer(self.condition, gm)
         return self.passes if holds else self.otherwise
+
+    def _answer(self, condition: Callable[[fx.GraphModule], Any], gm: fx.GraphModule) -> bool:
+        try:
+            return bool(condition(gm))
+        except Exception as error:
+            raise PassError(
+                f"expected the condition of {self.name} to answer, got "
+                f"{type(error).__name__}: {error}",
+                hint="it takes the GraphModule as it is then, and returns True or False",
+            ) from error
 
 
 def items_of(passes: Sequence[Any]) -> tuple[Item, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fxkit import __version__
 from fxkit.errors import FxkitError
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fxkit", description="A workbench for graph transformations over torch.fx."
     )
+    parser.add_argument("--version", action="version", version=f"fxkit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
     doctor = commands.add_parser("doctor", help="check that what fxkit needs is there and works")

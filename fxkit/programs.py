@@ -28,7 +28,7 @@ def load(path: Path) -> tuple[fx.GraphModule, tuple[Any, ...], dict[str, Any]]:
         UnsupportedError: When there is no such file, or it holds no exported program.
     """
     program = load_program(path)
-    module = program.module()
+    module = program.module(check_guards=False)
     if not isinstance(module, fx.GraphModule):
         raise UnsupportedError(
             f"expected a graph module in {path}, got {type(module).__name__}", hint=_EXPORT

@@ -6,11 +6,13 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
+import fxkit
 from fxkit import cli, doctor
 from fxkit.demo import model, steps
 
@@ -115,7 +117,40 @@ def test_an_archive_of_something_else_is_refused(
     path = tmp_path / "model.pt2"
     torch.save({"weight": torch.ones(2)}, path)
     assert cli.main(["tree", str(path)]) == 1
-    assert "got a file that torch.export can't load" in capsys.readouterr().err
+    assert "got what torch.save wrote" in capsys.readouterr().err
+    assert cli.main(["tree", str(tmp_path)]) == 1
+    assert "got a folder" in capsys.readouterr().err
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme", "nothing")
+    assert cli.main(["tree", str(path)]) == 1
+    assert "got an archive of something else" in capsys.readouterr().err
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/code/model.py", "")
+        archive.writestr("model/constants.pkl", "")
+    assert cli.main(["tree", str(path)]) == 1
+    assert "got an archive of TorchScript" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"fxkit {fxkit.__version__}\n"
+
+
+def test_guards_of_torch_are_no_part_of_the_program(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["tree", str(exported)]) == 0
+    assert "guards" not in capsys.readouterr().out.lower()
+
+
+@pytest.mark.parametrize("command", ["tree", "draw"])
+def test_a_depth_below_nothing_is_refused(
+    command: str, exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command, str(exported), "--depth", "-1"]) == 1
+    assert "expected depth to be" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

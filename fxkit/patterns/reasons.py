@@ -40,6 +40,8 @@ class Explanation:
         place = f" at %{self.node}" if self.node else ""
         return f"{self.rule} {verb}{place}\n{self.reason}"
 
+    __repr__ = __str__
+
 
 def explain(gm: fx.GraphModule, rule: Rule, at: str | None = None) -> Explanation:
     """Tell why a rule does not apply: how much matched, which node stopped it, which line.

@@ -82,3 +82,6 @@ class RewriteReport:
 
     def __str__(self) -> str:
         return self.table()
+
+    def __repr__(self) -> str:
+        return self.table()

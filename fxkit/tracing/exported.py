@@ -122,8 +122,8 @@ def load_program(path: Path) -> ExportedProgram:
     """
     import torch.export
 
-    if not path.is_file() or not zipfile.is_zipfile(path):
-        got = "a file of another kind" if path.is_file() else "no such file"
+    got = _other_kind(path)
+    if got is not None:
         raise UnsupportedError(f"expected an exported program in {path}, got {got}", hint=_SAVED)
     try:
         return torch.export.load(path)
@@ -134,6 +134,23 @@ def load_program(path: Path) -> ExportedProgram:
             f"{reason[0] if reason else type(error).__name__}",
             hint=_SAVED,
         ) from error
+
+
+def _other_kind(path: Path) -> str | None:
+    """Return what is there instead of an exported program; None for what looks like one."""
+    if path.is_dir():
+        return "a folder"
+    if not path.is_file():
+        return "no such file"
+    if not zipfile.is_zipfile(path):
+        return "a file of another kind"
+    with zipfile.ZipFile(path) as archive:
+        names = {name.rpartition("/")[2] for name in archive.namelist()}
+    if names & {"archive_format", "serialized_exported_program.json"}:
+        return None
+    if _is_torchscript(path):
+        return "an archive of TorchScript"
+    return "what torch.save wrote" if "data.pkl" in names else "an archive of something else"
 
 
 def _loaded(path: Path) -> Any:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+import fxkit
 from fxkit.errors import UnsupportedError
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import SIMPLIFY
@@ -116,3 +117,28 @@ def test_a_path_that_can_not_be_written_is_a_clear_error(tmp_path: Path) -> None
     for write in writers:
         with pytest.raises(UnsupportedError, match="expected a path that can be written"):
             write()
+
+
+@pytest.mark.parametrize(
+    ("look", "message"),
+    [
+        (lambda gm: fxkit.timeline(gm), "expected a PassResult, got ReLU"),
+        (lambda gm: fxkit.draw(gm, profile=3), "expected profile to be a Profile, got int"),
+        (lambda gm: fxkit.tree(gm, depth=-1), "expected depth to be None or a count of levels"),
+    ],
+)
+def test_what_can_not_be_shown_is_told(look, message) -> None:
+    with pytest.raises(UnsupportedError, match=message) as raised:
+        look(fxkit.symbolic_trace(nn.ReLU()))
+    assert raised.value.hint
+
+
+def test_results_show_what_they_say_in_a_notebook() -> None:
+    gm = fxkit.symbolic_trace(lambda x: (x * 1).relu().relu())
+    result = fxkit.PassManager([fxkit.passes.Canonicalise()]).run(gm)
+    assert repr(result) == result.table()
+    rule = fxkit.rule(lambda x: torch.relu(x), lambda x: torch.tanh(x), name="to_tanh")
+    explanation = fxkit.explain(gm, rule)
+    assert repr(explanation) == str(explanation)
+    report = fxkit.rewrite(gm, rule)
+    assert repr(report) == report.table()

@@ -154,6 +154,9 @@ class PassResult:
     def __str__(self) -> str:
         return self.table()
 
+    def __repr__(self) -> str:
+        return self.table()
+
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f}"

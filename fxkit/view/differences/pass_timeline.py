@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from fxkit.errors import UnsupportedError
 from fxkit.passes.running.records import PassResult
 from fxkit.view.differences.diffing import GraphDiff, diff
 from fxkit.view.differences.union import Union
@@ -140,7 +141,15 @@ def timeline(result: PassResult, *, title: str = "", max_nodes: int = 160) -> Ti
         result: What `PassManager.run` returned.
         title: What it is called; the module's class when left out.
         max_nodes: How many boxes are shown at first, about.
+
+    Raises:
+        UnsupportedError: When it is no result of a run of passes.
     """
+    if not isinstance(result, PassResult):
+        raise UnsupportedError(
+            f"expected a PassResult, got {type(result).__name__}",
+            hint="pass what PassManager.run returned",
+        )
     states = [result.timeline[0].graph_module]
     steps = [Step("as it was given", states[0])]
     for i, record in enumerate(result.records, start=1):

@@ -264,6 +264,11 @@ def _columns(
     texts: dict[str, Mapping[str, str]] = {}
     if isinstance(color_by, Mapping):
         numbers["value"] = {name: float(value) for name, value in color_by.items()}
+    if profile is not None and not isinstance(profile, Profile):
+        raise UnsupportedError(
+            f"expected profile to be a Profile, got {type(profile).__name__}",
+            hint="fxkit.profile(gm, args) returns one",
+        )
     if profile is not None:
         times = {row.name: row.seconds for row in profile.rows if row.seconds is not None}
         numbers["seconds"] = times

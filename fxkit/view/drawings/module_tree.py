@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fxkit.errors import UnsupportedError
 from fxkit.view.drawings.hierarchy import Group, Hierarchy, Leaf
 from fxkit.view.pages.page import fragment_page, notebook_bundle
 from fxkit.view.texts.escaping import escape
@@ -126,7 +127,15 @@ def tree(gm: Any, *, depth: int | None = None, fold: bool = True) -> Tree:
 
     Returns:
         A value with `str()`, `.head(n)`, `.html()` and `.to_json()`.
+
+    Raises:
+        UnsupportedError: When there is no graph, or `depth` is no count.
     """
+    if depth is not None and depth < 0:
+        raise UnsupportedError(
+            f"expected depth to be None or a count of levels, got {depth!r}",
+            hint="depth=1 opens the outermost modules",
+        )
     root = _entry(Hierarchy(graph_module_of(gm), fold=fold).root, depth)
     return Tree(replace(root, name=root.kind or "GraphModule", kind=""))
 

@@ -61,3 +61,23 @@ def test_a_column_over_itself_is_computed_once() -> None:
     ours, eagers = y.clone(), y.clone()
     torch.testing.assert_close(module(x, ours), program(x, eagers))
     torch.testing.assert_close(ours, eagers)
+
+
+@pytest.mark.parametrize("shape", [(8192, 17), (9001, 64), (20_000, 100)])
+def test_long_columns_that_threads_share_are_the_same_for_any_number(
+    shape: tuple[int, int],
+) -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        return x.sum(0), (x * x).mean(0) * 2, x.amin(0)
+
+    x = torch.randn(shape)
+    x[5000, 3], x[8191, 4] = math.nan, math.inf
+    module, threads, found = to_cpp(fx.symbolic_trace(program), (x,)), torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found.append(module(x))
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(found[0], program(x), equal_nan=True)

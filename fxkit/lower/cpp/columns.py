@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
-from fxkit.lower.cpp.kernel import KernelPrinter, scaled
+from fxkit.lower.cpp.kernel import PARTS, KernelPrinter, scaled
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule
@@ -21,6 +21,9 @@ from fxkit.lower.loops.schedule import Pass, schedule
 LANES = 64
 MORE_LANES = (256, 128)
 ENOUGH_TILES = 8
+
+# Where tiles are fewer, threads share long rows, which are cut as `PARTS` says.
+LONG_ROW = 1 << 13
 
 # Float sums are kept in float64 from one block of this many elements of a row to the next.
 BLOCK = 64
@@ -36,6 +39,23 @@ class ColumnPrinter(KernelPrinter):
         self._is_tiled = is_free(self._rows) or self._rows > self._lanes
         self._tiles = ceil_div(self._rows, self._lanes)
         self._lane_axis = len(kernel.outer_sizes) - 1
+        self._is_cut = self._can_cut()
+
+    def _can_cut(self) -> bool:
+        kernel, count = self._kernel, self._tile_count()
+        return (
+            not is_free(count)
+            and count < ENOUGH_TILES
+            and len(kernel.row_sizes) == 1
+            and kernel.row_sizes[0] >= LONG_ROW
+            and [bool(one.reductions) for one in self._schedule.passes].count(True) == 1
+            and not any(one.stores for one in self._schedule.passes)
+            and not any(i.is_scan or i.op == "check" for i in kernel.body)
+        )
+
+    def _share_tiles(self) -> None:
+        if not self._is_cut:
+            super()._share_tiles()
 
     def _best_lanes(self) -> int:
         """Return how many rows make a tile."""
@@ -74,13 +94,16 @@ class ColumnPrinter(KernelPrinter):
         for position, instruction in enumerate(self._kernel.body):
             if instruction.is_scan:
                 self._add(f"alignas(64) {self._type(position)} a{position}[{self._lanes}];")
-            if self._schedule.wide[position] or instruction.op == "const":
-                continue
-            self._add(f"alignas(64) {self._type(position)} v{position}[{self._lanes}];")
-            if self._is_float_sum(position):
-                self._add(f"alignas(64) double t{position}[{self._lanes}];")
-            if instruction.is_reduction and self._notes_nans(position):
-                self._add(f"alignas(64) {self._flag(position)} nan{position}[{self._lanes}];")
+            if not self._schedule.wide[position] and instruction.op != "const":
+                self._declare_lanes(position)
+
+    def _declare_lanes(self, position: int) -> None:
+        """Declare a row scalar, and what it is computed with."""
+        self._add(f"alignas(64) {self._type(position)} v{position}[{self._lanes}];")
+        if self._is_float_sum(position):
+            self._add(f"alignas(64) double t{position}[{self._lanes}];")
+        if self._body(position).is_reduction and self._notes_nans(position):
+            self._add(f"alignas(64) {self._flag(position)} nan{position}[{self._lanes}];")
 
     def _open_lanes(self) -> None:
         self._add("#pragma omp simd")
@@ -107,15 +130,55 @@ class ColumnPrinter(KernelPrinter):
         self._vector_loops(Bounds("0", "width", self._lanes, self._lanes), [Loop(pragma, body)])
 
     def _pass(self, one: Pass) -> None:
+        if self._is_cut:
+            self._cut_pass(one)
+        else:
+            self._uncut_pass(one, 0, self._kernel.row_sizes[-1])
+        sums = [p for p in one.reductions if self._is_float_sum(p)]
+        if sums:
+            self._open_lanes()
+            for p in sums:
+                self._add(f"v{p}[l] = (float)t{p}[l];")
+            self._close()
+
+    def _cut_pass(self, one: Pass) -> None:
+        """Print a pass over parts of the rows, which threads share; put its results together."""
+        names = {p: f"{'t' if self._is_float_sum(p) else 'v'}{p}" for p in one.reductions}
+        length = self._kernel.row_sizes[0]
+        size = ceil_div(length, PARTS * BLOCK) * BLOCK
+        for p, name in names.items():
+            kind = "double" if self._is_float_sum(p) else self._type(p)
+            self._add(f"alignas(64) {kind} {name}_of[{PARTS}][{self._lanes}];")
+        self._open_parts(length, size)
+        for p in one.reductions:
+            self._declare_lanes(p)
+        self._uncut_pass(one, "first", "last")
+        self._open_lanes()
+        for name in names.values():
+            self._add(f"{name}_of[part][l] = {name}[l];")
+        self._close()
+        self._close()
+        self._open_lanes()
+        for name in names.values():
+            self._add(f"{name}[l] = {name}_of[0][l];")
+        self._close()
+        self._open(f"for (long part = 1; part < {PARTS}; ++part) {{")
+        self._open_lanes()
+        for p, name in names.items():
+            self._fold(p, f"{name}[l]", f"{name}_of[part][l]")
+        self._close()
+        self._close()
+
+    def _uncut_pass(self, one: Pass, begin: str | int, end: str | int) -> None:
+        """Print a pass over the rows, or over a part of them."""
         sums = [p for p in one.reductions if self._is_float_sum(p)]
         self._start(one.reductions, sums)
         self._start_scans(p for p in one.values if self._body(p).is_scan)
         depth = self._depth
         self._open_row_axes()
         length = self._kernel.row_sizes[-1]
-        begin, end = ("0", str(length))
         if sums and (is_free(length) or length > BLOCK):
-            begin, end = self._open_blocks(0, length, BLOCK)
+            begin, end = self._open_blocks(begin, end, BLOCK)
         self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
         self._along_lanes(one.values, lambda: self._loop_body(one))
         self._close()
@@ -128,10 +191,8 @@ class ColumnPrinter(KernelPrinter):
         while self._depth > depth:
             self._close()
         noting = [p for p in one.reductions if self._notes_nans(p)]
-        if sums or noting:
+        if noting:
             self._open_lanes()
-            for p in sums:
-                self._add(f"v{p}[l] = (float)t{p}[l];")
             for p in noting:
                 nan = cpp_text.literal(math.nan, self._body(p).dtype)
                 self._add(f"v{p}[l] = nan{p}[l] ? {nan} : v{p}[l];")

@@ -19,6 +19,10 @@ from fxkit.lower.loops.schedule import Pass, Schedule, cost_of_point
 # Threads share the loop that follows; each has the same part of it in every call.
 SHARED = "#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)"
 
+# Long rows that threads share are cut into the same parts, whatever the number of threads, so that
+# a sum is the same with one thread and with many.
+PARTS = 32
+
 # Operations below which a kernel is never divided.
 SMALL_WORK = 30_000
 
@@ -231,6 +235,13 @@ class KernelPrinter(VectorLoops, ABC):
             self._add(f"const long block_end = {until} < {end} ? {until} : {end};")
             until = "block_end"
         return "block", until
+
+    def _open_parts(self, length: int, size: int) -> None:
+        """Open a loop over parts of a row, which threads share."""
+        self._add(SHARED)
+        self._open(f"for (long part = 0; part < {PARTS}; ++part) {{")
+        for name, start in (("first", f"part * {size}"), ("last", f"part * {size} + {size}")):
+            self._add(f"const long {name} = {start} < {length} ? {start} : {length};")
 
     def _accumulate(self, position: int, into: str) -> None:
         """Fold the operand of a reduction or a scan into its accumulator."""

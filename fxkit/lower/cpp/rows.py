@@ -13,7 +13,7 @@ from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.halves import BLOCK as HALVES
 from fxkit.lower.cpp.halves import StagedHalves
 from fxkit.lower.cpp.in_step import is_ordered, is_stepped, step_type
-from fxkit.lower.cpp.kernel import SHARED, KernelPrinter
+from fxkit.lower.cpp.kernel import PARTS, KernelPrinter
 from fxkit.lower.cpp.rounded_parts import Part, rounded_parts
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
@@ -26,11 +26,9 @@ TILE = 4096
 # Float sums are kept in float64 from one block of this many elements to the next.
 BLOCK = 1024
 
-# Where there are fewer rows than this, threads share long rows: each is cut into the same parts,
-# whatever the number of threads, so that a sum is the same with one thread and with many.
+# Where there are fewer rows than this, threads share long rows.
 FEW_ROWS = 8
 LONG_ROW = 1 << 16
-PARTS = 32
 
 # The processor foresees the lines of a long row, but not those of the rows that follow a short one.
 # They are asked for so many bytes ahead where rows lie one behind the other, and fit no cache.
@@ -123,10 +121,7 @@ class RowPrinter(KernelPrinter):
         size = ceil_div(self._length, PARTS * BLOCK) * BLOCK
         for p, name in names.items():
             self._add(f"{self._total_type(p)} {name}_of[{PARTS}];")
-        self._add(SHARED)
-        self._open(f"for (long part = 0; part < {PARTS}; ++part) {{")
-        for name, start in (("first", f"part * {size}"), ("last", f"part * {size} + {size}")):
-            self._add(f"const long {name} = {start} < {self._length} ? {start} : {self._length};")
+        self._open_parts(self._length, size)
         self._uncut_pass(one, "first", "last")
         for name in names.values():
             self._add(f"{name}_of[part] = {name};")

@@ -80,4 +80,6 @@ def test_long_columns_that_threads_share_are_the_same_for_any_number(
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(found[0], program(x), equal_nan=True)
+    for ours, eager, exact in zip(found[0], program(x), program(x.double()), strict=True):
+        worst = float((eager.double() - exact).abs().nan_to_num(0).max())
+        assert torch.allclose(ours.double(), exact, rtol=1e-6, atol=2 * worst, equal_nan=True)

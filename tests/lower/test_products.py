@@ -18,8 +18,8 @@ from fxkit.lower import to_cpp
 from fxkit.lower.cpp.build import build
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.loops.interpreter import interpret
-from fxkit.lower.loops.product import Product
-from fxkit.lower.loops.product_regions import alone, matrix_product
+from fxkit.lower.loops.products.product import Product
+from fxkit.lower.loops.products.regions import alone, matrix_product
 from fxkit.lower.running import plan, product_trial
 
 

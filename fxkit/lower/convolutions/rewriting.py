@@ -15,7 +15,7 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.convolutions import packed
 from fxkit.lower.cpp.toolchain import has_compiler
-from fxkit.lower.loops.convolution_products import has_channels_innermost, has_kernel
+from fxkit.lower.loops.products.convolutions import has_channels_innermost, has_kernel
 from fxkit.lower.running.product_trial import MIN_TERMS
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of

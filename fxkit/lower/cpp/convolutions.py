@@ -10,8 +10,8 @@ import functools
 from pathlib import Path
 
 from fxkit.lower.cpp.products import ProductPrinter
-from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.products.convolution import Convolution
 
 
 @functools.cache

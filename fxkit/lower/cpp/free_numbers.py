@@ -18,9 +18,9 @@ from typing import Any, cast
 
 from fxkit.lower.loops.attention import Attention
 from fxkit.lower.loops.bits import Bits
-from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
-from fxkit.lower.loops.product import Batch, Product
+from fxkit.lower.loops.products.convolution import Convolution
+from fxkit.lower.loops.products.product import Batch, Product
 
 
 class FreeInt(int):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
 from fxkit.lower.cpp.kernel import SHARED, KernelPrinter, scaled
-from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.loop_ir import WHOLE, Access, Kernel
-from fxkit.lower.loops.product import Product
+from fxkit.lower.loops.products.convolution import Convolution
+from fxkit.lower.loops.products.product import Product
 from fxkit.lower.loops.schedule import Pass, schedule
 
 # Columns of a panel; FX_COLUMNS in the text.

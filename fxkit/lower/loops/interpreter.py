@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fxkit.lower.loops.attention import Attention
-from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
-from fxkit.lower.loops.product import Product
+from fxkit.lower.loops.products.convolution import Convolution
+from fxkit.lower.loops.products.product import Product
 
 
 def interpret(

@@ -31,7 +31,7 @@ from fxkit.lower.loops.placement import (
     is_candidate,
     rows_lie_along_memory,
 )
-from fxkit.lower.loops.product_regions import continues_product
+from fxkit.lower.loops.products.regions import continues_product
 from fxkit.lower.loops.row_sums import sums_well
 from fxkit.lower.loops.schedule import cost_of
 from fxkit.lower.loops.stretches import stretches

@@ -9,9 +9,9 @@ import torch
 
 from fxkit.lower.convolutions import packed
 from fxkit.lower.cpp import convolutions, products
-from fxkit.lower.loops.convolution import Convolution
-from fxkit.lower.loops.product import Product
-from fxkit.lower.loops.product_node import ProductNode
+from fxkit.lower.loops.products.convolution import Convolution
+from fxkit.lower.loops.products.node import ProductNode
+from fxkit.lower.loops.products.product import Product
 from fxkit.lower.running import product_trial
 from fxkit.lower.running.product_trial import MIN_TERMS, near
 

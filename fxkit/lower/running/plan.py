@@ -16,9 +16,9 @@ from fxkit.lower.loops.emit import Emitted, Operand, emit, result_type
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
 from fxkit.lower.loops.placement import operand_type, position_taken
-from fxkit.lower.loops.product import Product
-from fxkit.lower.loops.product_node import ProductNode
-from fxkit.lower.loops.product_regions import alone, followed_by
+from fxkit.lower.loops.products.node import ProductNode
+from fxkit.lower.loops.products.product import Product
+from fxkit.lower.loops.products.regions import alone, followed_by
 from fxkit.lower.loops.regions import Partition, Region
 from fxkit.lower.running.convolution_trial import convolution_objection
 from fxkit.lower.running.kernel_call import KernelCall

@@ -27,7 +27,7 @@ from fxkit.lower.cpp.free_numbers import all_freed, packed_numbers
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.loops.attention import Attention
 from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.loops.product import Batch, Product
+from fxkit.lower.loops.products.product import Batch, Product
 
 # Multiplications below which the time of a call decides, not that of the product.
 MIN_TERMS = 1 << 18

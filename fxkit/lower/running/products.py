@@ -12,9 +12,9 @@ from fxkit.lower.loops.attention import emit_attention, is_attention
 from fxkit.lower.loops.emit import Emitted
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
-from fxkit.lower.loops.product import Product
-from fxkit.lower.loops.product_node import ProductNode
-from fxkit.lower.loops.product_regions import is_product, product_node
+from fxkit.lower.loops.products.node import ProductNode
+from fxkit.lower.loops.products.product import Product
+from fxkit.lower.loops.products.regions import is_product, product_node
 
 
 @dataclass

@@ -27,7 +27,7 @@ from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.loops.product_regions import alone, product_node
+from fxkit.lower.loops.products.regions import alone, product_node
 from fxkit.lower.running import convolution_trial, plan, product_trial
 
 Following = Callable[..., torch.Tensor]

@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from fxkit.lower.loops.convolution_products import convolution_product, is_packed_convolution
 from fxkit.lower.loops.emit import Emitted, Operand
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.index import row_major
@@ -24,9 +23,10 @@ from fxkit.lower.loops.loop_ir import (
     Store,
     Unfusable,
 )
-from fxkit.lower.loops.matrix_products import is_matrix_product, matrix_product
-from fxkit.lower.loops.product import Product
-from fxkit.lower.loops.product_node import ProductNode
+from fxkit.lower.loops.products.convolutions import convolution_product, is_packed_convolution
+from fxkit.lower.loops.products.matrices import is_matrix_product, matrix_product
+from fxkit.lower.loops.products.node import ProductNode
+from fxkit.lower.loops.products.product import Product
 
 
 def is_product(node: fx.Node) -> bool:

@@ -14,11 +14,11 @@ from torch import fx
 
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.loop_ir import Builder, Ref, Unfusable
-from fxkit.lower.loops.matrix_products import checked_operand, checked_type
-from fxkit.lower.loops.product import Batch, Product
-from fxkit.lower.loops.product_node import Finish, ProductNode
+from fxkit.lower.loops.products.convolution import Convolution
+from fxkit.lower.loops.products.matrices import checked_operand, checked_type
+from fxkit.lower.loops.products.node import Finish, ProductNode
+from fxkit.lower.loops.products.product import Batch, Product
 
 # Elements that a window may have. Depthwise, each window has a text of its own, where loops over
 # it are written out; else a panel of weights has to hold one or two channels.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxkit.lower.loops.convolution import Convolution
 from fxkit.lower.loops.emit import Operand
 from fxkit.lower.loops.loop_ir import Builder, Ref
-from fxkit.lower.loops.product import Product
+from fxkit.lower.loops.products.convolution import Convolution
+from fxkit.lower.loops.products.product import Product
 
 # Of a builder, the sum of products, and the numbers read for its column: the node's value.
 Finish = Callable[[Builder, Ref, Sequence[Ref]], Ref]

@@ -15,8 +15,8 @@ from fxkit.lower.loops.axis_order import distinct_axes
 from fxkit.lower.loops.index import row_major
 from fxkit.lower.loops.loop_ir import Builder, Ref, Unfusable
 from fxkit.lower.loops.placement import operand_type
-from fxkit.lower.loops.product import Batch, Product
-from fxkit.lower.loops.product_node import ProductNode
+from fxkit.lower.loops.products.node import ProductNode
+from fxkit.lower.loops.products.product import Batch, Product
 
 _Parts = tuple[Any, Any, Any, bool]
 

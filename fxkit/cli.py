@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 when all went well, 1 after an error (its message is on stderr), 130 when interrupted.
         A command line that can't be read exits with 2, as `argparse` does.
     """
+    _write_any_character()
     options = _parser().parse_args(arguments)
     try:
         code = options.run(options)
@@ -39,6 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _write_any_character() -> None:
+    """Let a terminal that lacks a character, such as a line of a tree, show a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -180,6 +181,26 @@ def test_the_module_runs() -> None:
     assert done.returncode == 0
     assert "doctor" in done.stdout
     assert "demo" in done.stdout
+
+
+def test_a_terminal_without_the_lines_of_a_tree_shows_something_else(exported: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fxkit", "tree", str(exported)],
+        capture_output=True,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"?? 0: Linear" in done.stdout
+
+
+@pytest.mark.parametrize("value", ["x", "1.5", "True", "(1, 2)"])
+def test_an_option_of_another_kind_is_refused(
+    value: str, exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    option = f"constant_folding.max_bytes={value}"
+    assert cli.main(["passes", "run", "constant_folding", str(exported), "--set", option]) == 1
+    assert "expected constant_folding.max_bytes to be like 16777216" in capsys.readouterr().err
 
 
 def test_passes_are_listed_with_options_and_contracts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,8 @@ def passes_of(
 
     Raises:
         FxkitError: When there is no such pass.
-        PassError: When there is no such option, or no such pass among those that are to run.
+        PassError: When there is no such option, or no such pass among those that are to run, or the
+            value is of another kind.
     """
     if text in pipelines:
         chosen = list(pipelines[text])
@@ -111,7 +112,25 @@ def _with(current: Pass, option: str, text: str) -> Pass:
             f"expected an option of {current.name}, got {option!r}",
             hint=f"it has {', '.join(known)}" if known else "it has none",
         )
-    return dataclasses.replace(current, **{option: _value(text)})  # type: ignore[type-var]
+    value, now = _value(text), getattr(current, option)
+    if not _is_alike(value, now):
+        raise PassError(
+            f"expected {current.name}.{option} to be like {now!r}, got {value!r}",
+            hint="values are written as Python writes them: 1024, True, (1, 2), bfloat16",
+        )
+    return dataclasses.replace(current, **{option: value})  # type: ignore[type-var]
+
+
+def _is_alike(value: Any, now: Any) -> bool:
+    """Tell whether an option's new value is of the kind that it has; of None nothing is known."""
+    if now is None or value is None:
+        return True
+    if isinstance(now, float):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(now, (tuple, list, frozenset, set)):
+        return isinstance(value, (tuple, list, frozenset, set))
+    plain = (bool, int, str, torch.dtype)
+    return type(value) is type(now) if isinstance(now, plain) else True
 
 
 def _value(text: str) -> Any:

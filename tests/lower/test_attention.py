@@ -19,7 +19,8 @@ from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.loops.attention import emit_attention
 from fxkit.lower.loops.interpreter import interpret
-from fxkit.lower.running import plan, product_trial
+from fxkit.lower.running import plan
+from fxkit.lower.running.trials import attention as attention_trial
 
 
 @pytest.fixture(autouse=True)
@@ -126,8 +127,8 @@ def test_what_is_left_to_torch_has_a_reason():
 
 
 def test_where_torch_is_faster_it_stays(monkeypatch, tmp_path):
-    monkeypatch.setattr(plan, "attention_objection", product_trial.attention_objection)
-    monkeypatch.setattr(product_trial, "_measured_attention", lambda *_: (2.0, 1.0))
+    monkeypatch.setattr(plan, "attention_objection", attention_trial.attention_objection)
+    monkeypatch.setattr(attention_trial, "_measured", lambda *_: (2.0, 1.0))
     q = rand(1, 2, 200, 32)
     with config.using_cache_dir(tmp_path):
         assert "torch's library attends 1 x 2 x [200, 32] over [200, 32]" in reason(q, q, q)
@@ -137,7 +138,7 @@ def test_attention_is_timed(tmp_path):
     q = rand(1, 2, 20, 32)
     with config.using_cache_dir(tmp_path):
         kernel = kernel_of([q, q, q, rand(20, 20)])
-        times = product_trial._measured_attention(kernel, kernel.body[0].detail, 1)
+        times = attention_trial._measured(kernel, kernel.body[0].detail, 1)
     assert all(0 < one < 1 for one in times)
 
 

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxkit
-from fxkit.lower.running import building, by_sizes, product_trial
+from fxkit.lower.running import building, by_sizes
 from fxkit.lower.running import compiled as lowering
 from fxkit.lower.running.kernel_stock import KernelStock
+from fxkit.lower.running.trials import times
 
 SIZES = [(3, 7), (4, 11), (5, 16), (2, 13), (9, 20), (2, 70), (33, 4)]
 
@@ -100,7 +101,7 @@ def test_no_build_after_the_second_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # With a trial, another size may be left to torch whole.
-    monkeypatch.setattr(product_trial, "slower", lambda *_: None)
+    monkeypatch.setattr(times, "slower", lambda *_: None)
     make, inputs = PROGRAMS[name]
     fn = make()
     compiled = fxkit.compile(fn, dynamic=dynamic)

@@ -20,7 +20,9 @@ from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.loops.products.product import Product
 from fxkit.lower.loops.products.regions import alone, matrix_product
-from fxkit.lower.running import plan, product_trial
+from fxkit.lower.running import plan
+from fxkit.lower.running.trials import products as product_trial
+from fxkit.lower.running.trials import times as trial_times
 
 
 @pytest.fixture(autouse=True)
@@ -234,7 +236,7 @@ class TestTrial:
     def test_a_damaged_file_is_measured_again(self, monkeypatch, tmp_path, text):
         monkeypatch.setattr(product_trial, "_measured", lambda *_: (1.0, 2.0))
         with config.using_cache_dir(tmp_path):
-            product_trial._path().write_text(text)
+            trial_times._path().write_text(text)
             assert product_trial.objection(product_of(100, 100, 1000)) is None
 
     def test_a_product_is_timed(self, tmp_path):

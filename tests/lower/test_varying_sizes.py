@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fxkit.lower.cpp.free_numbers import bits_of
-from fxkit.lower.running.product_trial import near
+from fxkit.lower.running.trials.times import near
 from fxkit.lower.running.varying_sizes import VaryingSizes
 
 

@@ -16,7 +16,7 @@ from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.convolutions import packed
 from fxkit.lower.cpp.toolchain import has_compiler
 from fxkit.lower.loops.products.convolutions import has_channels_innermost, has_kernel
-from fxkit.lower.running.product_trial import MIN_TERMS
+from fxkit.lower.running.trials.times import MIN_TERMS
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
 from fxkit.passes.channels_last import Refused, Spreader

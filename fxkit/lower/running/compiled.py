@@ -24,15 +24,13 @@ from fxkit.lower.loops.placement import is_candidate
 from fxkit.lower.loops.regions import Policy, Region, partition
 from fxkit.lower.running import binding
 from fxkit.lower.running.building import Built, build_kernels
-from fxkit.lower.running.convolution_trial import convolution_objection_by_kind
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.running.plan import Calls, Plan, make_plan, python_function
-from fxkit.lower.running.product_trial import (
-    attention_objection_by_kind,
-    objection_by_kind,
-)
 from fxkit.lower.running.program import make_program
 from fxkit.lower.running.reasons import reason_in_aten
+from fxkit.lower.running.trials.attention import attention_objection_by_kind
+from fxkit.lower.running.trials.convolutions import convolution_objection_by_kind
+from fxkit.lower.running.trials.products import objection_by_kind
 from fxkit.lower.running.tuning import spread, tuned
 
 

@@ -20,10 +20,11 @@ from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product
 from fxkit.lower.loops.products.regions import alone, followed_by
 from fxkit.lower.loops.regions import Partition, Region
-from fxkit.lower.running.convolution_trial import convolution_objection
 from fxkit.lower.running.kernel_call import KernelCall
-from fxkit.lower.running.product_trial import attention_objection, objection
 from fxkit.lower.running.products import choose_attention, choose_products
+from fxkit.lower.running.trials.attention import attention_objection
+from fxkit.lower.running.trials.convolutions import convolution_objection
+from fxkit.lower.running.trials.products import objection
 
 
 @dataclass

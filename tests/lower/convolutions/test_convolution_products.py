@@ -28,7 +28,10 @@ from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.products.regions import alone, product_node
-from fxkit.lower.running import convolution_trial, plan, product_trial
+from fxkit.lower.running import plan
+from fxkit.lower.running.trials import convolutions as convolution_trial
+from fxkit.lower.running.trials import times as trial_times
+from fxkit.lower.running.trials.products import timed_beside
 
 Following = Callable[..., torch.Tensor]
 
@@ -358,11 +361,11 @@ def test_the_trial_compares_with_the_packed_convolution(monkeypatch: pytest.Monk
     propagate_types(gm, (x,))
     (node,) = (n for n in gm.graph.nodes if n.target is packed.operator())
     found = product_node(node, gm)
-    times = product_trial.timed_beside(found.product, lambda: None)  # type: ignore[arg-type]
+    times = timed_beside(found.product, lambda: None)  # type: ignore[arg-type]
     assert 0 < times[1] < times[0]
     monkeypatch.setattr(convolution_trial, "_measured", lambda *_: (2.0, 1.0))
-    monkeypatch.setattr(product_trial, "_known", dict)
-    monkeypatch.setattr(product_trial, "_write", lambda _: None)
+    monkeypatch.setattr(trial_times, "_known", dict)
+    monkeypatch.setattr(trial_times, "_write", lambda _: None)
     reason = convolution_trial.convolution_objection(found)
     assert "convolves [1, 64, 1, 784] by [1, 1] to 64 channels" in str(reason)
     assert convolution_trial.convolution_objection_by_kind(found) is not None

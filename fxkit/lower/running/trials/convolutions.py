@@ -1,4 +1,4 @@
-"""Whether a kernel computes a packed convolution faster than oneDNN; see `product_trial`."""
+"""Whether a kernel computes a packed convolution faster than oneDNN; see `times`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from fxkit.lower.cpp import convolutions, products
 from fxkit.lower.loops.products.convolution import Convolution
 from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product
-from fxkit.lower.running import product_trial
-from fxkit.lower.running.product_trial import MIN_TERMS, near
+from fxkit.lower.running.trials import times
+from fxkit.lower.running.trials.products import timed_beside
+from fxkit.lower.running.trials.times import MIN_TERMS, near
 
 # Of larger results so many pixels are timed.
 MAX_PIXELS = 1 << 12
@@ -44,7 +45,7 @@ def _objection(one: Product | Convolution) -> str | None:
         return None
     part = _convolution_of(one) if isinstance(one, Product) else _part_of(one)
     text = f"{part} {part.steps} {part.padding} {part.dilation}"
-    return product_trial.slower(f"convolves {part}", text, lambda: _measured(part))
+    return times.slower(f"convolves {part}", text, lambda: _measured(part))
 
 
 def _convolution_of(product: Product) -> Convolution:
@@ -83,15 +84,15 @@ def _measured(one: Convolution) -> tuple[float, float]:
     if one.window == one.steps == (1, 1) and one.padding == (0, 0):
         strides = ((channels, 1), (1, channels))
         product = Product(0, 1, (), one.rows, results, channels, *strides)
-        return product_trial.timed_beside(product, library)
+        return timed_beside(product, library)
     threads, result = torch.get_num_threads(), torch.empty(one.rows, results)
     lengths = [*one.image, *one.strides[1:], channels, *one.window, *one.steps, *one.padding]
     lengths += [*one.dilation, one.result[1], one.rows, results]
     numbers = (ctypes.c_long * 17)(*lengths, products.block_rows(one, threads))
-    function = product_trial.trial_function(_source())
+    function = times.trial_function(_source())
     function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
     pointers = [image.data_ptr(), weight.data_ptr(), result.data_ptr(), ctypes.addressof(numbers)]
-    return product_trial.fastest(lambda: function(*pointers, threads), library)
+    return times.fastest(lambda: function(*pointers, threads), library)
 
 
 def _source() -> str:

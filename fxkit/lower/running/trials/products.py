@@ -1,0 +1,135 @@
+"""Whether a kernel multiplies matrices faster than torch's library; see `times`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from fxkit.lower.cpp import products
+from fxkit.lower.loops.products.product import Batch, Product
+from fxkit.lower.running.trials import times
+from fxkit.lower.running.trials.times import MIN_TERMS, near, strided
+
+# Of larger products a part of this size is timed.
+MAX_ROWS, MAX_COUNT = 768, 16
+
+
+def objection(product: Product) -> str | None:
+    """Return why torch's library is as fast for a product, or None where a kernel is faster."""
+    if product.terms < MIN_TERMS:
+        return None
+    threads = torch.get_num_threads()
+    part = _part_of(product)
+    return times.slower(f"multiplies {product}", _key(part), lambda: _measured(part, threads))
+
+
+def objection_by_kind(product: Product) -> str | None:
+    """Do as `objection` for one of many sizes: what was measured for sizes near by serves."""
+    left, right = product.left_strides, product.right_strides
+    return objection(
+        replace(
+            product,
+            batch=tuple(Batch(near(b.size), near(b.left), near(b.right)) for b in product.batch),
+            rows=near(product.rows),
+            columns=near(product.columns),
+            depth=near(product.depth),
+            left_strides=(near(left[0]), near(left[1])),
+            right_strides=(near(right[0]), near(right[1])),
+        )
+    )
+
+
+def _part_of(product: Product) -> Product:
+    """Return a product that is small enough to be timed, and like this one."""
+    room, batch = MAX_COUNT, []
+    for one in reversed(product.batch):
+        size = min(one.size, max(room, 1))
+        room //= size
+        batch.append(replace(one, size=size))
+    return replace(product, batch=tuple(reversed(batch)), rows=min(product.rows, MAX_ROWS))
+
+
+def _key(product: Product) -> str:
+    batch = [(b.size, b.left, b.right) for b in product.batch]
+    return f"{product} {batch} {product.left_strides} {product.right_strides}"
+
+
+def _measured(product: Product, threads: int) -> tuple[float, float]:
+    """Time a product, with the dimensions of its batch taken as one."""
+    count = product.count
+    left, right = _matrices(product, count)
+    kernel = _kernel(product, left, right, threads)
+
+    def library() -> None:
+        torch.matmul(left, right) if count > 1 else torch.mm(left[0], right[0])
+
+    return times.fastest(kernel, library)
+
+
+def timed_beside(product: Product, library: Callable[[], None]) -> tuple[float, float]:
+    """Return the seconds of a kernel for a product, and of what is called in its place."""
+    left, right = _matrices(product, product.count)
+    kernel = _kernel(product, left, right, torch.get_num_threads())
+    return times.fastest(kernel, library)
+
+
+def _kernel(
+    product: Product, left: torch.Tensor, right: torch.Tensor, threads: int
+) -> Callable[[], None]:
+    """Return a call of the kernel that multiplies matrices of a product's sizes."""
+    result = torch.empty(product.count, product.rows, product.columns)
+    height = products.block_rows(product, threads)
+    sizes = (ctypes.c_long * 5)(product.count, product.rows, product.columns, product.depth, height)
+    strides = (ctypes.c_long * 6)(*left.stride()[:1], *right.stride()[:1], *left.stride()[1:],
+                                  *right.stride()[1:])  # fmt: skip
+    function = times.trial_function(_source())
+    function.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long]
+    pointers = [t.data_ptr() for t in (left, right, result)]
+
+    def kernel() -> None:
+        function(*pointers, ctypes.addressof(sizes), ctypes.addressof(strides), threads)
+
+    # The tensors live as long as what has their addresses.
+    kernel.tensors = (left, right, result)  # type: ignore[attr-defined]
+    return kernel
+
+
+def _matrices(product: Product, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return operands of the product's strides, with their batch as one dimension."""
+    batch = product.batch[-1] if product.batch else Batch(1, 0, 0)
+    shapes = ((count, product.rows, product.depth), (count, product.depth, product.columns))
+    strides = ((batch.left, *product.left_strides), (batch.right, *product.right_strides))
+    return strided(shapes[0], strides[0]), strided(shapes[1], strides[1])
+
+
+def _source() -> str:
+    return f"{products.header()}\n{_TRIAL}"
+
+
+_TRIAL = f"""
+extern "C" void fx_trial(
+    const float* a, const float* b, float* c, const long* n, const long* strides, long threads) {{
+  const long rows = n[1], columns = n[2], depth = n[3], height = n[4];
+  const long panels = (columns + {products.COLUMNS - 1}) / {products.COLUMNS};
+  const long blocks = (rows + height - 1) / height;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (long tile = 0; tile < n[0] * panels * blocks; ++tile) {{
+    const long from = tile % panels * {products.COLUMNS}, batch = tile / (panels * blocks);
+    const long first = tile / panels % blocks * height;
+    const long width = columns - from < {products.COLUMNS} ? columns - from : {products.COLUMNS};
+    const long count = rows - first < height ? rows - first : height;
+    alignas(64) float sums[{max(products.BLOCKS)} * {products.COLUMNS}];
+    fx_product(
+        a + batch * strides[0] + first * strides[2], strides[2], strides[3],
+        b + batch * strides[1] + from * strides[5], strides[4], strides[5], count, width, depth,
+        sums);
+    for (long r = 0; r < count; ++r)
+      for (long j = 0; j < width; ++j)
+        c[(batch * rows + first + r) * columns + from + j] =
+            sums[r * {products.COLUMNS} + j];
+  }}
+}}
+"""

@@ -1,0 +1,123 @@
+"""Times of kernels and of torch's library, taken once for each shape and kept beside the kernels.
+
+Libraries differ by the maker of the processor: the one that torch uses may leave half of its speed
+unused. So whether a kernel is faster is found out on this machine and at these sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxkit.errors import BuildError
+from fxkit.lower.cpp import convolutions, products, toolchain
+from fxkit.lower.cpp.build import build, cache_folder
+
+# Multiplications below which the time of a call decides, not that of the product.
+MIN_TERMS = 1 << 18
+
+_ROUNDS = 4
+
+
+def slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> str | None:
+    """Return in words that a kernel is slower than torch, or None.
+
+    Args:
+        what: What they do, as a phrase.
+        key: Under which the times are kept.
+        measure: Returns the seconds of the kernel and of torch.
+    """
+    key = f"{torch.get_num_threads()} threads: {key}"
+    try:
+        known = _known()
+        if key not in known:
+            known[key] = measure()
+            _write(known)
+    except BuildError as error:
+        return error.message
+    kernel, library = known[key]
+    if kernel <= library:
+        return None
+    return f"torch's library {what} in {library * 1e6:.0f} us, a kernel in {kernel * 1e6:.0f} us"
+
+
+@torch.no_grad()
+def fastest(*candidates: Callable[[], None]) -> tuple[float, float]:
+    """Return the least time of each of two functions, which are called in turn."""
+    best = [float("inf")] * len(candidates)
+    for turn in range(_ROUNDS + 1):
+        for position, candidate in enumerate(candidates):
+            start = time.perf_counter()
+            candidate()
+            if turn:
+                best[position] = min(best[position], time.perf_counter() - start)
+    return best[0], best[1]
+
+
+def trial_function(source: str) -> Any:
+    """Return what a trial's text calls `fx_trial`."""
+    function = build(source).handle.fx_trial
+    function.restype = None
+    return function
+
+
+def near(size: int) -> int:
+    """Round a size up to one whose binary digits after the second are noughts."""
+    unit = 1 << max(0, size.bit_length() - 2)
+    return -(-size // unit) * unit
+
+
+def all_near(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Round each size up; see `near`."""
+    return tuple(map(near, sizes))
+
+
+def strided(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Return ones of a shape, in memory as its strides say."""
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return torch.ones(span, dtype=dtype).as_strided(shape, strides)
+
+
+_Times = dict[str, tuple[float, float]]
+
+
+@functools.cache
+def _known_in(path: Path) -> _Times:
+    try:
+        read = json.loads(path.read_text())
+        return {str(key): (float(a), float(b)) for key, (a, b) in read.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _known() -> _Times:
+    return _known_in(_path())
+
+
+def _path() -> Path:
+    """Return the file of times of this compiler, processor and torch."""
+    tools, kernels = toolchain.current(), (products.header(), convolutions.header("convolution"))
+    text = "\0".join([*kernels, *tools.flags, tools.identity])
+    return cache_folder() / f"products-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _write(times: _Times) -> None:
+    path = _path()
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="products-", dir=path.parent)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(times, file, indent=1)
+        os.replace(name, path)
+    except OSError:
+        return  # times that can't be kept are measured again by the next process

@@ -89,6 +89,10 @@ class Pass:
         """Registry name: the class's name in snake case."""
         return pass_name(type(self))
 
+    def drops_gradients(self) -> bool:
+        """Tell whether it takes parameters as constants, so that results may need no gradient."""
+        return False
+
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Change the graph through the session.
 

@@ -37,6 +37,10 @@ class ConstantFolding(Pass):
     max_bytes: int = 16 * 2**20
     fold_parameters: bool = False
 
+    def drops_gradients(self) -> bool:
+        """Tell whether parameters are constants."""
+        return self.fold_parameters
+
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the edges, and that of the folded nodes."""
         folder = _Folder(edit, context, self)

@@ -40,6 +40,8 @@ class Safety:
     def refusal(self, rule: Rule, match: Match) -> str | None:
         """Return why the match may not be rewritten, or None when it may."""
         reason = self._escape(rule, match)
+        if len(match.outputs) > 1:
+            reason = reason or self._late_part(match)
         if self._all_pure and rule.template.is_all_new and len(match.outputs) == 1:
             return reason
         reason = reason or self._early_user(rule, match)
@@ -81,6 +83,21 @@ class Safety:
             for user in node.users:
                 if user not in matched:
                     return f"%{node.name} is used outside of the match too, by %{user.name}"
+        return None
+
+    def _late_part(self, match: Match) -> str | None:
+        """What takes the place of the root needs all operands, which may stand behind it.
+
+        The root is the last result of the pattern, and need not be the last one in the graph.
+        """
+        root = match.root
+        late = [node for node in match.matched if root < node]
+        for node in late:
+            for operand in node.all_input_nodes:
+                if operand not in match.matched and not operand < root:
+                    return f"%{operand.name}, which %{node.name} takes, comes after %{root.name}"
+        if late and not self._all_pure:
+            return f"%{late[0].name} of the match comes after %{root.name}, beside effects"
         return None
 
     def _mode_change(self, match: Match) -> str | None:

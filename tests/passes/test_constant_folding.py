@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fxkit
@@ -133,3 +134,20 @@ def test_random_numbers_are_drawn_at_each_call():
     gm, record = fold(Noise())
     assert not record.modified
     assert not torch.equal(gm(X), gm(X))
+
+
+def test_folded_parameters_need_no_gradient_any_more():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.scale = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return F.linear(x, self.weight * self.scale)
+
+    module, args = Scaled(), (torch.randn(2, 4),)
+    gm = fxkit.symbolic_trace(module)
+    passes = [ConstantFolding(fold_parameters=True), fxkit.passes.DeadCodeElimination()]
+    PassManager(passes, args=args).run(gm)
+    assert not gm(*args).requires_grad
+    torch.testing.assert_close(gm(*args), module(*args).detach())

@@ -29,6 +29,11 @@ _SIN_COS = rule(lambda x: (torch.sin(x), torch.cos(x)), lambda x: (torch.cos(x),
                 name="sin_cos")  # fmt: skip
 
 
+_TWO_SIDES = rule(lambda x, y, z: (torch.maximum(x, y), torch.minimum(x, z)),
+                  lambda x, y, z: (torch.fmax(x, y), torch.fmin(x, z)),
+                  name="two_sides")  # fmt: skip
+
+
 def _wrote_between(x: torch.Tensor) -> torch.Tensor:
     first = x.neg()
     x.add_(1)
@@ -465,3 +470,23 @@ def test_a_parameter_written_through_an_attribute_is_noticed() -> None:
     report = rewrite(gm, fused, limit=1)
     assert report.count == 0
     assert "%add_ may write to self.0.running_mean" in report.refusals[0][2]
+
+
+@pytest.mark.parametrize(
+    ("program", "count"),
+    [
+        (lambda x, y: torch.maximum(x, y) + torch.minimum(x, x), 1),
+        (lambda x, y: torch.minimum(x, x) + torch.maximum(x, y), 1),
+        (lambda x, y: torch.minimum(x, y) + torch.maximum(x, y.exp()), 0),
+        (lambda x, y: torch.minimum(x, y) + torch.maximum(x, y.mul_(2)), 0),
+        (lambda x, y: torch.minimum(x, y).exp() + torch.maximum(x, y), 1),
+        (lambda x, y: (x.add_(1), torch.minimum(x, y), torch.maximum(x, y)), 0),
+    ],
+)
+def test_a_result_that_comes_after_the_root(program: Callable[..., Any], count: int) -> None:
+    args = torch.randn(3), torch.randn(3)
+    gm = symbolic_trace(program)
+    propagate_types(gm, args)
+    report = rewrite(gm, _TWO_SIDES)
+    assert report.count == count, report.refusals
+    assert_equivalent(program, gm, args, exact=True)

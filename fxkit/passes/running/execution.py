@@ -266,7 +266,9 @@ class Execution:
             self.checks.types_changed()
         if not self._is_checked:
             return
-        contracts.check_types(self._output_type, output_type)
+        drops_gradients = modified and current.drops_gradients()
+        contracts.check_types(self._output_type, output_type, drops_gradients=drops_gradients)
+        self._output_type = output_type
         if is_whole:
             self.checks.check_ensured(current)
         if modified:

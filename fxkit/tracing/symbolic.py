@@ -20,6 +20,7 @@ from fxkit.errors import CaptureError, FxkitError, UnsupportedError
 from fxkit.tracing.callables import Program, program_of
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.modules_kept import modules_kept
 from fxkit.tracing.recorder.frames import Frames, is_user_file, source_text
 from fxkit.tracing.recorder.rollback import (
     Undo,
@@ -91,7 +92,7 @@ def symbolic_trace(
 
     No inputs are needed, and the graph holds for all shapes. What the program decides by Python
     values is decided once: training flags, numbers in attributes, defaults of parameters. torch's
-    own modules stay calls of modules.
+    own modules stay calls of modules. Attributes that the program assigns are put back.
 
     A callable that is written in C, such as `torch.relu`, becomes one node, with a placeholder for
     each argument that it needs. What `functools.partial` gives is fixed, and so are defaults of
@@ -152,7 +153,8 @@ def _traced(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.
     random = random_states()
     modes = Modes.now()
     try:
-        graph = tracer.trace(root, concrete_args)
+        with modules_kept(root):
+            graph = tracer.trace(root, concrete_args)
     except Exception as error:
         modes.restore(error)
         raise _explained(error, name) from error

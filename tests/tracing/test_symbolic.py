@@ -197,3 +197,36 @@ def test_capture_symbolically_refuses_a_branch():
 def test_what_cannot_be_called_is_refused(root: Any):
     with pytest.raises(UnsupportedError, match=r"expected something to call, got (int|None|str)"):
         symbolic_trace(root)
+
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.last, self.seen, self.named, self.calls = None, [], {}, 0
+
+    def forward(self, x):
+        self.last, self.new = x * 2, x
+        self.seen.append(x)
+        self.named["x"] = x
+        self.calls += 1
+        return self.fc(self.last) + torch.ones(3)
+
+
+def test_no_placeholder_stays_in_a_module():
+    model = Remembers()
+    gm = symbolic_trace(model)
+    assert (model.last, model.seen, model.named, model.calls) == (None, [], {}, 0)
+    assert not hasattr(model, "new")
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(gm(x), model(x))
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_program_that_can_not_be_followed_is_as_it_was(make):
+    model = make(3, 4)
+    with pytest.raises(CaptureError):
+        symbolic_trace(model)
+    x = torch.randn(5, 2, 3)
+    program = capture(model, (x,))
+    torch.testing.assert_close(program(x)[0], model(x)[0])

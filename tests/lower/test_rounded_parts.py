@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp import rows
+from fxkit.lower.cpp import half_rows
 from fxkit.lower.cpp.rounded_parts import Part, rounded_parts, unrounded
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import schedule
@@ -70,7 +70,7 @@ def test_parts_compute_what_one_loop_does(
     args = inputs(*shape)
     text, found = outputs(PROGRAMS[name], *args)
     assert ("fx_round_halves(k" in text) == (name in CUT)
-    monkeypatch.setattr(rows, "rounded_parts", lambda kernel, one: ())
+    monkeypatch.setattr(half_rows, "rounded_parts", lambda kernel, one: ())
     text, expected = outputs(PROGRAMS[name], *args)
     assert "fx_round_halves(k" not in text
     for ours, theirs in zip(found, expected, strict=True):

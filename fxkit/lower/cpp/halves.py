@@ -58,6 +58,22 @@ FX_INLINE void fx_round_halves(float* x, long count) {
   for (long j = 0; j < count; j += 16)
     *(fx_floats*)(x + j) = fx_widened(fx_narrowed(*(const fx_floats*)(x + j)));
 }
+FX_INLINE float fx_sum_halves(const unsigned short* from, long count) {
+  fx_floats sums[4] = {};
+  long j = 0;
+  for (; j + 64 <= count; j += 64)
+    for (int k = 0; k < 4; ++k)
+      sums[k] += fx_widened(*(const fx_loose_halves*)(from + j + 16 * k));
+  for (; j < count; j += 16) {
+    alignas(64) float rest[16];
+    fx_widen(from + j, rest, count - j < 16 ? count - j : 16);
+    sums[0] += *(const fx_floats*)rest;
+  }
+  sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  float sum = 0;
+  for (int k = 0; k < 16; ++k) sum += sums[0][k];
+  return sum;
+}
 #elif defined(__F16C__)
 typedef short fx_loose_halves __attribute__((vector_size(16), aligned(2), may_alias));
 typedef float fx_floats __attribute__((vector_size(32), may_alias));
@@ -80,6 +96,19 @@ FX_INLINE void fx_round_halves(float* x, long count) {
     *(fx_floats*)(x + j) = (fx_floats)__builtin_ia32_vcvtph2ps256(
         __builtin_ia32_vcvtps2ph256(*(const fx_floats*)(x + j), 0));
 }
+FX_INLINE float fx_sum_halves(const unsigned short* from, long count) {
+  fx_floats sums[4] = {};
+  long j = 0;
+  for (; j + 32 <= count; j += 32)
+    for (int k = 0; k < 4; ++k)
+      sums[k] += (fx_floats)__builtin_ia32_vcvtph2ps256(
+          *(const fx_loose_halves*)(from + j + 8 * k));
+  sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  float sum = 0;
+  for (int k = 0; k < 8; ++k) sum += sums[0][k];
+  for (; j < count; ++j) sum += fx_from_lone_f16(from[j]);
+  return sum;
+}
 #else
 #define FX_CONVERTS
 #endif
@@ -95,6 +124,12 @@ FX_INLINE void fx_narrow(const float* from, unsigned short* to, long count) {
 FX_INLINE void fx_round_halves(float* x, long count) {
 #pragma omp simd
   for (long j = 0; j < count; ++j) x[j] = fx_round_lone_f16(x[j]);
+}
+FX_INLINE float fx_sum_halves(const unsigned short* from, long count) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (long j = 0; j < count; ++j) sum += fx_from_lone_f16(from[j]);
+  return sum;
 }
 #endif
 """

@@ -153,8 +153,13 @@ class JoinedRowsPrinter(RowPrinter):
         if access is None:
             return super()._value(position)
         dtype = self._kernel.buffers[access.buffer].dtype
-        element = cpp_text.load_expression(f"x{position}[j - begin]", dtype)
+        element = cpp_text.load_expression(self._element(position), dtype)
         return self._staged_read(position) or element
+
+    def _element(self, position: int) -> str:
+        if position in self._joined.spread:
+            return f"x{position}[j - begin]"
+        return super()._element(position)
 
     def _first_read(self, position: int, begin: str) -> str:
         if position in self._joined.spread:

@@ -75,7 +75,7 @@ def _preamble(
 
 
 def _uses_halves(text: str) -> bool:
-    return any(f"fx_{name}(" in text for name in ("widen", "narrow", "round_halves"))
+    return any(f"fx_{name}(" in text for name in ("widen", "narrow", "round_halves", "sum_halves"))
 
 
 _TYPES = "float, double, long, int, short, signed char, unsigned char, bool"

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-
-import torch
+from collections.abc import Iterable, Iterator
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
+from fxkit.lower.cpp.half_rows import HalfRows
 from fxkit.lower.cpp.halves import BLOCK as HALVES
-from fxkit.lower.cpp.halves import StagedHalves
 from fxkit.lower.cpp.in_step import is_ordered, is_stepped, step_type
-from fxkit.lower.cpp.kernel import PARTS, KernelPrinter
-from fxkit.lower.cpp.rounded_parts import Part, rounded_parts
+from fxkit.lower.cpp.kernel import PARTS
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
@@ -37,7 +34,7 @@ SHORT_BYTES = 1024
 CACHED_BYTES = 1 << 21
 
 
-class RowPrinter(KernelPrinter):
+class RowPrinter(HalfRows):
     """Writes a kernel that handles one row, or a part of a row without reductions, at a time."""
 
     def __init__(self, kernel: Kernel, name: str) -> None:
@@ -49,10 +46,8 @@ class RowPrinter(KernelPrinter):
             self._cut_into_tiles(TILE)
         self._is_cut = is_whole and self._can_cut()
         self._stretches = stretches(kernel)
-        self._known: Mapping[int, bool] = {}
         self._is_near = False
         self._scanned_before: set[int] = set()
-        self._parts: tuple[Part, ...] = ()
         self._is_stepped = is_stepped(kernel)
         self._block = BLOCK
 
@@ -196,55 +191,17 @@ class RowPrinter(KernelPrinter):
             block = BLOCK if one.reductions else HALVES
             bounds = Bounds(str(first), str(last), self._most(first, last), block)
             self._known = stretch.known
-            if self._parts:
-                loops = [self._part_loop(one, part, clause) for part in self._parts]
-                self._vector_loops(bounds, loops, self._kept_types())
-            else:
+            if not self._half_loops(one, bounds, clause):
                 pragma = self._pragma(one.values, one.reductions, clause)
                 body = functools.partial(self._stepped_body, one, begin)
                 self._vector_loops(bounds, [Loop(pragma, body)])
             self._known = {}
-
-    def _parts_of(self, one: Pass) -> tuple[Part, ...]:
-        """Return the parts of a pass that is divided where results are rounded to halves."""
-        is_cut = self._has_halves and len(self._stretches) == 1
-        return rounded_parts(self._kernel, one) if is_cut else ()
-
-    def _kept_types(self) -> dict[int, str]:
-        """Return the values that go from part to part, each with its type."""
-        kept = [p for part in self._parts for p in (*part.keeps, *part.rounds)]
-        return {p: self._type(p) for p in kept}
 
     def _pragma(self, values: Iterable[int], reductions: Iterable[int], clause: str) -> str:
         """Return what stands before a loop; nothing where it can't become vector code."""
         if any(self._body(p).is_scan for p in values):
             return ""
         return f"#pragma omp simd{clause}{self._clauses(reductions)}{self._fault_clause(values)}"
-
-    def _part_loop(self, one: Pass, part: Part, clause: str) -> Loop:
-        pragma = self._pragma(part.checks, part.reductions, clause)
-        return Loop(pragma, lambda: self._part_body(one, part), part.rounds)
-
-    def _part_body(self, one: Pass, part: Part) -> None:
-        """Print what a part of a pass does for an element."""
-        assert self._halves is not None
-        for value in sorted({*part.reads, *part.values}):
-            is_read = value in part.reads
-            text = self._halves.kept(value) if is_read else self._text_in(one, value)
-            self._add(f"const {self._type(value)} v{value} = {text};")
-        for check in part.checks:
-            self._check(check)
-        for value in part.keeps:
-            self._add(f"{self._halves.kept(value)} = v{value};")
-        for value in part.rounds:
-            operand = self._ref(self._body(value).operands[0])
-            self._add(f"{self._halves.kept(value)} = {operand};")
-        for value in part.buffers:
-            self._add(f"b{value}[{self._row_offset()}] = v{value};")
-        for position in part.stores:
-            self._store(position)
-        for position in part.reductions:
-            self._accumulate(position, f"v{position}")
 
     def _most(self, begin: str | int, end: str | int) -> int:
         """Return how many elements a loop can have."""
@@ -376,64 +333,3 @@ class RowPrinter(KernelPrinter):
 
     def _lane_terms(self, access: Access) -> list[str]:
         return []
-
-    def _holds(self, guard: int) -> bool:
-        instruction = self._body(guard)
-        if instruction.op == "const":
-            return bool(self._facts.number(guard))
-        if instruction.op == "not":
-            return self._fails(instruction.operands[0])
-        if instruction.op in ("and", "or"):
-            sides = [self._holds(o) for o in instruction.operands]
-            return all(sides) if instruction.op == "and" else any(sides)
-        return self._known.get(guard, False)
-
-    def _condition(self, guard: int) -> str | None:
-        return None if self._schedule.wide[guard] else self._ref(guard)
-
-    def _staged_read(self, position: int) -> str | None:
-        access = self._body(position).detail
-        is_half = self._kernel.buffers[access.buffer].dtype == torch.float16
-        if self._halves is None or not is_half or not access.scales:
-            return super()._staged_read(position)
-        if position not in self._halves.gathers and not self._gather(position, self._halves):
-            return None
-        return self._halves.gather(position)
-
-    def _gather(self, position: int, halves: StagedHalves) -> bool:
-        """Print a loop that reads the elements of a load one by one, if that can be done apart.
-
-        No compiler makes vector code of a loop that reads two bytes at an index.
-        """
-        needed: set[int] = set()
-        open_ = [*self._body(position).operands]
-        while open_:
-            operand = open_.pop()
-            if self._schedule.wide[operand] and operand not in needed:
-                needed.add(operand)
-                open_ += self._body(operand).operands
-        if any(self._body(p).is_scan or p in self._schedule.buffers for p in needed):
-            return False
-        outer, self._lines = self._lines, []
-        is_lone, self._is_lone = self._is_lone, True
-        self._depth -= 1
-        self._open(f"for (long j = {halves.begin}; j < {halves.end}; ++j) {{")
-        for value in sorted(needed):
-            if self._body(value).op != "const":
-                self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
-        self._add(f"{halves.gather(position)} = {self._loaded(position)};")
-        self._close()
-        self._depth += 1
-        halves.loops += self._lines
-        self._lines, self._is_lone = outer, is_lone
-        return True
-
-    def _fails(self, guard: int) -> bool:
-        """Tell whether a guard is known not to hold all along the loop."""
-        instruction = self._body(guard)
-        if instruction.op == "not":
-            return self._holds(instruction.operands[0])
-        if instruction.op in ("and", "or"):
-            sides = [self._fails(o) for o in instruction.operands]
-            return any(sides) if instruction.op == "and" else all(sides)
-        return not self._known.get(guard, True)

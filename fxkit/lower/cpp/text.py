@@ -113,6 +113,9 @@ def expression(instruction: Instruction, operands: list[str], source: torch.dtyp
     op, dtype = instruction.op, instruction.dtype
     if op == "const":
         return literal(instruction.detail.value, dtype)
+    if op == "cast" and source == torch.bool and dtype.is_floating_point:
+        # A conversion goes by way of integers as narrow as the condition.
+        return f"{operands[0]} ? {literal(1.0, dtype)} : {literal(0.0, dtype)}"
     if op == "cast":
         return f"{operands[0]} != 0" if dtype == torch.bool else f"({TYPES[dtype]}){operands[0]}"
     if op in _INFIX:

@@ -25,7 +25,8 @@ from fxkit.lower.cpp.products import ProductPrinter, begins_with
 from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
-from fxkit.lower.loops.loop_ir import WHOLE, Access, Kernel
+from fxkit.lower.loops.axis_order import with_an_axis
+from fxkit.lower.loops.loop_ir import WHOLE, Kernel
 
 
 def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> str:
@@ -122,17 +123,4 @@ def _with_long_row(kernel: Kernel) -> Kernel:
 
 def _with_row(kernel: Kernel) -> Kernel:
     """Make the innermost axis of a kernel without reductions its row."""
-    if kernel.row_rank:
-        return kernel
-    if kernel.sizes:
-        return replace(kernel, row_rank=1)
-
-    def widened(access: Access) -> Access:
-        return replace(access, strides=(0,))
-
-    body = tuple(
-        replace(i, detail=widened(i.detail)) if i.op in ("load", "index") else i
-        for i in kernel.body
-    )
-    stores = tuple(replace(s, access=widened(s.access)) for s in kernel.stores)
-    return replace(kernel, sizes=(1,), row_rank=1, body=body, stores=stores)
+    return kernel if kernel.row_rank else replace(with_an_axis(kernel), row_rank=1)

@@ -9,7 +9,6 @@ read and write element by element.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cuda.columns import ColumnPrinter
@@ -19,7 +18,8 @@ from fxkit.lower.cuda.points import PointPrinter
 from fxkit.lower.cuda.reducing import ReducingPrinter
 from fxkit.lower.cuda.rows import RowPrinter
 from fxkit.lower.cuda.text import for_device, preamble
-from fxkit.lower.loops.loop_ir import Access, Kernel
+from fxkit.lower.loops.axis_order import with_an_axis
+from fxkit.lower.loops.loop_ir import Kernel
 
 # What a buffer's address is a multiple of where it is read and written by sixteen bytes.
 ALIGNMENT = 16
@@ -51,7 +51,7 @@ def print_kernel(kernel: Kernel, name: str) -> str:
 
 def printers_of(kernel: Kernel, name: str) -> list[CudaPrinter]:
     """Return what prints a kernel for buffers that are aligned, and what does for all others."""
-    kernel = _with_axis(kernel)
+    kernel = with_an_axis(kernel)
     layouts = {"": lay_out(kernel)}
     if layouts[""].width > 1:
         layouts["_loose"] = lay_out(kernel, 1)
@@ -98,19 +98,3 @@ def _calls(kernel: Kernel, launches: list[Launch]) -> list[str]:
         for one in launches
         if one.across and one.down
     ]
-
-
-def _with_axis(kernel: Kernel) -> Kernel:
-    """Give a kernel of one point an axis."""
-    if kernel.sizes:
-        return kernel
-
-    def widened(access: Access) -> Access:
-        return replace(access, strides=(0,))
-
-    body = tuple(
-        replace(i, detail=widened(i.detail)) if i.op in ("load", "index") else i
-        for i in kernel.body
-    )
-    stores = tuple(replace(s, access=widened(s.access)) for s in kernel.stores)
-    return replace(kernel, sizes=(1,), body=body, stores=stores)

@@ -80,3 +80,19 @@ def distinct_axes(strides: Sequence[Sequence[int]], sizes: Sequence[int]) -> lis
         else:
             groups.append([axis])
     return groups
+
+
+def with_an_axis(kernel: Kernel) -> Kernel:
+    """Give a kernel of one point an axis."""
+    if kernel.sizes:
+        return kernel
+
+    def widened(access: Access) -> Access:
+        return replace(access, strides=(0,))
+
+    body = tuple(
+        replace(i, detail=widened(i.detail)) if i.op in ("load", "index") else i
+        for i in kernel.body
+    )
+    stores = tuple(replace(s, access=widened(s.access)) for s in kernel.stores)
+    return replace(kernel, sizes=(1,), body=body, stores=stores)

@@ -9,10 +9,7 @@ finds them.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -23,11 +20,11 @@ import torch
 
 from fxkit.ir.types import TensorType
 from fxkit.lower.cpp import toolchain
-from fxkit.lower.cpp.build import cache_folder
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.regions import Policy
+from fxkit.lower.running.kept_times import read_times, times_path, write_times
 from fxkit.lower.running.kernel_call import KernelCall
 from fxkit.lower.running.plan import Plan
 
@@ -117,7 +114,7 @@ def times_of(call: KernelCall, threads: int) -> Times:
     if key not in known:
         times = _measured(call, threads)
         known = {**_read(), key: times}
-        _write(known)
+        write_times(_path(), known)
     return known[key]
 
 
@@ -170,9 +167,8 @@ def _seconds(run: Callable[[], object], repeats: int) -> float:
 
 def _read() -> dict[str, Times]:
     try:
-        read = json.loads(_path().read_text())
-        return {str(key): _checked(times) for key, times in read.items()}
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        return {str(key): _checked(times) for key, times in read_times(_path()).items()}
+    except (ValueError, TypeError, AttributeError, KeyError):
         return {}
 
 
@@ -182,19 +178,5 @@ def _checked(times: Mapping[str, float]) -> Times:
     return {name: float(times[name]) for name in names}
 
 
-def _write(times: Mapping[str, Times]) -> None:
-    path = _path()
-    try:
-        descriptor, name = tempfile.mkstemp(prefix="tuned-", dir=path.parent)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(times, file, indent=1)
-        os.replace(name, path)
-    except OSError:
-        return  # times that can't be kept are measured again by the next process
-
-
 def _path() -> Path:
-    """Return the file of times of this compiler, processor and torch."""
-    tools = toolchain.current()
-    text = "\0".join([*tools.flags, tools.identity])
-    return cache_folder() / f"tuned-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    return times_path("tuned")

@@ -7,10 +7,6 @@ unused. So whether a kernel is faster is found out on this machine and at these 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +15,9 @@ from typing import Any
 import torch
 
 from fxkit.errors import BuildError
-from fxkit.lower.cpp import convolutions, products, toolchain
-from fxkit.lower.cpp.build import build, cache_folder
+from fxkit.lower.cpp import convolutions, products
+from fxkit.lower.cpp.build import build
+from fxkit.lower.running.kept_times import read_times, times_path, write_times
 
 # Multiplications below which the time of a call decides, not that of the product.
 MIN_TERMS = 1 << 18
@@ -41,7 +38,7 @@ def slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> s
         known = _known()
         if key not in known:
             known[key] = measure()
-            _write(known)
+            write_times(_path(), known)
     except BuildError as error:
         return error.message
     kernel, library = known[key]
@@ -95,9 +92,8 @@ _Times = dict[str, tuple[float, float]]
 @functools.cache
 def _known_in(path: Path) -> _Times:
     try:
-        read = json.loads(path.read_text())
-        return {str(key): (float(a), float(b)) for key, (a, b) in read.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        return {str(key): (float(a), float(b)) for key, (a, b) in read_times(path).items()}
+    except (ValueError, TypeError, AttributeError):
         return {}
 
 
@@ -106,18 +102,4 @@ def _known() -> _Times:
 
 
 def _path() -> Path:
-    """Return the file of times of this compiler, processor and torch."""
-    tools, kernels = toolchain.current(), (products.header(), convolutions.header("convolution"))
-    text = "\0".join([*kernels, *tools.flags, tools.identity])
-    return cache_folder() / f"products-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-
-
-def _write(times: _Times) -> None:
-    path = _path()
-    try:
-        descriptor, name = tempfile.mkstemp(prefix="products-", dir=path.parent)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(times, file, indent=1)
-        os.replace(name, path)
-    except OSError:
-        return  # times that can't be kept are measured again by the next process
+    return times_path("products", (products.header(), convolutions.header("convolution")))

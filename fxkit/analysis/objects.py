@@ -126,13 +126,18 @@ class GraphNode:
         """Qualified name of the module it ran in."""
         return provenance.module_path(self.fx_node)
 
-    def between(self, other: GraphNode) -> list[GraphNode]:
+    def between(self, other: GraphNode | fx.Node | str) -> list[GraphNode]:
         """Return the nodes on any path from this one to `other`, without the two themselves."""
         return self._graph.between(self, other)
 
 
+Given = GraphNode | fx.Node | str
+
+
 class Graph:
     """Read-only objects over the nodes of a graph; get one from `fxkit.graph`.
+
+    Where a method takes one of them, its `torch.fx.Node` or its name will do.
 
     Args:
         gm: The module whose graph it is. Cost: linear in the nodes.
@@ -154,10 +159,14 @@ class Graph:
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
-    def __getitem__(self, name: str) -> GraphNode:
+    def __getitem__(self, name: str | fx.Node) -> GraphNode:
+        if isinstance(name, fx.Node):
+            return self._view(name)
         view = self._by_name.get(name)
         if view is None:
-            raise FxkitError(f"expected the name of a node, got {name!r}", hint=self._similar(name))
+            raise FxkitError(
+                f"expected the name of a node, got {name!r}", hint=self._similar(str(name))
+            )
         return view
 
     def __repr__(self) -> str:
@@ -196,6 +205,8 @@ class Graph:
 
         Cost: linear in the nodes.
         """
+        if isinstance(operator, torch.nn.Module):
+            operator = type(operator)
         name = None if operator is None else operator_name(operator)
         tests: list[Callable[[GraphNode], bool]] = []
         if name is not None:
@@ -212,40 +223,41 @@ class Graph:
             tests.append(where)
         return [view for view in self if all(test(view) for test in tests)]
 
-    def between(self, first: GraphNode, last: GraphNode) -> list[GraphNode]:
+    def between(self, first: Given, last: Given) -> list[GraphNode]:
         """Return the nodes on any path from one node to another, without the two themselves.
 
         Cost: linear in the graph.
         """
-        inside = descendants([first.fx_node]) & ancestors([last.fx_node])
+        inside = descendants([self._node(first)]) & ancestors([self._node(last)])
         return self._in_order(inside)
 
-    def is_convex(self, nodes: Iterable[GraphNode]) -> bool:
+    def is_convex(self, nodes: Iterable[Given]) -> bool:
         """Tell whether no path leaves the given nodes and enters them again.
 
         Cost: linear in the graph.
         """
-        inside = {view.fx_node for view in nodes}
+        inside = set(map(self._node, nodes))
         outside_after = {n for n in descendants(inside) if n not in inside}
         return not any(o in outside_after for n in inside for o in n.all_input_nodes)
 
-    def paths(self, first: GraphNode, last: GraphNode, limit: int = 100) -> list[list[GraphNode]]:
+    def paths(self, first: Given, last: Given, limit: int = 100) -> list[list[GraphNode]]:
         """Return the paths from one node to another, ends included, at most `limit` of them.
 
         Cost: linear in the graph, and in the lengths of the paths returned.
         """
-        inside = {view.fx_node for view in (*self.between(first, last), first, last)}
+        start, end = self._node(first), self._node(last)
+        inside = {start, end, *(view.fx_node for view in self.between(start, end))}
         found: list[list[GraphNode]] = []
-        stack: list[tuple[fx.Node, tuple[fx.Node, ...]]] = [(first.fx_node, (first.fx_node,))]
+        stack: list[tuple[fx.Node, tuple[fx.Node, ...]]] = [(start, (start,))]
         while stack and len(found) < limit:
             node, path = stack.pop()
-            if node is last.fx_node:
+            if node is end:
                 found.append([self._view(n) for n in path])
                 continue
             stack.extend((user, (*path, user)) for user in reversed(node.users) if user in inside)
         return found
 
-    def cut(self, sources: Iterable[GraphNode], targets: Iterable[GraphNode]) -> list[GraphNode]:
+    def cut(self, sources: Iterable[Given], targets: Iterable[Given]) -> list[GraphNode]:
         """Return a smallest set of nodes that every path from `sources` to `targets` goes through.
 
         Cost: a maximum flow (networkx), in practice near linear times the size of the cut.
@@ -257,35 +269,36 @@ class Graph:
             flow.add_edge((view.name, "in"), (view.name, "out"), capacity=1)
             for producer in view.producers:
                 flow.add_edge((producer.name, "out"), (view.name, "in"))
-        for view in sources:
-            flow.add_edge("source", (view.name, "in"))
-        for view in targets:
-            flow.add_edge((view.name, "out"), "target")
+        for node in map(self._node, sources):
+            flow.add_edge("source", (node.name, "in"))
+        for node in map(self._node, targets):
+            flow.add_edge((node.name, "out"), "target")
         _, (reached, _) = networkx.minimum_cut(flow, "source", "target")
         return [v for v in self if (v.name, "in") in reached and (v.name, "out") not in reached]
 
-    def distance(self, first: GraphNode, last: GraphNode) -> int | None:
+    def distance(self, first: Given, last: Given) -> int | None:
         """Return the edges on the shortest path between two nodes, or None where there is none.
 
         Cost: linear in the graph.
         """
-        steps, frontier, seen = 0, [first.fx_node], {first.fx_node}
+        start, end = self._node(first), self._node(last)
+        steps, frontier, seen = 0, [start], {start}
         while frontier:
-            if last.fx_node in frontier:
+            if end in frontier:
                 return steps
             reached = {user for node in frontier for user in node.users} - seen
             seen |= reached
             frontier, steps = list(reached), steps + 1
         return None
 
-    def boundary(self, nodes: Iterable[GraphNode]) -> tuple[list[GraphNode], list[GraphNode]]:
+    def boundary(self, nodes: Iterable[Given]) -> tuple[list[GraphNode], list[GraphNode]]:
         """Return what a set of nodes takes from outside, and what of it is used outside."""
-        part = slices.boundary(view.fx_node for view in nodes)
+        part = slices.boundary(map(self._node, nodes))
         return self._in_order(part.inputs), self._in_order(part.outputs)
 
-    def extract(self, nodes: Iterable[GraphNode]) -> fx.GraphModule:
+    def extract(self, nodes: Iterable[Given]) -> fx.GraphModule:
         """Return a new module that computes a set of nodes; see `fxkit.analysis.slices.extract`."""
-        return slices.extract(self.graph_module, [view.fx_node for view in nodes])
+        return slices.extract(self.graph_module, list(map(self._node, nodes)))
 
     def dominators(self) -> dict[GraphNode, GraphNode]:
         """Return each node's immediate dominator: the nearest node on every path from the inputs.
@@ -303,20 +316,20 @@ class Graph:
         """Return the nodes that do more than compute their value, with what they do."""
         return {view: view.effects for view in self if not view.effects.is_pure}
 
-    def may_move(self, node: GraphNode, *, before: GraphNode) -> Verdict:
+    def may_move(self, node: Given, *, before: Given) -> Verdict:
         """Tell whether a node may go right before another one; a no has a `.reason`.
 
         Cost: linear in the graph the first time, then in the nodes between the two.
         """
-        return self._moves.may_move(node.fx_node, before=before.fx_node)
+        return self._moves.may_move(self._node(node), before=self._node(before))
 
-    def may_merge(self, first: GraphNode, second: GraphNode) -> Verdict:
+    def may_merge(self, first: Given, second: Given) -> Verdict:
         """Tell whether one of two nodes may stand for both; a no has a `.reason`."""
-        return self._moves.may_merge(first.fx_node, second.fx_node)
+        return self._moves.may_merge(self._node(first), self._node(second))
 
-    def is_dead_after(self, value: GraphNode, node: GraphNode) -> Verdict:
+    def is_dead_after(self, value: Given, node: Given) -> Verdict:
         """Tell whether nobody, the caller included, reads a value's memory once a node has run."""
-        return self._moves.is_dead_after(value.fx_node, node.fx_node)
+        return self._moves.is_dead_after(self._node(value), self._node(node))
 
     @functools.cached_property
     def _moves(self) -> Moves:
@@ -359,6 +372,17 @@ class Graph:
         found = networkx.immediate_dominators(graph, root)
         pairs = ((name, dominator) for name, dominator in found.items() if name != root)
         return {self[name]: self[d] for name, d in pairs if d is not None and d != root}
+
+    def _node(self, value: Given) -> fx.Node:
+        """Return the node that is meant by one of these objects, a node, or a name."""
+        if isinstance(value, (str, fx.Node)):
+            return self[value].fx_node
+        if not isinstance(value, GraphNode):
+            raise FxkitError(
+                f"expected a node of the graph or its name, got {type(value).__name__}",
+                hint="take one from fxkit.graph(gm), such as fxkit.graph(gm)['relu']",
+            )
+        return self._view(value.fx_node).fx_node
 
     def _view(self, node: fx.Node) -> GraphNode:
         view = self._views.get(node)

@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 
 from fxkit.analysis.dependencies import EffectOrder, descendants
 from fxkit.errors import InvalidGraphError, RewriteError
+from fxkit.ir.given_nodes import node_in
 from fxkit.ir.printer import format_node
 from fxkit.ir.session import EditSession, edit
 
@@ -93,7 +94,7 @@ def outline(gm: fx.GraphModule, nodes: Iterable[fx.Node], name: str) -> fx.Node:
         RewriteError: When a path leaves the set and enters it again, or when an effect keeps the
             nodes around it from moving out of the way.
     """
-    members = _with_attributes(nodes)
+    members = _with_attributes(node_in(gm.graph, node) for node in nodes)
     part = extract(gm, members)
     ends = boundary(members)
     after = _nodes_to_move_behind(gm.graph, ends)
@@ -133,7 +134,7 @@ def inline(gm: fx.GraphModule, call: fx.Node | str) -> list[fx.Node]:
     Raises:
         RewriteError: When it calls something that is no `GraphModule`.
     """
-    node = _call_named(gm, call) if isinstance(call, str) else call
+    node = _call_named(gm, call) if isinstance(call, str) else node_in(gm.graph, call)
     inner = gm.get_submodule(str(node.target)) if node.op == "call_module" else None
     if not isinstance(inner, fx.GraphModule):
         raise RewriteError(

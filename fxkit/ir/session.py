@@ -22,9 +22,10 @@ from torch.fx.node import map_arg
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
 from fxkit.ir.given_graphs import check_graph_module
+from fxkit.ir.given_nodes import check_path, check_target, node_in, operands_in
 from fxkit.ir.journal import snapshot
 from fxkit.ir.journalled_graph import JournalledGraph
-from fxkit.ir.printer import format_node, format_source
+from fxkit.ir.printer import format_node, format_source, format_value
 from fxkit.ir.surgery import erase_node, insert_node
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type
@@ -33,7 +34,8 @@ from fxkit.ir.types import TensorType, set_type
 class EditSession(JournalledGraph):
     """Changes a graph, and remembers how to take each change back.
 
-    Get one from `edit`. Every method that makes a node takes `before` or `after`; without either
+    Get one from `edit`. Where a node is asked for, the object that `fxkit.graph` shows for it will
+    do. Every method that makes a node takes `before` or `after`; without either
     the node goes as early as its operands allow.
 
     Attributes:
@@ -44,6 +46,11 @@ class EditSession(JournalledGraph):
     def __init__(self, gm: fx.GraphModule, by: str = "") -> None:
         super().__init__(gm, by)
         self._originals: tuple[fx.Node, ...] = ()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Take no more changes."""
+        self._is_closed = True
 
     def on_behalf_of(
         self, originals: Sequence[fx.Node], by: str
@@ -89,6 +96,7 @@ class EditSession(JournalledGraph):
             kind, target = "call_method", target[1:]
         else:
             kind = "call_module"
+            check_path(self.gm, target)
         return self.insert(kind, target, args, kwargs, before=before, after=after, name=name)
 
     def insert(
@@ -103,6 +111,20 @@ class EditSession(JournalledGraph):
         name: str | None = None,
     ) -> fx.Node:
         """Insert a node of any kind; `call` is the short form."""
+        check_target(op, target)
+        if not isinstance(args, (tuple, list)):
+            raise RewriteError(
+                f"expected a tuple of operands, got {format_value(args)}",
+                hint="write (x,) for a single operand",
+            )
+        args, kwargs = self._operands(args), dict(self._operands(kwargs or {}))
+        before = None if before is None else self._given(before)
+        after = None if after is None else self._given(after)
+        if before is not None and after is not None:
+            raise RewriteError(
+                f"expected one place, got before %{before.name} and after %{after.name}",
+                hint="leave one of them out",
+            )
         place = self._place(before, after, args, kwargs)
         near = before or after
         return self.insert_at(
@@ -110,7 +132,7 @@ class EditSession(JournalledGraph):
             op,
             target,
             args,
-            kwargs or {},
+            kwargs,
             self.graph._target_to_str(target) if name is None else name,
             () if near is None or not _has_source(near) else (near,),
         )
@@ -138,8 +160,9 @@ class EditSession(JournalledGraph):
         """
         node = insert_node(place, op, target, args, kwargs, name)
         for operand in node._input_nodes:
-            if not operand < place:
+            if not operand < place or operand.graph is not self.graph:
                 self._remove(node)
+                node_in(self.graph, operand)
                 raise _too_early(place, operand)
         if self._originals:
             provenance.derive(node, self._originals, self.by)
@@ -171,6 +194,10 @@ class EditSession(JournalledGraph):
         Raises:
             RewriteError: When a user of `old` comes before `new`.
         """
+        old, new = self._given(old), self._given(new)
+        if old is new:
+            raise RewriteError(f"expected another node in the place of %{old.name}, got itself",
+                               node=format_node(old), hint="leave it as it is")  # fmt: skip
         if not self._originals:
             provenance.derive(new, [old], self.by or "edit")
         self.replace_uses(old, new)
@@ -187,6 +214,7 @@ class EditSession(JournalledGraph):
         Returns:
             How many users were changed.
         """
+        old, new = self._given(old), self._given(new)
         users = [u for u in old.users if u is not new and (where is None or where(u))]
         entries = self.journal.entries
         for user in users:
@@ -209,8 +237,12 @@ class EditSession(JournalledGraph):
         """Erase a node that nobody uses.
 
         Raises:
-            RewriteError: When it still has users.
+            RewriteError: When it still has users, or is the output.
         """
+        node = self._given(node)
+        if node.op == "output":
+            raise RewriteError("expected a node that may be erased, got the output",
+                               node=format_node(node), hint="use set_output")  # fmt: skip
         if node.users:
             names = ", ".join(f"%{user.name}" for user in node.users)
             raise RewriteError(
@@ -227,15 +259,20 @@ class EditSession(JournalledGraph):
         self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
         """Give a node other operands; keyword operands stay when `kwargs` is left out."""
+        node = self._given(node)
+        args, kwargs = self._operands(tuple(args)), kwargs and self._operands(kwargs)
         undo = node._args, node._kwargs
         node._update_args_kwargs(args, undo[1] if kwargs is None else kwargs)
         self._note("rewire", node, undo)
 
     def set_target(self, node: fx.Node, target: Any, op: str | None = None) -> None:
-        """Let a node call something else."""
+        """Let a node call something else; a function makes it a call of a function."""
+        node = self._given(node)
         old_op, old_target = node.op, node.target
+        op = op or (old_op if isinstance(target, str) else "call_function")
+        check_target(op, target)
         node.target = target
-        node.op = op or old_op
+        node.op = op
 
         def undo() -> None:
             node.op, node.target = old_op, old_target
@@ -250,9 +287,14 @@ class EditSession(JournalledGraph):
         self, node: fx.Node, *, before: fx.Node | None = None, after: fx.Node | None = None
     ) -> None:
         """Move a node to another place; its operands must be defined there and its users later."""
+        node = self._given(node)
+        if (before is None) is (after is None):
+            count = "none" if before is None else "two"
+            raise RewriteError(f"expected one place to move %{node.name} to, got {count}",
+                               hint="write before=node or after=node")  # fmt: skip
         following = node.next
-        place = before if before is not None else (after.next if after is not None else None)
-        if place is None or place is node:
+        place = self._given(after).next if before is None else self._given(before)
+        if place is node:
             return
         place.prepend(node)
         out_of_order = [o for o in node.all_input_nodes if node < o] or [
@@ -271,6 +313,7 @@ class EditSession(JournalledGraph):
 
     def rename(self, node: fx.Node, name: str) -> None:
         """Give a node another name, made unique when taken."""
+        node = self._given(node)
         old = node.name
         node._rename(name)
         self._record("rename", node, f"%{old} -> %{node.name}",
@@ -343,6 +386,17 @@ class EditSession(JournalledGraph):
 
         self._record("adopt", type(other).__name__, f"{len(old.nodes)} -> {len(self.graph.nodes)} "
                      "nodes", undo)  # fmt: skip
+
+    def _given(self, value: Any) -> fx.Node:
+        if self._is_closed:
+            raise RewriteError("expected an open session, got one that has ended",
+                               hint="edit inside of `with fxkit.edit(gm) as e:`")  # fmt: skip
+        return node_in(self.graph, value)
+
+    def _operands(self, value: Any) -> Any:
+        if self._is_closed:
+            self._given(None)
+        return operands_in(self.graph, value)
 
     def _place(
         self, before: fx.Node | None, after: fx.Node | None, args: Any, kwargs: Any
@@ -417,6 +471,8 @@ def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
             session.undo()
             gm.recompile()
         raise
+    finally:
+        session.close()
 
 
 def _has_source(node: fx.Node) -> bool:
@@ -434,6 +490,9 @@ def _too_early(place: fx.Node, operand: fx.Node) -> RewriteError:
 
 def _after(node: fx.Node) -> fx.Node:
     """Return the node before which to insert what comes after `node`: never among the inputs."""
+    if node.op == "output":
+        raise RewriteError("expected a place in the graph, got one after its output",
+                           node=format_node(node), hint="write before= that node")  # fmt: skip
     place = node.next
     while place.op == "placeholder":
         place = place.next

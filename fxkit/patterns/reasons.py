@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -43,14 +44,14 @@ class Explanation:
     __repr__ = __str__
 
 
-def explain(gm: fx.GraphModule, rule: Rule, at: str | None = None) -> Explanation:
+def explain(gm: fx.GraphModule, rule: Rule, at: Any = None) -> Explanation:
     """Tell why a rule does not apply: how much matched, which node stopped it, which line.
 
     Args:
         gm: The module.
         rule: The rule.
-        at: Name of the node where its root should match; the nearest miss in the graph when left
-            out.
+        at: The node where its root should match, or its name; the nearest miss in the graph when
+            left out.
 
     Returns:
         The explanation; where several nodes could be meant, of the one where most matched.
@@ -63,6 +64,7 @@ def explain(gm: fx.GraphModule, rule: Rule, at: str | None = None) -> Explanatio
     check_graph_module(gm)
     rule = check_rules(rule)[0]
     if at is not None:
+        at = getattr(at, "name", at)
         node = next((n for n in gm.graph.nodes if n.name == at), None)
         if node is None:
             raise FxkitError(f"expected the name of a node, got {at!r}", hint="print the graph")

@@ -68,6 +68,16 @@ FX_INLINE double fx_logaddexp(double a, double b) {
   return is_infinite ? a : log1p(exp(low - high)) + high;
 }"""
 
+# The vector versions take many times as long where a function has no value: there they are given
+# another number, by a mask: a choice the compiler would take to follow from the one behind it. What
+# the function is for such a number comes last.
+_WITHIN = {
+    "asin": ("__builtin_fabsf(x) <= 1.0f", "0.0f", '__builtin_nanf("")'),
+    "acos": ("__builtin_fabsf(x) <= 1.0f", "0.0f", '__builtin_nanf("")'),
+    "log2": ("x > 0.0f", "1.0f", 'x == 0.0f ? -__builtin_inff() : __builtin_nanf("")'),
+    "log10": ("x > 0.0f", "1.0f", 'x == 0.0f ? -__builtin_inff() : __builtin_nanf("")'),
+}
+
 # Two choices, each between two numbers, become vector instructions; one under `|` does not.
 MINMAX = """\
 template <class T> FX_INLINE T fx_max(T a, T b) {
@@ -152,7 +162,7 @@ def function_name(op: str, dtype: torch.dtype) -> str:
         return f"fx_{op}"
     if op in _BUILTIN:
         return f"__builtin_{op}{_suffix(dtype)}"
-    if op in _OWN and dtype == torch.float32:
+    if dtype == torch.float32 and (op in _OWN or op in _WITHIN):
         return f"fx_{op}"
     if op in _COMPOSED:
         return f"fx_{op}64"
@@ -192,13 +202,29 @@ def library_functions(body: tuple[Instruction, ...]) -> set[tuple[str, torch.dty
 
 
 def composed_functions(body: tuple[Instruction, ...]) -> set[str]:
-    """Return the definitions of float64 functions that a body calls and no library has."""
-    scans = {_LOGADDEXP for i in body if i.op == "scan_logaddexp"}
-    return scans | {
+    """Return the definitions of functions that a body calls and that call the C library's."""
+    found = {_LOGADDEXP for i in body if i.op == "scan_logaddexp"}
+    found |= {_within(i.op) for i in body if i.op in _WITHIN and i.dtype == torch.float32}
+    return found | {
         f"FX_INLINE double fx_{i.op}64(double x) {{ return {_COMPOSED[i.op][1]}; }}"
         for i in body
         if i.op in _COMPOSED and _is_double(i)
     }
+
+
+def _within(op: str) -> str:
+    """Return the definition of a function of float32 that the C library's serves in a range."""
+    has_value, instead, otherwise = _WITHIN[op]
+    return (
+        f"FX_INLINE float fx_{op}(float x) {{\n"
+        f"  bool is_within = {has_value};\n"
+        "  int mask = -(int)is_within;\n"
+        f"  int instead = fx_bits({instead}) & ~mask;\n"
+        f"  float y = {op}f(fx_float((fx_bits(x) & mask) | instead));\n"
+        f"  float other = {otherwise};\n"
+        "  return is_within ? y : other;\n"
+        "}"
+    )
 
 
 def _is_double(instruction: Instruction) -> bool:

@@ -87,6 +87,12 @@ class Captured:
         control_flow: bool = False,
     ) -> None:
         check_request(dynamic)
+        self._options: dict[str, Any] = {
+            "backend": backend,
+            "mode": mode,
+            "dynamic": dynamic,
+            "control_flow": control_flow,
+        }
         self._control_flow = control_flow and mode == "whole"
         self._branches: tuple[str, ...] = ()
         self.fn = fn
@@ -116,6 +122,15 @@ class Captured:
             with called_once() as start_over:
                 return self._run(call, args, kwargs, start_over)
         return self._run(call, args, kwargs, None)
+
+    def __repr__(self) -> str:
+        """Say what is captured, in how many graphs."""
+        name = getattr(self.fn, "__qualname__", type(self.fn).__qualname__)
+        return f"<{type(self).__name__} {name}, graphs: {len(self._variants)}>"
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle the program with its options; a copy captures graphs of its own."""
+        return _captured_again, (type(self), self.fn, self._options)
 
     def _run(
         self,
@@ -372,6 +387,10 @@ class Captured:
             RecaptureWarning,
             stacklevel=4,
         )
+
+
+def _captured_again(kind: type[Captured], fn: Any, options: dict[str, Any]) -> Captured:
+    return kind(fn, **options)
 
 
 def capture_error(failure: Failure) -> CaptureError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import threading
 import warnings
 from typing import Any
@@ -300,3 +301,18 @@ def test_quantised_arguments_have_a_graph_for_each_size():
             a = torch.quantize_per_tensor(torch.randn(rows, 4), 0.1, 0, torch.qint8)
             assert torch.equal(captured(a), a.dequantize() * 2)
     assert captured.whole and len(captured.variants) == 2
+
+
+@pytest.mark.parametrize("mode", ["whole", "live", "aten"])
+def test_copies_and_pickles_capture_graphs_of_their_own(mode: str):
+    net, a = nn.Linear(3, 3), torch.ones(2, 3)
+    captured = capture(net, (a,), mode=mode)
+    assert repr(captured).endswith("Captured Linear, graphs: 1>")
+    for twin in (copy.deepcopy(captured), pickle.loads(pickle.dumps(captured))):
+        assert type(twin) is type(captured) and not twin.variants
+        assert twin.fn is not net and twin.mode == captured.mode
+        assert torch.equal(twin(a), net(a)) and twin.whole
+        with torch.no_grad():
+            twin.fn.weight.zero_()
+        assert torch.equal(twin(a), twin.fn(a)) and not torch.equal(twin(a), net(a))
+    assert copy.copy(captured).fn is net

@@ -33,6 +33,7 @@ class AtenCaptured(Captured):
         decompositions: Decompositions | None = None,
     ) -> None:
         super().__init__(fn, backend=self._functional, dynamic=False)
+        self._options = {"train": train, "decompositions": decompositions}
         self._train = train
         self._decompositions = decompositions
 

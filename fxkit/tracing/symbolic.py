@@ -20,6 +20,7 @@ from fxkit.errors import CaptureError, FxkitError, UnsupportedError
 from fxkit.tracing.callables import Program, program_of
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.made_tensors import MadeTensors
 from fxkit.tracing.modules_kept import modules_kept
 from fxkit.tracing.recorder.frames import Frames, is_user_file, source_text
 from fxkit.tracing.recorder.rollback import (
@@ -138,7 +139,9 @@ def trace_function(function: Callable[..., Any]) -> fx.Graph:
 
 
 def _trace(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.GraphModule:
-    graph = _traced(tracer, root, concrete_args)
+    with MadeTensors() as made:
+        graph = _traced(tracer, root, concrete_args)
+    made.check(graph, tracer.root, _name_of(root))
     gm = fx.GraphModule(tracer.root, graph, _name_of(root))
     _take_constants_back(tracer, graph)
     return gm

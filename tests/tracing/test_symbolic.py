@@ -230,3 +230,41 @@ def test_a_program_that_can_not_be_followed_is_as_it_was(make):
     x = torch.randn(5, 2, 3)
     program = capture(model, (x,))
     torch.testing.assert_close(program(x)[0], model(x)[0])
+
+
+def writes_to_its_own(x):
+    own = torch.zeros(3)
+    own.add_(x)
+    return own
+
+
+def writes_to_a_part_of_its_own(x):
+    own = torch.zeros(2, 3)
+    own[0].add_(x)
+    return own * 2
+
+
+STATE = torch.zeros(3)
+
+
+def writes_to_what_was_there(x):
+    STATE[:2].add_(x[:2])
+    return x * torch.ones(3)
+
+
+@pytest.mark.parametrize("program", [writes_to_its_own, writes_to_a_part_of_its_own])
+def test_a_tensor_of_its_own_that_a_program_writes_to_is_refused(program):
+    x = torch.randn(3)
+    with pytest.raises(CaptureError, match="a write to a tensor that it makes") as raised:
+        symbolic_trace(program)
+    assert program.__name__ in str(raised.value.source)
+    graph = capture(program, (x,))
+    torch.testing.assert_close(graph(x), program(x))
+
+
+def test_a_tensor_that_was_there_may_be_written_to():
+    x = torch.ones(3)
+    gm = symbolic_trace(writes_to_what_was_there)
+    STATE.zero_()
+    gm(x), gm(x)
+    assert torch.equal(STATE, torch.tensor([2.0, 2.0, 0.0]))

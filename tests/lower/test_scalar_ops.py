@@ -249,3 +249,32 @@ def test_filling_follows_the_layout_of_its_operand() -> None:
     assert {node.name for node in nodes} <= fused_names(compiled)
     for (function, args, kwargs), found in zip(calls, compiled(*inputs), strict=True):
         assert difference(found, function(*args, **kwargs)) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("is_near", [True, False])
+def test_what_a_division_leaves_over_is_exact(dtype: torch.dtype, is_near: bool) -> None:
+    whole = torch.int32 if dtype == torch.float32 else torch.int64
+    limits = torch.iinfo(whole)
+    a, b = torch.randint(limits.min, limits.max, (2, 3000), dtype=torch.int64).to(whole).view(dtype)
+    b[:1000] = a[:1000] / torch.randint(1, 9, (1000,))  # quotients next to whole numbers
+    a[1000:2000] = b[1000:2000] * torch.randint(-1000, 1000, (1000,))
+    a[1500:2000] = a[1500:2000].nextafter(torch.zeros(500, dtype=dtype))
+    if is_near:
+        kept = (a.abs() < 2.0**21 * b.abs()) & (b.abs() < 1e30)
+        a, b = a[kept], b[kept]
+    else:
+        a[:6] = torch.tensor([math.nan, math.inf, -math.inf, 1.0, -0.0, 0.0])
+        b[3:6] = torch.tensor([math.inf, 3.0, 0.0])
+
+    def exact(a: float, b: float) -> float:
+        is_number = math.isfinite(a) and not math.isnan(b) and b != 0
+        return math.fmod(a, b) if is_number else math.nan
+
+    compiled, inputs, _ = compile_all([(torch.fmod, (a, b), {})])
+    (found,) = compiled(*inputs)
+    pairs = zip(a.tolist(), b.tolist(), strict=True)
+    expected = torch.tensor([exact(*pair) for pair in pairs], dtype=torch.float64).to(dtype)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    is_number = ~expected.isnan()
+    assert torch.equal(found[is_number].signbit(), expected[is_number].signbit())

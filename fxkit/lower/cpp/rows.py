@@ -284,9 +284,9 @@ class RowPrinter(HalfRows):
         if position in self._known:
             return "true" if self._known[position] else "false"
         if self._is_near and cpp_text.is_near_function(self._body(position)):
-            operand = self._ref(self._body(position).operands[0])
-            self._add(f"far |= fx_is_far({operand});")
-            return f"fx_{self._body(position).op}_near({operand})"
+            operands = ", ".join(map(self._ref, self._body(position).operands))
+            self._add(f"far |= fx_is_far({operands});")
+            return f"fx_{self._body(position).op}_near({operands})"
         return super()._value(position)
 
     def _clauses(self, reductions: Iterable[int]) -> str:

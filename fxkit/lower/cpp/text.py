@@ -35,7 +35,7 @@ _COMPOSED = {
 }
 
 # Functions of float32 that are several times as fast where no operand is far from zero.
-NEAR = frozenset({"sin", "cos"})
+NEAR = {"sin": "fx_near", "cos": "fx_near", "fmod": "fx_fmod"}
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -171,7 +171,8 @@ def function_name(op: str, dtype: torch.dtype) -> str:
 
 def is_near_function(instruction: Instruction) -> bool:
     """Tell whether an operation has a faster version for operands that are near zero."""
-    return instruction.op in NEAR and instruction.dtype == torch.float32
+    has_double = instruction.op == "fmod" and instruction.dtype == torch.float64
+    return has_double or (instruction.op in NEAR and instruction.dtype == torch.float32)
 
 
 def calls_function(instruction: Instruction) -> bool:
@@ -184,7 +185,7 @@ def own_functions(body: tuple[Instruction, ...], storage: set[torch.dtype]) -> s
     """Return the names of fxkit's own functions that a body calls."""
     names = {f"fx_{i.op}" for i in body if i.op in _OWN and i.dtype == torch.float32}
     names |= {"fx_exp" for i in body if i.op == "attention"}
-    names |= {"fx_near" for i in body if is_near_function(i)}
+    names |= {NEAR[i.op] for i in body if is_near_function(i)}
     return names | {f"fx_{_STORAGE[dtype]}" for dtype in storage if dtype in _STORAGE}
 
 

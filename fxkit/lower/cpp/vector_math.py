@@ -308,6 +308,34 @@ FX_INLINE float fx_cos_near(float x) { return fx_cos(x); }
 #endif
 """
 
+# The quotient of a and b is never rounded below a whole number that it reaches, and where it is
+# rounded up to one that it does not reach, what is left over is negative, and exact too.
+_FMOD = """\
+FX_INLINE bool fx_is_far(float a, float b) {
+  const float size = __builtin_fabsf(b);
+  return !((__builtin_fabsf(a) < 0x1p+22f * size) & (size < 0x1p+100f));
+}
+FX_INLINE bool fx_is_far(double a, double b) {
+  const double size = __builtin_fabs(b);
+  return !((__builtin_fabs(a) < 0x1p+51 * size) & (size < 0x1p+960));
+}
+#ifdef __FMA__
+FX_INLINE float fx_fmod_near(float a, float b) {
+  float rest = fx_fma(-__builtin_truncf(a / b), b, a);
+  rest = (a < 0.0f ? -rest : rest) < 0.0f ? rest + __builtin_copysignf(b, a) : rest;
+  return __builtin_copysignf(rest, a);
+}
+FX_INLINE double fx_fmod_near(double a, double b) {
+  double rest = fx_fma(-__builtin_trunc(a / b), b, a);
+  rest = (a < 0.0 ? -rest : rest) < 0.0 ? rest + __builtin_copysign(b, a) : rest;
+  return __builtin_copysign(rest, a);
+}
+#else
+FX_INLINE float fx_fmod_near(float a, float b) { return fmodf(a, b); }
+FX_INLINE double fx_fmod_near(double a, double b) { return fmod(a, b); }
+#endif
+"""
+
 # exp(x) - 1 = 2^n p + (2^n - 1) with p = exp(r) - 1; half of it is summed, since 2^128 is no float.
 _EXPM1 = """\
 FX_INLINE float fx_expm1(float x) {
@@ -446,6 +474,7 @@ _SOURCES = {
     "fx_sin": (_SIN, ("fx_turn",)),
     "fx_cos": (_COS, ("fx_turn",)),
     "fx_near": (_NEAR, ("fx_turn", "fx_sin", "fx_cos")),
+    "fx_fmod": (_FMOD, ()),
     "fx_expm1": (_EXPM1, ()),
     "fx_log1p": (_LOG1P, ()),
     "fx_bf16": (_BFLOAT16, ()),

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+import fxkit
 from fxkit.lower import CompiledModule, to_cpp
 
 
@@ -305,3 +306,11 @@ def test_partition_is_linear() -> None:
         return calls
 
     assert count(400) <= 2.2 * count(200)
+
+
+def test_what_returns_its_operand_returns_it_compiled_too() -> None:
+    for fn in (torch.positive, lambda x: +x, lambda x: x.to(torch.float32), torch.detach):
+        fast, x = fxkit.compile(fn), torch.randn(3)
+        for _ in range(3):
+            assert fast(x).data_ptr() == x.data_ptr()
+    assert fused(check(lambda x: (+(x * 2)).exp(), X)) == [{"mul", "exp"}]

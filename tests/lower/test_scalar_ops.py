@@ -278,3 +278,17 @@ def test_what_a_division_leaves_over_is_exact(dtype: torch.dtype, is_near: bool)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     is_number = ~expected.isnan()
     assert torch.equal(found[is_number].signbit(), expected[is_number].signbit())
+
+
+def test_the_next_float_is_that_of_eager_over_all_of_their_range() -> None:
+    bits = torch.randint(-(2**31), 2**31, (2, 5000)).to(torch.int32)
+    a, b = bits.view(torch.float32)
+    special = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1.0, math.inf, -math.inf, math.nan])
+    a = torch.cat([a, a, special.repeat(8)])
+    b = torch.cat([b, a[:5000], special.repeat_interleave(8)])
+    compiled, inputs, nodes = compile_all([(torch.nextafter, (a, b), {})])
+    assert {node.name for node in nodes} <= fused_names(compiled)
+    (found,), expected = compiled(*inputs), torch.nextafter(a, b)
+    is_number = ~expected.isnan()
+    assert torch.equal(found.isnan(), ~is_number)
+    assert torch.equal(found[is_number].view(torch.int32), expected[is_number].view(torch.int32))

@@ -26,7 +26,7 @@ TYPES = {
 _STORAGE = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 # Functions for float32 that fxkit brings along; all else is the C library's.
-_OWN = frozenset("exp log tanh erf sigmoid normal_cdf sin cos expm1 log1p".split())
+_OWN = frozenset("exp log tanh erf sigmoid normal_cdf sin cos expm1 log1p nextafter".split())
 
 # The same for float64, in terms of the C library's.
 _COMPOSED = {

@@ -308,6 +308,15 @@ FX_INLINE float fx_cos_near(float x) { return fx_cos(x); }
 #endif
 """
 
+_NEXTAFTER = """\
+FX_INLINE float fx_nextafter(float a, float b) {
+  float y = fx_float(fx_bits(a) + ((b > a) == (a > 0.0f) ? 1 : -1));
+  y = a == 0.0f ? fx_float((fx_bits(b) & (int)0x80000000) | 1) : y;
+  y = a == b ? b : y;
+  return (a != a) | (b != b) ? a + b : y;
+}
+"""
+
 # The quotient of a and b is never rounded below a whole number that it reaches, and where it is
 # rounded up to one that it does not reach, what is left over is negative, and exact too.
 _FMOD = """\
@@ -474,6 +483,7 @@ _SOURCES = {
     "fx_sin": (_SIN, ("fx_turn",)),
     "fx_cos": (_COS, ("fx_turn",)),
     "fx_near": (_NEAR, ("fx_turn", "fx_sin", "fx_cos")),
+    "fx_nextafter": (_NEXTAFTER, ()),
     "fx_fmod": (_FMOD, ()),
     "fx_expm1": (_EXPM1, ()),
     "fx_log1p": (_LOG1P, ()),

@@ -387,9 +387,9 @@ def first_space(found: Candidate, root: torch.nn.Module) -> RegionSpace:
 
 # Views whose dimensions run along the axes of what they show.
 _FOLLOWED = frozenset(
-    "aten.alias aten.detach aten.contiguous aten.expand aten.expand_as aten.unsqueeze aten.squeeze "
-    "aten.transpose aten.t aten.permute aten.view aten.reshape aten.view_as aten.mT "
-    "aten.dropout python.identity python.getitem aten.to aten.type_as".split()
+    "aten.alias aten.detach aten.positive aten.contiguous aten.expand aten.expand_as "
+    "aten.unsqueeze aten.squeeze aten.transpose aten.t aten.permute aten.view aten.reshape "
+    "aten.view_as aten.mT aten.dropout python.identity python.getitem aten.to aten.type_as".split()
 )
 
 

@@ -107,7 +107,7 @@ def _neg(self: Ref) -> Ref:
     return -self
 
 
-@row("aten.positive", "aten.to", "aten._to_copy", "aten.clone")
+@row("aten.to", "aten._to_copy", "aten.clone")
 def _same(self: Ref) -> Ref:
     return self
 

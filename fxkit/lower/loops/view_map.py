@@ -23,12 +23,12 @@ from fxkit.lower.loops.loop_ir import Unfusable
 # They return their operand as it is, or views of some or all of its elements, one or several.
 _VIEWS = frozenset(
     """aten.alias aten.detach aten.positive aten.contiguous aten.expand aten.expand_as
-    aten.unsqueeze aten.squeeze aten.transpose aten.t aten.permute aten.view aten.reshape aten.view_as aten.mT
-    aten.dropout aten._unsafe_view aten.flatten aten.unflatten aten.ravel aten.movedim aten.moveaxis
-    aten.swapaxes aten.swapdims aten.numpy_T aten.adjoint aten.slice aten.select aten.narrow
-    aten.chunk aten.split aten.split_with_sizes aten.unbind aten.tensor_split aten.hsplit
-    aten.vsplit aten.dsplit aten.diagonal aten.unfold aten.atleast_1d aten.atleast_2d
-    aten.atleast_3d python.identity python.getitem""".split()
+    aten.unsqueeze aten.squeeze aten.transpose aten.t aten.permute aten.view aten.reshape
+    aten.view_as aten.mT aten.dropout aten._unsafe_view aten.flatten aten.unflatten aten.ravel
+    aten.movedim aten.moveaxis aten.swapaxes aten.swapdims aten.numpy_T aten.adjoint aten.slice
+    aten.select aten.narrow aten.chunk aten.split aten.split_with_sizes aten.unbind
+    aten.tensor_split aten.hsplit aten.vsplit aten.dsplit aten.diagonal aten.unfold
+    aten.atleast_1d aten.atleast_2d aten.atleast_3d python.identity python.getitem""".split()
 )
 
 _SAME = frozenset(

@@ -95,6 +95,10 @@ def cosine_similarity(x1: Ref, x2: Ref, *, eps: float) -> Ref:
     return total(first * second)
 
 
+# More vectors than this eager multiplies with each other to find their distances.
+_MANY = 25
+
+
 def _pairs(ranks: Mapping[str, int]) -> dict[str, Sequence[int]]:
     """Align two lists of vectors so that each of one meets each of the other."""
     first, second = ranks.values()
@@ -104,7 +108,11 @@ def _pairs(ranks: Mapping[str, int]) -> dict[str, Sequence[int]]:
 
 
 @row("torch.cdist", axes=last_dim, alignment=_pairs)
-def _cdist(x1: Ref, x2: Ref, *, p: float) -> Ref:
+def _cdist(x1: Ref, x2: Ref, *, p: float, compute_mode: str | None, sizes: Sequence[int]) -> Ref:
+    asked = compute_mode or "use_mm_for_euclid_dist_if_necessary"
+    has_many = asked.endswith("_if_necessary") and max(sizes[-3:-1]) > _MANY
+    if p == 2 and (has_many or asked == "use_mm_for_euclid_dist"):
+        raise Unfusable("eager multiplies matrices for it, which is faster")
     return vector_norm(x1 - x2, p)
 
 

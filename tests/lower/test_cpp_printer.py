@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from fxkit.analysis.tensor_types import propagate_types
+from fxkit.lower import to_cpp
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.regions import Policy, partition
@@ -210,3 +211,14 @@ def test_what_bfloat16_has_is_stored_without_rounding() -> None:
     assert "fx_to_held_bf16(" not in body(text_of(lambda x: x.bfloat16(), x.float()))
     assert "fx_round" not in body(text_of(lambda x: torch.relu(x * 2), x))
     assert "fx_round" in body(text_of(lambda x: torch.relu(x.half() * 2), x.float()))
+
+
+def test_bools_in_memory_are_bytes_which_the_compiler_makes_vector_code_of() -> None:
+    def program(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        centred = torch.where(mask, x, 0.0) - x.mean(1, keepdim=True)
+        return (centred > 0) & mask.t()
+
+    mask, x = torch.randn(40, 40) > 0, torch.randn(40, 40)
+    module = to_cpp(fx.symbolic_trace(program), (mask, x))
+    assert "bool*" not in module.source and "unsigned char* __restrict" in module.source
+    assert torch.equal(module(mask, x), program(mask, x))

@@ -111,7 +111,7 @@ class AttentionPrinter(KernelPrinter):
             batch, head, row, step = one.mask
             self._open("for (long r = 0; r < block.rows; ++r) {")
             where = f"in3 + b * {batch} + h * {head} + (first + r) * {row}"
-            kind = cpp_text.TYPES[self._kernel.buffers[3].dtype]
+            kind = cpp_text.MEMORY[self._kernel.buffers[3].dtype]
             self._add(f"const {kind}* const mask = {where};")
             self._add("float* const row = scores + r * block.stride;")
             self._open("for (long j = 0; j < block.keys; ++j) {")

@@ -11,6 +11,7 @@ from fxkit.lower.cpp.halves import StagedHalves
 from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.cpp.moved_halves import bits_of, deciding_values, only_moves
 from fxkit.lower.cpp.rounded_parts import Part, rounded_parts
+from fxkit.lower.cpp.text import MEMORY, held_expression
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule
@@ -91,7 +92,7 @@ class HalfRows(KernelPrinter, ABC):
     def _kept_types(self) -> dict[int, str]:
         """Return the values that go from part to part, each with its type."""
         kept = [p for part in self._parts for p in (*part.keeps, *part.rounds)]
-        return {p: self._type(p) for p in kept}
+        return {p: MEMORY[self._body(p).dtype] for p in kept}
 
     def _part_loop(self, one: Pass, part: Part, clause: str) -> Loop:
         pragma = self._pragma(part.checks, part.reductions, clause)
@@ -101,8 +102,10 @@ class HalfRows(KernelPrinter, ABC):
         """Print what a part of a pass does for an element."""
         assert self._halves is not None
         for value in sorted({*part.reads, *part.values}):
-            is_read = value in part.reads
-            text = self._halves.kept(value) if is_read else self._text_in(one, value)
+            if value in part.reads:
+                text = held_expression(self._halves.kept(value), self._body(value).dtype)
+            else:
+                text = self._text_in(one, value)
             self._add(f"const {self._type(value)} v{value} = {text};")
         for check in part.checks:
             self._check(check)

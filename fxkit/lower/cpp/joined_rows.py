@@ -138,7 +138,7 @@ class JoinedRowsPrinter(RowPrinter):
     def _spread(self, position: int, start: str, rows: str) -> None:
         """Write out what an operand is along the rows of a tile."""
         access, length = self._joined.spread[position], self._joined.length
-        element = cpp_text.TYPES[self._kernel.buffers[access.buffer].dtype]
+        element = cpp_text.MEMORY[self._kernel.buffers[access.buffer].dtype]
         terms = [scaled("l", access.strides[-2])] if access.strides[-2] else []
         terms += [scaled("k", access.strides[-1])] if access.strides[-1] else []
         self._add(f"alignas(64) {element} x{position}[{self._joined.tile}];")

@@ -154,7 +154,7 @@ class KernelPrinter(VectorLoops, ABC):
 
     def _parameters(self) -> str:
         parts = [
-            f"{'' if b.is_output else 'const '}{cpp_text.TYPES[b.dtype]}* __restrict {b.name}"
+            f"{'' if b.is_output else 'const '}{cpp_text.MEMORY[b.dtype]}* __restrict {b.name}"
             for b in self._kernel.buffers
         ]
         numbers = ["const long* numbers"] if self._free else []
@@ -194,7 +194,7 @@ class KernelPrinter(VectorLoops, ABC):
             terms += [str(access.offset)] if access.offset else []
             where = " + ".join([buffer.name, *terms])
             self._add(
-                f"{const}{cpp_text.TYPES[buffer.dtype]}* const {self._pointers[key]} = {where};"
+                f"{const}{cpp_text.MEMORY[buffer.dtype]}* const {self._pointers[key]} = {where};"
             )
 
     def _tile_terms(self, access: Access) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import free_numbers
+from fxkit.lower.cpp.text import MEMORY
 from fxkit.lower.loops.loop_ir import Kernel
 
 SUFFIX = "_packed"
@@ -21,7 +21,7 @@ def print_packed(kernels: Mapping[str, Kernel]) -> str:
 
 
 def _function(name: str, kernel: Kernel) -> str:
-    types = [f"{'' if b.is_output else 'const '}{cpp_text.TYPES[b.dtype]}*" for b in kernel.buffers]
+    types = [f"{'' if b.is_output else 'const '}{MEMORY[b.dtype]}*" for b in kernel.buffers]
     arguments = [f"({type_})buffers[{position}]" for position, type_ in enumerate(types)]
     if free_numbers(kernel):
         arguments.append(f"(const long*)buffers[{len(types)}]")

@@ -185,7 +185,7 @@ class PairPrinter(RowPrinter):
         for value in sorted({*one.values, *one.buffered}):
             for self._half in _HALVES:
                 is_kept = value in one.buffered
-                text = f"b{value}[{self._row_offset()}]" if is_kept else self._value(value)
+                text = self._kept(value) if is_kept else self._value(value)
                 self._add(f"const {self._type(value)} {self._ref(value)} = {text};")
         for value in one.keeps:
             for self._half in _HALVES:

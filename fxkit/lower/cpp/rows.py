@@ -89,7 +89,8 @@ class RowPrinter(HalfRows):
             size = math.prod(self._kernel.row_sizes)
             if is_free(size):
                 size = MAX_BUFFER_BYTES // self._body(value).dtype.itemsize
-            self._add(f"alignas(64) {self._type(value)} b{value}[{size}];")
+            kind = cpp_text.MEMORY[self._body(value).dtype]
+            self._add(f"alignas(64) {kind} b{value}[{size}];")
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
         self._is_lone = True
@@ -314,7 +315,14 @@ class RowPrinter(HalfRows):
 
     def _text_in(self, one: Pass, value: int) -> str:
         """Return the text of a value that a pass computes, or reads from a row buffer."""
-        return f"b{value}[{self._row_offset()}]" if value in one.buffered else self._value(value)
+        if value not in one.buffered:
+            return self._value(value)
+        return self._kept(value)
+
+    def _kept(self, value: int) -> str:
+        """Return the text of an element of a row buffer."""
+        place = f"b{value}[{self._row_offset()}]"
+        return cpp_text.held_expression(place, self._body(value).dtype)
 
     def _row_offset(self) -> str:
         """Return the position within the row, as its buffers are laid out."""

@@ -23,6 +23,9 @@ TYPES = {
     torch.float16: "unsigned short",
 }
 
+# What memory holds. The compiler makes no vector code of bools that are read as such.
+MEMORY = TYPES | {torch.bool: "unsigned char"}
+
 _STORAGE = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 # Functions for float32 that fxkit brings along; all else is the C library's.
@@ -248,6 +251,11 @@ def declaration(op: str, dtype: torch.dtype, glibc: tuple[int, int] | None) -> s
     return f'extern "C" {simd}{TYPES[dtype]} {op}{_suffix(dtype)}({parameters}) noexcept;'
 
 
+def held_expression(place: str, dtype: torch.dtype) -> str:
+    """Read a register's value from an array that holds it."""
+    return f"{place} != 0" if dtype == torch.bool else place
+
+
 def load_expression(address: str, dtype: torch.dtype, is_lone: bool = False) -> str:
     """Read an element from memory into a register.
 
@@ -257,7 +265,7 @@ def load_expression(address: str, dtype: torch.dtype, is_lone: bool = False) -> 
         is_lone: Whether it is read in no loop that becomes vector code.
     """
     if dtype not in _STORAGE:
-        return address
+        return held_expression(address, dtype)
     return f"fx_from_{_lone(dtype, is_lone)}({address})"
 
 

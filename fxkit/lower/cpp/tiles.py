@@ -106,14 +106,13 @@ class TilePrinter(KernelPrinter):
             if not self._is_turned(instruction):
                 continue
             access = instruction.detail
-            element = cpp_text.TYPES[self._kernel.buffers[access.buffer].dtype]
-            bits = "unsigned char" if element == "bool" else element
+            element = cpp_text.MEMORY[self._kernel.buffers[access.buffer].dtype]
             stride = access.strides[-1]
             start = f"{self._pointers[self._key(access)]} + {scaled('begin', stride)}"
             self._add(f"alignas(64) {element} x{position}[{ROWS * COLUMNS}];")
             self._add(
-                f"fx_transpose((const {bits}*)({start}), {stride}, width, length, "
-                f"({bits}*)x{position}, {COLUMNS});"
+                f"fx_transpose((const {element}*)({start}), {stride}, width, length, "
+                f"({element}*)x{position}, {COLUMNS});"
             )
 
     def _is_turned(self, instruction: Instruction) -> bool:

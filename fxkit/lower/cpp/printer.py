@@ -16,6 +16,7 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.attentions import AttentionPrinter
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.cpp.convolutions import ConvolutionPrinter
+from fxkit.lower.cpp.free_numbers import free_numbers
 from fxkit.lower.cpp.halves import HALVES
 from fxkit.lower.cpp.in_step import IN_STEP, is_stepped
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
@@ -27,6 +28,7 @@ from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
 from fxkit.lower.loops.axis_order import with_an_axis
 from fxkit.lower.loops.loop_ir import WHOLE, Kernel
+from fxkit.lower.loops.unrolling import is_short, unrolled
 
 
 def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> str:
@@ -58,7 +60,7 @@ def _preamble(
     parts += sorted(composed)
     parts.append(vector_math.definitions(own))
     parts.append(_REDUCTIONS)
-    if any(crossing_axis(_with_row(kernel)) is not None for kernel in kernels):
+    if any(crossing_axis(_with_loops(kernel)) is not None for kernel in kernels):
         parts.append(TRANSPOSE)
     if any(is_stepped(_with_long_row(kernel)) for kernel in kernels):
         parts.append(IN_STEP)
@@ -102,7 +104,7 @@ def print_kernel(kernel: Kernel, name: str) -> str:
             return whole(kernel, name).text()
     if kernel.has_sums:
         return SummingPrinter(kernel, name).text()
-    kernel = _with_row(kernel)
+    kernel = _with_loops(kernel)
     if crossing_axis(kernel) is not None:
         return TilePrinter(kernel, name).text()
     joined = joined_rows(kernel)
@@ -116,9 +118,17 @@ def print_kernel(kernel: Kernel, name: str) -> str:
 
 def _with_long_row(kernel: Kernel) -> Kernel:
     """Return a kernel as its loops along rows see it."""
-    kernel = _with_row(kernel)
+    kernel = _with_loops(kernel)
     joined = joined_rows(kernel)
     return kernel if joined is None else joined.kernel
+
+
+def _with_loops(kernel: Kernel) -> Kernel:
+    """Return a kernel with a row, but without short ones across memory."""
+    kernel = _with_row(kernel)
+    if not free_numbers(kernel) and is_short(kernel):
+        return _with_row(unrolled(kernel))
+    return kernel
 
 
 def _with_row(kernel: Kernel) -> Kernel:

@@ -326,6 +326,25 @@ def test_results_are_laid_out_as_kernels_do_it(
     assert type_of(returned).stride == gm(x).stride()
 
 
+@pytest.mark.parametrize("function", [
+    torch.copysign, torch.floor_divide, torch.heaviside, torch.logaddexp, torch.logaddexp2,
+    torch.logical_and, torch.logical_xor, torch.xlogy, torch.special.xlog1py,
+    lambda a, b: torch.div(a, b, rounding_mode="floor"), lambda a, b: torch.pow(2, a),
+])  # fmt: skip
+@pytest.mark.parametrize("turn", [
+    lambda x: (x, x.mT.contiguous().mT), lambda x: (x.mT.contiguous().mT, x),
+    lambda x: (x[:1].expand(3, 4, 5), x.permute(2, 0, 1).contiguous().permute(1, 2, 0)),
+])  # fmt: skip
+def test_results_of_two_operands_are_laid_out_as_kernels_do_it(
+    function: Callable[..., Any], turn: Callable[[Any], Any]
+) -> None:
+    args = turn(torch.randn(3, 4, 5))
+    gm = symbolic_trace(lambda a, b: function(a, b))
+    propagate_types(gm, args)
+    returned: Any = gm.graph.output_node().args[0]
+    assert type_of(returned).stride == gm(*args).stride()
+
+
 @pytest.mark.parametrize("part", range(2))
 def test_samples_of_operators(part: int) -> None:
     for sample in samples(3 + 20 * part, 40):

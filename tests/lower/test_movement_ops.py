@@ -338,3 +338,9 @@ def test_a_border_on_every_side_is_left_to_eager_and_its_neighbours_are_fused() 
     compiled = run(lambda x: F.pad(x, (1, 2, 2, 1), "reflect").exp() * 2, torch.randn(2, 6, 20))
     assert [len(names) for names in kernels(compiled)] == [2]
     assert any("many places" in str(region.reason) for region in compiled.regions)
+
+
+def test_flips_of_a_single_number() -> None:
+    x = torch.tensor(3.0)
+    gm = fx.symbolic_trace(lambda x: (x.flip(0), x.flip(-1) + 1))
+    assert [float(found) for found in to_cpp(gm, (x,), policy=ALWAYS)(x)] == [3, 4]

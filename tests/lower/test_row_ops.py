@@ -172,3 +172,16 @@ def test_spread_of_rows_that_are_not_finite_or_whose_squares_overflow() -> None:
         found, expected = compiled(x), function(x)
         assert compiled.report().fused == compiled.report().candidates
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [0, -1])
+def test_spread_whose_squares_are_no_float32(dtype: torch.dtype, dim: int) -> None:
+    x = (torch.randn(300, 77, generator=torch.Generator().manual_seed(1)) * 1e20).to(dtype)
+    pair = torch.std_mean
+    for function in (lambda x: (x.std(dim),), lambda x: (pair(x, dim)[0], pair(x, dim)[1])):
+        compiled = to_cpp(fx.symbolic_trace(function), (x,), policy=ALWAYS)
+        assert compiled.report().fused == compiled.report().candidates
+        for found, expected in zip(compiled(x), function(x), strict=True):
+            assert found.dtype == dtype and found.isfinite().all()
+            torch.testing.assert_close(found, expected)

@@ -292,3 +292,32 @@ def test_the_next_float_is_that_of_eager_over_all_of_their_range() -> None:
     is_number = ~expected.isnan()
     assert torch.equal(found.isnan(), ~is_number)
     assert torch.equal(found[is_number].view(torch.int32), expected[is_number].view(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("second", [
+    0.7, torch.tensor(0.7), torch.tensor(7e4).double(), torch.tensor(1e-9), torch.tensor([70001]),
+], ids=repr)  # fmt: skip
+def test_a_single_number_is_not_rounded_before_the_result_is(
+    dtype: torch.dtype, second: Any
+) -> None:
+    a = torch.cat([torch.randn(500) * 3, torch.arange(-20, 20) * 0.7, torch.ones(1) * 6e4])
+    operators = (torch.mul, torch.div, torch.floor_divide)
+    calls: list[Any] = [(function, (a.to(dtype), second), {}) for function in operators]
+    calls.append((torch.div, (a.to(dtype), second), {"rounding_mode": "trunc"}))
+    compiled, inputs, nodes = compile_all(calls)
+    assert {node.name for node in nodes} <= fused_names(compiled)
+    for (function, operands, kwargs), found in zip(calls, compiled(*inputs), strict=True):
+        expected = function(*operands, **kwargs)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_losses_that_have_the_first_operands_dtype(reduction: str) -> None:
+    a, b = torch.randn(2, 40, generator=torch.Generator().manual_seed(1))
+    losses = (torch.nn.functional.huber_loss, torch.nn.functional.soft_margin_loss)
+    pairs = ((a.bfloat16(), b), (a, b.double()), (a.half(), b.bfloat16()))
+    calls: list[Any] = [(f, pair, {"reduction": reduction}) for f in losses for pair in pairs]
+    compiled, inputs, _ = compile_all(calls)
+    for (function, operands, kwargs), found in zip(calls, compiled(*inputs), strict=True):
+        torch.testing.assert_close(found, function(*operands, **kwargs), rtol=1e-2, atol=1e-2)

@@ -95,7 +95,23 @@ def _rolled(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
     return image
 
 
-# Operators of which torch 2.13 says that results are laid out otherwise than its kernels do it.
+def _as_sum(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    """Lay a result out as a sum of the operands, of which torch says what its kernels do."""
+    tensors = [operand for operand in args if isinstance(operand, torch.Tensor)]
+    if result.device.type != "cpu":
+        return result
+    with mode:
+        return torch.empty_like(functools.reduce(torch.add, tensors), dtype=result.dtype)
+
+
+def _typed_as_first(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    """Give a result the dtype of the first operand, not the common one."""
+    with mode:
+        return result.to(args[0].dtype)
+
+
+# Operators of which torch 2.13 says that results are otherwise laid out, or of another dtype, than
+# its kernels make them.
 _RELAID: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten.native_batch_norm.default: _dense,
     torch.ops.aten._native_batch_norm_legit.default: _dense,
@@ -107,6 +123,20 @@ _RELAID: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten.log_sigmoid_forward.default: _contiguous,
     torch.ops.aten.rrelu_with_noise.default: _contiguous,
     torch.ops.aten.roll.default: _rolled,
+    torch.ops.aten.copysign.Tensor: _as_sum,
+    torch.ops.aten.div.Tensor_mode: _as_sum,
+    torch.ops.aten.floor_divide.default: _as_sum,
+    torch.ops.aten.heaviside.default: _as_sum,
+    torch.ops.aten.huber_loss.default: _typed_as_first,
+    torch.ops.aten.logaddexp.default: _as_sum,
+    torch.ops.aten.logaddexp2.default: _as_sum,
+    torch.ops.aten.logical_and.default: _as_sum,
+    torch.ops.aten.logical_or.default: _as_sum,
+    torch.ops.aten.logical_xor.default: _as_sum,
+    torch.ops.aten.pow.Scalar: _contiguous,
+    torch.ops.aten.soft_margin_loss.default: _typed_as_first,
+    torch.ops.aten.special_xlog1py.default: _as_sum,
+    torch.ops.aten.xlogy.Tensor: _as_sum,
 }
 
 

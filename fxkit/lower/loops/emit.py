@@ -269,7 +269,12 @@ class _Emitter:
         read = self._broadcast(value, index)
         if dtype is None or name in ("condition", "mask"):
             return read
-        return read.cast(dtype)
+        # Eager takes a single number out of its tensor as it is, and rounds the result alone.
+        is_number = name == "other" and row.exact_single and self._is_single(value)
+        return read.cast(register_of(dtype) if is_number else dtype)
+
+    def _is_single(self, operand: Operand) -> bool:
+        return all(isinstance(size, int) and size == 1 for size in self.shape_of(operand))
 
     def _number(self, value: Any, dtype: torch.dtype | None, exact: bool) -> Ref:
         if dtype is None:

@@ -56,8 +56,8 @@ def _loss(
                 return sum_ / sizes[0]
             return sum_ / count if kind == "mean" else sum_
 
-        computes = Computes.COMMON if in_steps else Computes.RESULT
-        scalar_table.row(*names, tolerance=tolerance, computes=computes)(element)
+        # The result of some has the dtype of the first operand.
+        scalar_table.row(*names, tolerance=tolerance, computes=Computes.COMMON)(element)
         for name in names:
             known = scalar_table.TABLE[name]
             known = replace(known, build=alone, attributes=(*known.attributes, "result_dtype"))

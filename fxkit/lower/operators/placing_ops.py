@@ -35,7 +35,7 @@ def _flipud(p: Point, self: Any) -> Ref:
 
 def _flipped(p: Point, self: Any, dims: Sequence[int]) -> Ref:
     index = list(p.index)
-    for d in dims:
+    for d in dims if index else ():
         index[d] = (p.shape[d] - 1) - index[d]
     return p.read(self, index)
 

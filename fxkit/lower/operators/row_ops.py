@@ -177,7 +177,8 @@ def _var_mean(
 ) -> tuple[Ref, ...]:
     if correction is None:
         correction = 1 if unbiased in (None, True) else 0
-    _, mean, squares = centred(self, count)
+    # As in eager: squares of numbers from 1e19 on are no float32.
+    _, mean, squares = centred(self.cast(torch.float64), count)
     return squares / float(max(0, count - correction)), mean
 
 

@@ -57,12 +57,12 @@ def _rsub(self: Ref, other: Ref, *, alpha: Number) -> Ref:
     return _sub(other, self, alpha=alpha)
 
 
-@row("aten.mul", exact_numbers=True)
+@row("aten.mul", exact_numbers=True, exact_single=True)
 def _mul(self: Ref, other: Ref) -> Ref:
     return self & other if self.dtype == torch.bool else self * other
 
 
-@row("aten.div", exact_numbers=True, tolerance=1)
+@row("aten.div", exact_numbers=True, exact_single=True, tolerance=1)
 def _div(self: Ref, other: Ref, *, rounding_mode: str | None = None) -> Ref:
     if rounding_mode is None:
         return self / other
@@ -72,7 +72,7 @@ def _div(self: Ref, other: Ref, *, rounding_mode: str | None = None) -> Ref:
     return _floor_divide(self, other)
 
 
-@row("aten.floor_divide", tolerance=1)
+@row("aten.floor_divide", exact_numbers=True, exact_single=True, tolerance=1)
 def _floor_divide(self: Ref, other: Ref) -> Ref:
     if not self.is_float:
         return floored_quotient(self, other)

@@ -32,6 +32,7 @@ class ScalarOp:
         tolerance: Largest difference from eager in units of the result dtype's epsilon, relative
             to max(1, |result|). 0: equal bits.
         exact_numbers: Whether Python numbers stay unrounded when the tensors are bf16 or f16.
+        exact_single: Whether `other` stays unrounded as well where it is a tensor of one element.
         operands: Names of its operands.
         attributes: Names of its attributes. `result_dtype` is no argument of the operator, but the
             dtype of its result, for rows that differ for bf16 and f16.
@@ -42,6 +43,7 @@ class ScalarOp:
     computes: Computes
     tolerance: float
     exact_numbers: bool
+    exact_single: bool
     operands: tuple[str, ...]
     attributes: tuple[str, ...]
 
@@ -54,6 +56,7 @@ def row(
     computes: Computes = Computes.RESULT,
     tolerance: float = 0,
     exact_numbers: bool = False,
+    exact_single: bool = False,
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
     def add_row(build: Callable[..., Ref]) -> Callable[..., Ref]:
         parameters = inspect.signature(build).parameters.values()
@@ -61,7 +64,7 @@ def row(
         operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         for name in names:
             TABLE[name] = ScalarOp(
-                name, build, computes, tolerance, exact_numbers, operands, attributes
+                name, build, computes, tolerance, exact_numbers, exact_single, operands, attributes
             )
         return build
 

@@ -13,6 +13,7 @@ from fxkit.lower.operators import (
     joining_ops,
     pairing_ops,
     placing_ops,
+    quantizing_ops,
 )
 from fxkit.lower.operators.movement_table import TABLE, MoveOp, Point
 
@@ -23,6 +24,7 @@ __all__ = [
     "joining_ops",
     "pairing_ops",
     "placing_ops",
+    "quantizing_ops",
 ]
 
 

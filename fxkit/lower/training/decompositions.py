@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fxkit.lower.operators.quantizing_ops import float32_steps
 from fxkit.lower.training.batch_norms import batch_norms
 from fxkit.lower.training.losses import losses
 from fxkit.lower.training.pooling import pooling
@@ -37,6 +38,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     own = {
         aten.native_layer_norm.default: _layer_norm,
         aten.native_dropout.default: _dropout,
+        aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
     }
     return {**get_decompositions(packets), **batch_norms(), **losses(), **pooling(), **own}
 
@@ -70,6 +72,19 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
         return NotImplemented
     mask = _drawn(torch.empty_like(x, dtype=torch.bool), 1 - p)
     return x * mask * (1 / (1 - p)), mask
+
+
+def _fake_quantize(
+    x: torch.Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int
+) -> Any:
+    """Quantise as if; the mask says where the gradient passes."""
+    if x.dtype != torch.float32:
+        return NotImplemented
+    step, inverse = float32_steps(scale)
+    level = torch.round(x * inverse) + zero_point
+    mask = (level >= quant_min) & (level <= quant_max)
+    level = torch.where(level > quant_min, level, quant_min)  # the lowest level for NaN too
+    return (torch.where(level < quant_max, level, quant_max) - zero_point) * step, mask
 
 
 def _drawn(like: torch.Tensor, p: float) -> torch.Tensor:

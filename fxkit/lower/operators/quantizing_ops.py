@@ -1,0 +1,54 @@
+"""Fake quantisation: rows that round to the numbers a quantised tensor would have."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import torch
+
+from fxkit.lower.loops.loop_ir import Ref, Unfusable
+from fxkit.lower.operators import movement_table, scalar_table
+from fxkit.lower.operators.movement_table import Point
+from fxkit.lower.operators.scalar_table import call, select
+
+# Eager converts to integers of 64 bits; larger numbers become the lowest one.
+_INTEGERS = 2.0**63
+
+
+@scalar_table.row("aten.fake_quantize_per_tensor_affine")
+def _per_tensor(self: Ref, *, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Ref:
+    if self.dtype != torch.float32:
+        raise Unfusable("eager computes it in other steps for this dtype")
+    step, inverse = float32_steps(scale)
+    level = call("rint", self * inverse) + float(zero_point)
+    return (_clamped(level, quant_min, quant_max) - float(zero_point)) * step
+
+
+@movement_table.move("aten.fake_quantize_per_channel_affine", checks=True)
+def _per_channel(
+    p: Point, self: Any, scale: Any, zero_point: Any, *, axis: int, quant_min: int, quant_max: int
+) -> Ref:
+    if p.dtype != torch.float32:
+        raise Unfusable("eager computes it in other steps for this dtype")
+    place = (p.index[axis % len(p.shape)],)
+    step, zero = p.read(scale, place), p.read(zero_point, place)
+    p.require((zero >= float(quant_min)) & (zero <= float(quant_max)))
+    level = zero + call("rint", p.read(self, p.index) * (1.0 / step))
+    is_integer = call("abs", level) < _INTEGERS
+    lowest = p.number(float(quant_min))
+    level = select(is_integer, _clamped(level, quant_min, quant_max), lowest)
+    return (level - zero) * step
+
+
+def float32_steps(scale: float) -> tuple[float, float]:
+    """Return a scale and its inverse as eager has them, in float32."""
+    step = ctypes.c_float(scale).value
+    return step, ctypes.c_float(1.0 / step).value if step else math.inf
+
+
+def _clamped(level: Ref, low: int, high: int) -> Ref:
+    """Return a level within bounds; the lowest one for NaN."""
+    level = select(level > float(low), level, float(low))
+    return select(level < float(high), level, float(high))

@@ -1,0 +1,83 @@
+"""Fake quantisation in kernels: eager's bits, its errors, and its gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+import fxkit
+from fxkit.lower import to_cpp
+from fxkit.lower.training.training_module import TrainingModule
+
+SPECIAL = [math.nan, math.inf, -math.inf, 1e20, -1e20, 2e10, 0.05, 0.15, 0.25, -0.05, 1e-45, -0.0]
+
+
+def numbers(*shape: int) -> Tensor:
+    x = torch.randn(shape) * 5
+    x.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL)
+    return x
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    is_equal = (found == expected) | (found.isnan() & expected.isnan())
+    return found.dtype == expected.dtype and bool(is_equal.all())
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.013, 3, 1e-30, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_tensor_has_the_levels_of_eager(dtype: torch.dtype, scale: float) -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.fake_quantize_per_tensor_affine(x, scale, 5, 0, 255)
+
+    x = numbers(7, 61).to(dtype)
+    module = to_cpp(fx.symbolic_trace(program), (x,))
+    assert all(region.kernel for region in module.regions)
+    assert same(module(x), program(x))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_channels_have_the_levels_of_eager(axis: int) -> None:
+    def program(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        return torch.fake_quantize_per_channel_affine(x, scale, zero, axis, -128, 127)
+
+    x = numbers(6, 17, 6)
+    count = x.shape[axis]
+    scale, zero = torch.rand(count) + 0.01, torch.randint(-100, 100, (count,)).int()
+    module = to_cpp(fx.symbolic_trace(program), (x, scale, zero))
+    assert all(region.kernel for region in module.regions)
+    assert same(module(x, scale, zero), program(x, scale, zero))
+    zero[1] = 500
+    with pytest.raises(RuntimeError, match="must be between"):
+        module(x, scale, zero)
+
+
+def test_what_eager_computes_otherwise_is_left_to_it() -> None:
+    def program(x: Tensor, scale: Tensor) -> Tensor:
+        return torch.fake_quantize_per_tensor_affine(x.float(), scale, zero, 0, 255)
+
+    zero, x, scale = torch.tensor(5, dtype=torch.int32), numbers(50), torch.tensor(0.1)
+    module = to_cpp(fxkit.capture(program, (x, scale)).graph_module, (x, scale))
+    assert "computed at run time" in str(module.reasons)
+    assert same(module(x, scale), program(x, scale))
+    wide = to_cpp(
+        fx.symbolic_trace(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 5, 0, 255)),
+        (x.double(),),
+    )
+    assert "other steps" in str(wide.reasons)
+
+
+def test_gradients_pass_where_nothing_was_clamped() -> None:
+    def program(x: Tensor) -> Tensor:
+        return (torch.fake_quantize_per_tensor_affine(x * 3, 0.1, 5, 0, 31) ** 2).sum()
+
+    fast, x = fxkit.compile(program), torch.randn(64, 70, requires_grad=True)
+    for _ in range(2):
+        (found,) = torch.autograd.grad(fast(x), x)
+    (expected,) = torch.autograd.grad(program(x), x)
+    torch.testing.assert_close(found, expected)
+    (module,) = fast.modules
+    assert isinstance(module, TrainingModule) and module.reason is None
+    assert not module.reasons

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -82,7 +82,25 @@ def effects_of(node: fx.Node) -> Effects:
     assert call is not None
     if call.operator.overload is None:
         return _without_schema(node, call)
-    return _from_schema(node, call)
+    effects = _from_schema(node, call)
+    if call.name in _CONVERSIONS and _has_new_dtype(node):
+        effects = replace(effects, aliases=())
+        return PURE if effects == PURE else effects
+    return effects
+
+
+# They give back their operand where it has the dtype asked for already.
+_CONVERSIONS = frozenset({"aten.to", "aten.type_as"})
+
+
+def _has_new_dtype(node: fx.Node) -> bool:
+    """Tell whether a conversion is known to change the dtype, so that it makes a new tensor."""
+    operand = node.args[0] if node.args else None
+    known = type_of(operand) if isinstance(operand, fx.Node) else None
+    made = type_of(node)
+    if not (isinstance(known, TensorType) and isinstance(made, TensorType)):
+        return False
+    return known.dtype != made.dtype
 
 
 def all_pure(graph: fx.Graph) -> bool:

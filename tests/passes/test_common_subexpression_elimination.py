@@ -112,6 +112,15 @@ def test_two_results_stay_two_tensors():
     assert torch.equal(b, X * 2)
 
 
+def test_two_conversions_stay_two_tensors():
+    program = fxkit.compile(lambda x: (x.double(), x.to(torch.float64), x.double() + x.double()))
+    for _ in range(2):
+        a, b, _ = program(X)
+        a.add_(1)
+        assert torch.equal(b, X.double())
+    assert merged(lambda x: x.double() + x.double(), X) == 1
+
+
 def test_not_merged_across_a_mode():
     graph = fx.Graph()
     x = graph.placeholder("x")

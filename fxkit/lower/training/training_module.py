@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ BYTES_PER_SECOND = 10e9
 # for kernels to take in may be one call of eager, and small tensors stay in caches.
 TRIED_BELOW_SECONDS = 5e-3
 TRIES = 7
+MAX_TRIES, TRIED_SECONDS = 40, 0.05  # more of them for so long: a call may meet fresh memory
 MAX_TRIED_BYTES = 64 * 2**20
 
 # What is around a step in a call of the whole: guards, and what is written back.
@@ -150,10 +151,12 @@ class TrainingModule(nn.Module):
         gradient = program.backward
         backward = None if gradient is None else self._lowered(gradient, "backward")
         saved = _seconds_saved(forward, backward)
-        if saved < CALL_SECONDS:
+        has_kernels = forward.has_kernels or (backward is not None and backward.has_kernels)
+        is_small = not has_kernels or _bytes_of(args) < CALL_SECONDS * BYTES_PER_SECOND
+        if saved < CALL_SECONDS and is_small:
             raise Refusal("its kernels save less than a call under autograd costs")
         program.bind(_runner(forward), None if backward is None else _runner(backward))
-        if saved < TRIED_BELOW_SECONDS and not _is_faster(program, args):
+        if saved < TRIED_BELOW_SECONDS and not _is_faster(program, args, saved >= CALL_SECONDS):
             raise Refusal("tried against each other, eager was faster")
         return _Built(program, forward, backward)
 
@@ -250,17 +253,32 @@ def _seconds_saved(*modules: CompiledModule | None) -> float:
     return spared * OPERATOR_SECONDS + moved / BYTES_PER_SECOND
 
 
-def _is_faster(program: FunctionalProgram, args: tuple[torch.Tensor, ...]) -> bool:
-    """Tell whether a step takes less time in kernels than in eager, where that can be tried."""
-    size = sum(t.nbytes for t in (*args, *program.graph_module.parameters()))
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _is_faster(
+    program: FunctionalProgram, args: tuple[torch.Tensor, ...], is_promised: bool
+) -> bool:
+    """Tell whether a step takes less time in kernels than in eager.
+
+    Args:
+        program: The program, with its kernels.
+        args: Its inputs.
+        is_promised: What is said where that can't be tried.
+    """
+    size = _bytes_of((*args, *program.graph_module.parameters()))
     ways = program.both_ways(args) if CALL_SECONDS > 0 and size <= MAX_TRIED_BYTES else None
     if ways is None:
-        return True
+        return is_promised
     ours, eager = ways
     state = random_states()
     try:
         best = dict.fromkeys((ours, eager), math.inf)
-        for _ in range(TRIES):
+        began = time.perf_counter()
+        for turn in range(MAX_TRIES):
+            if turn >= TRIES and time.perf_counter() - began > TRIED_SECONDS:
+                break
             for step in best:
                 start = time.perf_counter()
                 step()

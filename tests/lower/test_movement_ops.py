@@ -344,3 +344,10 @@ def test_flips_of_a_single_number() -> None:
     x = torch.tensor(3.0)
     gm = fx.symbolic_trace(lambda x: (x.flip(0), x.flip(-1) + 1))
     assert [float(found) for found in to_cpp(gm, (x,), policy=ALWAYS)(x)] == [3, 4]
+
+
+def test_single_numbers_that_are_picked() -> None:
+    x, place = torch.randn(9, generator=torch.Generator().manual_seed(1)), torch.tensor(3)
+    gm = fx.symbolic_trace(lambda x, i: (x.index_select(0, i) + 1, x.take(i) * 2))
+    found = to_cpp(gm, (x, place))(x, place)
+    torch.testing.assert_close(found, (x[3:4] + 1, x[3] * 2), rtol=0, atol=0)

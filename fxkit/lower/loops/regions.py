@@ -13,7 +13,7 @@ import heapq
 import itertools
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -218,11 +218,9 @@ class _Partitioner:
 
     def _is_scattered(self, kernel: Kernel) -> bool:
         """Tell whether each point is read in so many places that eager is faster."""
-        if self._policy.min_members <= 1:
+        if self._policy.min_members <= 1 or not kernel.sizes:
             return False
-        wide: Sequence[bool] = (False,) * len(kernel.body)  # where there is one point alone
-        if kernel.sizes:
-            wide = replace(kernel, row_rank=max(1, kernel.row_rank)).row_wide()
+        wide = replace(kernel, row_rank=max(1, kernel.row_rank)).row_wide()
         loads = [i for i in kernel.body if i.op == "load"]
         gathered = sum(any(wide[o] for o in i.indices) for i in loads)
         guarded = [i for i in loads if i.guard is not None]

@@ -11,18 +11,19 @@ from dataclasses import replace
 
 import torch
 
-from fxkit.lower.cpp import attentions, convolutions, products, vector_math
 from fxkit.lower.cpp import text as cpp_text
-from fxkit.lower.cpp.attentions import AttentionPrinter
+from fxkit.lower.cpp import vector_math
+from fxkit.lower.cpp.blocks import attentions, convolutions, products
+from fxkit.lower.cpp.blocks.attentions import AttentionPrinter
+from fxkit.lower.cpp.blocks.convolutions import ConvolutionPrinter
+from fxkit.lower.cpp.blocks.products import ProductPrinter, begins_with
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
-from fxkit.lower.cpp.convolutions import ConvolutionPrinter
 from fxkit.lower.cpp.free_numbers import free_numbers
-from fxkit.lower.cpp.halves import HALVES
+from fxkit.lower.cpp.halves.staged import HALVES
 from fxkit.lower.cpp.in_step import IN_STEP, is_stepped
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
 from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.cpp.pairs import PAIRS, PairPrinter, is_paired
-from fxkit.lower.cpp.products import ProductPrinter, begins_with
 from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis

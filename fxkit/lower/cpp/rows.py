@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
-from fxkit.lower.cpp.half_rows import HalfRows
-from fxkit.lower.cpp.halves import BLOCK as HALVES
+from fxkit.lower.cpp.halves.rows import HalfRows
+from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.in_step import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
 from fxkit.lower.cpp.vector_loops import Bounds, Loop

@@ -10,7 +10,7 @@ import torch
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import is_free
-from fxkit.lower.cpp.halves import BLOCK, StagedHalves
+from fxkit.lower.cpp.halves.staged import BLOCK, StagedHalves
 from fxkit.lower.cpp.lines import Lines
 from fxkit.lower.loops.loop_ir import Access, Kernel
 

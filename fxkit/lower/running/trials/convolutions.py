@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from fxkit.lower.convolutions import packed
-from fxkit.lower.cpp import convolutions, products
+from fxkit.lower.cpp.blocks import convolutions, products
 from fxkit.lower.loops.products.convolution import Convolution
 from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from fxkit.lower.cpp import products
+from fxkit.lower.cpp.blocks import products
 from fxkit.lower.loops.products.product import Batch, Product
 from fxkit.lower.running.trials import times
 from fxkit.lower.running.trials.times import MIN_TERMS, near, strided

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fxkit.errors import BuildError
-from fxkit.lower.cpp import convolutions, products
+from fxkit.lower.cpp.blocks import convolutions, products
 from fxkit.lower.cpp.build import build
 from fxkit.lower.running.kept_times import read_times, times_path, write_times
 

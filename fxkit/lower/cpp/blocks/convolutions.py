@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.cpp.products import ProductPrinter
+from fxkit.lower.cpp.blocks.products import ProductPrinter
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.products.convolution import Convolution
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from fxkit.lower.cpp.halves import StagedHalves
+from fxkit.lower.cpp.halves.moved import bits_of, deciding_values, only_moves
+from fxkit.lower.cpp.halves.parts import Part, rounded_parts
+from fxkit.lower.cpp.halves.staged import StagedHalves
 from fxkit.lower.cpp.kernel import KernelPrinter
-from fxkit.lower.cpp.moved_halves import bits_of, deciding_values, only_moves
-from fxkit.lower.cpp.rounded_parts import Part, rounded_parts
 from fxkit.lower.cpp.text import MEMORY, held_expression
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Kernel

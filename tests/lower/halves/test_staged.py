@@ -17,7 +17,7 @@ from torch import Tensor, fx
 import fxkit
 from fxkit.lower import CompiledModule, to_cpp
 from fxkit.lower.cpp import toolchain, vector_math
-from fxkit.lower.cpp.halves import BLOCK, HALVES, StagedHalves
+from fxkit.lower.cpp.halves.staged import BLOCK, HALVES, StagedHalves
 from tests.lower.kernels import ALWAYS
 from tests.lower.test_cpp_printer import body, text_of
 

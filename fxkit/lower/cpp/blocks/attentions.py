@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.blocks.products import COLUMNS
 from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter
-from fxkit.lower.cpp.products import COLUMNS
 from fxkit.lower.loops.attention import Attention
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule

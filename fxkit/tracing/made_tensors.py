@@ -19,7 +19,8 @@ class MadeTensors(TorchFunctionMode):
     """Remembers the tensors that torch makes while it is entered, in memory of their own.
 
     A graph holds such a tensor as a constant, the same at every call. One that the graph writes to
-    would keep what an earlier call wrote. What is given as `out=` is written over as a whole.
+    would keep what an earlier call wrote. What is given as `out=` is written over as a whole, and
+    of a call of which nothing is known it is not said that it writes.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,9 @@ class MadeTensors(TorchFunctionMode):
         if not self._made:
             return
         for node in graph.nodes:
-            for written in effects_of(node).writes if "out" not in node.kwargs else ():
+            effects = effects_of(node)
+            is_known = not effects.is_opaque and "out" not in node.kwargs
+            for written in effects.writes if is_known else ():
                 if self._is_made(root, written):
                     raise CaptureError(
                         f"expected {name} to run on placeholders, got a write to a tensor that it "

@@ -164,7 +164,8 @@ def test_hooks_on_all_modules_come_and_go(kind: str):
 
 def test_settings_of_torch_are_not_constants(monkeypatch):
     # torch's own test helpers, which other tests import, freeze them.
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    known = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(known, "__allow_nonbracketed_mutation_flag", True)
 
     def fn(a: torch.Tensor) -> Any:
         return a * 2, torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark

@@ -194,7 +194,7 @@ def test_a_kernel_that_the_program_chooses_is_the_one_that_runs():
 
 
 def test_outputs_of_transformers_keep_the_order_of_their_keys():
-    from transformers.utils import ModelOutput
+    from transformers.utils.generic import ModelOutput
 
     @dataclasses.dataclass
     class Output(ModelOutput):

@@ -48,7 +48,7 @@ class ColumnPrinter(KernelPrinter):
             and count < ENOUGH_TILES
             and len(kernel.row_sizes) == 1
             and kernel.row_sizes[0] >= LONG_ROW
-            and [bool(one.reductions) for one in self._schedule.passes].count(True) == 1
+            and sum(bool(one.reductions) for one in self._schedule.passes) == 1
             and not any(one.stores for one in self._schedule.passes)
             and not any(i.is_scan or i.op == "check" for i in kernel.body)
         )

@@ -17,7 +17,8 @@ from fxkit.lower.loops.loop_ir import Kernel
 MAX_STRETCHES = 6
 MAX_INSTRUCTIONS = 400
 
-_COMPARES: dict[str, Callable[[int, int], bool]] = {
+# Comparisons of whole numbers, by operation.
+COMPARES: dict[str, Callable[[int, int], bool]] = {
     "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b,
     "gt": lambda a, b: a > b,
@@ -86,10 +87,10 @@ def stretches(kernel: Kernel) -> tuple[Stretch, ...]:
 
 def _guards(kernel: Kernel) -> Iterator[_Guard]:
     for position, instruction in enumerate(kernel.body):
-        if instruction.op not in _COMPARES:
+        if instruction.op not in COMPARES:
             continue
         left, right = (kernel.body[o] for o in instruction.operands)
-        compare = _COMPARES[instruction.op]
+        compare = COMPARES[instruction.op]
         if left.op == "const" and right.op == "index":
             left, right, compare = right, left, _turned(compare)
         if left.op != "index" or right.op != "const":

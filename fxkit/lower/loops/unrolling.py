@@ -6,13 +6,15 @@ at each point of rows of three. Written out, every guard is known, and a sum is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from fxkit.lower.loops.bits import Bits
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
+from fxkit.lower.loops.stretches import COMPARES
 
 # Longer rows, and kernels of more instructions, stay loops.
 MAX_ROW = 8
@@ -20,13 +22,9 @@ MAX_INSTRUCTIONS = 160
 
 _MONOIDS = frozenset({"add", "mul", "max", "min"})
 
-_COMPARED = {
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
+# What has a known outcome where both operands are known.
+_DECIDED: dict[str, Callable[[Any, Any], int]] = {
+    **COMPARES,
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
 }
@@ -116,8 +114,8 @@ class _Unrolling:
         if instruction.op == "load":
             return self._load(replace(instruction, operands=operands), point)
         numbers = [self._number(o) for o in operands]
-        if instruction.op in _COMPARED and None not in numbers:
-            return self._const(bool(_COMPARED[instruction.op](*numbers)), instruction.dtype)
+        if instruction.op in _DECIDED and None not in numbers:
+            return self._const(bool(_DECIDED[instruction.op](*numbers)), instruction.dtype)
         if instruction.op == "not" and type(numbers[0]) is bool:
             return self._const(not numbers[0], instruction.dtype)
         if instruction.op == "select" and numbers[0] is not None:

@@ -276,10 +276,7 @@ class KernelPrinter(VectorLoops, ABC):
     def _store(self, position: int) -> None:
         store = self._kernel.stores[position]
         dtype = self._kernel.buffers[store.access.buffer].dtype
-        value = store.value
-        instruction = self._body(value)
-        if instruction.op == "round" and instruction.detail == dtype:
-            value = instruction.operands[0]
+        value = unrounded(self._kernel, position)
         staged = self._staged_write(store.access)
         if staged is not None:
             self._add(f"{staged} = {self._ref(value)};")
@@ -345,3 +342,14 @@ class KernelPrinter(VectorLoops, ABC):
 def scaled(name: str, factor: int) -> str:
     """Return a term of an address."""
     return name if factor == 1 else f"{name} * {factor}"
+
+
+def unrounded(kernel: Kernel, store: int) -> int:
+    """Return the value that a store writes, without a rounding that writing it does anyway."""
+    value = kernel.stores[store].value
+    if kernel.stores[store].is_sum:
+        return value
+    dtype = kernel.buffers[kernel.stores[store].access.buffer].dtype
+    instruction = kernel.body[value]
+    is_rounded = instruction.op == "round" and instruction.detail == dtype
+    return instruction.operands[0] if is_rounded else value

@@ -15,6 +15,7 @@ import torch
 
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.in_step import is_ordered, step_type
+from fxkit.lower.cpp.kernel import unrounded
 from fxkit.lower.cpp.rows import BLOCK, TILE, RowPrinter
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass
@@ -223,9 +224,7 @@ class PairPrinter(RowPrinter):
         if not any(store.access.strides[-1:]):
             super()._store(position)
             return
-        value = store.value
-        if self._body(value).op == "round" and self._body(value).detail == torch.bfloat16:
-            value = self._body(value).operands[0]
+        value = unrounded(self._kernel, position)
         kind = "quiet_" if self._facts.is_quiet else ""
         kind = "held_" if self._facts.is_bfloat16(value) else kind
         low, high = (f"fx_upper_{kind}bf16({text})" for text in self._both(value))

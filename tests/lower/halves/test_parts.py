@@ -11,7 +11,8 @@ from torch import Tensor, fx
 
 from fxkit.lower import to_cpp
 from fxkit.lower.cpp.halves import rows as half_rows
-from fxkit.lower.cpp.halves.parts import Part, rounded_parts, unrounded
+from fxkit.lower.cpp.halves.parts import Part, rounded_parts
+from fxkit.lower.cpp.kernel import unrounded
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import schedule
 from tests.lower.kernels import ALWAYS

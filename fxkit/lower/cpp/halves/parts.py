@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fxkit.lower.cpp.kernel import unrounded
 from fxkit.lower.cpp.text import calls_function
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import Pass
@@ -151,14 +152,3 @@ class _Cutter:
             values.add(position)
             open_ += [o for o in self._operands(position) if o in self._inside]
         return reads, values
-
-
-def unrounded(kernel: Kernel, store: int) -> int:
-    """Return the value that a store writes, without a rounding that writing it does anyway."""
-    value = kernel.stores[store].value
-    if kernel.stores[store].is_sum:
-        return value
-    dtype = kernel.buffers[kernel.stores[store].access.buffer].dtype
-    instruction = kernel.body[value]
-    is_rounded = instruction.op == "round" and instruction.detail == dtype
-    return instruction.operands[0] if is_rounded else value

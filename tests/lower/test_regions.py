@@ -102,6 +102,19 @@ def test_row_scalars_and_their_arithmetic_stay_in_the_kernel() -> None:
     assert len(fused(module)) == 1
 
 
+def test_an_operator_waits_for_the_neighbours_of_its_reader() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        turned = -x
+        return turned * torch.tanh(y.softmax(-1))
+
+    def between_products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        turned = -x
+        return (turned + (x @ y.T).tanh() @ y).sort()[0]
+
+    assert fused(check(fn, X, Y)) == [{"neg", "softmax", "tanh", "mul"}]
+    assert {"neg", "add", "matmul_1"} in fused(check(between_products, X, Y))
+
+
 def test_products_part_regions_and_take_what_follows_in() -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.tanh((torch.relu(x) + 1) @ w * 2)

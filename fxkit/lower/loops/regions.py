@@ -1,8 +1,9 @@
 """Which nodes share a kernel.
 
-The graph is put into a new order, in time linear in its edges: everything that can't be fused
-runs as soon as it is ready; then a region opens at the first fusable node that is left and takes in
-every ready node that fits, until none does. The members of a region stand next to each other in
+The graph is put into a new order, in time linear in its edges: everything that can't be fused runs
+as soon as it is ready; then a region opens at the first fusable node that is left and takes in
+every ready node that fits, until none does. A node that would stay alone, since its readers wait
+for others, is put off until no other is left. The members of a region stand next to each other in
 that order, so no path leaves a region and returns to it. Effects are edges like any other: nothing
 changes places with a write, a random draw or an unknown call that it must not pass.
 """
@@ -160,6 +161,7 @@ class _Partitioner:
         self._steps: list[fx.Node | Group] = []
         self._reasons: dict[fx.Node, str] = {}
         self._costs: dict[fx.Node, int] = {}
+        self._postponed: set[fx.Node] = set()
 
     def run(self) -> Partition:
         for node, count in self._waits_for.items():
@@ -169,7 +171,7 @@ class _Partitioner:
             while self._ready:
                 self._emit(self._ready.pop())
             if self._fusable:
-                self._close(self._grow(self._fusable.pop()))
+                self._open(self._fusable.pop())
         return Partition(self._steps, self._reasons)
 
     def _offer(self, node: fx.Node) -> None:
@@ -240,6 +242,21 @@ class _Partitioner:
                 self._offer(target)
                 freed.append(target)
         return freed
+
+    def _open(self, first: fx.Node) -> None:
+        """Make a region of a node and what joins it, unless a later one may take the node in."""
+        if self._fusable and first not in self._postponed and self._may_be_joined(first):
+            self._postponed.add(first)
+            self._fusable.push_last(first)
+            return
+        self._close(self._grow(first))
+
+    def _may_be_joined(self, node: fx.Node) -> bool:
+        """Tell whether all readers of a node wait for something else, so that it would be alone."""
+        if isinstance(self._candidates[node].row, RowOp) or any(self._siblings(node)):
+            return False
+        readers = [user for user in node.users if user.op != "output"]
+        return bool(readers) and all(is_candidate(r) and self._waits_for[r] > 1 for r in readers)
 
     def _grow(self, first: fx.Node) -> Group:
         """Open a region and take in whatever is ready, related and fits, in graph order."""
@@ -351,6 +368,11 @@ class _Ready:
         if node not in self._held:
             self._held.add(node)
             heapq.heappush(self._heap, (self._order[node], node))
+
+    def push_last(self, node: fx.Node) -> None:
+        """Take in a node that is popped when no other is left."""
+        self._held.add(node)
+        heapq.heappush(self._heap, (len(self._order) + self._order[node], node))
 
     def pop(self) -> fx.Node:
         self._drop_taken()

@@ -18,6 +18,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.node import map_arg
 
 from fxkit.analysis.effects import Effects, effects_of
+from fxkit.analysis.type_inference.declared_types import declared_type
 from fxkit.analysis.type_inference.type_facts import Facts, FactTable
 from fxkit.analysis.type_inference.type_modes import Modes
 from fxkit.ir.attributes import Attribute, find_attribute
@@ -241,7 +242,8 @@ def manner_of(node: fx.Node, operands: list[Facts], grad: bool, mixed: bool) -> 
     if effects.is_global:
         return Manner.LIVE
     if effects.is_opaque:
-        return Manner.LIVE if operands else Manner.ALONE
+        is_declared = declared_type(node.target) is not None
+        return Manner.LIVE if operands or is_declared else Manner.ALONE
     if call.name in _NOT_FROM_FACTS or _reads_hidden(node):
         return Manner.LIVE
     if effects.writes and grad and _may_spread_grad(operands, mixed):

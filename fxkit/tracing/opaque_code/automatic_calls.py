@@ -263,8 +263,8 @@ class _Call:
         if after != before:
             name = foreign_calls.name_of(self._function)
             self._recorder.refuse(f"{name} changes what it is given")
-        if type(result) not in NUMBERS:  # a number is another one at each call: it has no type
-            self._recorder.unseen(lambda: declare_result(self._target, result))
+        # Types are found without the call, which would be one more than the program makes.
+        self._recorder.unseen(lambda: declare_result(self._target, plain(result)))
         return result
 
     def _place(self, value: Any, path: str) -> int:

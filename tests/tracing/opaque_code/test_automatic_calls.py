@@ -40,6 +40,18 @@ def test_a_random_number_is_drawn_at_each_call_and_feeds_on():
     assert call.name == "Random.random" and "test_automatic_calls.py" in str(call.source)
 
 
+def test_finding_types_and_compiling_make_no_calls():
+    ours, theirs = itertools.count(), itertools.count()
+    rng, twin = random.Random(3), random.Random(3)
+    compiled = fxkit.compile(lambda a: a ** next(ours) * rng.random())
+    for number in range(6):
+        a = torch.full((2,), float(number))
+        assert torch.equal(compiled(a), a ** next(theirs) * twin.random())
+    assert compiled.captured.whole and compiled.captured.opaque_calls
+    fxkit.propagate_types(compiled.captured.graph_module, (torch.ones(2),))
+    assert (next(ours), rng.random()) == (next(theirs), twin.random())
+
+
 def test_numpy_generators_that_the_interpreter_hides():
     ours, theirs = np.random.default_rng(3), np.random.default_rng(3)
     holder = SimpleNamespace(rng=ours)

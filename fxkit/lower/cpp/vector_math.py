@@ -79,13 +79,9 @@ FX_INLINE float fx_exp_plus_one(float x) {
 }
 """
 
-# log(x) = n ln(2) + log(1 + f), 1 + f in [sqrt(1/2), sqrt(2)); subnormal x is scaled up first.
-_LOG = """\
-FX_INLINE float fx_log(float x) {
-  bool tiny = x < 0x1p-126f;
-  int bits = fx_bits(tiny ? x * 0x1p+23f : x) - 0x3f3504f3;
-  float n = (float)(bits >> 23) - (tiny ? 23.0f : 0.0f);
-  float f = fx_float((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+# log(1 + f) = f - f^2 / 2 + f^3 P(f) for 1 + f in [sqrt(1/2), sqrt(2)).
+_LOG_REST = """\
+FX_INLINE float fx_log_rest(float f) {
   float p = -0x1.38b57cp-4f;
   p = fx_fma(p, f, 0x1.055b6ap-3f);
   p = fx_fma(p, f, -0x1.0d8542p-3f);
@@ -93,9 +89,19 @@ FX_INLINE float fx_log(float x) {
   p = fx_fma(p, f, -0x1.547244p-3f);
   p = fx_fma(p, f, 0x1.99a008p-3f);
   p = fx_fma(p, f, -0x1.000226p-2f);
-  p = fx_fma(p, f, 0x1.555554p-2f);
+  return fx_fma(p, f, 0x1.555554p-2f);
+}
+"""
+
+# log(x) = n ln(2) + log(1 + f), 1 + f in [sqrt(1/2), sqrt(2)); subnormal x is scaled up first.
+_LOG = """\
+FX_INLINE float fx_log(float x) {
+  bool tiny = x < 0x1p-126f;
+  int bits = fx_bits(tiny ? x * 0x1p+23f : x) - 0x3f3504f3;
+  float n = (float)(bits >> 23) - (tiny ? 23.0f : 0.0f);
+  float f = fx_float((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
   float s = f * f;
-  float low = fx_fma(n, 0x1.7f7d1cp-20f, s * f * p);
+  float low = fx_fma(n, 0x1.7f7d1cp-20f, s * f * fx_log_rest(f));
   low = fx_fma(s, -0.5f, low);
   float y = fx_fma(n, 0x1.62e4p-1f, f + low);
   y = x < __builtin_inff() ? y : x;
@@ -378,16 +384,8 @@ FX_INLINE float fx_log1p(float x) {
   float large = fx_float((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
   float scale = fx_float((127 - n) << 23);
   float f = n > 24 ? large : fx_fma(x, scale, scale - 1.0f);
-  float p = -0x1.38b57cp-4f;
-  p = fx_fma(p, f, 0x1.055b6ap-3f);
-  p = fx_fma(p, f, -0x1.0d8542p-3f);
-  p = fx_fma(p, f, 0x1.22da1ep-3f);
-  p = fx_fma(p, f, -0x1.547244p-3f);
-  p = fx_fma(p, f, 0x1.99a008p-3f);
-  p = fx_fma(p, f, -0x1.000226p-2f);
-  p = fx_fma(p, f, 0x1.555554p-2f);
   float s = f * f;
-  float low = fx_fma((float)n, 0x1.7f7d1cp-20f, s * f * p);
+  float low = fx_fma((float)n, 0x1.7f7d1cp-20f, s * f * fx_log_rest(f));
   low = fx_fma(s, -0.5f, low);
   float y = __builtin_copysignf(fx_fma((float)n, 0x1.62e4p-1f, f + low), x);
   y = x < __builtin_inff() ? y : x;
@@ -399,7 +397,8 @@ FX_INLINE float fx_log1p(float x) {
 # Each function's text, after the texts that it needs. Order is the order of printing.
 _SOURCES = {
     "fx_exp": (_EXP, ()),
-    "fx_log": (_LOG, ()),
+    "fx_log_rest": (_LOG_REST, ()),
+    "fx_log": (_LOG, ("fx_log_rest",)),
     "fx_tanh": (_TANH, ("fx_exp",)),
     "fx_erf": (_ERF, ("fx_exp",)),
     "fx_sigmoid": (_SIGMOID, ("fx_exp",)),
@@ -411,7 +410,7 @@ _SOURCES = {
     "fx_nextafter": (_NEXTAFTER, ()),
     "fx_fmod": (_FMOD, ()),
     "fx_expm1": (_EXPM1, ()),
-    "fx_log1p": (_LOG1P, ()),
+    "fx_log1p": (_LOG1P, ("fx_log_rest",)),
     "fx_bf16": (BFLOAT16, ()),
     "fx_f16": (FLOAT16, ()),
 }

@@ -1,12 +1,15 @@
-"""Graphs that the tests of this folder look at."""
+"""Graphs that the tests of this folder look at, and a short profile of one."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+
+from fxkit.view import Profile, profile
 
 
 class Block(nn.Module):
@@ -127,3 +130,9 @@ def hostile() -> fx.GraphModule:
     z.meta["stack_trace"] = f'  File "<{NASTY}>", line 3, in f'
     graph.output((y, z))
     return fx.GraphModule(nn.Module(), graph)
+
+
+def quick(gm: Any, args: tuple[Any, ...], **options: Any) -> Profile:
+    """Profile a module in as few runs as there may be."""
+    with torch.no_grad():
+        return profile(gm, args, warmup=0, iters=2, **options)

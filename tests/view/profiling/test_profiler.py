@@ -1,14 +1,9 @@
-"""Profiles: the same result as the module, honest sums, costs, memory by hand, all formats."""
+"""Profiles: the same result as the module, costs and memory by hand."""
 
 from __future__ import annotations
 
 import copy
-import gc
-import json
-import sys
-import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,13 +14,11 @@ from torch import Tensor, fx, nn
 
 from fxkit.analysis import cost
 from fxkit.errors import UnsupportedError
-from fxkit.view import Profile, profile
-from fxkit.view.profiling import profiler
-from fxkit.view.profiling.clocks import EventClock, HostClock, Reading
+from fxkit.view import profile
 from fxkit.view.profiling.instrument import graph_inputs, instrument
-from fxkit.view.profiling.peaks import Peaks, measure_peaks
-from fxkit.view.texts.text_table import duration
+from fxkit.view.profiling.peaks import measure_peaks
 from tests.view import models
+from tests.view.models import quick
 
 
 class Program(nn.Module):
@@ -41,11 +34,6 @@ class Program(nn.Module):
         a, b = y.split(2, -1)
         z = torch.clamp(a, max=float("inf")).add(b, alpha=scale)
         return {"z": z[:, 1:], "more": [y, x.shape[0], ("text", None, slice(1, 2))]}
-
-
-def quick(gm: Any, args: tuple[Any, ...], **options: Any) -> Profile:
-    with torch.no_grad():
-        return profile(gm, args, warmup=0, iters=2, **options)
 
 
 def test_timed_code_computes_what_the_module_does() -> None:
@@ -147,36 +135,6 @@ def test_uncounted_nodes_are_listed_with_their_share() -> None:
     assert "?" in line.split()
 
 
-def test_sums_and_groups_add_up() -> None:
-    result = quick(models.stack(3), models.stack_args())
-    for grouping in ("node", "module", "op"):
-        entries = result.entries(group_by=grouping)
-        assert sum(e.seconds or 0.0 for e in entries) == pytest.approx(result.node_seconds)
-        assert sum(e.nodes for e in entries) == len(result.rows)
-    modules = {e.key: e.nodes for e in result.entries(group_by="module")}
-    assert modules["layers.*.up"] == 3
-    overhead = (result.instrumented or 0) - (result.end_to_end or 0)
-    assert result.overhead == pytest.approx(overhead)
-
-
-def test_sorting() -> None:
-    result = quick(models.stack(1), models.stack_args())
-    flops = [e.flops or 0 for e in result.entries(sort_by="flops")]
-    assert flops == sorted(flops, reverse=True)
-    assert [e.key for e in result.entries(sort_by="order")] == [r.name for r in result.rows]
-    with pytest.raises(UnsupportedError, match="expected sort_by"):
-        result.entries(sort_by="colour")
-
-
-def test_table_says_the_whole_and_what_is_left_out() -> None:
-    result = quick(models.stack(2), models.stack_args())
-    text = result.table(limit=3)
-    assert "end-to-end " in text
-    assert "sum of nodes " in text
-    assert "timers add " in text
-    assert f"… {len(result.rows) - 3} more, " in text
-
-
 def test_unsteady_runs_are_owned_up_to() -> None:
     result = quick(models.stack(1), models.stack_args())
     assert "unsteady" in str(replace(result, quartiles=(1.0, 2.0)))
@@ -252,129 +210,6 @@ def test_empty_graph() -> None:
     assert "<table" in result.html()
 
 
-def test_json_and_html() -> None:
-    result = quick(models.stack(1), models.stack_args())
-    values = json.loads(result.to_json())
-    assert values["version"] == 2
-    assert len(values["nodes"]) == len(result.rows)
-    assert values["sum_of_nodes"] == pytest.approx(result.node_seconds)
-    assert "layers_0_up" in result.html()
-
-
-def test_chrome_trace_nests_modules_over_nodes(tmp_path: Path) -> None:
-    result = quick(models.stack(2), models.stack_args())
-    events = json.loads(result.export_chrome_trace(tmp_path / "t.json").read_text())["traceEvents"]
-    nodes = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
-    spans = {e["name"]: e for e in events if e["ph"] == "X" and e["tid"] == 1}
-    assert [e["name"] for e in nodes] == [r.name for r in result.rows]
-    layer = spans["layers.1"]
-    inside = [e for e in nodes if "layers_1" in e["name"]]
-    assert all(
-        layer["ts"] - 1e-6 <= e["ts"] and e["ts"] + e["dur"] <= layer["ts"] + layer["dur"] + 1e-6
-        for e in inside
-    )
-    assert any(e["ph"] == "C" for e in events)
-
-
-def test_the_nodes_add_up_to_the_run_that_was_timed() -> None:
-    with torch.no_grad():
-        found = profile(models.stack(3), models.stack_args(), warmup=1, iters=8)
-    assert found.instrumented is not None
-    quiet = [row for row in found.rows if row.seconds is None]
-    assert not quiet
-    assert 0.5 * found.instrumented < found.node_seconds <= found.instrumented * 1.001
-
-
-class SlowClock:
-    """Each reading takes 3 ns of the 10 ns that lie between two of them."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def tick(self) -> int:
-        self.now += 10
-        return self.now
-
-    def read(self, ticks: Any) -> Reading:
-        return Reading(ticks, ticks)
-
-    def wait(self) -> None:
-        pass
-
-    def cost(self) -> float:
-        return 3.0
-
-
-def test_what_the_clock_costs_is_taken_off_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler, "clock_for", lambda _: SlowClock())
-    gm = models.stack(1)
-    found = quick(gm, models.stack_args())
-    assert {round((row.seconds or 0) * 1e9) for row in found.rows} == {7}
-    assert found.clock_seconds == pytest.approx(3e-9 * len(gm.graph.nodes))
-    assert Profile.from_dict(found.to_dict()).clock_seconds == found.clock_seconds
-
-
-def test_a_reading_of_the_processors_clock_costs_what_lies_between_two() -> None:
-    clock = HostClock()
-    readings = iter(range(0, 10**6, 50))
-    clock.tick = lambda: next(readings)
-    assert clock.cost() == 50.0
-
-
-def test_time_outside_of_nodes_is_told() -> None:
-    found = quick(models.stack(1), models.stack_args())
-    spent = found.node_seconds
-    slow = replace(found, end_to_end=4 * spent, quartiles=(4 * spent, 4 * spent))
-    assert slow.outside_seconds == pytest.approx(3 * spent)
-    assert "outside of nodes " in slow.table()
-    assert " (75.0 %)" in next(line for line in slow.summary() if "outside of nodes" in line)
-    uneven = replace(found, end_to_end=1.2 * spent, quartiles=(1.1 * spent, 1.4 * spent))
-    assert uneven.is_steady
-    assert "outside of nodes" not in uneven.table()
-    quick_call = replace(found, end_to_end=spent, quartiles=(spent, spent))
-    assert "outside of nodes" not in quick_call.table()
-
-
-def test_differences_within_the_noise_are_no_finding() -> None:
-    found = quick(models.stack(1), models.stack_args())
-    spent = found.node_seconds
-    apart: dict[str, Any] = {
-        "end_to_end": 1.2 * spent,
-        "quartiles": (1.2 * spent, 1.2 * spent),
-        "instrumented": 2.0,
-    }
-    sure = replace(found, **apart, noise=0.0)
-    assert "outside of nodes" in sure.table()
-    assert f"timers add {duration(2.0 - 1.2 * spent)}" in sure.table()
-    unsure = replace(found, **apart, noise=3.0)
-    assert "outside of nodes" not in unsure.table()
-    assert f"timers add {duration(unsure.clock_seconds)}" in unsure.table()
-    assert Profile.from_dict(unsure.to_dict()).noise == 3.0
-
-
-def test_noise_is_the_spread_between_a_call_and_the_timed_run_beside_it() -> None:
-    readings = [Reading([0, taken], [0, taken]) for taken in (100, 200, 300, 400)]
-    steady = profiler._Runs(readings, [150e-9, 250e-9, 350e-9, 450e-9])
-    assert steady.noise() == pytest.approx(0.0)
-    shaken = profiler._Runs(readings, [100e-9, 210e-9, 330e-9, 500e-9])
-    assert shaken.noise() == pytest.approx(20e-9)
-    assert profiler._Runs([], []).noise() == 0.0
-
-
-def test_no_garbage_is_collected_while_it_is_timed() -> None:
-    states: list[bool] = []
-
-    def look(x: Tensor) -> Tensor:
-        states.append(gc.isenabled())
-        return x
-
-    graph = fx.Graph()
-    graph.output(graph.call_function(look, (graph.placeholder("x"),)))
-    quick(fx.GraphModule(nn.Module(), graph), (torch.ones(2),), metrics=("time",))
-    assert states[-4:] == [False] * 4
-    assert gc.isenabled()
-
-
 def test_only_what_changed_is_measured_again() -> None:
     gm = models.stack(2)
     first = quick(gm, models.stack_args())
@@ -392,15 +227,6 @@ def test_only_what_changed_is_measured_again() -> None:
     assert "1 node measured" in third.table()
     wider = quick(gm, (torch.arange(8).view(2, 4), torch.zeros(4, 4)), baseline=first)
     assert not [row.name for row in wider.rows if row.is_reused]
-
-
-def test_timed_code_reads_the_clock_around_the_wanted_nodes_only() -> None:
-    gm = fx.symbolic_trace(nn.Sequential(nn.ReLU(), nn.Tanh(), nn.Sigmoid()))
-    readings = iter(range(100))
-    code = instrument(gm, clock=lambda: next(readings), only=[2])
-    _, stamps = code.timed(torch.ones(2))
-    assert stamps == (0, 1, 2, 3)
-    assert code.spans == {2: (1, 2)}
 
 
 def test_peak_memory_is_that_of_the_allocator() -> None:
@@ -461,108 +287,11 @@ def test_memory_inside_an_operator_is_told() -> None:
     assert row.workspace_bytes > 0
 
 
-class Event:
-    """Stands for an event of a device on which each piece of work takes a microsecond."""
-
-    reached = 0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        Event.reached += 1
-        self.at = Event.reached
-
-    def elapsed_time(self, other: Event) -> float:
-        return (other.at - self.at) * 1e-3
-
-
-def test_work_on_a_device_is_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[Any] = []
-    events = SimpleNamespace(Event=Event, synchronize=waits.append)
-    device = torch.device("cpu")
-    monkeypatch.setattr(profiler, "clock_for", lambda where: EventClock(where, events))
-    found = quick(models.stack(1), models.stack_args(), device=device)
-    assert {round((row.seconds or 0) * 1e9) for row in found.rows} == {1000}
-    assert waits
-    assert all(row.is_launch_bound for row in found.rows)
-    assert "bound by their launch" in found.table()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_cuda_device_is_measured() -> None:
-    gm = models.stack(2).cuda()
-    found = quick(gm, tuple(arg.cuda() for arg in models.stack_args()))
-    assert found.device.startswith("cuda")
-    assert all(row.seconds is not None for row in found.rows)
-    assert found.allocator_peak
-
-
-def test_intensity_and_flat_rows() -> None:
-    found = quick(fx.symbolic_trace(nn.Linear(16, 32)), (torch.ones(8, 16),))
-    (row,) = found.to_rows()
-    assert row["intensity"] == pytest.approx(8192 / (4 * (128 + 512 + 32 + 256)))
-    assert row["share"] == 1.0
-
-
-def test_pandas_is_given_the_rows_or_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = quick(models.stack(1), models.stack_args())
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
-    assert found.to_pandas() == found.to_rows()
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UnsupportedError, match="pip install pandas"):
-        found.to_pandas()
-
-
-def test_charts_show_each_node(tmp_path: Path) -> None:
-    found = quick(models.stack(1), models.stack_args())
-    roofs = Peaks(1e11, 1e10, "given")
-    chart = found.roofline(roofs)
-    root = ET.fromstring(chart)
-    titles = {"".join(e.itertext()) for e in root.iter("{http://www.w3.org/2000/svg}title")}
-    assert any(title.startswith("gelu\n") for title in titles)
-    assert "100 GFLOP/s" in chart
-    live = found.memory_timeline()
-    shown = list(ET.fromstring(live).iter("{http://www.w3.org/2000/svg}title"))
-    assert len(shown) == len(found.rows)
-    assert live.save(tmp_path / "live.svg").read_text() == live
-    assert set(chart._repr_mimebundle_()) == {"image/svg+xml", "text/plain"}
-
-
 def test_a_device_is_measured() -> None:
     peaks = measure_peaks(size=64)
     assert peaks.flops_per_second > 1e6
     assert peaks.bytes_per_second > 1e6
     assert "measured" in peaks.how
-
-
-def test_two_profiles_are_compared() -> None:
-    before, after = (quick(models.stack(n), models.stack_args()) for n in (2, 1))
-    found = before.compare(after)
-    linear = next(line for line in found.lines if line.key == "aten.linear")
-    assert (linear.nodes_before, linear.nodes_after) == (9, 5)
-    assert found.whole["nodes"] == (28, 15)
-    assert "nodes: 28 → 15 (-46.4 %)" in str(found)
-    assert json.dumps(found.to_dict())
-    with pytest.raises(UnsupportedError, match="expected group_by out of"):
-        before.compare(after, group_by="colour")
-
-
-def test_kernels_are_grouped_by_region() -> None:
-    found = quick(models.stack(1), models.stack_args())
-    kernel = replace(found.rows[0], name="region_0", computes=("add", "gelu"))
-    some = replace(found, rows=(kernel, *found.rows[1:]))
-    operators = {entry.key for entry in some.entries(group_by="op")}
-    assert "kernel: add + gelu" in {
-        e.key
-        for e in replace(
-            some, rows=(replace(kernel, family="kernel", computes=("add_2", "gelu", "add_1")),)
-        ).entries(group_by="op")
-    }
-    assert "kernel: add + gelu" not in operators
-    keys = {entry.key: entry.nodes for entry in some.entries(group_by="region")}
-    assert keys == {"region_0": 1, "in no region": len(found.rows) - 1}
 
 
 def test_an_operator_may_bring_its_own_formula(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 
 import torch
 
+from fxkit.lower.cpp.far_numbers import far_numbers
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.loops.held_values import holds
 from fxkit.lower.loops.loop_ir import Instruction, Kernel, round_number
@@ -83,6 +84,25 @@ class KnownValues:
         if instruction.op == "mul" and any(self._is_square(o) for o in instruction.operands):
             return any(factor <= 0 for factor in numbers)
         return instruction.op == "min" and any(number <= bound for number in numbers)
+
+    def becomes_integer(self, position: int, dtype: torch.dtype) -> bool:
+        """Tell whether the machine converts a float, be it what it may, to integers of a dtype.
+
+        Where the compiler may know it to be a number that no integer is near, the compiler does;
+        of a number that becomes a float again it leaves out the digits, and does not convert it.
+        """
+        return not self._far[position] and (position, dtype) not in self._converted_back
+
+    @functools.cached_property
+    def _far(self) -> list[bool]:
+        return far_numbers(self._kernel)
+
+    @functools.cached_property
+    def _converted_back(self) -> set[tuple[int, torch.dtype]]:
+        """Each value that becomes an integer and then a float, with the integer's dtype."""
+        casts = [i for i in self._kernel.body if i.op == "cast" and i.dtype.is_floating_point]
+        made = [self._body(i.operands[0]) for i in casts]
+        return {(i.operands[0], i.dtype) for i in made if i.op == "cast"}
 
     def _is_square(self, position: int) -> bool:
         instruction = self._body(position)

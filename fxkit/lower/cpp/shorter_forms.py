@@ -1,7 +1,8 @@
 """Operations that take less work where they stand than they do in general.
 
 The exponential of what is known to be small needs no look at overflow, a maximum with a number none
-at a second NaN, and the tanh of a log1p neither of the two.
+at a second NaN, and the tanh of a log1p neither of the two. What the compiler does not know needs
+no look at its size before it becomes an integer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from fxkit.lower.cpp.known_values import KnownValues
+from fxkit.lower.cpp.text import TYPES, integer_between
 from fxkit.lower.loops.loop_ir import Instruction, Kernel
 
 # What `fx_exp_down` serves: up to here exp needs no scaling in two steps.
@@ -47,7 +49,17 @@ class ShorterForms:
                 return self._tanh_log1p(operand)
             case "add", (left, right) if is_float:
                 return self._exp_plus_one(left, right) or self._exp_plus_one(right, left)
+            case "cast", (operand,):
+                return self._integer(operand, instruction.dtype)
         return None
+
+    def _integer(self, operand: int, dtype: torch.dtype) -> str | None:
+        """Return the machine's own conversion, where the compiler has none to put in its place."""
+        source = self._kernel.body[operand].dtype
+        is_whole = source.is_floating_point and not dtype.is_floating_point
+        if not is_whole or dtype == torch.bool or not self._facts.becomes_integer(operand, dtype):
+            return None
+        return f"({TYPES[dtype]})({integer_between(source, dtype)}){self._ref(operand)}"
 
     def _bounded(self, is_most: bool, left: int, right: int) -> str | None:
         """Return the maximum or minimum with a number: then a NaN need not be looked for twice.

@@ -130,7 +130,7 @@ def expression(instruction: Instruction, operands: list[str], source: torch.dtyp
         # A conversion goes by way of integers as narrow as the condition.
         return f"{operands[0]} ? {literal(1.0, dtype)} : {literal(0.0, dtype)}"
     if op == "cast":
-        return f"{operands[0]} != 0" if dtype == torch.bool else f"({TYPES[dtype]}){operands[0]}"
+        return _converted(operands[0], source, dtype)
     if op in _INFIX:
         text = f"{operands[0]} {_INFIX[op]} {operands[1]}"
         return f"({TYPES[dtype]})({text})" if _is_narrow(dtype) else text
@@ -143,6 +143,21 @@ def expression(instruction: Instruction, operands: list[str], source: torch.dtyp
     if op == "abs":
         return _absolute(operands[0], dtype)
     return f"{function_name(op, source)}({', '.join(operands)})"
+
+
+def _converted(value: str, source: torch.dtype, dtype: torch.dtype) -> str:
+    """Return a value of one dtype as one of another."""
+    if dtype == torch.bool:
+        return f"{value} != 0"
+    if source.is_floating_point and not dtype.is_floating_point:
+        value = f"fx_{integer_between(source, dtype)}({value})"
+    return f"({TYPES[dtype]}){value}"
+
+
+def integer_between(source: torch.dtype, dtype: torch.dtype) -> str:
+    """Return the integer by way of which eager makes a narrow one of a float."""
+    is_long = dtype == torch.int64 or (dtype == torch.uint8 and source == torch.float64)
+    return "long" if is_long else "int"
 
 
 def _is_narrow(dtype: torch.dtype) -> bool:

@@ -19,7 +19,9 @@ MAX_ULP = {
 
 # A loop with a call in it becomes no vector code, and the compiler by itself leaves calls of what
 # is called twice. A fused multiply-add rounds once where the machine has one, as torch's vector
-# code; elsewhere twice, as torch's scalar code.
+# code; elsewhere twice, as torch's scalar code. Numbers that no integer is near become what the
+# machine's instruction makes of them, as in torch: where the compiler knows such a number, it would
+# put another integer in its place.
 BASICS = """\
 #define FX_INLINE static inline __attribute__((always_inline))
 #ifdef __FMA__
@@ -31,6 +33,15 @@ FX_INLINE double fx_fma(double a, double b, double c) { return a * b + c; }
 #endif
 FX_INLINE int fx_bits(float x) { return __builtin_bit_cast(int, x); }
 FX_INLINE float fx_float(int bits) { return __builtin_bit_cast(float, bits); }
+#ifdef __x86_64__
+FX_INLINE int fx_int(float x) { return __builtin_fabsf(x) < 0x1p+31f ? (int)x : 1 << 31; }
+FX_INLINE int fx_int(double x) { return __builtin_fabs(x) < 0x1p+31 ? (int)x : 1 << 31; }
+FX_INLINE long fx_long(float x) { return __builtin_fabsf(x) < 0x1p+63f ? (long)x : 1L << 63; }
+FX_INLINE long fx_long(double x) { return __builtin_fabs(x) < 0x1p+63 ? (long)x : 1L << 63; }
+#else
+template <class T> FX_INLINE int fx_int(T x) { return (int)x; }
+template <class T> FX_INLINE long fx_long(T x) { return (long)x; }
+#endif
 """
 
 # exp(x) = 2^n (1 + (exp(r) - 1)), |r| <= ln(2)/2, where n plus the bias of an exponent is read from

@@ -26,6 +26,7 @@ from fxkit.tracing.recorder.tape import misfit
 from fxkit.tracing.runs.invocation import Invocation
 from fxkit.tracing.runs.state import State
 from fxkit.tracing.runs.variants import Backend, Extra, Replay, Variant
+from fxkit.tracing.surroundings.fast_paths import fast_paths
 from fxkit.tracing.surroundings.hooked_code import hooked
 from fxkit.tracing.surroundings.interpreter import no_collection
 from fxkit.tracing.surroundings.watching import Watcher
@@ -151,7 +152,7 @@ class Session:
             recorder.watcher.is_muted = self.is_repeated
         with no_collection():
             try:
-                with recorder:
+                with fast_paths(_is_recording), recorder:
                     recorder.watch()
                     return self.invocation.fn(*args, **kwargs)
             finally:
@@ -436,6 +437,11 @@ def _line(node: fx.Node) -> str | None:
 
 def _first_use(node: fx.Node) -> str | None:
     return next((line for line in map(_line, node.users) if line), None)
+
+
+def _is_recording() -> bool | None:
+    recorder = active_recorder()
+    return None if recorder is None else recorder.is_following
 
 
 def _has_foreign_modes() -> bool:

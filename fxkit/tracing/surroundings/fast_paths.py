@@ -1,0 +1,97 @@
+"""Let layers of torch that ask whether calls are intercepted choose as they do unobserved.
+
+`nn.MultiheadAttention`, `nn.TransformerEncoderLayer` and `nn.TransformerEncoder` have fast paths,
+which they leave while a torch function mode is active, and a recorder is one. The paths differ in
+more than rounding: padding comes out as zeros, masks of numbers count as masks of bools, results
+lie in another order. So both questions are answered without the recorder while one records. Where
+nothing is masked the paths compute the same, and the long one is taken, whose operators can be
+fused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+_MASKS = ("attn_mask", "key_padding_mask", "src_mask", "src_key_padding_mask", "is_causal")
+_DISABLED = torch._C._disabled_torch_function_impl
+
+_lock = threading.Lock()
+_users = 0
+_before: list[tuple[Any, str, Any]] = []
+
+
+@contextlib.contextmanager
+def fast_paths(is_recording: Callable[[], bool | None]) -> Iterator[None]:
+    """Answer the layers' questions as if nothing recorded; other threads see no difference.
+
+    Args:
+        is_recording: Tells of this thread whether a recorder is active and its graph still grows;
+            None where there is no recorder.
+    """
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _install(is_recording)
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                _restore()
+
+
+def _install(is_recording: Callable[[], bool | None]) -> None:
+    ask = torch.overrides.has_torch_function
+    activation = sys.modules[nn.MultiheadAttention.__module__]
+    ask_fx: Callable[[], bool] = getattr(activation, "_is_make_fx_tracing", bool)
+
+    def has_torch_function(tensors: Iterable[Any]) -> bool:
+        recording = is_recording()
+        if recording is None:
+            return ask(tensors)
+        if recording and _takes_long_path(sys._getframe(1)):
+            return True
+        return any(_has_function(type(tensor)) for tensor in tensors)
+
+    def is_traced() -> bool:
+        # The answer that makes the long path's result contiguous, as the fast one's is.
+        return (is_recording() is True and not _is_masked(sys._getframe(1))) or ask_fx()
+
+    _replace(torch.overrides, "has_torch_function", has_torch_function)
+    if ask_fx is not bool:
+        _replace(activation, "_is_make_fx_tracing", is_traced)
+
+
+def _replace(module: Any, name: str, new: Any) -> None:
+    _before.append((module, name, getattr(module, name)))
+    setattr(module, name, new)
+
+
+def _restore() -> None:
+    while _before:
+        setattr(*_before.pop())
+
+
+def _takes_long_path(frame: FrameType) -> bool:
+    code = getattr(nn.TransformerEncoderLayer.forward, "__code__", None)
+    return frame.f_code is code and not _is_masked(frame)
+
+
+def _is_masked(frame: FrameType) -> bool:
+    values = frame.f_locals
+    return any(values.get(name) is not None and values[name] is not False for name in _MASKS)
+
+
+def _has_function(kind: type) -> bool:
+    function = getattr(kind, "__torch_function__", _DISABLED)
+    return kind is not torch.Tensor and function is not _DISABLED

@@ -28,6 +28,7 @@ from fxkit.tracing.runs.free_sizes import (
 )
 from fxkit.tracing.runs.invocation import Invocation
 from fxkit.tracing.runs.number_recording import record_with_numbers
+from fxkit.tracing.runs.pauses import Pauses
 from fxkit.tracing.runs.recording import Attempt, parameter_names, record
 from fxkit.tracing.runs.state import Learned, replaced_tensors
 from fxkit.tracing.runs.variants import Backend, Repeat, Variant
@@ -66,6 +67,7 @@ class Captured:
     A run that does what no graph can repeat is not kept: it calls a clock or another function in C
     that is not known to be harmless, draws random numbers from Python or NumPy, uses tensors of
     unknown origin or of a subclass, or `torch.func`. `fxkit.opaque` keeps such a part in the graph.
+    Where recordings fail again and again, ever more calls go by, unrecorded, between two of them.
     Writes to a tensor's memory by foreign code (NumPy arrays excepted) are not seen.
 
     Args:
@@ -110,6 +112,7 @@ class Captured:
         self._order = {name: i for i, name in enumerate(parameter_names(fn, keywords=True))}
         self._failure: Failure | None = None
         self._evictions = 0
+        self._pauses = Pauses()
         self._warned = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -158,10 +161,13 @@ class Captured:
             self._last_ran_in_python = False
             self._touch(variant)
             return result
-        if self._evictions >= MAX_EVICTIONS:
+        if self._evictions >= MAX_EVICTIONS or self._pauses.takes():
             self._last_ran_in_python = True
             return self._in_python(args, kwargs)
-        return self._attempt(self._invocation(args, kwargs, call), changed).result
+        attempt = self._attempt(self._invocation(args, kwargs, call), changed)
+        may_hold = attempt.was_first or attempt.has_learned
+        self._pauses.note(failed=attempt.variant is None and not may_hold)
+        return attempt.result
 
     @property
     def kept(self) -> tuple[Variant, ...]:

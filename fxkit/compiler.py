@@ -25,7 +25,7 @@ from fxkit.lower.training.fused_step import FusedStep, is_step
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
-from fxkit.passes.pipelines import LOWERING, LOWERING_TRAINING, SIMPLIFY, TRAINING
+from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.runs.free_sizes import Request
 
@@ -185,7 +185,7 @@ class Compiled:
         passes = self._passes
         if passes is None:
             inference, training = (
-                (SIMPLIFY, TRAINING) if self._fast else (LOWERING, LOWERING_TRAINING)
+                (LOWERING_FAST, TRAINING) if self._fast else (LOWERING, LOWERING_TRAINING)
             )
             passes = training if self._is_trained(gm, args) else inference
         with paused_collector(keeps_all=False):
@@ -232,8 +232,8 @@ def compile(
             fastest; compiling takes longer, once. Graphs with gradients are not tuned.
         fast: Whether results may be nearer to float64 than eager's. bf16 and f16 results stay
             float32 within a kernel, where by default each is rounded where eager rounds it; and the
-            passes are `SIMPLIFY` and `TRAINING`, whose rules may lose an Inf or a NaN that only a
-            value in between has.
+            passes are `LOWERING_FAST` and `TRAINING`, whose rules may lose an Inf or a NaN that
+            only a value in between has.
         backend: What makes a callable of each captured and rewritten graph, instead of kernels:
             `backend(gm, args)`, with the tensors that the graph takes. "eager" runs the graph as it
             is, which tells a fault of capture and passes from one of lowering.

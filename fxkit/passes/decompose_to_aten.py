@@ -51,12 +51,14 @@ class DecomposeToAten(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the edges."""
-        spelling = _Spelling(edit, context)
+        spelling = Spelling(edit, context)
         for node in list(edit.graph.nodes):
             spelling.visit(node)
 
 
-class _Spelling:
+class Spelling:
+    """Spells nodes of a graph, one after the other."""
+
     def __init__(self, edit: EditSession, context: PassContext) -> None:
         self.edit = edit
         self.context = context
@@ -86,7 +88,7 @@ class _Spelling:
     def _call_overload(self, node: fx.Node, call: Call) -> None:
         """Call the overload that a node resolves to."""
         if call.name == "aten.tensor":
-            self._replay(node, node.target, (node.args, node.kwargs))
+            self.replay(node, node.target, (node.args, node.kwargs))
             return
         if call.name == "aten.div" and _divides_by_reciprocal(node, call):
             self._multiply_by_reciprocal(node, call)
@@ -154,7 +156,7 @@ class _Spelling:
             self._take_over(node, indexing.read(self.edit, values[0], values[1], node))
         elif is_tensor and name == "setitem":
             indexing.write(self.edit, values[0], values[1], values[2], node)
-            self._give(node, None)
+            self.give(node, None)
         elif is_tensor and name in _QUESTIONS and len(values) == 1:
             self._take_over(node, self.edit.call(_QUESTIONS[name], operand, before=node))
         elif name == "getattr" and is_tensor and values[1:] == ["shape"]:
@@ -200,8 +202,7 @@ class _Spelling:
             if not _is_mode(node):
                 raise Unrecordable("nothing is known of it")
             return
-        target = _method(str(node.target)) if node.op == "call_method" else node.target
-        self._replay(node, target, (node.args, node.kwargs))
+        self.replay(node, function_of(node), (node.args, node.kwargs))
 
     def _replay_module(self, node: fx.Node, module: nn.Module) -> None:
         tensors = dict(_tensors_of(module))
@@ -211,16 +212,16 @@ class _Spelling:
             named = dict(zip(tensors, given, strict=True))
             return torch.func.functional_call(module, named, args, kwargs)
 
-        self._replay(node, forward, ((reads, node.args, node.kwargs), {}), (id(module), "forward"))
+        self.replay(node, forward, ((reads, node.args, node.kwargs), {}), (id(module), "forward"))
 
-    def _replay(self, node: fx.Node, target: Any, operands: Any, form: Any = None) -> None:
+    def replay(self, node: fx.Node, target: Any, operands: Any, form: Any = None) -> None:
         """Record what a call does, or find it recorded, and put that in its place."""
         leaves, spec = pytree.tree_flatten(operands, is_leaf=lambda v: isinstance(v, slice))
-        nodes = list(dict.fromkeys(_nodes_in(leaves)))
+        nodes = list(dict.fromkeys(nodes_in(leaves)))
         key = form_of_call((form or target, str(spec)), _flat(leaves))
         recording = self.recordings.get(key) if key is not None else None
         if recording is None:
-            known = [_fakeable(n) for n in nodes]
+            known = [fakeable(n) for n in nodes]
 
             def run(*tensors: Any) -> Any:
                 values = dict(zip(nodes, tensors, strict=True))
@@ -231,9 +232,9 @@ class _Spelling:
             if key is not None:
                 self.recordings[key] = recording
         result = replay(self.edit, recording, nodes, node)
-        self._give(node, result)
+        self.give(node, result)
 
-    def _give(self, node: fx.Node, result: Any) -> None:
+    def give(self, node: fx.Node, result: Any) -> None:
         """Let a node's users use what replaces it: a node, or a nest of nodes and constants."""
         if isinstance(result, fx.Node):
             self._take_over(node, result)
@@ -295,6 +296,11 @@ _SYMBOLIC = {
 _METHODS: dict[str, Callable[..., Any]] = {}
 
 
+def function_of(node: fx.Node) -> Any:
+    """Return what a node calls; a method as a function."""
+    return _method(str(node.target)) if node.op == "call_method" else node.target
+
+
 def _method(name: str) -> Callable[..., Any]:
     """Return a method as a function, the same one each time."""
     if name not in _METHODS:
@@ -341,7 +347,8 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _nodes_in(leaves: list[Any]) -> list[fx.Node]:
+def nodes_in(leaves: list[Any]) -> list[fx.Node]:
+    """Return the nodes among leaves, those in slices too."""
     return [leaf for leaf in _flat(leaves) if isinstance(leaf, fx.Node)]
 
 
@@ -359,7 +366,12 @@ def _filled(leaf: Any, values: dict[fx.Node, Any]) -> Any:
     return values[leaf] if isinstance(leaf, fx.Node) else leaf
 
 
-def _fakeable(node: fx.Node) -> Any:
+def fakeable(node: fx.Node) -> Any:
+    """Return the type of a tensor that a call takes.
+
+    Raises:
+        Unrecordable: When it is not known, or no tensor.
+    """
     known = type_of(node)
     if known is None:
         raise Unrecordable(f"the type of %{node.name} is not known")

@@ -17,6 +17,7 @@ from fxkit.passes.recompose import Recompose
 from fxkit.passes.remove_inference_no_ops import RemoveInferenceNoOps
 from fxkit.passes.sink_casts import SinkCasts
 from fxkit.passes.sink_transposes import SinkTransposes
+from fxkit.passes.spell_out import SpellOut
 from fxkit.passes.type_propagation import TypePropagation
 
 SIMPLIFY: tuple[Pass, ...] = (
@@ -62,9 +63,12 @@ def _as_spelled(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
     return tuple(Recompose(_LIBRARY_CALLS) if isinstance(p, Recompose) else p for p in passes)
 
 
-LOWERING = _as_spelled(SIMPLIFY)
+LOWERING = (SpellOut(), *_as_spelled(SIMPLIFY))
 """What `fxkit.compile` runs: `SIMPLIFY`, but of operators that were spelled out only attention,
-convolution and products are put together."""
+convolution and products are put together; and what torch spells out itself is spelled out first."""
+
+LOWERING_FAST = (SpellOut(), *SIMPLIFY)
+"""The same where results may be nearer to float64 than eager's."""
 
 LOWERING_TRAINING = _as_spelled(TRAINING)
 """The same where gradients are asked for."""

@@ -1,0 +1,139 @@
+"""Put what some functions of torch call in their place, where that can be lowered better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from fxkit.analysis.tensor_types import infer_type
+from fxkit.ir.op import resolve
+from fxkit.ir.session import EditSession
+from fxkit.ir.types import type_of
+from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.building_blocks.recording import Unrecordable, Value, replay
+from fxkit.passes.building_blocks.torch_calls import record_calls
+from fxkit.passes.decompose_to_aten import Spelling, fakeable, function_of, nodes_in
+
+Condition = Callable[[Mapping[str, Any]], bool]
+
+
+def _always(arguments: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _is_repeated(arguments: Mapping[str, Any]) -> bool:
+    return arguments.get("n", 1) != 1
+
+
+def _of_number(arguments: Mapping[str, Any]) -> bool:
+    """Tell whether a quantile is given by a number: eager raises for some that tensors hold."""
+    return isinstance(arguments.get("q"), (int, float))
+
+
+# Python functions of torch: the functions that they call take their place.
+FUNCTIONS: Mapping[str, Condition] = {
+    "opaque.torch.nn.functional.multi_head_attention_forward": _always,
+    "torch.nn.functional.local_response_norm": _always,
+}
+
+# Operators of which ATen has no kernel either: the ones that it calls take their place.
+OPERATORS: Mapping[str, Condition] = {
+    **dict.fromkeys(
+        (
+            "aten.isclose", "aten.trapezoid", "aten.trapz", "aten.einsum",
+            "aten.cumulative_trapezoid", "aten.gradient", "aten.inner", "torch.tensordot",
+        ),
+        _always,
+    ),
+    **dict.fromkeys(("aten.quantile", "aten.nanquantile"), _of_number),
+    "aten.diff": _is_repeated,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SpellOut(Pass):
+    """Spell out calls that torch itself computes by other calls.
+
+    Only those of `FUNCTIONS` and `OPERATORS`: what they are made of joins its neighbours in a
+    kernel, and what the call as a whole would do is not faster. A call whose numbers decide what it
+    calls stays, with a note.
+
+    Rewrites:
+        return aten.isclose(%x, %y)
+            →  %d = aten.sub(%x, %y); …; return aten.logical_or(%near, %same)
+    """
+
+    numerics: ClassVar[str] = "close"
+
+    def apply(self, edit: EditSession, context: PassContext) -> None:
+        """Visit the nodes in order. Cost: linear in the edges."""
+        spelling = _Spelling(edit, context)
+        for node in list(edit.graph.nodes):
+            spelling.visit(node)
+
+
+class _Spelling(Spelling):
+    def visit(self, node: fx.Node) -> None:
+        call = resolve(node)
+        if call is None:
+            return
+        is_function = FUNCTIONS.get(call.name, _never)(call.arguments)
+        if not is_function and not OPERATORS.get(call.name, _never)(call.arguments):
+            return
+        try:
+            with self.edit.on_behalf_of([node], "spell_out"):
+                if is_function:
+                    self._by_functions(node)
+                else:
+                    self._by_operators(node)
+        except Unrecordable as reason:
+            self.context.notes.append(f"%{node.name} stays a call of {call.name}: {reason}")
+
+    def _by_operators(self, node: fx.Node) -> None:
+        if node.op not in ("call_function", "call_method"):
+            raise Unrecordable("it is a module")
+        known = set(self.edit.graph.find_nodes(op="call_function", target=_BMM))
+        self.replay(node, function_of(node), (node.args, node.kwargs))
+        for made in self.edit.graph.find_nodes(op="call_function", target=_BMM):
+            if made not in known and _is_of_dots(made):
+                self._multiply(made)
+
+    def _multiply(self, node: fx.Node) -> None:
+        """Multiply and add what is a product of rows with columns."""
+        row, column = node.args
+        turned = self.edit.call(torch.ops.aten.transpose.int, column, 1, 2, before=node)
+        product = self.edit.call(torch.ops.aten.mul.Tensor, row, turned, before=node)
+        dots = self.edit.call(torch.ops.aten.sum.dim_IntList, product, [-1], True, before=node)
+        for new in (turned, product, dots):
+            infer_type(new)
+        self.edit.replace(node, dots)
+
+    def _by_functions(self, node: fx.Node) -> None:
+        if node.op != "call_function" or not isinstance(node.target, FunctionType):
+            raise Unrecordable("it is called in another way than as a function")
+        nodes = list(dict.fromkeys(nodes_in(pytree.tree_leaves((node.args, node.kwargs)))))
+        places = {operand: Value(None, n) for n, operand in enumerate(nodes)}
+        args, kwargs = pytree.tree_map_only(
+            fx.Node, places.__getitem__, (tuple(node.args), dict(node.kwargs))
+        )
+        recording = record_calls(node.target, args, kwargs, [fakeable(n) for n in nodes])
+        self.give(node, replay(self.edit, recording, nodes, node))
+
+
+_BMM = torch.ops.aten.bmm.default
+
+
+def _is_of_dots(node: fx.Node) -> bool:
+    """Tell whether each product of a batch is a single number, of floats that do not round."""
+    known = type_of(node)
+    return known.shape[1:] == (1, 1) and known.dtype in (torch.float32, torch.float64)
+
+
+def _never(arguments: Mapping[str, Any]) -> bool:
+    return False

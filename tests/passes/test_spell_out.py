@@ -1,0 +1,116 @@
+"""What torch computes by other calls is spelled out, with eager's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import fxkit
+from fxkit.ir.op import resolve
+from fxkit.passes.manager import PassManager
+from fxkit.passes.spell_out import FUNCTIONS, OPERATORS, SpellOut
+
+X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
+Y = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1))
+
+
+def spelled(program: Any, *args: Tensor) -> fx.GraphModule:
+    """Capture and spell out, with numbers compared."""
+    gm = fxkit.capture(program, args).graph_module
+    PassManager([SpellOut()], verify="numerics", args=args).run(gm)
+    return gm
+
+
+def names(gm: fx.GraphModule) -> list[str]:
+    calls = [resolve(node) for node in gm.graph.nodes]
+    return [call.name for call in calls if call is not None]
+
+
+CALLS = {
+    "isclose": lambda x, y: torch.isclose(x, y, equal_nan=True),
+    "isclose of a method": lambda x, y: x.isclose(other=y, rtol=0.1),
+    "trapezoid": lambda x, y: torch.trapezoid(x, y, dim=1),
+    "trapz": lambda x, y: torch.trapz(x, dx=0.5),
+    "cumulative_trapezoid": lambda x, y: torch.cumulative_trapezoid(x, dim=0),
+    "gradient": lambda x, y: torch.gradient(x, spacing=2.0, dim=(0, 2), edge_order=2),
+    "quantile": lambda x, y: torch.quantile(x, 0.3, dim=1, keepdim=True),
+    "nanquantile": lambda x, y: torch.nanquantile(x, 0.75, interpolation="nearest"),
+    "diff": lambda x, y: torch.diff(x, n=2, dim=1, append=y),
+    "einsum": lambda x, y: torch.einsum("bij,bkj->bik", x, y),
+    "einsum of dots": lambda x, y: torch.einsum("bij,bij->bi", x, y),
+    "einsum of one": lambda x, y: torch.einsum("bij->j", x),
+    "einsum without sums": lambda x, y: torch.einsum("bi,bj->bij", x[:, 0], y[:, 1]),
+    "inner": lambda x, y: torch.inner(x, y),
+    "tensordot": lambda x, y: torch.tensordot(x, y, dims=([0, 2], [0, 2])),
+    "local_response_norm": lambda x, y: F.local_response_norm(x, 3, alpha=0.1),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_are_spelled_out_with_the_same_numbers(name: str) -> None:
+    gm = spelled(CALLS[name], X, Y)
+    assert not set(names(gm)) & ({*OPERATORS, *FUNCTIONS} - {"aten.diff"})
+    (found,) = (gm(X, Y),)
+    torch.testing.assert_close(found, CALLS[name](X, Y))
+
+
+def test_single_differences_stay() -> None:
+    assert names(spelled(lambda x: torch.diff(x), X)) == ["aten.diff"]
+
+
+def test_rows_times_columns_are_summed() -> None:
+    gm = spelled(CALLS["einsum of dots"], X, Y)
+    assert "aten.sum" in names(gm) and "aten.bmm" not in names(gm)
+
+
+def test_what_raises_for_numbers_of_a_tensor_stays() -> None:
+    q = torch.tensor([0.25, 0.5])
+    assert "aten.quantile" in names(spelled(lambda x, q: torch.quantile(x, q), X, q))
+    fast = fxkit.compile(lambda x, q: torch.quantile(x, q))
+    with torch.no_grad():
+        torch.testing.assert_close(fast(X, q), torch.quantile(X, q))
+        with pytest.raises(RuntimeError, match="range"):
+            fast(X, q + 1)
+
+
+@pytest.mark.parametrize("weighs", [True, False])
+@pytest.mark.parametrize("masked", [None, "keys", "causal"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_attention_of_many_heads_is_products_and_attention(
+    weighs: bool, masked: str | None, shared: bool
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    keys = torch.zeros(4, 6, dtype=torch.bool)
+    keys[:, 4:] = True
+    causal = nn.Transformer.generate_square_subsequent_mask(6)
+    options: dict[str, Any] = {
+        None: {}, "keys": {"key_padding_mask": keys}, "causal": {"attn_mask": causal},
+    }[masked]  # fmt: skip
+
+    def program(x: Tensor, y: Tensor) -> Any:
+        other = x if shared else y
+        return layer(x, other, other, need_weights=weighs, **options)
+
+    gm = spelled(program, X, Y)
+    found = names(gm)
+    assert "aten.linear" in found and not any(name.startswith("opaque") for name in found)
+    assert ("aten.softmax" if weighs else "aten.scaled_dot_product_attention") in found
+    fast = fxkit.compile(program)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(X, Y), program(X, Y))
+    assert any(region.kernel for region in fast.modules[0].regions)
+
+
+def test_attention_of_other_sizes_is_spelled_out_for_them() -> None:
+    layer = nn.MultiheadAttention(8, 2).eval()
+    fast = fxkit.compile(lambda x: layer(x, x, x)[0], dynamic=True)
+    with torch.no_grad():
+        for length in (3, 5, 7, 9):
+            x = torch.randn(length, 2, 8)
+            torch.testing.assert_close(fast(x), layer(x, x, x)[0])

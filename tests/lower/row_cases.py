@@ -129,6 +129,13 @@ CALLS: dict[str, list[Call]] = {
         (F.binary_cross_entropy_with_logits, "xp", {}),
         (F.binary_cross_entropy_with_logits, "xpw", {"reduction": "sum"}),
     ],
+    "aten.binary_cross_entropy.reduced": [
+        (F.binary_cross_entropy, "pp", {}),
+        (F.binary_cross_entropy, "ppw", {"reduction": "sum"}),
+    ],
+    # It reads numbers, so that its type is known of a captured graph only.
+    "torch.nn.functional.gaussian_nll_loss": [],
+    "torch.nn.functional.gaussian_nll_loss.reduced": [],
     "aten.kl_div.reduced": [(aten.kl_div, "xp", {"reduction": 1})],
     "torch.nn.functional.kl_div.reduced": [
         (F.kl_div, "xp", {"reduction": "batchmean"}),
@@ -169,7 +176,7 @@ CALLS: dict[str, list[Call]] = {
 IN_STEPS = frozenset(
     name
     for name in CALLS
-    if name.endswith("_loss.reduced") or "kl_div" in name or "with_logits" in name
+    if name.endswith("_loss.reduced") or "kl_div" in name or "_entropy" in name or "nll" in name
     if not any(simple in name for simple in ("mse", "l1", "huber", "multilabel"))
 )
 

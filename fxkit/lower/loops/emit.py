@@ -215,8 +215,9 @@ class _Emitter:
         return member.type.dtype not in dtypes
 
     def _moved(self, member: Candidate, row: MoveOp, index: Sequence[Index]) -> Ref:
-        point = EmittedPoint(self, index, tuple(member.type.shape), member.type.dtype)
-        value = row.build(point, *member.operands.values(), **member.attributes)
+        value = row.build(
+            self._point(member, index), *member.operands.values(), **member.attributes
+        )
         for operand in member.tensors:  # eager needs those too whose elements are not
             if operand not in self._members and operand not in self.group.aliases:
                 self._input(operand)
@@ -231,7 +232,12 @@ class _Emitter:
         attributes = member.attributes
         if "result_dtype" in row.attributes:
             attributes["result_dtype"] = member.type.dtype
+        if row.checks:
+            attributes["require"] = self._point(member, index).require
         return row.build(*operands, **attributes)
+
+    def _point(self, member: Candidate, index: Sequence[Index]) -> EmittedPoint:
+        return EmittedPoint(self, index, tuple(member.type.shape), member.type.dtype)
 
     def _compute_dtype(self, member: Candidate, row: ScalarOp) -> torch.dtype | None:
         if row.computes is Computes.RESULT:
@@ -311,6 +317,8 @@ class _Emitter:
         attributes["count"] = math.prod(shape[d] for d in dims)
         attributes["sizes"] = shape
         attributes["result_dtype"] = member.type.dtype
+        if "require" in row.attributes:
+            attributes["require"] = self._point(member, ()).require
         if "place" in row.attributes:
             attributes["place"] = self._number_in_row([coordinates[d] for d in dims])
         result = row.build(*operands, **{name: attributes.get(name) for name in row.attributes})

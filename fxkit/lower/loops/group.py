@@ -31,7 +31,7 @@ MAX_READS = 48
 
 def _checks(found: Candidate) -> bool:
     """Tell whether eager raises for some values of a candidate's operands."""
-    return isinstance(found.row, (MoveOp, RowOp)) and found.row.checks
+    return found.row.checks
 
 
 @dataclass

@@ -16,7 +16,15 @@ import torch
 from fxkit.lower.loops.loop_ir import Ref, Unfusable
 from fxkit.lower.operators import row_table, scalar_table
 from fxkit.lower.operators.distance_ops import vector_norm
-from fxkit.lower.operators.row_table import at_least, every_dim, function, last_dim, row, total
+from fxkit.lower.operators.row_table import (
+    at_least,
+    every_dim,
+    function,
+    last_dim,
+    no_dim,
+    row,
+    total,
+)
 from fxkit.lower.operators.scalar_table import (
     Computes,
     call,
@@ -66,7 +74,7 @@ def _loss(
             found = row_table.TABLE[f"{name}.reduced"]
             attributes = (*known.attributes, "reduction", "count", "sizes")
             row_table.TABLE[found.name] = replace(
-                found, operands=known.operands, attributes=attributes
+                found, operands=known.operands, attributes=attributes, checks=known.checks
             )
         return element
 
@@ -102,6 +110,22 @@ def _huber_loss(self: Ref, target: Ref, *, delta: float) -> Ref:
 @_loss("aten.soft_margin_loss", tolerance=5, in_steps=True)
 def _soft_margin_loss(self: Ref, target: Ref) -> Ref:
     return call("log1p", call("exp", -target * self))
+
+
+Requirement = Callable[[Ref], None]
+
+
+@_loss("aten.binary_cross_entropy", tolerance=8, in_steps=True)
+def _binary_cross_entropy(
+    self: Ref, target: Ref, weight: Ref | None, *, require: Requirement
+) -> Ref:
+    require((target >= 0.0) & (target <= 1.0))
+    unlikely = at_least(call("log1p", -self), -100.0)
+    loss = (target - 1.0) * unlikely - target * at_least(call("log", self), -100.0)
+    # The one or the other logarithm is NaN where no probability is given. Of a function such as
+    # sigmoid, whose ends are selected, compilers would make jumps if it was compared itself.
+    require(loss.equals(loss))
+    return loss if weight is None else loss * weight
 
 
 @_loss("aten.binary_cross_entropy_with_logits", tolerance=8, in_steps=True)
@@ -158,6 +182,56 @@ def _times_log(x: Ref) -> Ref:
 
 def _log_sigmoid(x: Ref) -> Ref:
     return call("min", x, 0.0) - call("log1p", call("exp", -call("abs", x)))
+
+
+# --- a loss with a variance for each row, or for each element
+
+_GAUSSIAN = "torch.nn.functional.gaussian_nll_loss"
+
+
+def _variances(ranks: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
+    """Align variances that lack the last dimension from the left."""
+    is_short = ranks.get("var") == ranks["input"] - 1
+    return {"var": range(ranks["var"])} if is_short else {}
+
+
+@row(_GAUSSIAN, axes=no_dim, alignment=_variances)
+def _gaussian_nll_loss(
+    input: Ref,
+    target: Ref,
+    var: Ref,
+    *,
+    full: bool,
+    eps: float,
+    require: Requirement,
+    result_dtype: torch.dtype,
+) -> Ref:
+    floats_only(input, "a loss")
+    needs_full_width(input, result_dtype)
+    require(~(var < 0.0))
+    raised = at_least(var, eps)
+    distance = input - target
+    loss = 0.5 * (call("log", raised) + distance * distance / raised)
+    return loss + 0.5 * math.log(2 * math.pi) if full else loss
+
+
+@row(f"{_GAUSSIAN}.reduced", axes=every_dim, alignment=_variances)
+def _reduced_gaussian_loss(
+    input: Ref,
+    target: Ref,
+    var: Ref,
+    *,
+    full: bool,
+    eps: float,
+    require: Requirement,
+    result_dtype: torch.dtype,
+    reduction: str,
+    count: int,
+) -> Ref:
+    loss = _gaussian_nll_loss(
+        input, target, var, full=full, eps=eps, require=require, result_dtype=result_dtype
+    )
+    return total(loss) / count if reduction == "mean" else total(loss)
 
 
 # --- losses that reduce a dimension of their own

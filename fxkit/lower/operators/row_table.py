@@ -64,7 +64,8 @@ class RowOp:
         operands: Names of the operands.
         attributes: Names of the attributes. Some are no arguments of the operator: `count`, the
             number of elements in a row, `sizes`, the shape that the operands are broadcast to,
-            `place`, the number of an element within its row, and `result_dtype`.
+            `place`, the number of an element within its row, `result_dtype`, and `require`, which
+            leaves the call to eager where a condition does not hold.
         frame: Returns the space that it runs over, from the arguments, the operands' shapes and
             the results'; None for the shape of its operands. The first parameter of `build` is
             then a point of that space (`movement_table.Point`), which reads the operands.
@@ -135,7 +136,7 @@ def row(
         for name in names:
             TABLE[name] = RowOp(
                 name, build, axes, dtype, alignment, keeps_row, keeps_dims, tolerance,
-                operands, attributes, slow_along=slow_along,
+                operands, attributes, slow_along=slow_along, checks="require" in attributes,
             )  # fmt: skip
         return build
 

@@ -34,8 +34,9 @@ class ScalarOp:
         exact_numbers: Whether Python numbers stay unrounded when the tensors are bf16 or f16.
         exact_single: Whether `other` stays unrounded as well where it is a tensor of one element.
         operands: Names of its operands.
-        attributes: Names of its attributes. `result_dtype` is no argument of the operator, but the
-            dtype of its result, for rows that differ for bf16 and f16.
+        attributes: Names of its attributes. Two are no arguments of the operator: `result_dtype`,
+            the dtype of its result, for rows that differ for bf16 and f16; and `require`, which
+            leaves the call to eager, which raises, where a condition does not hold.
     """
 
     name: str
@@ -46,6 +47,11 @@ class ScalarOp:
     exact_single: bool
     operands: tuple[str, ...]
     attributes: tuple[str, ...]
+
+    @property
+    def checks(self) -> bool:
+        """Whether eager raises for some values of its operands."""
+        return "require" in self.attributes
 
 
 TABLE: dict[str, ScalarOp] = {}

@@ -24,7 +24,7 @@ _FROM_TORCH = (
     *("_fused_rms_norm", "_fused_rms_norm_backward", "glu_backward", "l1_loss", "smooth_l1_loss"),
     *("smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "mse_loss_backward"),
     *("mse_loss", "rsub", "addcmul", "addcdiv", "lerp", "log_sigmoid_backward", "masked_fill"),
-    *("binary_cross_entropy", "binary_cross_entropy_backward", "detach", "var_mean"),
+    *("binary_cross_entropy_backward", "detach", "var_mean"),
 )
 
 

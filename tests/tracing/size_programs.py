@@ -315,3 +315,32 @@ def maps(x: Tensor) -> Any:
 
 
 FUNCTIONS += [asks_others, memoises_sizes, switches_gradients, gathers, maps]
+
+
+def adds_products(x: Tensor) -> Tensor:
+    return torch.baddbmm(x.sum(0)[None, None], x[:, :, None], x[:, None, :], beta=0.5)
+
+
+def repeats(x: Tensor) -> Any:
+    y = torch.repeat_interleave(x, 2, -1)
+    z = x.repeat_interleave(repeats=3, dim=0)
+    return y.view(y.shape[0], -1, 2), z.reshape(3, z.shape[0] // 3, -1)
+
+
+def upsamples(x: Tensor) -> Any:
+    image = x[:, None, None].expand(-1, 2, 3, -1)
+    return F.interpolate(image, scale_factor=2.0, mode="bilinear"), F.unfold(image, (2, 1))
+
+
+def transforms(x: Tensor) -> Tensor:
+    return torch.fft.fft(torch.fft.fft(x, dim=-1), dim=0).real
+
+
+def recurs(x: Tensor) -> Any:
+    kept = torch.zeros(x.shape[0], 2)
+    weights = torch.ones(8, 1), torch.ones(8, 2)
+    return torch.lstm_cell(x[:, :1], (kept, kept), *weights)
+
+
+SERVED = [pads, adds_products, repeats, upsamples, recurs]
+FUNCTIONS += [*SERVED[1:], transforms]

@@ -27,6 +27,19 @@ def new_fake_mode(shape_env: Any = None) -> Any:
     return call_with_settings(_mode_class(), allow_non_fake_inputs=True)
 
 
+@contextmanager
+def entered(mode: Any) -> Iterator[None]:
+    """Enter a mode; where sizes may be symbols, kernels in Python go before those for ints."""
+    if mode.shape_env is None:
+        with mode:
+            yield
+        return
+    from torch._dispatch.python import enable_python_dispatcher
+
+    with mode, enable_python_dispatcher():
+        yield
+
+
 @functools.cache
 def _mode_class() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from fxkit.analysis.type_inference import type_errors
 from fxkit.analysis.type_inference.declared_types import declared_type
 from fxkit.analysis.type_inference.fake_tensors import (
+    entered,
     holds_constant,
     is_about_data,
     is_of_mode,
@@ -321,7 +322,7 @@ class Evaluation:
 
         abstract = self.memory.table.abstract
         learnt = 0 if self.symbolic is None else self.symbolic.learnt
-        with self._mode:
+        with entered(self._mode):
             try:
                 result = self._applied(node, make)
                 results = pytree.tree_leaves(result)
@@ -393,7 +394,7 @@ class Evaluation:
                 fresh[operand] = concrete(self.values[operand], materialise)
             return fresh[operand]
 
-        with self._mode:
+        with entered(self._mode):
             args, kwargs = self._arguments(node, fill)
             rule = declared_type(node.target)
             if rule is not None:

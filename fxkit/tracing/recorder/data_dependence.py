@@ -28,13 +28,23 @@ def has_data_dependent_shape(
         known: Nodes whose own shapes do.
     """
     if spelling.is_dynamic:
-        if spelling.name != "getitem" or _has_mask(args[1]):
+        if _is_dynamic_here(spelling, node, args):
             return True
     elif node.target is torch.where and len(args) == 1:
         return True
     if known and any(operand in known for operand in node.all_input_nodes):
         return True
     return not spelling.is_pointwise and _has_tensor_size(spelling, args)
+
+
+def _is_dynamic_here(spelling: Spelling, node: fx.Node, args: tuple[Any, ...]) -> bool:
+    """Tell whether a function that may count what it finds in a tensor does so in this call."""
+    if spelling.name == "getitem":
+        return _has_mask(args[1])
+    if spelling.name == "repeat_interleave":
+        repeats = args[1] if len(args) > 1 else node.kwargs.get("repeats")
+        return repeats is None or isinstance(repeats, (torch.Tensor, fx.Node))
+    return True
 
 
 def _has_mask(index: Any) -> bool:

@@ -78,7 +78,7 @@ def test_module_equals_eager_at_every_size(kind: Any, dynamic: Any):
     assert_same(dict(module.state_dict()), dict(twin.state_dict()), "state")
 
 
-ONE_GRAPH = {programs.reshapes, programs.makes_masks, programs.broadcasts}
+ONE_GRAPH = [programs.reshapes, programs.makes_masks, programs.broadcasts, *programs.SERVED]
 
 
 @pytest.mark.parametrize("program", ONE_GRAPH, ids=lambda f: f.__name__)

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fxkit.analysis.type_inference.fake_tensors import without_log
+from fxkit.tracing.functional.kept_whole import kept_whole
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
 
@@ -45,7 +46,12 @@ def trace_functional(
 
     state = random_states()
     try:
-        with traceback.preserve_node_meta(), warnings.catch_warnings(), without_log():
+        with (
+            kept_whole(),
+            traceback.preserve_node_meta(),
+            warnings.catch_warnings(),
+            without_log(),
+        ):
             warnings.simplefilter("ignore")  # what torch warns of was said when the program ran
             found: Any = aot_export_joint_simple(
                 function,

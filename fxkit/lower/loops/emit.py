@@ -267,7 +267,7 @@ class _Emitter:
         if value is None:
             return None
         if not isinstance(value, (fx.Node, Attribute)):
-            return self._number(value, dtype, row.exact_numbers)
+            return self._number(value, dtype, name in row.exact_numbers)
         if is_model(row, name):
             if value not in self._members and value not in self.group.aliases:
                 self._input(value)

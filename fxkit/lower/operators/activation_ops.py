@@ -7,7 +7,14 @@ import math
 import torch
 
 from fxkit.lower.loops.loop_ir import Number, Ref, Unfusable
-from fxkit.lower.operators.scalar_table import call, const_like, needs_full_width, row, select
+from fxkit.lower.operators.scalar_table import (
+    call,
+    const_like,
+    needs_full_width,
+    rounded_number,
+    row,
+    select,
+)
 
 
 @row("aten.relu")
@@ -48,9 +55,9 @@ def _threshold(self: Ref, *, threshold: Number, value: Number) -> Ref:
 
 
 @row("aten.hardshrink")
-def _hardshrink(self: Ref, *, lambd: Number) -> Ref:
-    inside = (self >= -lambd) & (self <= lambd)
-    return select(inside, const_like(self, 0), self)
+def _hardshrink(self: Ref, *, lambd: Number, result_dtype: torch.dtype) -> Ref:
+    low, high = (rounded_number(self, bound, result_dtype) for bound in (-lambd, lambd))
+    return select((self >= low) & (self <= high), const_like(self, 0), self)
 
 
 @row("aten.softshrink")
@@ -62,12 +69,12 @@ def _softshrink(self: Ref, *, lambd: Number) -> Ref:
 @row("aten.elu", tolerance=6)
 def _elu(self: Ref, *, alpha: Number, scale: Number, input_scale: Number) -> Ref:
     negative = call("expm1", self * input_scale) * (alpha * scale)
-    return select(self <= 0, negative, self * scale)
+    return select(self < 0, negative, self * scale)
 
 
 @row("aten.celu", tolerance=6)
 def _celu(self: Ref, *, alpha: Number) -> Ref:
-    return select(self <= 0, call("expm1", self * (1.0 / alpha)) * alpha, self)
+    return select(self < 0, call("expm1", self * (1.0 / alpha)) * alpha, self)
 
 
 @row("aten.selu", tolerance=6)
@@ -133,9 +140,18 @@ def _xlogy(self: Ref, other: Ref) -> Ref:
 
 
 @row("aten.logit", tolerance=6)
-def _logit(self: Ref, *, eps: float | None) -> Ref:
-    x = self if eps is None else call("min", call("max", self, eps), 1.0 - eps)
+def _logit(self: Ref, *, eps: float | None, result_dtype: torch.dtype) -> Ref:
+    x = self
+    if eps is not None and not eps < 0:
+        low, high = probability_bounds(self, eps, result_dtype)
+        x = select(self < low, low, select(self > high, high, self))
     return call("log", x / (1.0 - x))
+
+
+def probability_bounds(x: Ref, eps: float, dtype: torch.dtype) -> tuple[Ref, Ref]:
+    """Return the least and the largest probability for `x`; with `eps` above 1/2, they cross."""
+    low = rounded_number(x, eps, dtype)
+    return low, (1.0 - low).cast(dtype)
 
 
 @row("torch.nn.functional.softsign", tolerance=1)

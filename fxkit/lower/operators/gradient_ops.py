@@ -7,7 +7,8 @@ import math
 import torch
 
 from fxkit.lower.loops.loop_ir import Number, Ref, Unfusable
-from fxkit.lower.operators.scalar_table import call, const_like, row, select
+from fxkit.lower.operators.activation_ops import probability_bounds
+from fxkit.lower.operators.scalar_table import call, const_like, rounded_number, row, select
 
 
 @row("aten.threshold_backward")
@@ -105,14 +106,14 @@ def _softplus(grad_output: Ref, self: Ref, *, beta: Number, threshold: Number) -
 
 
 @row("aten.softshrink_backward")
-def _softshrink(grad_output: Ref, self: Ref, *, lambd: Number) -> Ref:
-    is_outside = (self < -lambd) | (self > lambd)
-    return select(is_outside, grad_output, const_like(self, 0))
+def _softshrink(grad_output: Ref, self: Ref, *, lambd: Number, result_dtype: torch.dtype) -> Ref:
+    low, high = (rounded_number(self, bound, result_dtype) for bound in (-lambd, lambd))
+    return select((self < low) | (self > high), grad_output, const_like(self, 0))
 
 
 @row("aten.hardshrink_backward")
-def _hardshrink(grad_out: Ref, self: Ref, *, lambd: Number) -> Ref:
-    return _softshrink(grad_out, self, lambd=lambd)
+def _hardshrink(grad_out: Ref, self: Ref, *, lambd: Number, result_dtype: torch.dtype) -> Ref:
+    return _softshrink(grad_out, self, lambd=lambd, result_dtype=result_dtype)
 
 
 @row("aten.mish_backward", tolerance=8)
@@ -127,10 +128,11 @@ def _dropout(grad_output: Ref, mask: Ref, *, scale: float) -> Ref:
 
 
 @row("aten.logit_backward", tolerance=3)
-def _logit(grad_output: Ref, self: Ref, *, eps: float | None) -> Ref:
+def _logit(grad_output: Ref, self: Ref, *, eps: float | None, result_dtype: torch.dtype) -> Ref:
     slope = grad_output / (self * (1.0 - self))
-    low, high = (0.0, 1.0) if eps is None else (eps, 1.0 - eps)
-    outside = const_like(self, math.nan if eps is None else 0)
+    has_bounds = eps is not None and not eps < 0
+    low, high = probability_bounds(self, eps if eps is not None and has_bounds else 0, result_dtype)
+    outside = const_like(self, 0 if has_bounds else math.nan)
     return select((self >= low) & (self <= high), slope, outside)
 
 

@@ -30,6 +30,7 @@ from fxkit.lower.operators.scalar_table import (
     const_like,
     multiply_add,
     number,
+    rounded_number,
     row,
     select,
 )
@@ -40,39 +41,47 @@ __all__ = ["TABLE", "activation_ops", "gradient_ops", "integer_ops", "special_op
 # --- arithmetic
 
 
-@row("aten.add", exact_numbers=True, tolerance=1)
-def _add(self: Ref, other: Ref, *, alpha: Number) -> Ref:
+@row("aten.add", tolerance=1)
+def _add(self: Ref, other: Ref, *, alpha: Number, result_dtype: torch.dtype) -> Ref:
     if self.dtype == torch.bool:
         return self | other if alpha else self
-    return self + other if alpha == 1 else multiply_add(other, alpha, self)
+    if alpha == 1:
+        return self + other
+    return multiply_add(other, rounded_number(self, alpha, result_dtype), self)
 
 
-@row("aten.sub", exact_numbers=True, tolerance=1)
-def _sub(self: Ref, other: Ref, *, alpha: Number) -> Ref:
-    return self - other if alpha == 1 else multiply_add(other, -alpha, self)
+@row("aten.sub", tolerance=1)
+def _sub(self: Ref, other: Ref, *, alpha: Number, result_dtype: torch.dtype) -> Ref:
+    if alpha == 1:
+        return self - other
+    return multiply_add(other, rounded_number(self, -alpha, result_dtype), self)
 
 
-@row("aten.rsub", exact_numbers=True, tolerance=1)
-def _rsub(self: Ref, other: Ref, *, alpha: Number) -> Ref:
-    return _sub(other, self, alpha=alpha)
+@row("aten.rsub", tolerance=1)
+def _rsub(self: Ref, other: Ref, *, alpha: Number, result_dtype: torch.dtype) -> Ref:
+    return _sub(other, self, alpha=alpha, result_dtype=result_dtype)
 
 
-@row("aten.mul", exact_numbers=True, exact_single=True)
+@row("aten.mul", exact_numbers=("self", "other"), exact_single=True)
 def _mul(self: Ref, other: Ref) -> Ref:
     return self & other if self.dtype == torch.bool else self * other
 
 
-@row("aten.div", exact_numbers=True, exact_single=True, tolerance=1)
-def _div(self: Ref, other: Ref, *, rounding_mode: str | None = None) -> Ref:
+@row("aten.div", exact_numbers=("self", "other"), exact_single=True, tolerance=1)
+def _div(
+    self: Ref, other: Ref, *, rounding_mode: str | None = None, result_dtype: torch.dtype
+) -> Ref:
     if rounding_mode is None:
-        return self / other
+        is_reflected = number(self) is not None and number(other) is None
+        # Eager divides a number by a tensor in two steps.
+        return (1.0 / other).cast(result_dtype) * self if is_reflected else self / other
     if rounding_mode == "trunc":
         is_float = self.is_float
         return call("trunc", self / other) if is_float else truncated_quotient(self, other)
     return _floor_divide(self, other)
 
 
-@row("aten.floor_divide", exact_numbers=True, exact_single=True, tolerance=1)
+@row("aten.floor_divide", exact_numbers=("other",), exact_single=True, tolerance=1)
 def _floor_divide(self: Ref, other: Ref) -> Ref:
     if not self.is_float:
         return floored_quotient(self, other)
@@ -140,10 +149,14 @@ def _reciprocal(self: Ref) -> Ref:
 
 
 @row("aten.pow", tolerance=4)
-def _pow(self: Ref, exponent: Ref) -> Ref:
+def _pow(self: Ref, exponent: Ref, *, result_dtype: torch.dtype) -> Ref:
     power = number(exponent)
     if not self.is_float:
         return _integer_power(self, power)
+    if power in (0.5, -0.5) and result_dtype == torch.float16:
+        # Eager takes no root of them: the power of -0.0 is 0.0, that of -inf is inf.
+        root = select(self.equals(-math.inf), const_like(self, math.inf), call("sqrt", self) + 0.0)
+        return root if power == 0.5 else 1.0 / root
     if power in _POWERS:
         return _POWERS[power](self)
     return call("pow", self, exponent)
@@ -171,8 +184,8 @@ def _integer_power(base: Ref, power: Number | None) -> Ref:
 
 
 @row("aten.float_power", tolerance=4)
-def _float_power(self: Ref, exponent: Ref) -> Ref:
-    return _pow(self, exponent)
+def _float_power(self: Ref, exponent: Ref, *, result_dtype: torch.dtype) -> Ref:
+    return _pow(self, exponent, result_dtype=result_dtype)
 
 
 @row("aten.addcmul", tolerance=2)
@@ -186,7 +199,7 @@ def _addcdiv(self: Ref, tensor1: Ref, tensor2: Ref, *, value: Number) -> Ref:
     return self + (tensor1 / tensor2 if value == 1 else tensor1 * value / tensor2)
 
 
-@row("aten.lerp", tolerance=2, exact_numbers=True)
+@row("aten.lerp", tolerance=2, exact_numbers=("weight",))
 def _lerp(self: Ref, end: Ref, weight: Ref) -> Ref:
     step = end - self
     is_near_start = call("abs", weight) < 0.5
@@ -281,6 +294,13 @@ def _comparison(compare: Callable[[Ref, Ref], Ref]) -> Callable[..., Ref]:
     return build
 
 
+def _logic(compare: Callable[[Ref, Ref], Ref]) -> Callable[..., Ref]:
+    def build(self: Ref, other: Ref) -> Ref:
+        return compare(self.cast(torch.bool), other.cast(torch.bool))
+
+    return build
+
+
 for _name, _compare in {
     "eq": lambda a, b: a.equals(b),
     "ne": lambda a, b: a.differs(b),
@@ -296,7 +316,7 @@ for _name, _compare in {
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
 }.items():
-    row(f"aten.logical_{_name}", computes=Computes.BOOL)(_comparison(_compare))
+    row(f"aten.logical_{_name}", computes=Computes.COMMON)(_logic(_compare))
     row(f"aten.bitwise_{_name}")(_comparison(_compare))
 
 

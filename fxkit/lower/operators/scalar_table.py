@@ -31,7 +31,8 @@ class ScalarOp:
         computes: In which dtype.
         tolerance: Largest difference from eager in units of the result dtype's epsilon, relative
             to max(1, |result|). 0: equal bits.
-        exact_numbers: Whether Python numbers stay unrounded when the tensors are bf16 or f16.
+        exact_numbers: Operands that stay unrounded, where they are Python numbers, when the tensors
+            are bf16 or f16.
         exact_single: Whether `other` stays unrounded as well where it is a tensor of one element.
         operands: Names of its operands.
         attributes: Names of its attributes. Two are no arguments of the operator: `result_dtype`,
@@ -43,7 +44,7 @@ class ScalarOp:
     build: Callable[..., Ref]
     computes: Computes
     tolerance: float
-    exact_numbers: bool
+    exact_numbers: tuple[str, ...]
     exact_single: bool
     operands: tuple[str, ...]
     attributes: tuple[str, ...]
@@ -61,7 +62,7 @@ def row(
     *names: str,
     computes: Computes = Computes.RESULT,
     tolerance: float = 0,
-    exact_numbers: bool = False,
+    exact_numbers: tuple[str, ...] = (),
     exact_single: bool = False,
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
     def add_row(build: Callable[..., Ref]) -> Callable[..., Ref]:
@@ -111,6 +112,11 @@ def select(condition: Ref, then: Operand, otherwise: Operand) -> Ref:
 
 def const_like(x: Ref, value: Number) -> Ref:
     return x.builder.const(value, x.dtype)
+
+
+def rounded_number(x: Ref, value: Number, dtype: torch.dtype) -> Ref:
+    """Return a number as a dtype of memory has it, to compute with `x`."""
+    return x.builder.const(value, dtype).cast(x.dtype)
 
 
 def multiply_add(a: Ref, b: Operand, c: Ref) -> Ref:

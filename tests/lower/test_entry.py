@@ -326,3 +326,45 @@ def test_programs_of_many_modules(depth: int, monkeypatch: pytest.MonkeyPatch) -
         compiled = fxkit.compile(net)
         for _ in range(4):
             torch.testing.assert_close(compiled(X), net(X))
+
+
+def test_each_size_that_is_free_has_its_way(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return (x * 2 + y).softmax(-1), x.shape[0]
+
+    program = fxkit.compile(fn, dynamic={"x": 0, "y": 0})
+    for rows in (3, 4, 5, 6) * 4:
+        program(X[:1].expand(rows, -1).contiguous(), X[:1])
+    assert len(program.captured.variants) == 1 and len(program._entries.ways) == 4
+    for rows in (5, 3, 6, 4, 4):
+        x = torch.randn(rows, 8)
+        check(program, fn, x, X[:1], slow=0, count=slow_ways)
+        check(program, fn, x, X[:rows], slow=None, count=slow_ways)
+        check(program, fn, x.t().contiguous().t(), X[:1], slow=None, count=slow_ways)
+    before = len(slow_ways)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        program(torch.randn(4, 7), torch.randn(4, 8))
+    assert len(slow_ways) == before + 1
+
+
+def test_a_relation_of_free_sizes_is_seen(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1 if x.shape[0] > 2 * y.shape[0] else y.exp() - x.sum()
+
+    program = fxkit.compile(fn, dynamic=True)
+    sizes = [(7, 3), (8, 3), (6, 3), (9, 5)]
+    for rows, others in sizes * 4:
+        program(torch.randn(rows, 4), torch.randn(others, 4))
+    for rows, others in sizes:
+        x, y = torch.randn(rows, 4), torch.randn(others, 4)
+        check(program, fn, x, y, slow=0, count=slow_ways)
+    check(program, fn, torch.randn(8, 4), torch.randn(5, 4), slow=1, count=slow_ways)
+
+
+def test_ways_have_a_limit() -> None:
+    program = fxkit.compile(lambda x: x * 2 + 1, dynamic=True)
+    for rows in (*range(2, 3 + entry._MAX_WAYS), 2):
+        for _ in range(4):
+            x = torch.randn(rows, 3)
+            torch.testing.assert_close(program(x), x * 2 + 1)
+    assert len(program._entries.ways) == entry._MAX_WAYS

@@ -114,6 +114,10 @@ class BySizes:
             run = self._make(key, args)
         return run(*args)
 
+    def module_for(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Return what runs in place of the graph for the sizes of some inputs, if it is made."""
+        return self._made.get(_key(args))
+
     def prepare(self, *args: Any) -> None:
         """Lower the graph for the sizes of some inputs, without running it."""
         self._make(_key(args), args)

@@ -10,6 +10,7 @@ import torch
 
 from fxkit.ir.types import TensorType
 from fxkit.lower.running import binding
+from fxkit.lower.running.by_sizes import BySizes
 from fxkit.lower.running.compiled import CompiledModule
 from fxkit.lower.running.program import is_plain, spec_of
 from fxkit.lower.training.training_module import TrainingModule
@@ -26,6 +27,9 @@ _MAX_TABLES = 4096
 
 _MAX_TRIES = 3
 
+# Each is asked in turn; those that were not used for longest are given up.
+_MAX_WAYS = 16
+
 # What can be run in the place of a graph.
 Module = CompiledModule | TrainingModule
 
@@ -37,12 +41,14 @@ class Way:
     Attributes:
         entry: A callable of the arguments.
         variant: The graph that it runs.
+        module: What runs in the graph's place, which is for certain sizes where they are free.
         finish: Makes what the program returns of what the graph returns; None: they are the same.
         miss: What the entry returns where it is not sure that the graph serves.
     """
 
     entry: Callable[..., Any]
     variant: Variant
+    module: Module
     finish: Callable[[Any], Any] | None
     miss: Any
 
@@ -63,7 +69,7 @@ class Entries:
         self.ways: tuple[Way, ...] = ()
         self._captured = captured
         self._may_leave = may_leave
-        self._tries: dict[int, tuple[Variant, int]] = {}
+        self._tries: dict[int, tuple[Module, int]] = {}
 
     def use(self, way: Way) -> None:
         """Note which way was taken, if it is another one than the last."""
@@ -76,16 +82,21 @@ class Entries:
             return
         kept = self._captured.kept
         self.ways = tuple(way for way in self.ways if any(way.variant is it for it in kept))
-        if not kept or not self._captured.whole or any(w.variant is kept[0] for w in self.ways):
+        if not kept or not self._captured.whole:
             return
         variant, module = kept[0], kept[0].run
-        tries = self._tries.get(id(variant), (variant, 0))[1]
-        if tries >= _MAX_TRIES or not isinstance(module, Module):
+        if isinstance(module, BySizes):
+            is_plain_call = all(isinstance(arg, torch.Tensor) for arg in args)
+            module = module.module_for(args) if is_plain_call else None
+        if not isinstance(module, Module) or any(way.module is module for way in self.ways):
             return
-        self._tries[id(variant)] = (variant, tries + 1)
+        tries = self._tries.get(id(module), (module, 0))[1]
+        if tries >= _MAX_TRIES:
+            return
+        self._tries[id(module)] = (module, tries + 1)
         facts = entry_facts(variant, args)
         if facts is not None and (way := self._way(variant, module, facts, args)) is not None:
-            self.ways = (way, *self.ways)
+            self.ways = (way, *self.ways[: _MAX_WAYS - 1])
 
     def _way(
         self, variant: Variant, module: Module, facts: EntryFacts, args: tuple[torch.Tensor, ...]
@@ -94,7 +105,7 @@ class Entries:
             entry, finish = make_entry(facts, module, _noted(module, self._captured.fn)), None
         else:
             entry, finish = make_entry(facts, module, _program(module, facts, args)), facts.finish
-        return None if entry is None else Way(entry, variant, finish, binding.miss())
+        return None if entry is None else Way(entry, variant, module, finish, binding.miss())
 
 
 def make_entry(facts: EntryFacts, module: Module, program: Callable[..., Any] | None) -> Any | None:

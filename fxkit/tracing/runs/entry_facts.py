@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard
 
+from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.guarding.size_guards import FreeTensorGuard, SizeGuard
 from fxkit.tracing.guarding.state_guards import EmptyGuard, StateGuard, WatchedState
 from fxkit.tracing.runs.variants import Variant
 
@@ -23,7 +25,11 @@ _KNOWN = (
     g.OutsideGuard,
     StateGuard,
     EmptyGuard,
+    FreeTensorGuard,
+    SizeGuard,
 )
+
+_OF_TENSORS = (g.TensorGuard, FreeTensorGuard)
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ def entry_facts(variant: Variant, args: tuple[Any, ...]) -> EntryFacts | None:
     """Return the facts of a graph that holds for this call; None where they are not so simple.
 
     They are those of a graph that changes nothing, whose arguments are all tensors, and whose
-    guards are all of the usual kinds.
+    guards are all of the usual kinds. Where sizes are free, they are those of this call.
     """
     if not _is_simple(variant) or variant.watch is None:
         return None
@@ -63,7 +69,9 @@ def entry_facts(variant: Variant, args: tuple[Any, ...]) -> EntryFacts | None:
     modes = next(guard for guard in variant.guards if isinstance(guard, g.ModesGuard))
     if modes.ambient.autocast is not None or modes.defaults[1] is not None:
         return None
-    arguments = tuple(guard for guard in variant.guards if isinstance(guard, g.TensorGuard))
+    arguments = tuple(
+        _exact(guard, call) for guard in variant.guards if isinstance(guard, _OF_TENSORS)
+    )
     if call.parts.tokens != [("tensor",)] * len(arguments):
         return None
     return EntryFacts(
@@ -75,6 +83,14 @@ def entry_facts(variant: Variant, args: tuple[Any, ...]) -> EntryFacts | None:
         variant.watch.state(),
         None if variant.is_single else _builder(variant),
     )
+
+
+def _exact(guard: g.TensorGuard | FreeTensorGuard, call: g.Call) -> g.TensorGuard:
+    """Return the guard on an argument with the sizes that it has in a call."""
+    if isinstance(guard, g.TensorGuard):
+        return guard
+    found = TensorType.of(call.parts.tensors[guard.index])
+    return g.TensorGuard(guard.what, guard.index, guard.kind, found, torch.strided)
 
 
 def _is_simple(variant: Variant) -> bool:

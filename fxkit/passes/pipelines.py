@@ -8,6 +8,7 @@ from __future__ import annotations
 from fxkit.passes.base import Pass
 from fxkit.passes.canonicalise import Canonicalise
 from fxkit.passes.common_subexpression_elimination import CommonSubexpressionElimination
+from fxkit.passes.complex_by_parts import ComplexByParts
 from fxkit.passes.constant_folding import ConstantFolding
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
 from fxkit.passes.decompose_to_aten import DecomposeToAten
@@ -63,11 +64,12 @@ def _as_spelled(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
     return tuple(Recompose(_LIBRARY_CALLS) if isinstance(p, Recompose) else p for p in passes)
 
 
-LOWERING = (SpellOut(), *_as_spelled(SIMPLIFY))
+LOWERING = (SpellOut(), ComplexByParts(), *_as_spelled(SIMPLIFY))
 """What `fxkit.compile` runs: `SIMPLIFY`, but of operators that were spelled out only attention,
-convolution and products are put together; and what torch spells out itself is spelled out first."""
+convolution and products are put together; and what torch spells out itself is spelled out first,
+and sizes of complex numbers are computed from their parts."""
 
-LOWERING_FAST = (SpellOut(), *SIMPLIFY)
+LOWERING_FAST = (SpellOut(), ComplexByParts(), *SIMPLIFY)
 """The same where results may be nearer to float64 than eager's."""
 
 LOWERING_TRAINING = _as_spelled(TRAINING)

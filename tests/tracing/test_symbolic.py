@@ -244,6 +244,56 @@ def writes_to_a_part_of_its_own(x):
     return own * 2
 
 
+def reads_what_a_call_is_to_write(x):
+    own = torch.zeros(3)
+    torch.add(x, 1, out=own)
+    return own * 2
+
+
+def reads_a_part_of_it(x):
+    own = torch.zeros(2, 3)
+    torch.add(x, 1, out=own[0])
+    return own.sum(0)
+
+
+def decides_by_it(x):
+    own = torch.zeros(3)
+    torch.add(x, 1, out=own)
+    return x if own.sum() > 3 else -x
+
+
+def writes_to_it_again(x):
+    own, places = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+    torch.max(torch.stack([x, -x]), 0, out=(own, places))
+    own += 1
+    return x * own
+
+
+@pytest.mark.parametrize(
+    "program",
+    [reads_what_a_call_is_to_write, reads_a_part_of_it, decides_by_it, writes_to_it_again],
+)
+def test_numbers_that_a_call_is_yet_to_write_are_not_read(program):
+    x = torch.randn(3)
+    with pytest.raises(CaptureError, match="a call is to write") as raised:
+        symbolic_trace(program)
+    assert program.__name__ in str(raised.value.source)
+    graph = capture(program, (x,))
+    torch.testing.assert_close(graph(x), program(x))
+
+
+def test_what_a_call_has_written_is_read_in_the_graph():
+    def program(x):
+        own = torch.zeros(3)
+        made = torch.add(x, 1, out=own)
+        part = own[:2]
+        return made * 2, x + own, own.dim(), x[:2] * part
+
+    x = torch.randn(3)
+    for found, expected in zip(symbolic_trace(program)(x), program(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 STATE = torch.zeros(3)
 
 

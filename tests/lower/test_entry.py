@@ -180,6 +180,52 @@ def test_the_programs_state_is_seen(slow_ways: list[int], monkeypatch: pytest.Mo
     check(program, fn, X, slow=1, count=slow_ways)
 
 
+def test_what_is_exchanged_is_seen(slow_ways: list[int]) -> None:
+    class Holder:
+        value = 3.0
+
+    class Other:
+        value = 4.0
+
+    def inner(x: torch.Tensor, k: float = 2.0, *, j: float = 1.0) -> torch.Tensor:
+        return x * k + j
+
+    def another(x: torch.Tensor, k: float = 2.0, *, j: float = 1.0) -> torch.Tensor:
+        return x * j - k
+
+    kind = type("Kind", (Holder,), {})
+    holder, late = kind(), Holder()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return inner(x) * holder.value + late.value
+
+    program = warm(fn, X)
+    check(program, fn, X, slow=0, count=slow_ways)
+    for owner, name, new in (
+        (inner, "__defaults__", (5.0,)),
+        (inner, "__kwdefaults__", {"j": 7.0}),
+        (inner, "__code__", another.__code__),
+        (late, "__class__", Other),
+        (late, "__dict__", {"value": 6.0}),
+        (kind, "__bases__", (Other,)),
+    ):
+        setattr(owner, name, new)
+        check(program, fn, X, slow=1, count=slow_ways)
+        check(program, fn, X, slow=0, count=slow_ways)
+
+
+def test_attributes_of_arguments_are_seen(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * getattr(x, "gain", 1.0) + 1
+
+    program = warm(fn, X)
+    given = X.clone()
+    check(program, fn, given, slow=0, count=slow_ways)
+    given.gain = 3.0  # type: ignore[attr-defined]
+    check(program, fn, given, slow=1, count=slow_ways)
+    check(program, fn, X, slow=0, count=slow_ways)
+
+
 def test_a_global_that_others_write_costs_no_capture(slow_ways: list[int]) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x * FACTOR + 1

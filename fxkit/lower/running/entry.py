@@ -154,6 +154,7 @@ def make_entry(facts: EntryFacts, module: Module, program: Callable[..., Any] | 
         ),
         state.lists,
         state.cells,
+        state.parts,
         (*state.empties, module._forward_hooks, module._forward_pre_hooks),
     )
 

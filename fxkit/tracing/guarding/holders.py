@@ -30,6 +30,15 @@ PLAIN = frozenset(
 )
 
 
+# Special names of classes that no operator asks for.
+_IDLE = frozenset(
+    """
+    __doc__ __annotations__ __slotnames__ __module__ __dict__ __weakref__ __abstractmethods__
+    __static_attributes__ __firstlineno__ __type_params__ __orig_bases__ __parameters__
+    __annotate__ __annotate_func__ __annotations_cache__ __qualname__ __wrapped__
+    """.split()
+)
+
 _KEPT = PLAIN | {type, dict, tuple, object, types.FunctionType}
 
 
@@ -206,6 +215,7 @@ class NamespaceHolder(Holder):
         copied: Whether all that it holds is copied, so that each change is seen.
         is_sealed: Whether only code that names an attribute reads it, and none by computed names.
         extra: More names, which are read without being named.
+        has_specials: Whether names such as `__len__`, which operators ask for, count as well.
         assign: Sets an attribute, where writing to the dict is not the way.
     """
 
@@ -213,6 +223,7 @@ class NamespaceHolder(Holder):
     copied: bool = True
     is_sealed: bool = False
     extra: frozenset[str] = frozenset()
+    has_specials: bool = False
     assign: Callable[[str, Any], None] | None = None
 
     def add(self, name: str) -> Any:
@@ -242,7 +253,35 @@ class NamespaceHolder(Holder):
         return f"{self.path}.{key}".lstrip(".")
 
     def is_guarded(self, key: Any) -> bool:
-        return self.names is None or key in self.names or key in self.extra
+        if self.names is None or key in self.names or key in self.extra:
+            return True
+        return self.has_specials and key[:2] == key[-2:] == "__" and key not in _IDLE
+
+    def widen(self) -> None:
+        """Let all names count from now on."""
+        self.copied, self.names = True, None
+        self.entries = self.read()
+
+
+@dataclass(slots=True, eq=False)
+class GlobalsHolder(NamespaceHolder):
+    """Globals of a module by name; it counts as well that it lacks some."""
+
+    copied: bool = False
+
+    def changes(self) -> dict[Any, Any]:
+        # What an import adds is there when the graph runs: it is no write of the program.
+        found = Holder.changes(self)
+        return {key: value for key, value in found.items() if not self._is_import(key, value)}
+
+    def settle(self) -> None:
+        """Take the modules that the run has imported for what was there before."""
+        for key, value in self.read().items():
+            if self._is_import(key, value):
+                self.entries[key] = value
+
+    def _is_import(self, key: Any, value: Any) -> bool:
+        return isinstance(value, types.ModuleType) and self.entries.get(key, ABSENT) is ABSENT
 
 
 @dataclass(slots=True, eq=False)

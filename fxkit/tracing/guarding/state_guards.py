@@ -30,6 +30,7 @@ from fxkit.tracing.guarding.holders import (
     SequenceHolder,
     SetHolder,
 )
+from fxkit.tracing.guarding.parts import PartsHolder, PartsWatch
 from fxkit.tracing.values.outside import Place
 
 
@@ -116,6 +117,31 @@ class ExtraGuard(Guard):
         return storage_key(tensor) in set(map(storage_key, others))
 
 
+@dataclass(frozen=True, slots=True)
+class AttributesGuard(Guard):
+    """Tensor arguments have none of the attributes that the program may ask them for."""
+
+    names: Container[str]
+
+    @property
+    def expected(self) -> str:
+        """The fact, as text."""
+        return "without attributes that the program reads"
+
+    def check(self, call: Call) -> Mismatch | None:
+        found = given_attributes(call.parts.tensors, self.names)
+        return None if found is None else self._mismatch(f"one with .{found}")
+
+
+def given_attributes(tensors: Iterable[torch.Tensor], names: Container[str]) -> str | None:
+    """Return an attribute, of some names, that one of many tensors has been given."""
+    for tensor in tensors:
+        attributes = vars(tensor)
+        if attributes and (found := [name for name in attributes if name in names]):
+            return found[0]
+    return None
+
+
 def line_that_names(codes: Iterable[CodeType], name: str) -> str | None:
     """Return the first line of some functions that reads a global, attribute or variable."""
     import os
@@ -143,6 +169,7 @@ class WatchedState:
             are `ABSENT` it has to lack.
         lists: `(list, items)`.
         cells: `(cell, content)`.
+        parts: `(function, class or object, its kind, parts)`, as `guarding.parts` has them.
         has_more: Whether there is more, which only `holds` can tell.
         holds: The check of all of it.
     """
@@ -151,6 +178,7 @@ class WatchedState:
     tables: tuple[tuple[dict[Any, Any], int, dict[Any, Any], bool], ...]
     lists: tuple[tuple[list[Any], tuple[Any, ...]], ...]
     cells: tuple[tuple[CellType, Any], ...]
+    parts: tuple[tuple[Any, int, tuple[Any, ...]], ...]
     has_more: bool
     holds: Callable[[], bool]
 
@@ -201,10 +229,11 @@ class StateWatch:
             (it, it.value, list(it.entries.values())) for it in rest if type(it) is SequenceHolder
         ]
         self._sets = [(it, it.value, set(it.entries)) for it in rest if type(it) is SetHolder]
+        self._parts = PartsWatch(it for it in rest if isinstance(it, PartsHolder))
         self._others = [
             it
             for it in rest
-            if not _is_full_cell(it) and type(it) not in (SequenceHolder, SetHolder)
+            if not _is_full_cell(it) and type(it) not in (SequenceHolder, SetHolder, PartsHolder)
         ]
         self._versions = [holder.version for holder in self._holders]
         self._total = sum(self._versions)
@@ -227,6 +256,8 @@ class StateWatch:
         for holder, items, before in self._sets:
             if items != before and holder.difference() is not None:
                 return False
+        if not self._parts.holds():
+            return False
         return all(holder.difference() is None for holder in self._others)
 
     def state(self) -> WatchedState:
@@ -237,6 +268,7 @@ class StateWatch:
             tuple(map(_table, self._holders, self._dicts, self._versions)),
             tuple(lists),
             tuple((cell, value) for _, cell, value in self._cells),
+            self._parts.state,
             bool(self._others or self._sets) or len(lists) < len(self._lists),
             self.holds,
         )
@@ -250,7 +282,7 @@ class StateWatch:
             if new != old
         ]
         rest = [it[0] for it in (*self._cells, *self._lists, *self._sets)]
-        return [*changed, *rest, *self._others]
+        return [*changed, *rest, *self._parts.holders, *self._others]
 
     def _look_closer(self) -> bool:
         now = list(map(dict_version, self._dicts))

@@ -172,6 +172,8 @@ class Recorder(Transformed, TorchFunctionMode):
     def close(self) -> None:
         """Let go of the tensors of the program, which nothing else may keep alive."""
         self.release()
+        if self.watcher is not None:
+            self.watcher.forget()
         self._location = Location(None, {}, None)
         self._values.clear()
         self._writes.clear()

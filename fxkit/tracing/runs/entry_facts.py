@@ -12,7 +12,12 @@ from torch._C._dynamo.guards import GlobalStateGuard
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.size_guards import FreeTensorGuard, SizeGuard
-from fxkit.tracing.guarding.state_guards import EmptyGuard, StateGuard, WatchedState
+from fxkit.tracing.guarding.state_guards import (
+    AttributesGuard,
+    EmptyGuard,
+    StateGuard,
+    WatchedState,
+)
 from fxkit.tracing.runs.variants import Variant
 
 # All that these ask is asked by the facts below too.
@@ -25,6 +30,7 @@ _KNOWN = (
     g.OutsideGuard,
     StateGuard,
     EmptyGuard,
+    AttributesGuard,
     FreeTensorGuard,
     SizeGuard,
 )

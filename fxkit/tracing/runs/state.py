@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import CodeType
@@ -12,7 +13,15 @@ import torch
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding import holders as h
-from fxkit.tracing.guarding.state_guards import EmptyGuard, StateGuard, StateWatch, is_asked
+from fxkit.tracing.guarding.parts import PartsHolder
+from fxkit.tracing.guarding.state_guards import (
+    AttributesGuard,
+    EmptyGuard,
+    StateGuard,
+    StateWatch,
+    given_attributes,
+    is_asked,
+)
 from fxkit.tracing.runs.variants import Replay
 from fxkit.tracing.surroundings.hooked_code import can_hook, original
 from fxkit.tracing.surroundings.random_generators import check_handed_on, check_strangers
@@ -84,9 +93,10 @@ class State:
     def __init__(self, fn: Any, parts: Parts, learned: Learned) -> None:
         kinds = {token[0] for token in parts.tokens if isinstance(token, tuple)}
         classes = [(kind, kind.__name__) for kind in kinds if isinstance(kind, type)]
-        given = [(value, "an argument") for value in parts.alive]
+        given = [(value, "an argument") for value in (*parts.alive, *_named_by_value(parts))]
         self.reach = Reach.of(fn, parts.modules, [*given, *classes, *learned.functions])
         self.watch = StateWatch([], [])
+        self._tensors = parts.tensors
         self._learned = learned
         self._replaced = set(learned.replaced)
         self._codes: frozenset[CodeType] = frozenset()
@@ -106,6 +116,9 @@ class State:
             self._learn(reach.missed, watcher)
         if reach.refusal is not None:
             raise reach.refusal
+        given = given_attributes(self._tensors, reach.names_of_given)
+        if given is not None:
+            raise Refusal(f"the program may read or set .{given} of an argument")
         check_handed_on(reach)
         check_strangers(reach, watcher)
         self._check_foreign(watcher.foreign)
@@ -157,6 +170,8 @@ class State:
         for holder in self.watch.touched():
             if isinstance(holder, h.ArrayHolder) and holder.changes():
                 raise Refusal(f"the program writes to the NumPy array {holder.path}")
+            if isinstance(holder, PartsHolder) and (changed := holder.difference()):
+                raise Refusal(f"the program exchanges {holder.name_of(changed[0])}")
         for path, table in self._empties():
             if table:
                 raise Refusal(f"the program adds to {path}")
@@ -189,6 +204,8 @@ class State:
         for holder in self.reach.holders:
             if isinstance(holder, h.MemoHolder) and holder.keeps_plain_values():
                 holder.entries = holder.read()
+            if isinstance(holder, h.GlobalsHolder):
+                holder.settle()
             for key, before in holder.entries.items():
                 if (id(holder.value), key) in self._replaced and isinstance(before, torch.Tensor):
                     holder.lenient[key] = TensorType.of(before)
@@ -202,7 +219,14 @@ class State:
             for holder in guarded
         ]
         found += [EmptyGuard(path, table=table) for path, table in self._empties()]
+        found.append(AttributesGuard("the tensor arguments", names=self.reach.names))
         return found
+
+
+def _named_by_value(parts: Parts) -> list[Any]:
+    """Return the classes and members of enumerations among some arguments."""
+    tokens = [token for token in parts.tokens if isinstance(token, tuple) and len(token) == 2]
+    return [value for _, value in tokens if isinstance(value, (type, enum.Enum))]
 
 
 def _has_guards(holder: h.Holder) -> bool:

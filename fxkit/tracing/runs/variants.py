@@ -14,7 +14,7 @@ from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.free_numbers import NumberInput
 from fxkit.tracing.guarding.holders import ABSENT, Holder
 from fxkit.tracing.guarding.size_guards import FreeTensorGuard, SizeGuard
-from fxkit.tracing.guarding.state_guards import StateWatch
+from fxkit.tracing.guarding.state_guards import AttributesGuard, StateWatch
 from fxkit.tracing.recorder.recorded import OpaqueCall
 from fxkit.tracing.recorder.rollback import Snapshot, Undo
 from fxkit.tracing.values.any_numbers import with_free
@@ -221,6 +221,10 @@ class Variant:
         return result
 
 
+# Guards that the quick check asks one by one.
+_OTHERS = (g.OverlapGuard, g.SameTensorGuard, FreeTensorGuard, SizeGuard, AttributesGuard)
+
+
 class _Quick:
     """Checks all guards of a variant at once, in C where torch can; never says yes in error.
 
@@ -250,11 +254,7 @@ class _Quick:
         )
         self._watch = variant.watch
         self._groups = g.alias_groups(arguments)
-        self._rest = [
-            guard
-            for guard in variant.guards
-            if isinstance(guard, (g.OverlapGuard, g.SameTensorGuard, FreeTensorGuard, SizeGuard))
-        ]
+        self._rest = [guard for guard in variant.guards if isinstance(guard, _OTHERS)]
 
     @classmethod
     def of(cls, variant: Variant, call: g.Call) -> _Quick | None:

@@ -21,7 +21,10 @@ _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
 _REFLECTIVE = frozenset(
     {"vars", "dir", "__dict__", "attrgetter", "methodcaller", "asdict", "__getattribute__"}
 )
-_BY_NAME = frozenset({"getattr", "hasattr"})
+_BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr"})
+_READS_BY_NAME = frozenset({"getattr", "hasattr"})
+_READS_ALL = frozenset({"vars", "dir"})
+_BY_TEXT = _BY_NAME | _READS_ALL | {"__dict__"}
 _TAKES_VALUES = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR"})
 _FLAGGED = ("LOAD_GLOBAL", "LOAD_ATTR") if sys.version_info >= (3, 12) else ("LOAD_GLOBAL",)
 _PATHS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR"})
@@ -40,6 +43,8 @@ class CodeNames:
         is_reflective: Whether it may read attributes by names that are not written in it.
         strings: Its constants that are texts, which may be such names.
         values: Globals, attributes and variables that it takes for more than to call them.
+        asked: Attributes that it asks for by their names as texts, and that may not be there.
+        reflected: Variables whose attributes it reads by computed names, or all of them.
     """
 
     globals: frozenset[str]
@@ -50,6 +55,8 @@ class CodeNames:
     is_reflective: bool
     strings: frozenset[str]
     values: frozenset[str]
+    asked: frozenset[str]
+    reflected: frozenset[str]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -59,8 +66,12 @@ def names_in(code: CodeType) -> CodeNames:
         kind: set() for kind in ("globals", "attributes", "stored", "imports")
     }
     codes, strings, values = [code], set(), set()
+    asked, reflected = set(), set()
     for part in codes:
         values.update(_values(part))
+        for of, name in _by_text(part):
+            (reflected if name is None else asked).add(of if name is None else name)
+        found["attributes"].update(_in_patterns(part))
         for kind, name in _named(part):
             found[kind].add(name)
         for constant in part.co_consts:
@@ -71,14 +82,16 @@ def names_in(code: CodeType) -> CodeNames:
     used = found["globals"] | found["attributes"]
     return CodeNames(
         frozenset(found["globals"]),
-        frozenset(found["attributes"]),
+        frozenset(found["attributes"] | asked),
         frozenset(found["stored"]),
         frozenset(found["imports"]),
         frozenset(codes),
         not _REFLECTIVE.isdisjoint(used)
-        or (not _BY_NAME.isdisjoint(used) and any(map(_computes_names, codes))),
+        or (not _READS_BY_NAME.isdisjoint(used) and any(map(_computes_names, codes))),
         frozenset(strings),
         frozenset(values),
+        frozenset(asked),
+        frozenset(reflected),
     )
 
 
@@ -103,16 +116,80 @@ def _values(code: CodeType) -> Iterator[str]:
 
 def _computes_names(code: CodeType) -> bool:
     """Tell whether code asks for an attribute by a name that is not written there as a constant."""
-    instructions = iter(dis.get_instructions(code))
-    for instruction in instructions:
-        if instruction.argval not in _BY_NAME or not instruction.opname.startswith("LOAD_"):
+    instructions = _of(code)
+    for place, instruction in enumerate(instructions):
+        if instruction.argval not in _READS_BY_NAME or not instruction.opname.startswith("LOAD_"):
             continue
         if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
             return True
-        after = next((i for i in instructions if i.opname not in _PATHS), None)
-        if after is None or after.opname != "LOAD_CONST" or not isinstance(after.argval, str):
+        if _text_given(instructions, place) is None:
             return True
     return False
+
+
+def _of(code: CodeType) -> list[dis.Instruction]:
+    return [it for it in dis.get_instructions(code) if it.opname not in ("CACHE", "EXTENDED_ARG")]
+
+
+def _text_given(instructions: list[dis.Instruction], place: int) -> str | None:
+    """Return the text that a call is given behind a variable; None where it is computed."""
+    place += 1
+    while place < len(instructions) and instructions[place].opname in _PATHS:
+        place += 1
+    if place == len(instructions):
+        return None
+    text, depth = instructions[place], 0
+    if text.opname != "LOAD_CONST" or not isinstance(text.argval, str):
+        return None
+    for instruction in instructions[place + 1 :]:
+        arg = instruction.arg or 0
+        if instruction.opname in ("PRECALL", "CALL", "CALL_FUNCTION_EX"):
+            if depth < arg + 2:
+                return text.argval
+            if instruction.opname == "PRECALL":
+                continue
+            depth -= arg + 1
+            continue
+        effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+        takes = 1 if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") else 1 - effect
+        is_load = effect > 0 and instruction.opname not in ("LOAD_ATTR", "LOAD_METHOD")
+        if not (is_load or instruction.opname in ("NOP", "KW_NAMES")) and depth < takes:
+            return None  # the text is an operand of something else
+        depth += effect
+    return None
+
+
+def _by_text(code: CodeType) -> Iterator[tuple[str, str | None]]:
+    """Iterate over `(variable, attribute)` for each attribute that is named by a text.
+
+    The attribute is None where its name is computed, or where all attributes are asked for.
+    """
+    if not any(name in _BY_TEXT for name in code.co_names):
+        return
+    instructions = _of(code)
+    for place, instruction in enumerate(instructions):
+        name, is_load = instruction.argval, instruction.opname.startswith("LOAD_")
+        if not is_load or not isinstance(name, str):
+            continue
+        if name == "__dict__" and instruction.opname not in ("LOAD_GLOBAL", "LOAD_CONST"):
+            before = reversed(instructions[:place])
+            first = next((i for i in before if i.opname != "LOAD_ATTR"), instruction)
+            yield str(first.argval), None
+        if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
+            continue
+        first = str(instructions[place + 1].argval)
+        if name in _READS_ALL:
+            yield first, None
+        elif name in _BY_NAME:
+            yield first, _text_given(instructions, place)
+
+
+def _in_patterns(code: CodeType) -> Iterator[str]:
+    """Iterate over the attributes that patterns of `match` name."""
+    if any(code.co_code[place] == _MATCH_CLASS for place in range(0, len(code.co_code), 2)):
+        for constant in code.co_consts:
+            if isinstance(constant, tuple):
+                yield from (name for name in constant if isinstance(name, str))
 
 
 def _kinds() -> dict[int, list[tuple[str, int]]]:
@@ -131,6 +208,7 @@ def _kinds() -> dict[int, list[tuple[str, int]]]:
 
 _KINDS = _kinds()
 _EXTENDED = dis.opmap["EXTENDED_ARG"]
+_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 
 
 def _named(code: CodeType) -> Iterator[tuple[str, str]]:

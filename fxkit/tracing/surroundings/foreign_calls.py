@@ -46,10 +46,11 @@ _DENIED_OF_TORCH = frozenset(
     """
     initial_seed seed get_num_threads get_num_interop_threads _get_num_threads set_num_threads
     _get_float32_matmul_precision _set_float32_matmul_precision set_flush_denormal
-    _set_deterministic_algorithms set_anomaly_enabled
+    _set_deterministic_algorithms set_anomaly_enabled is_anomaly_enabled
+    is_anomaly_check_nan_enabled
     """.split()
 )
-_FLAGS_OF_TORCH = re.compile(r"_[gs]et_(sdp|cudnn|mkldnn|cublas|overrideable|onednn)_\w+")
+_FLAGS_OF_TORCH = re.compile(r"_[gs]et_(\w+_)?(sdp|cudnn|mkldnn|cublas|overrideable|onednn)_\w+")
 _DENIED_BUILTINS = frozenset(
     "input open exec eval compile __import__ globals locals breakpoint id hash".split()
 )

@@ -76,6 +76,12 @@ def original(code: CodeType) -> CodeType:
     return _originals.get(code, code)
 
 
+def code_of(function: FunctionType) -> CodeType:
+    """Return the code of a function, whether calls in it go through a hook or not."""
+    in_use = _in_use.get(id(function))
+    return function.__code__ if in_use is None else in_use[1]
+
+
 @contextlib.contextmanager
 def hooked(
     codes: frozenset[CodeType], hook: Hook, makers: frozenset[CodeType] = frozenset()

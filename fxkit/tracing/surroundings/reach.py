@@ -9,9 +9,8 @@ attribute that no code names is not looked at.
 from __future__ import annotations
 
 import contextvars
+import enum
 import functools
-import gc
-import sys
 import threading
 import types
 import weakref
@@ -23,21 +22,20 @@ import numpy as np
 import torch
 
 from fxkit.tracing.guarding import holders as h
+from fxkit.tracing.guarding.parts import PartsHolder
 from fxkit.tracing.surroundings import reach_kinds as kinds
-from fxkit.tracing.surroundings.code_names import CodeNames, names_in
+from fxkit.tracing.surroundings.code_names import names_in
+from fxkit.tracing.surroundings.namespaces import Namespaces, dict_of
 from fxkit.tracing.surroundings.strangers import (
-    MARK_IT,
     can_hand_on,
     hidden_call,
-    hidden_names,
     is_hidden,
     is_stranger,
 )
 from fxkit.tracing.surroundings.trust import is_trusted, is_trusted_class
+from fxkit.tracing.surroundings.wanted_names import Visit, WantedNames
 from fxkit.tracing.values.outside import Place
 from fxkit.tracing.values.refusals import Refusal
-
-Visit = tuple[Any, str]
 
 
 class Reach:
@@ -66,7 +64,8 @@ class Reach:
         self.holders: list[h.Holder] = []
         self.empties: list[tuple[str, dict[Any, Any]]] = []
         self.codes: set[types.CodeType] = set()
-        self.names: set[str] = set()
+        self._wanted = WantedNames()
+        self.names = self._wanted.names
         self.missed: list[types.CodeType] = []
         self.refusal: Refusal | None = None
         self.strangers: list[Visit] = []
@@ -74,14 +73,13 @@ class Reach:
         self.unseen: list[tuple[Any, str]] = [(print, "print")]
         self._functions: dict[types.CodeType, list[types.FunctionType]] = defaultdict(list)
         self._nested: set[types.CodeType] = set()
-        self._reads_all = False
-        self._waiting: dict[str, list[Visit]] = defaultdict(list)
-        self._any: list[Visit] = []
-        self._namespaces: dict[int, h.NamespaceHolder] = {}
+        self._namespaces = Namespaces(self.holders)
+        self._bare: list[tuple[torch.Tensor, str]] = []
+        self._weak: set[int] = set()
+        self._classes: set[type] = set()
         self.kept: dict[int, Any] = {}
         self._contexts: dict[int, Any] = {}
         self._todo: deque[Visit] = deque()
-        self._python_modules: list[tuple[types.ModuleType, str]] = []
 
     @classmethod
     def of(
@@ -110,13 +108,13 @@ class Reach:
             self.missed.append(code)
         self.codes |= names.codes
         self._nested |= names.codes - {code}
-        self._add_names(names.attributes)
+        self._add_names(names.attributes, names.asked | names.stored)
         if names.is_reflective:
             self._add_names(part for text in names.strings for part in text.split("."))
             self._read_all()
         for fn in self._functions[code]:
             self._inside(fn)
-        self._globals(frame.f_globals, names)
+        self._namespaces.add_globals(frame.f_globals, names)
         self._walk()
 
     def enter_again(self, frame: types.FrameType) -> None:
@@ -134,9 +132,14 @@ class Reach:
         self.missed.append(code)
 
     @property
+    def names_of_given(self) -> set[str]:
+        """The attributes that the program reads, sets or asks for of what it is given."""
+        return self.names | self._wanted.asked
+
+    @property
     def reads_all(self) -> bool:
         """Whether the program may read attributes by names that are not written in its code."""
-        return self._reads_all
+        return self._wanted.reads_all
 
     def enter_context(self, variable: contextvars.ContextVar[Any]) -> None:
         """Look at a context variable that is about to be read or set."""
@@ -147,6 +150,11 @@ class Reach:
         self.holders.append(holder)
         self._child((holder.entries[None],), 0, holder.entries[None], variable.name)
         self._walk()
+
+    def forget(self) -> None:
+        """Let go of what only weak references lead to."""
+        for key in self._weak:
+            self.kept.pop(key, None)
 
     def _find(self, frame: types.FrameType) -> bool:
         """Look for the function that is called on its first argument, and among the globals."""
@@ -163,9 +171,13 @@ class Reach:
         return bool(found)
 
     def _walk(self) -> None:
+        self.refusal = self.refusal or self._namespaces.refusal
         try:
-            while self._todo:
-                self._visit(*self._todo.popleft())
+            while self._todo or self._namespaces.found:
+                while self._namespaces.found:
+                    self._child(*self._namespaces.found.pop())
+                if self._todo:
+                    self._visit(*self._todo.popleft())
                 if len(self.kept) > kinds.LIMIT:
                     raise Refusal(
                         f"the program refers to more than {kinds.LIMIT} objects",
@@ -180,6 +192,11 @@ class Reach:
     def _visit(self, value: Any, path: str) -> None:
         kind = type(value)
         if kind in h.PLAIN or id(value) in self.kept:
+            return
+        if isinstance(value, enum.Enum) and not is_trusted_class(kind):
+            self.kept[id(value)] = value
+            self._namespace(vars(value), path, self.names, extra=frozenset({"_value_"}))
+            self._visit_class(kind, kind.__qualname__)
             return
         if isinstance(value, kinds.LEFT_ALONE) or kind is type(None):
             self._visit_leaf(value, path)
@@ -199,6 +216,7 @@ class Reach:
             self._visit_attributes(value, kind, path)
         elif isinstance(value, set):
             self._hold(h.SetHolder(value, path))
+            self._visit_attributes(value, kind, path)
         elif isinstance(value, (tuple, frozenset)):
             for index, item in enumerate(value):
                 self._child(value, index, item, f"{path}[{index}]")
@@ -219,33 +237,24 @@ class Reach:
 
     def _visit_wrapper(self, value: Any, path: str) -> bool:
         """Visit what a method, partial, property or memoised function is made of."""
-        if isinstance(value, types.MethodType):
-            parts = [value.__self__, value.__func__]
-        elif isinstance(value, functools.partial):
-            if can_hand_on(value.func):
+        parts = kinds.made_of(value)
+        if parts is not None:
+            if isinstance(value, functools.partial) and can_hand_on(value.func):
                 raise Refusal(*hidden_call(path, value.func))
-            parts = [value.func, value.args, value.keywords]
-        elif isinstance(value, (staticmethod, classmethod)):
-            parts = [value.__func__]
-        elif isinstance(value, property):
-            parts = [value.fget, value.fset, value.fdel]
-        elif isinstance(value, kinds.LRU):
-            self._visit_memo(value, path)
-            parts = [value.__wrapped__]
-        elif isinstance(value, types.MappingProxyType):
-            parts = [part for part in gc.get_referents(value) if isinstance(part, dict)]
+            if isinstance(value, kinds.LRU):
+                self._visit_memo(value, path)
         elif isinstance(value, np.ndarray):
             if value.dtype.hasobject or value.nbytes > 1 << 22:
                 raise Refusal(f"{path} is an array whose content can't be guarded")
             self._hold(h.ArrayHolder(value, path))
             parts = []
         elif isinstance(value, types.ModuleType):
-            self._python_modules.append((value, path))
-            self._python_module_names(value, self.names, path)
+            self._namespaces.add_module(value, self.names, path)
             parts = []
         elif isinstance(value, weakref.ref):
             self.holders.append(h.WeakHolder(value, path))
             parts = [] if isinstance(value(), torch.Tensor) else [value()]
+            self._weak.update(map(id, parts))
         else:
             return False
         self._todo.extend((part, path) for part in parts if part is not None)
@@ -267,8 +276,9 @@ class Reach:
         attributes = module.__dict__
         names = self._attribute_names(type(module))
         holder = h.NamespaceHolder(attributes, path, names=names, extra=kinds.MODULE_STATE)
-        self._namespaces[id(attributes)] = holder
+        self._namespaces.held[id(attributes)] = holder
         self.holders.append(holder)
+        self._parts(module, path)
         for table in kinds.TABLES:
             entries = attributes.get(table)
             if not entries:
@@ -290,10 +300,11 @@ class Reach:
         if is_trusted(fn.__globals__.get("__name__")):
             if not (is_trusted(fn.__module__) or hasattr(fn, kinds.OPAQUE)):
                 self._cells(fn)  # what a decorator of torch or contextlib has put around it
+                self._namespace(fn.__dict__, path, None)
             return
         self._functions[fn.__code__].append(fn)
-        if fn.__dict__ or fn.__code__ in self.codes:
-            self._namespace(fn.__dict__, path, None)
+        self._namespace(fn.__dict__, path, None)
+        self._parts(fn, path)
         if fn.__code__ in self.codes:
             self._inside(fn)
 
@@ -320,61 +331,26 @@ class Reach:
             if holder.entries[None] is not h.ABSENT:
                 self._child(cell, None, holder.entries[None], name)
 
-    def _globals(self, namespace: dict[str, Any], code: CodeNames) -> None:
-        holder = self._namespaces.get(id(namespace))
-        if holder is None:
-            holder = h.NamespaceHolder(namespace, "", copied=False)
-            self._namespaces[id(namespace)] = holder
-            self.holders.append(holder)
-        attributes = code.attributes | code.stored
-        for name in sorted(code.globals):
-            is_new = name not in holder.entries
-            value = holder.add(name)
-            if isinstance(value, types.ModuleType):
-                self._python_module_names(value, attributes, name)
-            elif is_new and value is not h.ABSENT:
-                self._child(namespace, name, value, name)
-        for name in code.imports:
-            module = sys.modules.get(name)
-            if module is not None:
-                self._python_module_names(module, attributes, name)
-
-    def _python_module_names(self, module: Any, names: Iterable[str], path: str) -> None:
-        """Look at those attributes of a Python module that a function which sees it names."""
-        if is_trusted(module.__name__):
-            for hidden in hidden_names(module, names):
-                why = f"the program may call {hidden}, which a graph can't repeat"
-                self.refusal = self.refusal or Refusal(why, MARK_IT)
-            return
-        attributes = vars(module)
-        holder = self._namespaces.get(id(attributes))
-        if holder is None:
-            holder = h.NamespaceHolder(attributes, path, copied=False)
-            self._namespaces[id(attributes)] = holder
-            self.holders.append(holder)
-        for name in sorted(names):
-            if name not in attributes or name in holder.entries:
-                continue
-            value = holder.add(name)
-            if isinstance(value, types.ModuleType):
-                self._python_module_names(value, names, f"{path}.{name}")
-            else:
-                self._child(attributes, name, value, f"{path}.{name}")
-
     def _visit_class(self, kind: type, path: str) -> None:
         if not is_trusted_class(type(kind)):
             self._todo.append((type(kind), type(kind).__qualname__))
         for base in kind.__mro__:
-            if is_trusted_class(base) or (base is not kind and id(base) in self.kept):
+            if is_trusted_class(base):
+                if issubclass(base, torch.nn.Module):
+                    self._namespaces.add_class(base)
                 continue
+            if base in self._classes:
+                continue
+            self._classes.add(base)
             self.kept[id(base)] = base
-            attributes = vars(base)
-            inner = next((d for d in gc.get_referents(attributes) if isinstance(d, dict)), None)
-            held = attributes if inner is None else inner
+            self._parts(base, base.__qualname__)
+            attributes, held = vars(base), dict_of(base)
             holder = h.NamespaceHolder(
                 held,
                 base.__qualname__,
                 names=self.names,
+                has_specials=True,
+                extra=kinds.called_by_torch(base),
                 assign=functools.partial(kinds.assign, base),
             )
             self.holders.append(holder)
@@ -403,12 +379,11 @@ class Reach:
             self.strangers.append((value, path))
             return
         self._visit_attributes(value, kind, path)
-        if not is_trusted_class(kind):
-            self._visit_class(kind, path)
 
     def _visit_attributes(self, value: Any, kind: type, path: str) -> None:
         if kinds.keeps_to_itself(kind):
             return
+        self._parts(value, path)
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             self._namespace(attributes, path, self._attribute_names(kind), kinds.is_sealed(kind))
@@ -418,20 +393,33 @@ class Reach:
             self.holders.append(holder)
             for name, item in holder.entries.items():
                 self._child(kinds.slot_place(holder, name), name, item, f"{path}.{name}")
+        if not is_trusted_class(kind):
+            self._visit_class(kind, path)
 
     # Parts ------------------------------------------------------------------------------------
 
+    def _parts(self, value: Any, path: str) -> None:
+        """Let what a value consists of be guarded; what may die is not kept alive for that."""
+        if id(value) not in self._weak and kinds.has_parts(value):
+            self.holders.append(PartsHolder(value, path))
+
     def _namespace(
-        self, attributes: dict[str, Any], path: str, names: set[str] | None, seals: bool = False
+        self,
+        attributes: dict[str, Any],
+        path: str,
+        names: set[str] | None,
+        seals: bool = False,
+        extra: frozenset[str] = frozenset(),
     ) -> None:
         if id(attributes) in self.kept:
             return
         self.kept[id(attributes)] = attributes
-        holder = h.NamespaceHolder(attributes, path, names=names, is_sealed=seals)
-        self._namespaces[id(attributes)] = holder
+        holder = h.NamespaceHolder(attributes, path, names=names, is_sealed=seals, extra=extra)
+        self._namespaces.held[id(attributes)] = holder
         self.holders.append(holder)
         for name, value in list(attributes.items()):
-            self._attribute(attributes, name, value, f"{path}.{name}".lstrip("."), names, seals)
+            known = None if name in extra else names
+            self._attribute(attributes, name, value, f"{path}.{name}".lstrip("."), known, seals)
 
     def _attribute(
         self,
@@ -449,9 +437,8 @@ class Reach:
         elif names is None or name in names or name in kinds.MODULE_STATE:
             self._todo.append((value, path))
         else:
-            self._waiting[name].append((value, path))
-            if not (is_sealed or isinstance(value, types.FunctionType)):
-                self._any.append((value, path))
+            is_only_named = is_sealed or isinstance(value, types.FunctionType)
+            self._wanted.put_off(name, (value, path), is_only_named=is_only_named)
 
     def _hold(self, holder: h.Holder) -> None:
         self.holders.append(holder)
@@ -467,34 +454,39 @@ class Reach:
         if isinstance(value, torch.Tensor):
             place = Place(holder, key, path)
             self.places.setdefault(id(value), (value, []))[1].append(place)
-            extra = getattr(value, "__dict__", None)
-            if extra:
-                self._namespace(extra, path, self.names)
+            self._visit_tensor(value, path)
         else:
             self._todo.append((value, path))
+
+    def _visit_tensor(self, tensor: torch.Tensor, path: str) -> None:
+        """Look at what a tensor has been given as attributes, or may be given."""
+        if self._wanted.asked or vars(tensor):
+            self._namespace(vars(tensor), path, self.names)
+        else:
+            self._bare.append((tensor, path))
 
     def _attribute_names(self, kind: type) -> set[str] | None:
         """Return the attributes of instances that may be read; None for all."""
         others = [base for base in kind.__mro__[:-1] if is_trusted_class(base)]
         if kinds.is_read_by_name(kind):
             return self.names
-        if self._reads_all or any(base is not torch.nn.Module for base in others):
+        if self.reads_all or any(base is not torch.nn.Module for base in others):
             return None
         return self.names
 
-    def _add_names(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self.names:
-                self.names.add(name)
-                self._todo.extend(self._waiting.pop(name, ()))
-                for module, path in self._python_modules:
-                    self._python_module_names(module, (name,), path)
+    def _add_names(self, names: Iterable[str], asked: frozenset[str] = frozenset()) -> None:
+        """Look at what has some names; those that are asked for may be given to tensors as well."""
+        new, waited = self._wanted.add(names, asked)
+        self._todo.extend(waited)
+        for name in new:
+            self._namespaces.note(name, name in asked)
+        bare, self._bare = (self._bare, []) if self._wanted.asked else ([], self._bare)
+        for tensor, path in bare:
+            self._visit_tensor(tensor, path)
 
     def _read_all(self) -> None:
-        if not self._reads_all:
-            self._reads_all = True
+        if not self.reads_all:
             for holder in self.holders:
                 if isinstance(holder, h.NamespaceHolder) and kinds.can_widen(holder):
                     holder.names = None
-        self._todo.extend(self._any)
-        self._any.clear()
+        self._todo.extend(self._wanted.add_all())

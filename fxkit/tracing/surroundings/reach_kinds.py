@@ -26,6 +26,7 @@ MODULE_STATE = frozenset(
     _backward_hooks _backward_pre_hooks parametrizations
     """.split()
 )
+_OF_FUNCTIONS = frozenset("forward backward setup_context vjp jvp vmap generate_vmap_rule".split())
 TABLES = tuple(
     name
     for name in torch.nn.Module().__dict__
@@ -38,6 +39,47 @@ LEFT_ALONE = (
     *(np.generic, np.dtype, np.ufunc, torch.jit.ScriptModule, torch.jit.ScriptFunction),
 )
 LRU = type(functools.lru_cache(maxsize=1)(lambda: None))
+
+
+def made_of(value: Any) -> list[Any] | None:
+    """Return what a method, partial, property or memoised function calls; None for others."""
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, (staticmethod, classmethod)):
+        return [value.__func__]
+    if isinstance(value, property):
+        return [value.fget, value.fset, value.fdel]
+    if isinstance(value, LRU):
+        return [value.__wrapped__]
+    if isinstance(value, types.MappingProxyType):
+        return [part for part in gc.get_referents(value) if isinstance(part, dict)]
+    return None
+
+
+_IS_MUTABLE = 1 << 9  # a class that a statement has made, not one written in C
+
+
+def has_parts(value: Any) -> bool:
+    """Tell whether what a value consists of can be exchanged; see `guarding.parts`."""
+    kind = value if isinstance(value, type) else type(value)
+    if isinstance(value, (types.FunctionType, types.ModuleType)):
+        return True
+    return bool(kind.__flags__ & _IS_MUTABLE)
+
+
+@functools.cache
+def names_of_tensors() -> frozenset[str]:
+    """Return the attributes that tensors have."""
+    return frozenset(dir(torch.Tensor))
+
+
+def called_by_torch(kind: type) -> frozenset[str]:
+    """Return the attributes of a class that torch reads although no code of the program does."""
+    if issubclass(kind, torch.nn.Module):
+        return MODULE_STATE
+    return _OF_FUNCTIONS if issubclass(kind, torch.autograd.Function) else frozenset()
 
 
 def can_widen(holder: h.NamespaceHolder) -> bool:

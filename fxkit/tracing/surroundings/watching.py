@@ -77,7 +77,7 @@ class Watcher:
         self._is_on = False
         self._depth = 0
         # CPython keeps no reference of its own while it calls this: it has to live as long as self.
-        self._callback = self._see
+        self._callback: Callable[[FrameType, str, Any], None] | None = self._see
 
     @property
     def foreign(self) -> dict[tuple[int, Any], str]:
@@ -106,9 +106,14 @@ class Watcher:
         if self._is_on:
             self._is_on = False
             sys.setprofile(None)
+        self._callback = None  # it would keep what the program has dropped alive until a collection
         if self._streams is not None:
             self._streams.close()
             self._streams = None
+
+    def forget(self) -> None:
+        """Let go of what the program itself does not keep alive."""
+        self._reach.forget()
 
     def pause(self) -> None:
         """Look away, until `resume`."""

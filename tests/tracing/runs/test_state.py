@@ -248,3 +248,80 @@ def test_a_program_that_warns_once_is_captured_at_the_second_run(caplog: pytest.
     warn_once.cache_clear()
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
     assert [record.getMessage() for record in caplog.records] == ["slow", "slow"]
+
+
+class _Settings:
+    gain = 2.0
+
+
+def test_a_class_that_is_an_argument_is_guarded(monkeypatch: pytest.MonkeyPatch):
+    captured = Captured(lambda a, settings: a * settings.gain)
+    for gain in (2.0, 2.0, 5.0, 5.0):
+        monkeypatch.setattr(_Settings, "gain", gain)
+        assert torch.equal(captured(torch.ones(2), _Settings), torch.full((2,), gain))
+    assert captured.whole and captured.recaptures == 1
+
+
+def test_what_a_tensor_argument_has_been_given_is_not_a_constant():
+    captured = Captured(lambda a: a * getattr(a, "gain", 1.0))
+    for gain in (None, None, 2.0, 3.0, None):
+        a = torch.ones(2)
+        if gain is not None:
+            a.gain = gain  # type: ignore[attr-defined]
+        assert torch.equal(captured(a), torch.full((2,), gain or 1.0))
+        assert captured.whole is (gain is None)
+    a.gain = 2.0  # type: ignore[attr-defined]
+    assert "one with .gain" in captured.explain(a)
+
+
+def test_attributes_of_arguments_that_no_code_reads_are_not_guarded():
+    captured = Captured(lambda a: a * 2)
+    for number in range(3):
+        a = torch.full((2,), float(number))
+        a.note = number  # type: ignore[attr-defined]
+        assert torch.equal(captured(a), a * 2)
+    assert captured.whole and captured.recaptures == 0
+
+
+def test_a_program_that_gives_its_argument_an_attribute_runs_in_python():
+    def fn(a: Any) -> Any:
+        a.total = a.sum()
+        return a * 2
+
+    captured = Captured(fn)
+    for number in range(3):
+        a = torch.full((2,), float(number))
+        captured(a)
+        assert a.total == 2 * number  # type: ignore[attr-defined]
+
+
+def test_attributes_that_the_program_gives_to_its_tensors_are_written_again():
+    table = torch.ones(2)
+
+    def fn(a: Any) -> Any:
+        table.last = a.sum()  # type: ignore[attr-defined]
+        return a * table
+
+    captured = Captured(fn)
+    for number in range(4):
+        captured(torch.full((2,), float(number)))
+        assert table.last == 2 * number  # type: ignore[attr-defined]
+    assert captured.whole
+
+
+@pytest.mark.parametrize("switch", ["anomaly", "flash"])
+def test_settings_that_the_program_asks_torch_for(switch: str):
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        if switch == "anomaly":
+            return a * 2 if torch.is_anomaly_enabled() else a * 3
+        return a * 2 if torch.backends.cuda.flash_sdp_enabled() else a * 3
+
+    captured, a = Captured(fn), torch.ones(2)
+    flash = torch.backends.cuda.flash_sdp_enabled()
+    try:
+        for is_on in (False, False, True, True, False):
+            torch.backends.cuda.enable_flash_sdp(is_on)
+            with torch.autograd.set_detect_anomaly(is_on):
+                assert torch.equal(captured(a), fn(a))
+    finally:
+        torch.backends.cuda.enable_flash_sdp(flash)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
+import functools
 import gc
 import operator
 import string
@@ -121,6 +123,239 @@ def test_a_change_is_seen(name: str):
     for _ in range(2):
         assert torch.equal(captured(X), X * read(place))
     Named.size = 2
+
+
+class Mode(enum.Enum):
+    FIRST = 1
+    LISTED = [2]  # noqa: RUF012
+
+
+class Dicts(dict):
+    pass
+
+
+class Lists(list):
+    pass
+
+
+def _dispatched() -> Any:
+    @functools.singledispatch
+    def gain(value: Any) -> int:
+        return 2
+
+    gain(3)  # which it notes
+    return gain
+
+
+@dataclasses.dataclass
+class Given:
+    gain: int = 2
+
+
+class Patterned:
+    __match_args__ = ("first", "second")
+    first, second = 2, 5
+
+
+def _matched(it: Any) -> int:
+    match it:
+        case Patterned(found, _):
+            return found
+    return 0
+
+
+def _hiding(it: Any) -> Any:
+    vars(it)["gain"] = 2
+    return it
+
+
+def _refused(it: Any) -> int:
+    try:
+        return 1 + it
+    except TypeError:
+        return 2
+
+
+LATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "an attribute of a function": (
+        lambda: lambda: None,
+        lambda it: getattr(it, "gain", 2),
+        lambda it: setattr(it, "gain", 5),
+    ),
+    "an attribute of a class": (
+        lambda: type("Late", (), {}),
+        lambda it: getattr(it(), "gain", 2),
+        lambda it: setattr(it, "gain", 5),
+    ),
+    "an attribute of a metaclass": (
+        lambda: type("Late", (type,), {})("Kind", (), {}),
+        lambda it: getattr(it, "gain", 2),
+        lambda it: setattr(type(it), "gain", 5),
+    ),
+    "an attribute that hides that of a base": (
+        lambda: type("Late", (Pair,), {})(),
+        lambda it: it.gain,
+        lambda it: setattr(type(it), "gain", 5),
+    ),
+    "an attribute of an instance": (
+        lambda: Box(2),
+        lambda it: getattr(it, "gain", 2),
+        lambda it: setattr(it, "gain", 5),
+    ),
+    "an attribute of a tensor": (
+        lambda: torch.ones(2),
+        lambda it: getattr(it, "gain", 2),
+        lambda it: setattr(it, "gain", 5),
+    ),
+    "__getattr__": (
+        lambda: type("Late", (), {})(),
+        lambda it: getattr(it, "gain", 2),
+        lambda it: setattr(type(it), "__getattr__", lambda self, name: 5),
+    ),
+    "__getattribute__": (
+        lambda: type("Late", (), {"gain": 2})(),
+        lambda it: it.gain,
+        lambda it: setattr(type(it), "__getattribute__", lambda self, name: 5),
+    ),
+    "__bool__": (
+        lambda: type("Late", (), {})(),
+        lambda it: 2 if it else 5,
+        lambda it: setattr(type(it), "__bool__", lambda self: False),
+    ),
+    "__len__": (
+        lambda: type("Late", (), {})(),
+        lambda it: 2 if it else 5,
+        lambda it: setattr(type(it), "__len__", lambda self: 0),
+    ),
+    "__eq__": (
+        lambda: type("Late", (), {})(),
+        lambda it: 2 if it == 1 else 5,
+        lambda it: setattr(type(it), "__eq__", lambda self, other: True),
+    ),
+    "__radd__": (
+        lambda: type("Late", (), {})(),
+        _refused,
+        lambda it: setattr(type(it), "__radd__", lambda self, other: 5),
+    ),
+    "__call__ of another": (
+        lambda: type("Late", (), {"__call__": lambda self: 2})(),
+        lambda it: it(),
+        lambda it: setattr(type(it), "__call__", lambda self: 5),
+    ),
+    "__set__ of a descriptor": (
+        lambda: _hiding(type("Late", (), {"gain": type("Get", (), {"__get__": lambda *_: 5})()})()),
+        lambda it: it.gain,
+        lambda it: setattr(type(vars(type(it))["gain"]), "__set__", lambda *args: None),
+    ),
+    "__instancecheck__": (
+        lambda: type("Late", (type,), {})("Kind", (), {}),
+        lambda it: 5 if isinstance(2, it) else 2,
+        lambda it: setattr(type(it), "__instancecheck__", lambda self, value: True),
+    ),
+    "__init__": (
+        lambda: type("Late", (), {"gain": 2}),
+        lambda it: it().gain,
+        lambda it: setattr(it, "__init__", lambda self: setattr(self, "gain", 5)),
+    ),
+    "__match_args__": (
+        lambda: Patterned(),
+        _matched,
+        lambda it: setattr(Patterned, "__match_args__", ("second", "first")),
+    ),
+    "__missing__ of a dict": (
+        lambda: Dicts(a=1),
+        lambda it: it.get("a") + len(it) if not hasattr(it, "__missing__") else it["b"],
+        lambda it: setattr(Dicts, "__missing__", lambda self, key: 5),
+    ),
+    "__len__ of a list": (
+        lambda: Lists([1]),
+        len,
+        lambda it: setattr(Lists, "__len__", lambda self: 5),
+    ),
+    "an attribute of a member": (
+        lambda: Mode.FIRST,
+        lambda it: getattr(it, "gain", 2),
+        lambda it: setattr(it, "gain", 5),
+    ),
+    "the value of a member": (
+        lambda: Mode.FIRST,
+        lambda it: it.value,
+        lambda it: setattr(it, "_value_", 5),
+    ),
+    "the list that is the value of a member": (
+        lambda: Mode.LISTED,
+        lambda it: it.value[0],
+        lambda it: it.value.append(it.value.pop() + 3),
+    ),
+    "a function for another type": (
+        _dispatched,
+        lambda it: it(3),
+        lambda it: it.register(int, lambda value: 5),
+    ),
+    "defaults of a data class": (
+        lambda: Given,
+        lambda it: it().gain,
+        lambda it: setattr(it.__init__, "__defaults__", (5,)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_arrives_late_is_seen(name: str):
+    make, read, change = LATE[name]
+    place = make()
+    captured = Captured(lambda a: a * read(place))
+    for _ in range(2):
+        assert torch.equal(captured(X), X * read(place))
+    assert captured.whole and len(captured.variants) == 1
+    before = read(place)
+    change(place)
+    assert read(place) != before
+    for _ in range(2):
+        assert torch.equal(captured(X), X * read(place))
+
+
+def test_methods_that_torch_calls_are_guarded():
+    class Layer(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return a * 2
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+            return a * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            return grads[0] * 2
+
+    for program, owner, new in (
+        (nn.Sequential(Layer()), Layer, lambda self, a: a * 3),
+        (lambda a: Scale.apply(a), Scale, staticmethod(lambda ctx, a: a * 3)),
+    ):
+        captured = Captured(program)
+        assert torch.equal(captured(X), X * 2) and torch.equal(captured(X), X * 2)
+        owner.forward = new
+        assert torch.equal(captured(X), X * 3) and torch.equal(captured(X), X * 3)
+
+
+def test_what_a_weak_reference_leads_to_dies_at_once():
+    box = Box(2)
+    reference = weakref.ref(box)
+    captured = Captured(lambda a: a * 2 if reference() is not None else a)
+    for _ in range(2):
+        assert torch.equal(captured(X), X * 2)
+    del box
+    assert reference() is None
+    assert torch.equal(captured(X), X)
+
+
+def test_a_class_is_looked_at_once():
+    boxes = [Box(number) for number in range(4)]
+    captured = Captured(lambda a: a * sum(box.value for box in boxes))
+    assert torch.equal(captured(X), X * 6)
+    held = [guard.holder.path for guard in captured.guards if hasattr(guard, "holder")]
+    assert held.count("Box") == 2  # its attributes, and what it consists of
 
 
 def test_a_weak_reference_is_not_made_a_strong_one():

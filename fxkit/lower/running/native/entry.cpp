@@ -31,6 +31,17 @@ struct Sequence {
   PyObject *list, *values;
 };
 
+// What something consists of beside its attributes: none of it may be exchanged.
+enum { OF_OBJECT, OF_FUNCTION, OF_CLASS };
+static const int part_counts[] = {2, 6, 4};
+
+struct Parts {
+  PyObject* value;
+  PyObject* const* before;
+  PyObject** dict;  // where an object keeps its attributes; NULL without such
+  int kind;
+};
+
 struct Entry {
   PyObject_HEAD
   PyObject* parts;
@@ -39,12 +50,14 @@ struct Entry {
   PyObject *check_globals, *look_closer;
   bool with_grad, always_look;
   LocalKeys keys;
-  int argument_count, outside_count, table_count, sequence_count, cell_count, empty_count;
+  int argument_count, outside_count, table_count, sequence_count, cell_count,
+      parts_count;
   ArgumentFacts* arguments;
   OutsideTensor* outside;
   Table* tables;
   Sequence* sequences;
   Sequence* cells;
+  Parts* owners;
   PyObject* empties;
 };
 
@@ -125,14 +138,36 @@ static bool parse_sequences(PyObject* tuple, Sequence** sequences, int* count) {
   return true;
 }
 
+static bool parse_parts(PyObject* tuple, Entry* self) {
+  self->owners = make_array<Parts>(tuple, &self->parts_count);
+  for (int i = 0; self->owners && i < self->parts_count; ++i) {
+    Parts* one = self->owners + i;
+    PyObject* parts;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "OiO!", &one->value, &one->kind,
+                          &PyTuple_Type, &parts))
+      return false;
+    bool is_right = one->kind == OF_OBJECT ||
+                    (one->kind == OF_FUNCTION && PyFunction_Check(one->value)) ||
+                    (one->kind == OF_CLASS && PyType_Check(one->value) &&
+                     PyType_HasFeature((PyTypeObject*)one->value, Py_TPFLAGS_HEAPTYPE));
+    if (!is_right || PyTuple_GET_SIZE(parts) != part_counts[one->kind]) {
+      PyErr_SetString(PyExc_ValueError, "parts of another kind");
+      return false;
+    }
+    one->before = &PyTuple_GET_ITEM(parts, 0);
+    one->dict = one->kind == OF_OBJECT ? _PyObject_GetDictPtr(one->value) : nullptr;
+  }
+  return self->owners != nullptr;
+}
+
 // Entry(program, whether it is none of Python, arguments, outside, (grad, included, excluded), check of globals, closer look,
-//       whether always to look closer, tables, lists, cells, tables that are empty)
+//       whether always to look closer, tables, lists, cells, parts, tables that are empty)
 static PyObject* new_entry(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  PyObject *run, *arguments, *outside, *check, *look, *tables, *lists, *cells, *empties;
+  PyObject *run, *arguments, *outside, *check, *look, *tables, *lists, *cells, *owners, *empties;
   unsigned long long included, excluded;
   int grad, always, is_program;
-  if (!PyArg_ParseTuple(args, "OpOO(pKK)OOpOOOO!", &run, &is_program, &arguments, &outside, &grad, &included,
-                        &excluded, &check, &look, &always, &tables, &lists, &cells, &PyTuple_Type,
+  if (!PyArg_ParseTuple(args, "OpOO(pKK)OOpOOOOO!", &run, &is_program, &arguments, &outside, &grad, &included,
+                        &excluded, &check, &look, &always, &tables, &lists, &cells, &owners, &PyTuple_Type,
                         &empties))
     return nullptr;
   Entry* self = (Entry*)type->tp_alloc(type, 0);
@@ -149,7 +184,7 @@ static PyObject* new_entry(PyTypeObject* type, PyObject* args, PyObject* kwargs)
   self->empties = empties;
   if (parse_facts(arguments, self) && parse_outside(outside, self) && parse_tables(tables, self) &&
       parse_sequences(lists, &self->sequences, &self->sequence_count) &&
-      parse_sequences(cells, &self->cells, &self->cell_count))
+      parse_sequences(cells, &self->cells, &self->cell_count) && parse_parts(owners, self))
     return (PyObject*)self;
   Py_DECREF(self);
   return nullptr;
@@ -166,7 +201,8 @@ static void delete_entry(PyObject* object) {
   for (int i = 0; self->arguments && i < self->argument_count; ++i)
     PyMem_Free(self->arguments[i].spec);
   for (int i = 0; self->outside && i < self->outside_count; ++i) PyMem_Free(self->outside[i].spec);
-  void* arrays[] = {self->arguments, self->outside, self->tables, self->sequences, self->cells};
+  void* arrays[] = {self->arguments, self->outside, self->tables, self->sequences, self->cells,
+                    self->owners};
   for (void* array : arrays) PyMem_Free(array);
   clear_entry(object);
   PyTypeObject* type = Py_TYPE(object);
@@ -196,11 +232,18 @@ static bool has_facts(PyObject* value, PyObject* kind, uint64_t keys, bool grad)
   return requires_grad(value) == grad;
 }
 
+// Whether a tensor has been given attributes, which the program may ask for.
+static bool has_attributes(PyObject* tensor) {
+  PyObject** dict = _PyObject_GetDictPtr(tensor);
+  return dict && *dict && PyDict_GET_SIZE(*dict);
+}
+
 static bool arguments_hold(Entry* self, PyObject* const* args) {
   for (int i = 0; i < self->argument_count; ++i) {
     ArgumentFacts* one = self->arguments + i;
     if (!has_facts(args[i], one->kind, one->keys, one->requires_grad)) return false;
     if (one->spec && !fits(args[i], one->spec)) return false;
+    if (has_attributes(args[i])) return false;
     for (int j = 0; j < i; ++j)
       if ((args[i] == args[j]) != (one->first == self->arguments[j].first)) return false;
   }
@@ -250,12 +293,39 @@ static bool sequences_hold(Entry* self) {
   return true;
 }
 
+static bool is_part(PyObject* now, PyObject* before) { return (now ? now : Py_None) == before; }
+
+static bool same_parts(const Parts* one) {
+  PyObject* const* before = one->before;
+  if (one->kind == OF_FUNCTION) {
+    PyFunctionObject* fn = (PyFunctionObject*)one->value;
+    return is_part(fn->func_code, before[0]) && is_part(fn->func_defaults, before[1]) &&
+           is_part(fn->func_kwdefaults, before[2]) && is_part(fn->func_dict, before[3]) &&
+           is_part(fn->func_name, before[4]) && is_part(fn->func_qualname, before[5]);
+  }
+  if ((PyObject*)Py_TYPE(one->value) != before[0]) return false;
+  if (one->kind == OF_CLASS) {
+    PyHeapTypeObject* type = (PyHeapTypeObject*)one->value;
+    return type->ht_type.tp_mro == before[1] && type->ht_name == before[2] &&
+           type->ht_qualname == before[3];
+  }
+  return is_part(one->dict ? *one->dict : nullptr, before[1]);
+}
+
+static bool parts_hold(Entry* self) {
+  for (int i = 0; i < self->parts_count; ++i)
+    if (!same_parts(self->owners + i)) return false;
+  return true;
+}
+
 static bool state_holds(Entry* self) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->empties); ++i)
     if (PyDict_Size(PyTuple_GET_ITEM(self->empties, i))) return PyErr_Clear(), false;
   uint64_t seen[MAX_TABLES];  // before anything is looked at, which may take a while
   for (int i = 0; i < self->table_count; ++i) seen[i] = version_of(self->tables[i].dict);
-  if (!self->always_look && tables_hold(self, seen) && sequences_hold(self)) return true;
+  if (!self->always_look && tables_hold(self, seen) && sequences_hold(self) &&
+      parts_hold(self))
+    return true;
   if (!is_true(self->look_closer)) return false;
   for (int i = 0; i < self->table_count; ++i) self->tables[i].version = seen[i];
   return true;

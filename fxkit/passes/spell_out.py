@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
-from fxkit.ir.types import type_of
+from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.recording import Unrecordable, Value, replay
 from fxkit.passes.building_blocks.torch_calls import record_calls
@@ -56,13 +58,22 @@ OPERATORS: Mapping[str, Condition] = {
 }  # fmt: skip
 
 
+# Losses that reduce twice: each row to a number, which a kernel does, and then those numbers.
+LOSSES: Mapping[str, Any] = {
+    "aten.cross_entropy_loss": F.cross_entropy,
+    "torch.nn.functional.triplet_margin_loss": F.triplet_margin_loss,
+    "torch.nn.functional.cosine_embedding_loss": F.cosine_embedding_loss,
+    "torch.nn.functional.multi_margin_loss": F.multi_margin_loss,
+}
+
+
 @dataclass(frozen=True)
 class SpellOut(Pass):
     """Spell out calls that torch itself computes by other calls.
 
     Only those of `FUNCTIONS` and `OPERATORS`: what they are made of joins its neighbours in a
     kernel, and what the call as a whole would do is not faster. A call whose numbers decide what it
-    calls stays, with a note.
+    calls stays, with a note. A mean or sum of `LOSSES` becomes one of the losses of each row.
 
     Rewrites:
         return aten.isclose(%x, %y)
@@ -83,6 +94,10 @@ class _Spelling(Spelling):
         call = resolve(node)
         if call is None:
             return
+        if node.target is LOSSES.get(call.name):
+            with self.edit.on_behalf_of([node], "spell_out"):
+                self._by_rows(node)
+            return
         is_function = FUNCTIONS.get(call.name, _never)(call.arguments)
         if not is_function and not OPERATORS.get(call.name, _never)(call.arguments):
             return
@@ -94,6 +109,31 @@ class _Spelling(Spelling):
                     self._by_operators(node)
         except Unrecordable as reason:
             self.context.notes.append(f"%{node.name} stays a call of {call.name}: {reason}")
+
+    def _by_rows(self, node: fx.Node) -> None:
+        """Reduce a loss to a number for each row, and these."""
+        function: Any = node.target
+        bound = inspect.signature(function).bind(*node.args, **node.kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        kind = given["reduction"]
+        if kind not in ("mean", "sum") or not _has_rows(function, given):
+            return
+        given["reduction"] = "none"
+        losses = self._made(node, function, *bound.args, **bound.kwargs)
+        if kind == "mean" and function is not F.cross_entropy:
+            self.edit.replace(node, self._made(node, torch.mean, losses))
+            return
+        result = self._made(node, torch.sum, losses)
+        if kind == "mean":
+            counts = self._made(node, torch.ne, given["target"], given["ignore_index"])
+            result = self._made(node, torch.div, result, self._made(node, torch.sum, counts))
+        self.edit.replace(node, result)
+
+    def _made(self, before: fx.Node, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        new = self.edit.call(function, *args, before=before, **kwargs)
+        infer_type(new)
+        return new
 
     def _by_operators(self, node: fx.Node) -> None:
         if node.op not in ("call_function", "call_method"):
@@ -107,11 +147,9 @@ class _Spelling(Spelling):
     def _multiply(self, node: fx.Node) -> None:
         """Multiply and add what is a product of rows with columns."""
         row, column = node.args
-        turned = self.edit.call(torch.ops.aten.transpose.int, column, 1, 2, before=node)
-        product = self.edit.call(torch.ops.aten.mul.Tensor, row, turned, before=node)
-        dots = self.edit.call(torch.ops.aten.sum.dim_IntList, product, [-1], True, before=node)
-        for new in (turned, product, dots):
-            infer_type(new)
+        turned = self._made(node, torch.ops.aten.transpose.int, column, 1, 2)
+        product = self._made(node, torch.ops.aten.mul.Tensor, row, turned)
+        dots = self._made(node, torch.ops.aten.sum.dim_IntList, product, [-1], True)
         self.edit.replace(node, dots)
 
     def _by_functions(self, node: fx.Node) -> None:
@@ -124,6 +162,22 @@ class _Spelling(Spelling):
         )
         recording = record_calls(node.target, args, kwargs, [fakeable(n) for n in nodes])
         self.give(node, replay(self.edit, recording, nodes, node))
+
+
+def _has_rows(function: Any, given: Mapping[str, Any]) -> bool:
+    """Tell whether a kernel computes the losses of rows that a call asks for."""
+    if given["size_average"] is not None or given["reduce"] is not None:
+        return False
+    tensors = [type_of(v) for v in given.values() if isinstance(v, fx.Node)]
+    if not all(isinstance(known, TensorType) for known in tensors):
+        return False
+    scores = tensors[0]
+    if scores.dtype not in (torch.float32, torch.float64) or len(scores.shape) < 2:
+        return False
+    if function is not F.cross_entropy:
+        return True
+    is_plain = given["weight"] is None and not given["label_smoothing"]
+    return is_plain and tensors[1].dtype == torch.int64
 
 
 _BMM = torch.ops.aten.bmm.default

@@ -170,6 +170,30 @@ def test_a_class_out_of_range_raises_as_in_eager() -> None:
             compiled(inputs[0], torch.tensor([0, 1, 2, 3, 6]))
 
 
+MARGINS: list[dict[str, Any]] = [{}, {"p": 2, "margin": 0.5}, {"weight": torch.rand(6) - 0.2}]
+
+
+@pytest.mark.parametrize("options", MARGINS, ids=["plain", "squares", "weights"])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_margins_to_a_class(options: dict[str, Any], reduction: str, dtype: torch.dtype) -> None:
+    given = {k: v.to(dtype) if k == "weight" else v for k, v in options.items()}
+
+    def program(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.multi_margin_loss(x, target, reduction=reduction, **given)
+
+    x, target = torch.randn(50, 6, dtype=dtype), torch.arange(50) % 6
+    x[0, 1], x[1, 2], x[2, 0] = math.nan, math.inf, -math.inf
+    fast = fxkit.compile(program)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(x, target), program(x, target), equal_nan=True)
+        assert any(region.kernel for region in fast.modules[0].regions)
+        target[7] = 6
+        with pytest.raises(RuntimeError, match="target"):
+            fast(x, target)
+
+
 def test_neighbours_join_a_norm_of_groups() -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.silu(F.group_norm(x, 3)) + y
@@ -192,7 +216,7 @@ def test_neighbours_join_a_pooling() -> None:
 def test_each_framed_row_has_a_case() -> None:
     called = {
         "trace", "group_norm", "area", "nll_loss_nd", "nll_loss", "nll_loss2d",
-        "cross_entropy_loss",
+        "cross_entropy_loss", "multi_margin_loss",
         *(f"{kind}max_pool{rank}d_with_indices" for kind in ("", "adaptive_")
           for rank in (1, 2, 3)),
         *(f"{kind}_pool{rank}d" for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max")

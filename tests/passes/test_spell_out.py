@@ -114,3 +114,61 @@ def test_attention_of_other_sizes_is_spelled_out_for_them() -> None:
         for length in (3, 5, 7, 9):
             x = torch.randn(length, 2, 8)
             torch.testing.assert_close(fast(x), layer(x, x, x)[0])
+
+
+TARGET = torch.tensor([1, 0, -100, 5])
+SIGNS = torch.tensor([1.0, -1.0, 1.0, -1.0])
+LOSSES = {
+    "cross_entropy": lambda x, y, k: F.cross_entropy(x[:, :, 0], TARGET, reduction=k),
+    "cross_entropy of images": lambda x, y, k: F.cross_entropy(
+        x, y[:, 0].abs().long(), ignore_index=0, reduction=k
+    ),
+    "triplet_margin_loss": lambda x, y, k: F.triplet_margin_loss(
+        x, y, x * y, swap=True, reduction=k
+    ),
+    "cosine_embedding_loss": lambda x, y, k: F.cosine_embedding_loss(
+        x[:, 0], y[:, 0], SIGNS, 0.25, reduction=k
+    ),
+    "multi_margin_loss": lambda x, y, k: F.multi_margin_loss(
+        x[:, 0], TARGET.abs() % 8, p=2, reduction=k
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("kind", ["mean", "sum", "none"])
+def test_losses_are_reduced_after_their_rows(name: str, kind: str) -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return LOSSES[name](x, y, kind)
+
+    gm = spelled(program, X, Y)
+    assert (f"aten.{kind}" in names(gm) or "aten.sum" in names(gm)) == (kind != "none")
+    fast = fxkit.compile(program)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(X, Y), program(X, Y))
+    assert not fast.modules[0].reasons
+
+
+def test_losses_without_rows_stay() -> None:
+    weight = torch.rand(6)
+    for program in (
+        lambda x, y: F.cross_entropy(x[:, :, 0], TARGET, weight),
+        lambda x, y: F.cross_entropy(x[:, :, 0], TARGET, label_smoothing=0.1),
+        lambda x, y: F.cross_entropy(x, y.softmax(1)),
+        lambda x, y: F.cross_entropy(x[0, :, 0], TARGET[0]),
+    ):
+        gm = spelled(program, X, Y)
+        assert "aten.cross_entropy_loss" in names(gm) and "aten.sum" not in names(gm)
+        torch.testing.assert_close(gm(X, Y), program(X, Y))
+
+
+def test_nothing_to_count_and_classes_out_of_range_are_as_in_eager() -> None:
+    fast = fxkit.compile(lambda x, t: F.cross_entropy(x, t))
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        for target in (TARGET, torch.full((4,), -100)):
+            torch.testing.assert_close(fast(x, target), F.cross_entropy(x, target), equal_nan=True)
+        with pytest.raises(IndexError, match="out of bounds"):
+            fast(x, TARGET + 3)
+        assert fast(x[:0], TARGET[:0]).isnan()

@@ -9,6 +9,7 @@ import torch
 
 from fxkit.lower.loops.index import Index
 from fxkit.lower.loops.loop_ir import Ref, Unfusable
+from fxkit.lower.operators.indexing_ops import checked
 from fxkit.lower.operators.movement_table import Point
 from fxkit.lower.operators.row_table import (
     Arguments,
@@ -132,3 +133,30 @@ def _cross_entropy(
     place, counts = _picked(p, wanted, shape[d], ignore_index)
     picked = p.read(self, (*p.index[:d], place, *p.index[d + 1 :]))
     return select(counts, function("log", sum_) - (picked - top), p.number(0))
+
+
+def _margins(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> Frame:
+    """Run over the scores; reduce the classes."""
+    if arguments["reduction"] not in (0, "none"):
+        raise Unfusable("it reduces what was reduced before")
+    if len(shapes["self"]) != 2:
+        raise Unfusable("scores without a batch are left to eager")
+    return Frame(shapes["self"], (1,), ((0,),))
+
+
+@framed(
+    "aten.multi_margin_loss", "torch.nn.functional.multi_margin_loss", frame=_margins, checks=True
+)  # fmt: skip
+def _multi_margin_loss(
+    point: Point, self: Any, target: Any, weight: Any, *, p: int, margin: float
+) -> Ref:
+    if not point.dtype.is_floating_point or point.dtype.itemsize == 2:
+        raise Unfusable("margins of other than float32 and float64 are left to eager")
+    row, column = point.index
+    wanted = point.read_own(target, (row,))
+    place = checked(point, wanted, point.shape[1])
+    short = margin - point.read(self, (row, place)) + point.read(self, (row, column))
+    lacks = short if p == 1 else short * short
+    lacks = lacks if weight is None else lacks * point.read(weight, (place,))
+    counts = (short > 0) & point.value(column).differs(wanted.cast(torch.int64))
+    return total(select(counts, lacks, point.number(0))) / float(point.shape[1])

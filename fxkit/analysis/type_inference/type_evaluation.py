@@ -21,6 +21,7 @@ from fxkit.analysis.type_inference.fake_tensors import (
     new_fake_mode,
     tensors_of,
 )
+from fxkit.analysis.type_inference.indexing import with_any_place
 from fxkit.analysis.type_inference.real_runs import may_run, run_on_zeros
 from fxkit.analysis.type_inference.symbolic_shapes import SymbolicShapes
 from fxkit.analysis.type_inference.type_facts import (
@@ -444,7 +445,7 @@ class Evaluation:
     def _apply(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         target = node.target
         if callable(target):
-            return target(*args, **kwargs)
+            return target(*with_any_place(target, args), **kwargs)
         if node.op == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
         module = find_attribute(self._gm, str(target))

@@ -240,6 +240,10 @@ class Group:
         """The values that have a place in the space, with their coordinates."""
         return {node: c for node, c in self.coordinates.items() if c is not None}
 
+    def computes(self, node: fx.Node) -> bool:
+        """Tell whether it computes a node, or shows it as a view."""
+        return node in self.coordinates or node in self.sums
+
     @property
     def nodes(self) -> list[fx.Node]:
         """All that it computes, and views, each after what it is a view of."""
@@ -267,7 +271,7 @@ class Group:
         needed: set[tuple[fx.Node, int]] = set()
         for node in (*self.coordinates, *self.sums):
             for user in node.users:
-                if user in self.coordinates or user in self.sums:
+                if self.computes(user):
                     continue
                 origin, position = self.origin(node)
                 if node is origin and isinstance(type_of(node), tuple):

@@ -197,7 +197,7 @@ class _Planner:
         wanted = {
             alias
             for alias in group.aliases
-            if any(user not in group.coordinates for user in alias.users)
+            if any(not group.computes(user) for user in alias.users)
         }
         for alias in list(wanted):
             while (alias := group.aliases[alias]) in group.aliases:

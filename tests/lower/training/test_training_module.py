@@ -379,3 +379,26 @@ def test_what_checks_its_results_is_trained_in_eager(function: Callable[..., Any
     assert "tokens" in str(_training(compiled).reason)
     with pytest.raises(RuntimeError, match=r"singular|positive-definite"):
         compiled(torch.zeros(4, 4, requires_grad=True))
+
+
+def test_norms_of_turned_signals_around_a_convolution():
+    torch.manual_seed(0)
+    kernel = torch.randn(8, 8, 1)
+
+    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x.permute(0, 2, 1), (8,), weight, bias).permute(0, 2, 1)
+
+    def fn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        y = norm(x.tanh(), weight, bias)
+        return norm(F.conv1d(y, kernel.to(x.dtype)) + y, weight, bias)
+
+    compiled = fxkit.compile(fn)
+    args = torch.randn(4, 8, 5), torch.rand(8), torch.randn(8)
+    found: list[tuple[torch.Tensor, ...]] = []
+    for run, dtype in [(compiled, torch.float32), (fn, torch.float32), (fn, torch.float64)]:
+        given = [arg.to(dtype).requires_grad_() for arg in args]
+        found.append(torch.autograd.grad(run(*given).square().mean(), given))
+    assert _training(compiled).reason is None
+    for ours, eager, exact in zip(*found, strict=True):
+        errors = [float((one - exact).norm()) for one in (ours, eager)]
+        assert errors[0] <= 2 * errors[1] + 1e-6 * float(exact.norm())

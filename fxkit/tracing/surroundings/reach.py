@@ -77,6 +77,7 @@ class Reach:
         self._bare: list[tuple[torch.Tensor, str]] = []
         self._weak: set[int] = set()
         self._classes: set[type] = set()
+        self._methods: set[int] = set()
         self.kept: dict[int, Any] = {}
         self._contexts: dict[int, Any] = {}
         self._todo: deque[Visit] = deque()
@@ -303,13 +304,18 @@ class Reach:
                 self._namespace(fn.__dict__, path, None)
             return
         self._functions[fn.__code__].append(fn)
-        self._namespace(fn.__dict__, path, None)
-        self._parts(fn, path)
+        if id(fn) not in self._methods:
+            self._namespace(fn.__dict__, path, None)
+            self._parts(fn, path)
         if fn.__code__ in self.codes:
             self._inside(fn)
 
     def _inside(self, fn: types.FunctionType) -> None:
         """Look at the closure and the defaults of a function that runs."""
+        if id(fn) in self._methods:
+            self._methods.discard(id(fn))
+            self._namespace(fn.__dict__, fn.__name__, None)
+            self._parts(fn, fn.__name__)
         self._cells(fn)
         if fn.__defaults__ and id(fn.__defaults__) not in self.kept:
             self.kept[id(fn.__defaults__)] = fn.__defaults__
@@ -356,6 +362,8 @@ class Reach:
             self.holders.append(holder)
             for name, value in list(attributes.items()):
                 where = f"{base.__qualname__}.{name}"
+                # What a method is made of counts once it runs.
+                self._methods.update(map(id, (value, *(kinds.made_of(value) or ()))))
                 if not (name.startswith("__") and name.endswith("__")):
                     self._attribute(held, name, value, where, self.names)
                 elif isinstance(value, types.FunctionType):

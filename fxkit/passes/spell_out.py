@@ -42,6 +42,7 @@ def _of_number(arguments: Mapping[str, Any]) -> bool:
 FUNCTIONS: Mapping[str, Condition] = {
     "opaque.torch.nn.functional.multi_head_attention_forward": _always,
     "torch.nn.functional.local_response_norm": _always,
+    **dict.fromkeys((f"opaque.torch.functional.atleast_{n}d" for n in (1, 2, 3)), _always),
 }
 
 # Operators of which ATen has no kernel either: the ones that it calls take their place.

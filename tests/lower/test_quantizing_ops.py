@@ -81,3 +81,24 @@ def test_gradients_pass_where_nothing_was_clamped() -> None:
     (module,) = fast.modules
     assert isinstance(module, TrainingModule) and module.reason is None
     assert not module.reasons
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_channels_in_training(axis: int) -> None:
+    def program(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        return torch.fake_quantize_per_channel_affine(x * 3, scale, zero, axis, -8, 7) * 2
+
+    fast, x = fxkit.compile(program), numbers(200, 300).requires_grad_()
+    count = x.shape[axis]
+    scale, zero = torch.rand(count) + 0.01, torch.randint(-8, 8, (count,)).int()
+    for _ in range(2):
+        found = fast(x, scale, zero)
+        (gradient,) = torch.autograd.grad(found, x, torch.ones_like(found))
+    expected = program(x, scale, zero)
+    assert same(found, expected)
+    assert same(gradient, torch.autograd.grad(expected, x, torch.ones_like(found))[0])
+    module = next(m for m in fast.modules if isinstance(m, TrainingModule))
+    assert any(region.kernel for region in module.regions)
+    zero[1] = 500
+    with pytest.raises(RuntimeError, match="must be between"):
+        fast(x, scale, zero)

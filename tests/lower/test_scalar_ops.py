@@ -23,6 +23,7 @@ ATTRIBUTES: dict[str, list[dict[str, Any]]] = {
     "aten.add": [{}, {"alpha": 3}],
     "aten.sub": [{}, {"alpha": 2}],
     "aten.div": [{}, {"rounding_mode": "floor"}, {"rounding_mode": "trunc"}],
+    "aten.round": [{}, {"decimals": 2}, {"decimals": -1}],
     "aten.gelu": [{}, {"approximate": "tanh"}],
     "aten.threshold": [{"threshold": 0.5, "value": -2.0}],
     "aten.leaky_relu": [{}, {"negative_slope": 0.3}],
@@ -85,6 +86,8 @@ LEFT_TO_EAGER = {
         (torch.bfloat16, torch.float16),
     ),
     "aten.gelu_backward": (torch.float64,),
+    "aten.round": (torch.bfloat16, torch.float16),
+    "aten.digamma": (torch.bfloat16, torch.float16, torch.float64),
 }
 
 
@@ -321,3 +324,19 @@ def test_losses_that_have_the_first_operands_dtype(reduction: str) -> None:
     compiled, inputs, _ = compile_all(calls)
     for (function, operands, kwargs), found in zip(calls, compiled(*inputs), strict=True):
         torch.testing.assert_close(found, function(*operands, **kwargs), rtol=1e-2, atol=1e-2)
+
+
+def test_digamma_between_and_near_its_poles() -> None:
+    x = torch.cat(
+        [torch.linspace(-12, 14, 20001), torch.logspace(-30, 30, 601), -torch.arange(9.0) + 1e-4]
+    )
+    compiled, inputs, nodes = compile_all([(torch.digamma, (x,), {})])
+    assert nodes[0].name in fused_names(compiled)
+    (found,) = compiled(*inputs)
+    exact = torch.digamma(x.double())
+    ours, eagers = (
+        ((y.double() - exact).abs() / exact.abs().clamp(min=1))[exact.isfinite()]
+        for y in (found, torch.digamma(x))
+    )
+    assert ours.max() <= 2 * eagers.max() and ours.mean() <= 2 * eagers.mean()
+    assert torch.equal(found.isnan(), exact.isnan())

@@ -216,7 +216,7 @@ def test_neighbours_join_a_pooling() -> None:
 def test_each_framed_row_has_a_case() -> None:
     called = {
         "trace", "group_norm", "area", "nll_loss_nd", "nll_loss", "nll_loss2d",
-        "cross_entropy_loss", "multi_margin_loss",
+        "cross_entropy_loss", "multi_margin_loss", "fake_quantize_per_channel_affine_cachemask",
         *(f"{kind}max_pool{rank}d_with_indices" for kind in ("", "adaptive_")
           for rank in (1, 2, 3)),
         *(f"{kind}_pool{rank}d" for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max")

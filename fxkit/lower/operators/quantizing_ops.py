@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from fxkit.lower.loops.loop_ir import Ref, Unfusable
 from fxkit.lower.operators import movement_table, scalar_table
 from fxkit.lower.operators.movement_table import Point
+from fxkit.lower.operators.row_table import Arguments, Frame, Shape, framed
 from fxkit.lower.operators.scalar_table import call, select
 
 # Eager converts to integers of 64 bits; larger numbers become the lowest one.
@@ -30,16 +32,39 @@ def _per_tensor(self: Ref, *, scale: float, zero_point: int, quant_min: int, qua
 def _per_channel(
     p: Point, self: Any, scale: Any, zero_point: Any, *, axis: int, quant_min: int, quant_max: int
 ) -> Ref:
+    return _of_channel(p, self, scale, zero_point, axis, quant_min, quant_max)[0]
+
+
+def _whole(arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]) -> Frame:
+    """Run over all elements, for two results."""
+    axes = tuple(range(len(results[0])))
+    return Frame(tuple(results[0]), (), (axes, axes))
+
+
+@framed(
+    "aten.fake_quantize_per_channel_affine_cachemask", frame=_whole, checks=True, tolerance=0
+)  # fmt: skip
+def _per_channel_with_mask(
+    p: Point, self: Any, scale: Any, zero_point: Any, *, axis: int, quant_min: int, quant_max: int
+) -> tuple[Ref, ...]:
+    return _of_channel(p, self, scale, zero_point, axis, quant_min, quant_max)
+
+
+def _of_channel(
+    p: Point, self: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int
+) -> tuple[Ref, Ref]:
+    """Return a quantised element, and whether it was within bounds, where its gradient passes."""
     if p.dtype != torch.float32:
         raise Unfusable("eager computes it in other steps for this dtype")
     place = (p.index[axis % len(p.shape)],)
     step, zero = p.read(scale, place), p.read(zero_point, place)
     p.require((zero >= float(quant_min)) & (zero <= float(quant_max)))
     level = zero + call("rint", p.read(self, p.index) * (1.0 / step))
+    is_within = (level >= float(quant_min)) & (level <= float(quant_max))
     is_integer = call("abs", level) < _INTEGERS
     lowest = p.number(float(quant_min))
     level = select(is_integer, _clamped(level, quant_min, quant_max), lowest)
-    return (level - zero) * step
+    return (level - zero) * step, is_within
 
 
 def float32_steps(scale: float) -> tuple[float, float]:

@@ -29,6 +29,7 @@ from fxkit.lower.operators.scalar_table import (
     call,
     const_like,
     multiply_add,
+    needs_full_width,
     number,
     rounded_number,
     row,
@@ -273,10 +274,16 @@ for _name, _function in {"floor": "floor", "ceil": "ceil", "trunc": "trunc"}.ite
 
 
 @row("aten.round")
-def _round(self: Ref, *, decimals: int = 0) -> Ref:
-    if decimals:
-        raise Unfusable("rounding to decimals is left to eager")
-    return call("rint", self) if self.is_float else self
+def _round(self: Ref, *, decimals: int = 0, result_dtype: torch.dtype) -> Ref:
+    if not self.is_float:
+        return self
+    if not decimals:
+        return call("rint", self)
+    needs_full_width(self, result_dtype)
+    scale = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return call("rint", self / scale) * scale
+    return call("rint", self * scale) / scale
 
 
 @row("aten.frac")

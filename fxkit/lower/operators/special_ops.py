@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from fxkit.lower.loops.loop_ir import Ref
+from fxkit.lower.loops.loop_ir import Ref, Unfusable
 from fxkit.lower.operators.scalar_table import (
     Computes,
     call,
@@ -135,3 +135,36 @@ def _deg2rad(self: Ref) -> Ref:
 @row("aten.rad2deg", tolerance=1)
 def _rad2deg(self: Ref) -> Ref:
     return self * (180 / math.pi)
+
+
+# Bernoulli's numbers: B(2n) / 2n from n = 7 down to n = 1.
+_BERNOULLI = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
+
+# From here on the series for large numbers is exact.
+_DIGAMMA_FROM = 10
+
+
+@row("aten.digamma", tolerance=16)
+def _digamma(self: Ref, *, result_dtype: torch.dtype) -> Ref:
+    needs_full_width(self, result_dtype)
+    if self.dtype != torch.float32:
+        raise Unfusable("in float64 its error near poles is a cancellation's, which eager has")
+    is_low = self < 0.5
+    x = select(is_low, 1.0 - self, self)
+    below = const_like(self, 0)
+    for _ in range(_DIGAMMA_FROM):
+        is_small = x < float(_DIGAMMA_FROM)
+        below = select(is_small, below + 1.0 / x, below)
+        x = select(is_small, x + 1.0, x)
+    square = 1.0 / (x * x)
+    series = const_like(self, 0)
+    for coefficient in _BERNOULLI:
+        series = (series + coefficient) * square
+    value = call("log", x) - 0.5 / x - series - below
+    # Its reflection, of the distance to the nearest pole.
+    distance = self - call("rint", self)
+    reflected = value - math.pi / call("tan", distance * math.pi)
+    reflected = select(distance.equals(0), const_like(self, math.nan), reflected)
+    at_zero = call("copysign", const_like(self, math.inf), -self)
+    reflected = select(self.equals(0), at_zero, reflected)
+    return select(is_low, reflected, value)

@@ -165,8 +165,7 @@ class Captured:
             self._last_ran_in_python = True
             return self._in_python(args, kwargs)
         attempt = self._attempt(self._invocation(args, kwargs, call), changed)
-        may_hold = attempt.was_first or attempt.has_learned
-        self._pauses.note(failed=attempt.variant is None and not may_hold)
+        self._pauses.note(failed=_is_in_vain(attempt, call))
         return attempt.result
 
     @property
@@ -393,6 +392,13 @@ class Captured:
             RecaptureWarning,
             stacklevel=4,
         )
+
+
+def _is_in_vain(attempt: Attempt, call: Call) -> bool:
+    """Tell whether a recording serves no later call, nor the next recording."""
+    if attempt.variant is None:
+        return not attempt.has_learned
+    return attempt.was_first and attempt.variant.mismatch(call) is not None
 
 
 def _captured_again(kind: type[Captured], fn: Any, options: dict[str, Any]) -> Captured:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from fxkit.tracing.captured import Captured
@@ -61,3 +63,24 @@ def test_pauses_have_a_limit():
     for _ in range(64):
         pauses.note(failed=True)
     assert sum(iter(pauses.takes, False)) == LONGEST_PAUSE
+
+
+@functools.cache
+def _kept_for(x: torch.Tensor) -> torch.Tensor:
+    return x.exp()
+
+
+def test_functions_that_memoise_each_tensor_are_not_recorded_for_ever():
+    _kept_for.cache_clear()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        _recorded.append(active_recorder() is not None)
+        return _kept_for(x * 2) + 1
+
+    captured = Captured(program)
+    _recorded.clear()
+    for _ in range(TRIES + FIRST_PAUSE):
+        x = torch.randn(3)
+        assert torch.equal(captured(x), (x * 2).exp() + 1)
+    assert sum(_recorded) == TRIES
+    assert _kept_for.cache_info().misses == TRIES + FIRST_PAUSE

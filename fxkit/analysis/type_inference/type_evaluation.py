@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from fxkit.analysis.type_inference import type_errors
+from fxkit.analysis.type_inference.bounded_layouts import with_eager_strides
 from fxkit.analysis.type_inference.declared_types import declared_type
 from fxkit.analysis.type_inference.fake_tensors import (
     entered,
@@ -445,9 +446,11 @@ class Evaluation:
     def _apply(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         target = node.target
         if callable(target):
-            return target(*with_any_place(target, args), **kwargs)
+            result = target(*with_any_place(target, args), **kwargs)
+            return with_eager_strides(node, args, kwargs, result)
         if node.op == "call_method":
-            return getattr(args[0], target)(*args[1:], **kwargs)
+            result = getattr(args[0], target)(*args[1:], **kwargs)
+            return with_eager_strides(node, args, kwargs, result)
         module = find_attribute(self._gm, str(target))
         if not isinstance(module, torch.nn.Module):
             return module(*args, **kwargs)

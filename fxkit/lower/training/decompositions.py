@@ -24,7 +24,7 @@ _FROM_TORCH = (
     *("_fused_rms_norm", "_fused_rms_norm_backward", "glu_backward", "l1_loss", "smooth_l1_loss"),
     *("smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "mse_loss_backward"),
     *("mse_loss", "rsub", "addcmul", "addcdiv", "lerp", "log_sigmoid_backward", "masked_fill"),
-    *("binary_cross_entropy_backward", "detach", "var_mean"),
+    *("binary_cross_entropy_backward", "soft_margin_loss_backward", "detach", "var_mean"),
 )
 
 
@@ -38,6 +38,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     own = {
         aten.native_layer_norm.default: _layer_norm,
         aten.native_dropout.default: _dropout,
+        aten.slice_backward.default: _slice_backward,
+        aten.select_backward.default: _select_backward,
+        aten.log_sigmoid_forward.default: _log_sigmoid,
         aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
     }
     return {**get_decompositions(packets), **batch_norms(), **losses(), **pooling(), **own}
@@ -64,6 +67,40 @@ def _layer_norm(
     if bias is not None:
         result = result + bias
     return result, mean, scale
+
+
+def _slice_backward(
+    gradient: torch.Tensor, sizes: list[int], dim: int, start: int, end: int, step: int
+) -> Any:
+    """Put zeros around a gradient where a kernel reads it; ATen fills memory first."""
+    if step != 1 or gradient.numel() == 0:
+        return NotImplemented
+    dim %= len(sizes)
+    first, last, _ = slice(start, end).indices(sizes[dim])
+    return _among_zeros(gradient, dim, first, sizes[dim] - last)
+
+
+def _select_backward(gradient: torch.Tensor, sizes: list[int], dim: int, index: int) -> Any:
+    if gradient.numel() == 0:
+        return NotImplemented
+    dim %= len(sizes)
+    index %= sizes[dim]
+    return _among_zeros(gradient.unsqueeze(dim), dim, index, sizes[dim] - index - 1)
+
+
+def _among_zeros(x: torch.Tensor, dim: int, before: int, after: int) -> Any:
+    if x.dim() > 3 and not x.is_contiguous():  # whose result may lie in another order
+        return NotImplemented
+    borders = [0, 0] * (x.dim() - 1 - dim) + [before, after]
+    return torch.ops.aten.constant_pad_nd.default(x, borders, 0)
+
+
+def _log_sigmoid(x: torch.Tensor) -> Any:
+    """Compute it as eager does, and what its gradient may want."""
+    if x.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    power = torch.exp(-torch.abs(x))
+    return torch.clamp_max(x, 0) - torch.log1p(power), power
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:

@@ -15,6 +15,7 @@ from torch import fx
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.op import resolve
+from fxkit.ir.op_table import GIVES_ITSELF
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ class Moves:
             return Verdict()
         aliases = self.order.aliases
         if aliases.may_alias(earlier, later):
-            return Verdict()
+            is_apart = is_seen_apart(later, earlier)
+            return Verdict("the caller gets a tensor each of both" if is_apart else None)
         for node in (earlier, later):
             if aliases.is_written(node):
                 return Verdict(f"%{aliases.writers(node)[0].name} writes to one of them")
@@ -138,6 +140,20 @@ class Moves:
 
     def _is_shared(self, node: fx.Node) -> bool:
         return self.order.aliases.root(node) in self._shared
+
+
+def is_seen_apart(node: fx.Node, other: fx.Node) -> bool:
+    """Tell whether the caller gets two tensors that would be one if `other` stood for a node.
+
+    They may share their memory: a name, a flag or a shape that is set of one is not the other's.
+    """
+    if not any(user.op == "output" for user in node.users):
+        return False
+    call = resolve(node)
+    if call is not None and call.name in GIVES_ITSELF:
+        return False
+    is_outside = other.op in ("placeholder", "get_attr")
+    return is_outside or any(user.op == "output" for user in other.users)
 
 
 _PINNED = {"placeholder": "an input", "output": "the result"}

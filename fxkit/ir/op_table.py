@@ -78,6 +78,16 @@ UNDECLARED_ALIASES = frozenset(
 # Operators that torch tags as perhaps aliasing or writing, and that only write: in training.
 FRESH_RESULTS = frozenset(["aten.batch_norm", "aten._batch_norm_impl_index"])
 
+# Calls that give back their operand itself where they change nothing; all others that share its
+# memory make a tensor of their own.
+GIVES_ITSELF = frozenset(
+    """
+    aten.contiguous aten.to aten.type_as aten.dropout aten.alpha_dropout aten.feature_dropout
+    aten.flatten aten.positive aten.conj aten.resolve_conj aten.resolve_neg aten.real
+    aten.atleast_1d aten.atleast_2d aten.atleast_3d python.identity
+    """.split()
+)
+
 # Calls that equal a call of another operator with these constant arguments beside their own.
 EXTENDS_TO: dict[str, tuple[str, dict[str, Any]]] = {
     "mT": ("transpose", {"dim0": -2, "dim1": -1}),

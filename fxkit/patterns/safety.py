@@ -11,6 +11,7 @@ from torch import fx
 
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import PURE, all_pure, effects_of
+from fxkit.analysis.moves import is_seen_apart
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_value
 from fxkit.ir.types import TensorType, type_of
@@ -151,6 +152,8 @@ class Safety:
                 continue
             aliases = self._effects.order.aliases
             if aliases.may_alias(operand, output):
+                if is_seen_apart(output, operand):
+                    return f"the caller gets a tensor each of %{output.name} and %{operand.name}"
                 continue
             for node in (operand, output):
                 last = next(reversed(aliases.writers(node)), None)

@@ -26,7 +26,9 @@ def with_eager_strides(node: fx.Node, args: Any, kwargs: dict[str, Any], result:
     if len(args) + len(kwargs) < 3:
         return result
     names = ("self", "min", "max")
-    given = [args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(names)]
+    given: list[Any] = [
+        args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(names)
+    ]
     if not all(isinstance(value, torch.Tensor) for value in given):
         return result
     call = resolve(node)

@@ -6,6 +6,7 @@ from torch import fx
 
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import effects_of
+from fxkit.analysis.moves import is_seen_apart
 
 
 class Sharing:
@@ -33,7 +34,8 @@ class Sharing:
         """
         aliases = self.order.aliases
         if aliases.may_alias(node, other):
-            return None
+            is_apart = is_seen_apart(node, other)
+            return f"the caller gets a tensor each of it and %{other.name}" if is_apart else None
         for one in (node, other):
             last = next(reversed(aliases.writers(one)), None)
             if last is not None and node < last:

@@ -14,6 +14,7 @@ from fxkit.analysis.effects import effects_of
 from fxkit.ir.types import TensorType, type_of
 from fxkit.tracing.functional.aot_autograd import Decompositions, partition, trace_functional
 from fxkit.tracing.functional.differentiation import Backward, Differentiable
+from fxkit.tracing.functional.distinct_results import keep_apart, memories_of
 from fxkit.tracing.functional.flat_program import TAIL, VALUE, FlatProgram, flatten
 from fxkit.tracing.functional.observation import SIDE_NODES
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
@@ -233,9 +234,11 @@ def _trace(
         return forward, None
     joint = trace_functional(flat.functional, inputs, decompositions, train=True)
     count = len(flat.values) + len(flat.read) + len(flat.mutated)
+    memories = memories_of(joint.graph, count)
     forward, backward = partition(joint, count)
     _check_inputs(flat, forward)
     _drop_copies(forward, flat)
+    keep_apart(forward, memories)
     _name_inputs(flat, forward, backward)
     return forward, backward
 

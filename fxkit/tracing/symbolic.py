@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.fx.proxy import TraceError
 
+from fxkit.analysis.type_inference.declared_types import is_quantizer
 from fxkit.errors import CaptureError, FxkitError, UnsupportedError
 from fxkit.tracing.callables import Program, program_of
 from fxkit.tracing.captured import Captured
@@ -312,6 +313,7 @@ class SymbolicTracer(fx.Tracer):
         return (
             isinstance(m, self._leaf_classes)
             or module_qualified_name in self._leaf_names
+            or is_quantizer(m)
             or super().is_leaf_module(m, module_qualified_name)
         )
 

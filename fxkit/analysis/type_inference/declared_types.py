@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import fx, nn
 
+from fxkit.ir.attributes import find_attribute
 from fxkit.ir.types import TensorType, contiguous_stride
 
 _RULES: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
@@ -51,6 +56,67 @@ def declared_type(function: Any) -> Callable[..., Any] | None:
         return _RULES.get(function)
     except TypeError:
         return None
+
+
+def declared_type_of_module(module: Any) -> Callable[..., Any] | None:
+    """Return the rule for what a module returns, or None; see `declare_type`."""
+    return _quantized if is_quantizer(module) else None
+
+
+def declared_type_of_call(node: fx.Node, root: nn.Module) -> Callable[..., Any] | None:
+    """Return the rule for what a call in the graph of `root` returns, or None."""
+    if node.op != "call_module":
+        return declared_type(node.target)
+    return declared_type_of_module(find_attribute(root, str(node.target)))
+
+
+@contextlib.contextmanager
+def quantizers_aside(module: nn.Module) -> Iterator[None]:
+    """Let the quantisers in a module give back what they take, as far as types go.
+
+    A module may call them in its hooks, or on its weights.
+    """
+    inside = [part for part in module.modules() if is_quantizer(part)]
+    for part in inside:
+        part.__dict__["forward"] = _itself
+    try:
+        yield
+    finally:
+        for part in inside:
+            del part.__dict__["forward"]
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+def is_quantizer(module: Any) -> bool:
+    """Tell whether a module is one of torch's that observe a tensor, or quantise it as if.
+
+    Which way they go depends on numbers that they keep in tensors; what they return does not.
+    """
+    classes = tuple(
+        base
+        for home, name in _QUANTIZERS
+        if (base := getattr(sys.modules.get(home), name, None)) is not None
+    )
+    is_own = type(module).__module__.startswith("torch.")
+    return isinstance(module, classes) and is_own and "forward" not in module.__dict__
+
+
+# Where torch has the classes. Whoever has made such a module has imported them.
+_QUANTIZERS = (
+    ("torch.ao.quantization.fake_quantize", "FakeQuantizeBase"),
+    ("torch.ao.quantization.observer", "ObserverBase"),
+)
+
+
+def _quantized(x: TensorType) -> TensorType:
+    """Return the type of a tensor that was observed, or quantised as if: laid out without gaps."""
+    if x.is_symbolic or x.stride is None:
+        return x
+    like = torch.empty_strided(x.shape, x.stride, device="meta")
+    return replace(x, stride=torch.empty_like(like).stride())
 
 
 def _product_of_groups(

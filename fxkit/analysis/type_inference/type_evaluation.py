@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fxkit.analysis.type_inference import type_errors
 from fxkit.analysis.type_inference.bounded_layouts import with_eager_strides
-from fxkit.analysis.type_inference.declared_types import declared_type
+from fxkit.analysis.type_inference.declared_types import declared_type_of_call, quantizers_aside
 from fxkit.analysis.type_inference.fake_tensors import (
     entered,
     holds_constant,
@@ -398,7 +398,7 @@ class Evaluation:
 
         with entered(self._mode):
             args, kwargs = self._arguments(node, fill)
-            rule = declared_type(node.target)
+            rule = declared_type_of_call(node, self._gm)
             if rule is not None:
                 return self._made(rule(*self._types(args), **self._types(kwargs)))
             try:
@@ -455,7 +455,8 @@ class Evaluation:
         if not isinstance(module, torch.nn.Module):
             return module(*args, **kwargs)
         tensors = {name: self._fake(tensor) for name, tensor in tensors_of(module)}
-        return torch.func.functional_call(module, tensors, args, kwargs)
+        with quantizers_aside(module):
+            return torch.func.functional_call(module, tensors, args, kwargs)
 
     def _arguments(self, node: fx.Node, fill: Any) -> tuple[Any, Any]:
         return map_arg(node.args, fill), map_arg(node.kwargs, fill)

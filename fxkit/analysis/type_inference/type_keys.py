@@ -18,7 +18,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.node import map_arg
 
 from fxkit.analysis.effects import Effects, effects_of
-from fxkit.analysis.type_inference.declared_types import declared_type
+from fxkit.analysis.type_inference.declared_types import declared_type, declared_type_of_module
 from fxkit.analysis.type_inference.type_facts import Facts, FactTable
 from fxkit.analysis.type_inference.type_modes import Modes
 from fxkit.ir.attributes import Attribute, find_attribute
@@ -258,7 +258,7 @@ def manner_of(node: fx.Node, operands: list[Facts], grad: bool, mixed: bool) -> 
 
 def _manner_of_module(node: fx.Node, effects: Effects, operands: list[Facts], grad: bool) -> Manner:
     module = find_attribute(node.graph.owning_module, str(node.target))
-    if not is_module_of_torch(module):
+    if not is_module_of_torch(module) or declared_type_of_module(module) is not None:
         return Manner.LIVE
     writes = any(getattr(part, "inplace", False) for part in module.modules())
     writes |= any(isinstance(written, fx.Node) for written in effects.writes)

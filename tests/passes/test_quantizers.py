@@ -18,7 +18,7 @@ from fxkit.passes.pipelines import SIMPLIFY
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
 
 
-def layers(middle: nn.Module) -> nn.Module:
+def layers(middle: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), middle, nn.ReLU(), nn.Linear(8, 3))
 
 

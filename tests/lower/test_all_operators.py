@@ -23,9 +23,9 @@ MOST_SAMPLES = 5
 # Pieces of the table, by the beginning of an operator's name → how many of its operators with
 # float32 samples run in generated code, at least.
 PIECES = {
-    r"[_A-Za-c]\w*$": 56, r"[d-h]\w*$": 40, r"[i-m]\w*$": 42, r"[n-r]\w*$": 36,
-    r"[s-z]\w*$": 50, r"(fft|linalg|signal|sparse|torch)\.": 17, r"(masked|special)\.": 21,
-    r"nn\.functional\.[a-l]": 40, r"nn\.functional\.[m-z]": 37,
+    r"[_A-Za-c]\w*$": 57, r"[d-h]\w*$": 44, r"[i-m]\w*$": 44, r"[n-r]\w*$": 39,
+    r"[s-z]\w*$": 53, r"(fft|linalg|signal|sparse|torch)\.": 17, r"(masked|special)\.": 21,
+    r"nn\.functional\.[a-l]": 43, r"nn\.functional\.[m-z]": 40,
 }  # fmt: skip
 
 
@@ -130,4 +130,4 @@ def test_every_operator(kind: str, names: str, tmp_path: Path) -> None:
 
 def test_each_operator_is_in_one_piece() -> None:
     assert sum(len(operators("float32", names)) for names in PIECES) == len(operators())
-    assert sum(PIECES.values()) >= 339
+    assert sum(PIECES.values()) >= 358

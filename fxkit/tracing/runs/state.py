@@ -111,6 +111,7 @@ class State:
                 is not known what it may read.
         """
         reach = self.reach
+        reach.finish()
         self._codes = frozenset(watcher.codes)
         if reach.missed:
             self._learn(reach.missed, watcher)

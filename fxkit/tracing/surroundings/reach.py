@@ -26,12 +26,7 @@ from fxkit.tracing.guarding.parts import PartsHolder
 from fxkit.tracing.surroundings import reach_kinds as kinds
 from fxkit.tracing.surroundings.code_names import names_in
 from fxkit.tracing.surroundings.namespaces import Namespaces, dict_of
-from fxkit.tracing.surroundings.strangers import (
-    can_hand_on,
-    hidden_call,
-    is_hidden,
-    is_stranger,
-)
+from fxkit.tracing.surroundings.strangers import can_hand_on, hidden_call, is_hidden, is_stranger
 from fxkit.tracing.surroundings.trust import is_trusted, is_trusted_class
 from fxkit.tracing.surroundings.wanted_names import Visit, WantedNames
 from fxkit.tracing.values.outside import Place
@@ -78,6 +73,7 @@ class Reach:
         self._weak: set[int] = set()
         self._classes: set[type] = set()
         self._methods: set[int] = set()
+        self._idle: dict[int, PartsHolder] = {}
         self.kept: dict[int, Any] = {}
         self._contexts: dict[int, Any] = {}
         self._todo: deque[Visit] = deque()
@@ -126,11 +122,8 @@ class Reach:
         code, values = frame.f_code, frame.f_locals
         if code not in self._functions or code in self._nested:
             return
-        for fn in self._functions[code]:
-            cells = zip(code.co_freevars, fn.__closure__ or (), strict=False)
-            if all(h.content(cell) is values.get(name, h.ABSENT) for name, cell in cells):
-                return
-        self.missed.append(code)
+        if not any(kinds.has_cells(fn, values) for fn in self._functions[code]):
+            self.missed.append(code)
 
     @property
     def names_of_given(self) -> set[str]:
@@ -152,6 +145,12 @@ class Reach:
         self._child((holder.entries[None],), 0, holder.entries[None], variable.name)
         self._walk()
 
+    def finish(self) -> None:
+        """Let methods that have not run count as well, where the program may look into them."""
+        if not kinds.REVEALING.isdisjoint(self.names):
+            self.holders.extend(self._idle.values())
+            self._idle.clear()
+
     def forget(self) -> None:
         """Let go of what only weak references lead to."""
         for key in self._weak:
@@ -160,11 +159,8 @@ class Reach:
     def _find(self, frame: types.FrameType) -> bool:
         """Look for the function that is called on its first argument, and among the globals."""
         code = frame.f_code
-        candidates = [frame.f_globals.get(code.co_name)]
-        if code.co_argcount:
-            first = frame.f_locals.get(code.co_varnames[0])
-            kind = first if isinstance(first, type) else type(first)
-            candidates += [vars(base).get(code.co_name) for base in kind.__mro__]
+        kind, candidates = kinds.candidates(frame)
+        if kind is not None:
             self._todo.append((kind, kind.__name__))
         found = kinds.function_with(code, candidates)
         if found:
@@ -304,18 +300,18 @@ class Reach:
                 self._namespace(fn.__dict__, path, None)
             return
         self._functions[fn.__code__].append(fn)
-        if id(fn) not in self._methods:
-            self._namespace(fn.__dict__, path, None)
+        self._namespace(fn.__dict__, path, None)
+        if id(fn) in self._methods:
+            self._idle[id(fn)] = PartsHolder(fn, path)
+        else:
             self._parts(fn, path)
         if fn.__code__ in self.codes:
             self._inside(fn)
 
     def _inside(self, fn: types.FunctionType) -> None:
         """Look at the closure and the defaults of a function that runs."""
-        if id(fn) in self._methods:
-            self._methods.discard(id(fn))
-            self._namespace(fn.__dict__, fn.__name__, None)
-            self._parts(fn, fn.__name__)
+        if id(fn) in self._idle:
+            self.holders.append(self._idle.pop(id(fn)))
         self._cells(fn)
         if fn.__defaults__ and id(fn.__defaults__) not in self.kept:
             self.kept[id(fn.__defaults__)] = fn.__defaults__
@@ -354,9 +350,9 @@ class Reach:
             holder = h.NamespaceHolder(
                 held,
                 base.__qualname__,
-                names=self.names,
+                names=None if self.reads_all else self.names,
                 has_specials=True,
-                extra=kinds.called_by_torch(base),
+                extra=kinds.read_by_bases(base),
                 assign=functools.partial(kinds.assign, base),
             )
             self.holders.append(holder)
@@ -365,7 +361,8 @@ class Reach:
                 # What a method is made of counts once it runs.
                 self._methods.update(map(id, (value, *(kinds.made_of(value) or ()))))
                 if not (name.startswith("__") and name.endswith("__")):
-                    self._attribute(held, name, value, where, self.names)
+                    names = None if name in holder.extra else self.names
+                    self._attribute(held, name, value, where, names)
                 elif isinstance(value, types.FunctionType):
                     self._todo.append((value, name))  # operators call it without naming it
                 else:
@@ -442,10 +439,12 @@ class Reach:
             return
         if isinstance(value, torch.Tensor):
             self._child(holder, name, value, path)
-        elif names is None or name in names or name in kinds.MODULE_STATE:
+            return
+        is_only_named = is_sealed or isinstance(value, types.FunctionType)
+        is_read = names is None or name in names or name in kinds.MODULE_STATE
+        if is_read or (self.reads_all and not is_only_named):
             self._todo.append((value, path))
         else:
-            is_only_named = is_sealed or isinstance(value, types.FunctionType)
             self._wanted.put_off(name, (value, path), is_only_named=is_only_named)
 
     def _hold(self, holder: h.Holder) -> None:

@@ -38,6 +38,7 @@ LEFT_ALONE = (
     *(types.GenericAlias, types.SimpleNamespace().__init__.__class__, enum.Enum, torch.Generator),
     *(np.generic, np.dtype, np.ufunc, torch.jit.ScriptModule, torch.jit.ScriptFunction),
 )
+REVEALING = frozenset("__code__ __defaults__ __kwdefaults__ signature getfullargspec".split())
 LRU = type(functools.lru_cache(maxsize=1)(lambda: None))
 
 
@@ -75,15 +76,17 @@ def names_of_tensors() -> frozenset[str]:
     return frozenset(dir(torch.Tensor))
 
 
-def called_by_torch(kind: type) -> frozenset[str]:
-    """Return the attributes of a class that torch reads although no code of the program does."""
+def read_by_bases(kind: type) -> frozenset[str]:
+    """Return the attributes of a class that its bases read although no code of the program does."""
     if issubclass(kind, torch.nn.Module):
         return MODULE_STATE
+    if issubclass(kind, enum.Enum):
+        return frozenset({"_member_map_"})
     return _OF_FUNCTIONS if issubclass(kind, torch.autograd.Function) else frozenset()
 
 
 def can_widen(holder: h.NamespaceHolder) -> bool:
-    return holder.copied and not holder.assign and not holder.is_sealed
+    return holder.copied and not holder.is_sealed
 
 
 def is_read_by_name(kind: type) -> bool:
@@ -150,6 +153,23 @@ def slot_names(kind: type) -> tuple[str, ...]:
     if is_trusted_class(kind):
         return ()
     return slot_names(kind)
+
+
+def has_cells(fn: types.FunctionType, values: dict[str, Any]) -> bool:
+    """Tell whether the closure of a function holds some values, by name."""
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False)
+    return all(h.content(cell) is values.get(name, h.ABSENT) for name, cell in cells)
+
+
+def candidates(frame: types.FrameType) -> tuple[type | None, list[Any]]:
+    """Return where the function of a frame may lie, and the class of its first argument."""
+    code = frame.f_code
+    found = [frame.f_globals.get(code.co_name)]
+    if not code.co_argcount:
+        return None, found
+    first = frame.f_locals.get(code.co_varnames[0])
+    kind = first if isinstance(first, type) else type(first)
+    return kind, found + [vars(base).get(code.co_name) for base in kind.__mro__]
 
 
 def function_with(code: types.CodeType, candidates: Iterable[Any]) -> list[types.FunctionType]:

@@ -130,6 +130,15 @@ class Mode(enum.Enum):
     LISTED = [2]  # noqa: RUF012
 
 
+class Looked(enum.Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+def _with_default(self: Any, gain: int = 2) -> int:
+    return gain
+
+
 class Dicts(dict):
     pass
 
@@ -206,6 +215,31 @@ LATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
         lambda: torch.ones(2),
         lambda it: getattr(it, "gain", 2),
         lambda it: setattr(it, "gain", 5),
+    ),
+    "an attribute of a method": (
+        lambda: type("Late", (), {"go": lambda self: None})(),
+        lambda it: getattr(it.go, "gain", 2),
+        lambda it: setattr(type(it).go, "gain", 5),
+    ),
+    "defaults of a method that are read": (
+        lambda: type("Late", (), {"go": _with_default})(),
+        lambda it: it.go.__defaults__[0],
+        lambda it: setattr(_with_default, "__defaults__", (5,)),
+    ),
+    "a computed attribute of a class": (
+        lambda: type("Late", (), {"gain_a": [2]}),
+        lambda it: getattr(it, "gain_" + "a".lower())[0],
+        lambda it: it.gain_a.append(it.gain_a.pop() + 3),
+    ),
+    "all attributes of a class": (
+        lambda: type("Late", (), {}),
+        lambda it: len(dir(it)),
+        lambda it: setattr(it, "gain", 5),
+    ),
+    "a member that is looked up": (
+        lambda: Looked,
+        lambda it: it["FIRST"].value,
+        lambda it: setattr(it.FIRST, "_value_", 5),
     ),
     "__getattr__": (
         lambda: type("Late", (), {})(),

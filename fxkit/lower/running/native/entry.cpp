@@ -232,8 +232,16 @@ static bool has_facts(PyObject* value, PyObject* kind, uint64_t keys, bool grad)
   return requires_grad(value) == grad;
 }
 
-// Whether a tensor has been given attributes, which the program may ask for.
+// Whether a tensor has been given attributes, which the program may ask for. Python 3.11 keeps the
+// first ones in an array before the object, without a dict; to ask for the dict would make one.
 static bool has_attributes(PyObject* tensor) {
+#if PY_VERSION_HEX < 0x030C0000
+  if (PyType_HasFeature(Py_TYPE(tensor), Py_TPFLAGS_MANAGED_DICT)) {
+    PyObject* table = ((PyObject**)tensor)[-3];
+    const uint8_t* values = ((const uint8_t**)tensor)[-4];
+    return table ? PyDict_GET_SIZE(table) != 0 : values && values[-2];
+  }
+#endif
   PyObject** dict = _PyObject_GetDictPtr(tensor);
   return dict && *dict && PyDict_GET_SIZE(*dict);
 }
@@ -272,7 +280,8 @@ static bool tables_hold(Entry* self, const uint64_t* seen) {
   for (int i = 0; i < self->table_count; ++i) {
     Table* one = self->tables + i;
     if (has_versions() && seen[i] == one->version) continue;
-    if (one->is_whole || !same_items(one->dict, one->keys, one->values)) return false;
+    bool is_empty = !PyDict_GET_SIZE(one->dict) && !PyTuple_GET_SIZE(one->keys);
+    if ((one->is_whole && !is_empty) || !same_items(one->dict, one->keys, one->values)) return false;
     one->version = seen[i];
   }
   return true;

@@ -42,6 +42,8 @@ class Compiled:
             one for each set of sizes that it ran with; the last one last.
     """
 
+    _fxkit_stands_for = "captured"
+
     def __init__(
         self,
         fn: Callable[..., Any],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 
@@ -262,3 +263,34 @@ def test_what_is_infinite_in_between_stays_so_unless_fast():
             assert torch.equal(compiled(x).nan_to_num(7), program(x).nan_to_num(7))
             found = fast(x)
         assert not program(x).isfinite().any() and found.isfinite().all()
+
+
+def test_a_module_whose_forward_is_compiled_is_captured_for_each_kind_of_input():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    expected = copy.deepcopy(net)
+    net.forward = fxkit.compile(net.forward)
+    with torch.no_grad():
+        for shape in [(2, 4), (2, 3, 4), (4,), (2, 4)]:
+            x = torch.randn(shape)
+            torch.testing.assert_close(net(x), expected(x))
+            assert net.forward.captured.whole, net.forward.explain(x)
+        net[0].bias = expected[0].bias = torch.nn.Parameter(torch.ones(4))
+        torch.testing.assert_close(net(x), expected(x))
+
+
+def test_a_compiled_program_inside_of_another_is_watched():
+    scale = [2.0]
+    inner = fxkit.compile(lambda x: (x * scale[0]).exp())
+
+    @fxkit.compile
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return inner(x) + 1
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        inner(x)
+        for factor in (2.0, 2.0, 3.0, 2.0):
+            scale[0] = factor
+            torch.testing.assert_close(outer(x), (x * factor).exp() + 1)
+            torch.testing.assert_close(outer(x[:2]), (x[:2] * factor).exp() + 1)
+    assert outer.captured.whole

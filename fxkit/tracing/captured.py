@@ -79,6 +79,8 @@ class Captured:
         control_flow: Whether branches on tensors become nodes; see `fxkit.capture`.
     """
 
+    _fxkit_stands_for = "fn"
+
     def __init__(
         self,
         fn: Callable[..., Any],

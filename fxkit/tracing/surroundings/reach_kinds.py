@@ -16,6 +16,9 @@ from fxkit.tracing.guarding import holders as h
 from fxkit.tracing.surroundings.trust import is_standard, is_trusted_class
 
 LIMIT = 50_000
+STANDS_FOR = "_fxkit_stands_for"
+"""Attribute of a class: what holds the program that an object of it runs, its own state apart."""
+
 OPAQUE = "_fxkit_opaque"
 """Attribute of a function that calls another one unseen, and is not looked into."""
 
@@ -43,7 +46,13 @@ LRU = type(functools.lru_cache(maxsize=1)(lambda: None))
 
 
 def made_of(value: Any) -> list[Any] | None:
-    """Return what a method, partial, property or memoised function calls; None for others."""
+    """Return what a method, partial, property or memoised function calls; None for others.
+
+    A compiled program is the program: what is kept of its graphs is no part of what it reads.
+    """
+    held = getattr(type(value), STANDS_FOR, None)
+    if isinstance(held, str):
+        return [getattr(value, held)]
     if isinstance(value, types.MethodType):
         return [value.__self__, value.__func__]
     if isinstance(value, functools.partial):

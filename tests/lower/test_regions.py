@@ -63,7 +63,7 @@ def test_an_operator_alone_is_a_kernel() -> None:
 def test_what_eager_does_faster_is_left_to_it() -> None:
     image = torch.randn(1, 2, 20, 20)
     for fn, x, name, words in (
-        (lambda x: x.cummax(1)[1], X, "cummax", "whatever is taken in"),
+        (lambda x: x.cummax(1)[1], X[:8], "cummax", "whatever is taken in"),
         (lambda x: torch.diag_embed(x), X, "diag_embed", "many places"),
         (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic") + 1, image, "interpolate", ""),
         (lambda x: F.interpolate(x, size=(9, 30), mode="bilinear"), image, "interpolate", "alone"),

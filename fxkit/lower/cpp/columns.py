@@ -179,9 +179,7 @@ class ColumnPrinter(KernelPrinter):
         length = self._kernel.row_sizes[-1]
         if sums and (is_free(length) or length > BLOCK):
             begin, end = self._open_blocks(begin, end, BLOCK)
-        self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
-        self._along_lanes(one.values, lambda: self._loop_body(one))
-        self._close()
+        self._walk(one, begin, end)
         if sums:
             self._open_lanes()
             for p in sums:
@@ -197,6 +195,12 @@ class ColumnPrinter(KernelPrinter):
                 nan = cpp_text.literal(math.nan, self._body(p).dtype)
                 self._add(f"v{p}[l] = nan{p}[l] ? {nan} : v{p}[l];")
             self._close()
+
+    def _walk(self, one: Pass, begin: str | int, end: str | int) -> None:
+        """Print the loop along a block of the rows."""
+        self._open(f"for (long j = {begin}; j < {end}; ++j) {{")
+        self._along_lanes(one.values, lambda: self._loop_body(one))
+        self._close()
 
     def _loop_body(self, one: Pass) -> None:
         for value in one.values:

@@ -27,6 +27,7 @@ from fxkit.lower.cpp.pairs import PAIRS, PairPrinter, is_paired
 from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
+from fxkit.lower.cpp.turned_rows import TURN, TurnedRowsPrinter, is_turned
 from fxkit.lower.loops.axis_order import with_an_axis
 from fxkit.lower.loops.loop_ir import WHOLE, Kernel
 from fxkit.lower.loops.unrolling import is_short, unrolled
@@ -61,8 +62,10 @@ def _preamble(
     parts += sorted(composed)
     parts.append(vector_math.definitions(own))
     parts.append(_REDUCTIONS)
-    if any(crossing_axis(_with_loops(kernel)) is not None for kernel in kernels):
+    if any("fx_transpose(" in text or "fx_turn(" in text for text in texts):
         parts.append(TRANSPOSE)
+    if any("fx_turn(" in text for text in texts):
+        parts.append(TURN)
     if any(is_stepped(_with_long_row(kernel)) for kernel in kernels):
         parts.append(IN_STEP)
     if any(_uses_halves(text) for text in texts):
@@ -113,6 +116,8 @@ def print_kernel(kernel: Kernel, name: str) -> str:
         return JoinedRowsPrinter(joined, name).text()
     if runs_down_columns(kernel):
         return ColumnPrinter(kernel, name).text()
+    if is_turned(kernel):
+        return TurnedRowsPrinter(kernel, name).text()
     printer = PairPrinter if is_paired(kernel) else RowPrinter
     return printer(kernel, name).text()
 

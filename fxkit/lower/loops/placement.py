@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,9 @@ from fxkit.lower.operators.movement_table import MoveOp
 from fxkit.lower.operators.row_ops import RowOp
 from fxkit.lower.operators.row_table import Frame, no_dim
 from fxkit.lower.operators.scalar_table import ScalarOp
+
+# Rows along memory of which a kernel handles several at a time.
+MANY_ROWS = 16
 
 # Where kernels run; a region's policy says which of them it is for.
 DEVICES = frozenset({"cpu", "cuda"})
@@ -362,17 +366,31 @@ def row_dims(found: Candidate, root: torch.nn.Module) -> dict[str, tuple[int, ..
     return found.row.dims(ranks)
 
 
-def rows_lie_along_memory(found: Candidate) -> bool:
-    """Tell whether neighbours in a row of a row operator's operand are neighbours in memory."""
+def rows_lie_along_memory(found: Candidate, are_few: bool = False) -> bool:
+    """Tell whether neighbours in a row of a row operator's operand are neighbours in memory.
+
+    Args:
+        found: A call of a row operator, or of another, of which it does not hold.
+        are_few: Whether to ask for those alone of which a kernel can't handle several at a time.
+    """
     if not isinstance(found.row, RowOp):
         return False
     known = [type_of(t) for t in found.tensors if isinstance(t, fx.Node)]
     tensors = [t for t in known if isinstance(t, TensorType) and t.stride]
     return any(
-        t.stride is not None and t.stride[d] == 1 and t.shape[d] != 1
+        t.stride is not None
+        and t.stride[d] == 1
+        and t.shape[d] != 1
+        and not (are_few and _has_many_rows(t, d))
         for t in tensors
         for d in found.row.axes(found.call.arguments, len(t.shape))
     )
+
+
+def _has_many_rows(known: TensorType, dim: int) -> bool:
+    is_whole = known.stride == tuple(row_major(known.shape))
+    rows = math.prod(known.shape) // max(1, known.shape[dim])
+    return is_whole and isinstance(rows, int) and rows >= MANY_ROWS
 
 
 def first_space(found: Candidate, root: torch.nn.Module) -> RegionSpace:

@@ -214,7 +214,7 @@ class _Partitioner:
     def _is_slow(self, found: Candidate) -> bool:
         row = found.row
         is_slow = isinstance(row, RowOp) and (
-            row.slow or (row.slow_along and rows_lie_along_memory(found))
+            row.slow or (row.slow_along and rows_lie_along_memory(found, are_few=True))
         )
         return is_slow and self._policy.device.type == "cpu" and self._policy.min_members > 1
 

@@ -59,7 +59,7 @@ class RowOp:
         keeps_row: How many of the first results have the operands' shape, as that of softmax has.
         keeps_dims: Whether row scalars keep their reduced dimensions where nothing says so.
         slow: Whether eager's kernel on the CPU is faster, whatever a kernel would take in with it.
-        slow_along: Whether that is so where rows lie along memory.
+        slow_along: Whether that is so where few rows lie along memory.
         tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
         operands: Names of the operands.
         attributes: Names of the attributes. Some are no arguments of the operator: `count`, the

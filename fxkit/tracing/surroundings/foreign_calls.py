@@ -111,7 +111,7 @@ def has_effects(function: Any, caller: str | None) -> bool:
     owner = getattr(function, "__self__", None)
     name = function.__name__
     if owner is None or isinstance(owner, types.ModuleType):
-        module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
+        module = _module_of(function) or getattr(owner, "__name__", "")
         if module.startswith("torch"):
             return _is_setting(name)
         return module in _EFFECTFUL and f"{module}.{name}" not in _IN_MODULES
@@ -134,11 +134,19 @@ def _reaches_out(kind: type, name: str) -> bool:
     return base.__module__ in _EFFECTFUL and base.__name__ not in _LOCKS
 
 
+def _module_of(function: Any) -> str | None:
+    """Return the name of the module that a function says it is of; some give the module itself."""
+    module = getattr(function, "__module__", None)
+    if isinstance(module, types.ModuleType):
+        module = module.__name__
+    return module if isinstance(module, str) else None
+
+
 def is_known(function: Any) -> bool:
     """Tell whether a C function that is called has no effects but those that are looked for."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, types.ModuleType) or owner is None:
-        module = getattr(function, "__module__", None)
+        module = _module_of(function)
         if module is None:
             module = getattr(owner, "__name__", "builtins")
         return _is_known_function(module, function.__name__)

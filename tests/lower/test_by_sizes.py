@@ -158,10 +158,10 @@ def test_what_never_changes_stays_in_the_text() -> None:
     compiled = fxkit.compile(lambda x: torch.softmax(x * 2, -1), dynamic=True)
     with torch.no_grad():
         for batch in (3, 4, 5):
-            compiled(torch.randn(batch, 26))
+            compiled(torch.randn(batch, 300))
     assert compiled.builds == 2
     assert "tile < n0" in compiled.modules[-1].source
-    assert "j < 26" in compiled.modules[-1].source
+    assert "j < 300" in compiled.modules[-1].source
 
 
 def test_a_stock_counts_what_was_not_in_it() -> None:

@@ -25,13 +25,19 @@ MOVED: dict[str, Program] = {
     "rolled": lambda x, y: torch.roll(x, 3, -1),
     "repeated": lambda x, y: x[0, :9].repeat(64, 1, 3),
     "filled": lambda x, y: torch.cat([x, torch.zeros_like(y)], -1),
+    "stacked": lambda x, y: torch.stack([x, y]),
+}
+SIGNED: dict[str, Program] = {
+    "negated": lambda x, y: -x,
+    "sizes": lambda x, y: torch.cat([x.abs(), -y.abs()], -1),
 }
 ALSO: dict[str, Program] = {
-    "stacked": lambda x, y: torch.stack([x, y]),
     "triangle": lambda x, y: torch.tril(x),
     "added": lambda x, y: torch.cat([x, y + 1], -1),
     "other": lambda x, y: torch.cat([x.bfloat16(), y.bfloat16()], -1),
 }
+
+PROGRAMS = {**MOVED, **SIGNED, **ALSO}
 
 
 def every_half(*shape: int) -> Tensor:
@@ -39,9 +45,9 @@ def every_half(*shape: int) -> Tensor:
     return bits.to(torch.int16)[: shape[0] * shape[1]].view(torch.float16).view(shape)
 
 
-@pytest.mark.parametrize("name", [*MOVED, *ALSO])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_bits_stay_as_they_are(name: str) -> None:
-    program = {**MOVED, **ALSO}[name]
+    program = PROGRAMS[name]
     x = every_half(16, 4096)
     y = x.flip(0).contiguous()
     found, expected = compiled_for(program, x, y)(x, y), program(x, y)
@@ -52,12 +58,12 @@ def test_bits_stay_as_they_are(name: str) -> None:
     assert bool(same.all())
 
 
-@pytest.mark.parametrize("name", [*MOVED, *ALSO])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_only_moved_is_not_converted(name: str) -> None:
     x = halves_of(8, 500)
-    text = text_of({**MOVED, **ALSO}[name], x, x)
+    text = text_of(PROGRAMS[name], x, x)
     is_moved = not any(f"fx_{verb}" in text for verb in ("widen(&", "narrow(h", "from_f16(p"))
-    assert is_moved == (name in MOVED)
+    assert is_moved == (name not in ALSO)
 
 
 def test_an_index_out_of_range_is_found() -> None:

@@ -104,7 +104,7 @@ def test_names_of_the_interpreter(monkeypatch: pytest.MonkeyPatch):
 def test_modules_that_are_imported_inside(monkeypatch: pytest.MonkeyPatch):
     def fn(a: Any) -> Any:
         try:
-            import fxkit_test_settings
+            import fxkit_test_settings  # type: ignore[import-not-found]
         except ImportError:
             return a
         return a * fxkit_test_settings.gain
@@ -122,7 +122,7 @@ def test_the_first_import_is_no_write(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.syspath_prepend(tmp_path)
 
     def fn(a: Any) -> Any:
-        import fxkit_test_lazy
+        import fxkit_test_lazy  # type: ignore[import-not-found]
 
         return a * fxkit_test_lazy.gain
 

@@ -1,4 +1,7 @@
-"""Passes that only move halves: their bits go from memory to memory, and nothing is converted."""
+"""Passes that only move halves: their bits go from memory to memory, and nothing is converted.
+
+To change a sign, or to drop it, is to change a bit on the way.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,15 @@ from fxkit.lower.loops.bits import Number
 from fxkit.lower.loops.loop_ir import Kernel, round_number
 from fxkit.lower.loops.schedule import Pass
 
+# What an operation does to the bit that is the sign.
+SIGNS = {"neg": "^ 0x8000", "abs": "& 0x7fff"}
+
 
 def only_moves(kernel: Kernel, one: Pass) -> bool:
-    """Tell whether all that a pass does is to store halves that it has read, or constants."""
+    """Tell whether all that a pass does is to store halves that it has read, or constants.
+
+    They may have changed sign.
+    """
     if one.reductions or one.keeps or not one.stores:
         return False
     if any(kernel.body[p].is_scan or p in one.buffered for p in one.values):
@@ -38,6 +47,8 @@ def _is_moved(kernel: Kernel, position: int) -> bool:
     if instruction.op == "round":
         is_half = instruction.detail == torch.float16
         return is_half and _is_moved(kernel, instruction.operands[0])
+    if instruction.op in SIGNS:
+        return _is_moved(kernel, instruction.operands[0])
     return instruction.op == "select" and all(
         _is_moved(kernel, p) for p in instruction.operands[1:]
     )
@@ -61,7 +72,7 @@ def _deciding(kernel: Kernel, position: int) -> Iterator[int]:
     instruction = kernel.body[position]
     if instruction.op == "load":
         yield from instruction.operands
-    elif instruction.op == "round":
+    elif instruction.op == "round" or instruction.op in SIGNS:
         yield from _deciding(kernel, instruction.operands[0])
     elif instruction.op == "select":
         condition, first, second = instruction.operands

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from fxkit.lower.cpp.halves.moved import bits_of, deciding_values, only_moves
+from fxkit.lower.cpp.halves.moved import SIGNS, bits_of, deciding_values, only_moves
 from fxkit.lower.cpp.halves.parts import Part, rounded_parts
 from fxkit.lower.cpp.halves.staged import StagedHalves
 from fxkit.lower.cpp.kernel import KernelPrinter
@@ -127,7 +127,10 @@ class HalfRows(KernelPrinter, ABC):
             return False
         loads = [self._body(p) for p in one.values if self._body(p).op == "load"]
         guards = [i.guard for i in loads if i.guard is not None and not i.detail.scales]
-        return all(self._holds(guard) or self._fails(guard) for guard in guards)
+        return all(
+            self._holds(guard) or self._fails(guard) or not self._schedule.wide[guard]
+            for guard in guards
+        )
 
     def _move(self, one: Pass) -> None:
         for value in deciding_values(self._kernel, one):
@@ -150,6 +153,8 @@ class HalfRows(KernelPrinter, ABC):
             return bits_of(instruction.detail.value)
         if instruction.op == "round":
             return self._bits(operands[0])
+        if instruction.op in SIGNS:
+            return f"(unsigned short)({self._bits(operands[0])} {SIGNS[instruction.op]})"
         if instruction.op == "select":
             first, second = self._bits(operands[1]), self._bits(operands[2])
             return f"({self._ref(operands[0])} ? {first} : {second})"

@@ -112,14 +112,15 @@ class JoinedRowsPrinter(RowPrinter):
         self._joined = joined
         self._free = free_numbers(joined.whole)
         self._cut_into_tiles(joined.tile)
+        self._common = self._common_values(joined.whole)
 
-    def _share_tiles(self) -> None:
+    def _before_tiles(self) -> None:
         for position, access in self._joined.spread.items():
             if _is_same_for_all(access):
                 start = self._kernel.buffers[access.buffer].name
                 start += f" + {access.offset}" if access.offset else ""
                 self._spread(position, start, str(self._rows))
-        super()._share_tiles()
+        super()._before_tiles()
 
     def _declare(self) -> None:
         super()._declare()

@@ -64,6 +64,7 @@ class KernelPrinter(VectorLoops, ABC):
         self._read_numbers()
         if faulty:
             self._add("long fault = 0;")
+        self._before_tiles()
         self._share_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile()
@@ -72,6 +73,9 @@ class KernelPrinter(VectorLoops, ABC):
             self._add("return fault;")
         self._close()
         return self._taken()
+
+    def _before_tiles(self) -> None:
+        """Print what is done before the first tile: nothing."""
 
     def _tile(self) -> None:
         """Print what is done with one tile."""

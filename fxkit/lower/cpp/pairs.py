@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from fxkit.lower.cpp.common_values import common_values
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.in_step import is_ordered, step_type
 from fxkit.lower.cpp.kernel import unrounded
@@ -80,6 +81,7 @@ def is_paired(kernel: Kernel) -> bool:
             for s in kernel.stores
         )
         and room * len(set(accesses)) <= MAX_SPARE_BYTES
+        and not common_values(kernel)
     )
 
 

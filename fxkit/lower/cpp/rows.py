@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterable, Iterator
 
 from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.common_values import CommonValues, common_values
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
+from fxkit.lower.cpp.halves.moved import only_moves
 from fxkit.lower.cpp.halves.rows import HalfRows
 from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.in_step import is_ordered, is_stepped, step_type
@@ -42,6 +44,7 @@ class RowPrinter(HalfRows):
         self._length = kernel.row_sizes[-1]
         is_whole = any(i.is_reduction or i.is_scan for i in kernel.body)
         self._is_tiled, self._tiles, self._tile_length = False, 1, TILE
+        self._common = self._common_values(kernel)
         if not is_whole and (is_free(self._length) or self._length > TILE):
             self._cut_into_tiles(TILE)
         self._is_cut = is_whole and self._can_cut()
@@ -57,6 +60,7 @@ class RowPrinter(HalfRows):
     def _cut_into_tiles(self, length: int) -> None:
         """Divide each row into tiles of so many elements, of which the last one may have fewer."""
         self._is_tiled, self._tile_length = True, length
+        self._common = CommonValues()
         self._tiles = ceil_div(self._length, length)
 
     def _can_cut(self) -> bool:
@@ -72,6 +76,38 @@ class RowPrinter(HalfRows):
     def _share_tiles(self) -> None:
         if not self._is_cut:
             super()._share_tiles()
+
+    def _common_values(self, kernel: Kernel) -> CommonValues:
+        """Return what rows have in common, unless they are but moved."""
+        is_moved = all(only_moves(self._kernel, one) for one in self._schedule.passes)
+        return CommonValues() if is_moved else common_values(kernel)
+
+    def _before_tiles(self) -> None:
+        """Print a loop over what the rows have in common."""
+        common, length = self._common, self._tile_length if self._is_tiled else self._length
+        if not common:
+            return
+        body = [self._body(value) for value in common.computed]
+        self._point_into_buffers(i.detail for i in body if i.op == "load")
+        for value in common.kept:
+            kind = cpp_text.MEMORY[self._body(value).dtype]
+            self._add(f"alignas(64) {kind} c{value}[{length}];")
+        self._open("{")
+        if self._is_tiled:
+            self._add("const long begin = 0;")
+        bounds = Bounds("0", str(length), length)
+        self._vector_loops(bounds, [Loop("#pragma omp simd", self._common_body)])
+        self._close()
+
+    def _common_body(self) -> None:
+        for value in self._common.computed:
+            self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+        for value in self._common.kept:
+            self._add(f"{self._common_element(value)} = v{value};")
+
+    def _common_element(self, value: int) -> str:
+        """Return the text of an element that the rows have in common."""
+        return f"c{value}[{'j - begin' if self._is_tiled else 'j'}]"
 
     def _tile_count(self) -> int:
         return math.prod(self._kernel.outer_sizes) * self._tiles
@@ -300,7 +336,7 @@ class RowPrinter(HalfRows):
         return text
 
     def _loop_body(self, one: Pass) -> None:
-        for value in sorted({*one.values, *one.buffered}):
+        for value in sorted({*one.values, *one.buffered} - self._common.hidden):
             if self._body(value).is_scan and value not in one.buffered:
                 self._accumulate(value, f"a{value}")
             text = self._text_in(one, value)
@@ -315,6 +351,9 @@ class RowPrinter(HalfRows):
 
     def _text_in(self, one: Pass, value: int) -> str:
         """Return the text of a value that a pass computes, or reads from a row buffer."""
+        if value in self._common.kept:
+            element = self._common_element(value)
+            return cpp_text.held_expression(element, self._body(value).dtype)
         if value not in one.buffered:
             return self._value(value)
         return self._kept(value)

@@ -45,6 +45,7 @@ class SummingPrinter(RowPrinter):
         self._read_numbers()
         self._add("long fault = 0;")
         self._make_sums()
+        self._before_tiles()
         if not self._is_small:
             self._add(f"{SHARED}{self._fault_clause(range(len(self._kernel.body)))}")
         self._open("for (long part = 0; part < parts; ++part) {")

@@ -218,4 +218,9 @@ def _cost_of(instruction: Instruction) -> int:
         return 1 + instruction.detail.depth // 8
     if instruction.op == "attention":
         return 1 + instruction.detail.keys // 4
-    return 8 if instruction.op in _COSTLY else 1
+    return 8 if is_costly(instruction) else 1
+
+
+def is_costly(instruction: Instruction) -> bool:
+    """Tell whether an operation takes many times as long as an addition."""
+    return instruction.op in _COSTLY

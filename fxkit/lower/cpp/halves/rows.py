@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.halves.moved import SIGNS, bits_of, deciding_values, only_moves
 from fxkit.lower.cpp.halves.parts import Part, rounded_parts
 from fxkit.lower.cpp.halves.staged import StagedHalves
@@ -16,6 +17,9 @@ from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule
 from fxkit.lower.loops.stretches import Stretch
+
+# Of shorter rows there is no vector to convert.
+SHORT_ROW = 8
 
 
 class HalfRows(KernelPrinter, ABC):
@@ -69,6 +73,8 @@ class HalfRows(KernelPrinter, ABC):
     def _only_sums(self, one: Pass) -> bool:
         """Tell whether a pass does no more than to sum halves up, in the order of memory."""
         if not self._has_halves or one.stores or one.keeps or not one.reductions:
+            return False
+        if not is_free(self._kernel.row_sizes[-1]) and self._kernel.row_sizes[-1] < SHORT_ROW:
             return False
         loads = [self._body(self._body(p).operands[0]) for p in one.reductions]
         return (

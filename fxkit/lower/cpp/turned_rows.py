@@ -148,9 +148,11 @@ class TurnedRowsPrinter(ColumnPrinter):
         name = self._turned.get(access)
         if name is None:
             return super()._address(access, indices)
-        begin, end = ("chunk", "chunk_end") if self._is_long else ("0", f"{self._length}")
-        column = f"j - {begin}" if access.strides[-1] > 0 else f"{end} - 1 - j"
-        return f"{name}[({column}) * {self._lanes} + {self._place}]"
+        if access.strides[-1] < 0:
+            column = f"({'chunk_end' if self._is_long else self._length} - 1 - j)"
+        else:
+            column = "(j - chunk)" if self._is_long else "j"
+        return f"{name}[{column} * {self._lanes} + {self._place}]"
 
     def _step(self, access: Access) -> int:
         return 1 if access in self._turned else super()._step(access)

@@ -269,17 +269,21 @@ def writes_to_it_again(x):
     return x * own
 
 
+def _is_left_to_capture(program, message):
+    x = torch.randn(3)
+    with pytest.raises(CaptureError, match=message) as raised:
+        symbolic_trace(program)
+    assert program.__name__ in str(raised.value.source)
+    graph = capture(program, (x,))
+    torch.testing.assert_close(graph(x), program(x))
+
+
 @pytest.mark.parametrize(
     "program",
     [reads_what_a_call_is_to_write, reads_a_part_of_it, decides_by_it, writes_to_it_again],
 )
 def test_numbers_that_a_call_is_yet_to_write_are_not_read(program):
-    x = torch.randn(3)
-    with pytest.raises(CaptureError, match="a call is to write") as raised:
-        symbolic_trace(program)
-    assert program.__name__ in str(raised.value.source)
-    graph = capture(program, (x,))
-    torch.testing.assert_close(graph(x), program(x))
+    _is_left_to_capture(program, "a call is to write")
 
 
 def test_what_a_call_has_written_is_read_in_the_graph():
@@ -304,12 +308,7 @@ def writes_to_what_was_there(x):
 
 @pytest.mark.parametrize("program", [writes_to_its_own, writes_to_a_part_of_its_own])
 def test_a_tensor_of_its_own_that_a_program_writes_to_is_refused(program):
-    x = torch.randn(3)
-    with pytest.raises(CaptureError, match="a write to a tensor that it makes") as raised:
-        symbolic_trace(program)
-    assert program.__name__ in str(raised.value.source)
-    graph = capture(program, (x,))
-    torch.testing.assert_close(graph(x), program(x))
+    _is_left_to_capture(program, "a write to a tensor that it makes")
 
 
 def test_a_tensor_that_was_there_may_be_written_to():

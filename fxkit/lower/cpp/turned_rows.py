@@ -186,7 +186,7 @@ def _has_rows(kernel: Kernel) -> bool:
 
 
 def _lies_along(access: Access) -> bool:
-    """Tell whether neighbours in a row are neighbours in memory, and rows do not overlap."""
+    """Tell whether neighbours in a row are neighbours in memory, and each row is another."""
     *_, apart, step = access.strides
     is_next = not is_free(step) and abs(step) == 1
     return is_next and not access.scales and not is_free(apart) and apart > 0

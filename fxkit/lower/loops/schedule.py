@@ -130,7 +130,7 @@ class _Scheduler:
             return 0
         seen.add(position)
         instruction = self._body[position]
-        own = 8 if instruction.op in _COSTLY else 1
+        own = 8 if is_costly(instruction) else 1
         return own + sum(self._cost(operand, seen) for operand in instruction.operands)
 
     def _pass(self, number: int) -> Pass:

@@ -109,9 +109,8 @@ PLACES: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_a_change_is_seen(name: str):
-    make, read, change = PLACES[name]
+def _is_seen(make: Any, read: Any, change: Any) -> None:
+    """See that a program follows what it reads at a place, before and after a change."""
     place = make()
     captured = Captured(lambda a: a * read(place))
     for _ in range(2):
@@ -122,6 +121,11 @@ def test_a_change_is_seen(name: str):
     assert read(place) != before
     for _ in range(2):
         assert torch.equal(captured(X), X * read(place))
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_change_is_seen(name: str):
+    _is_seen(*PLACES[name])
     Named.size = 2
 
 
@@ -336,17 +340,7 @@ LATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
 
 @pytest.mark.parametrize("name", LATE)
 def test_what_arrives_late_is_seen(name: str):
-    make, read, change = LATE[name]
-    place = make()
-    captured = Captured(lambda a: a * read(place))
-    for _ in range(2):
-        assert torch.equal(captured(X), X * read(place))
-    assert captured.whole and len(captured.variants) == 1
-    before = read(place)
-    change(place)
-    assert read(place) != before
-    for _ in range(2):
-        assert torch.equal(captured(X), X * read(place))
+    _is_seen(*LATE[name])
 
 
 def test_methods_that_torch_calls_are_guarded():

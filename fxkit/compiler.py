@@ -57,7 +57,7 @@ class Compiled:
     ) -> None:
         self._passes = passes
         self._fast = fast
-        self._policy = Policy(rounds=not fast)
+        self._policy = Policy(rounds=not fast, splits=fast)
         self._other_backend = backend
         self._train = train
         self._tune = tune

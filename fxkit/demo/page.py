@@ -46,12 +46,11 @@ def report(journey: Journey) -> Report:
 
 
 def _facts(journey: Journey) -> dict[str, str]:
-    regions, times = journey.built.module.regions, journey.times
-    fused = sum(len(region.nodes) for region in regions if region.kernel)
+    report, times = journey.built.module.report(), journey.times
     return {
         "nodes captured": str(len(journey.before.graph.nodes)),
         "nodes after the passes": str(len(journey.result.graph_module.graph.nodes)),
-        "fused, of what can be": percent(fused, sum(len(region.nodes) for region in regions)),
+        "fused, of what can be": percent(report.fused, report.candidates),
         "kernels built in": duration(journey.built.cold),
         **{f"a call of {name}": duration(seconds) for name, seconds in times.items()},
         "fxkit is faster by": f"{times['eager'] / times['fxkit']:.2f} ×",

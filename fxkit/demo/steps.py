@@ -157,11 +157,14 @@ def lower(gm: fx.GraphModule, subject: Subject, write: Write) -> Built:
     fused = [region for region in built.module.regions if region.kernel]
     left = [region for region in built.module.regions if not region.kernel]
     write(_kernel_table(fused))
-    nodes, candidates = _size(fused), _size(fused) + _size(left)
+    report = built.module.report()
     write(
-        f"\n{nodes} of {candidates} pointwise and normalising nodes "
-        f"({percent(nodes, candidates)}) run fused, in {plural(len(fused), 'region')} with "
-        f"{plural(len({region.kernel for region in fused}), 'kernel')}"
+        f"\n{report.fused} of {report.candidates} pointwise and normalising nodes "
+        f"({percent(report.fused, report.candidates)}) run fused, in "
+        f"{plural(len(fused), 'region')} with "
+        f"{plural(len({region.kernel for region in fused}), 'kernel')}\n"
+        f"{report.whole_in_kernels} of {len(report.whole)} products and attentions run in them, "
+        "where that is faster than torch's library"
     )
     if left:
         write(_reason_table(left))
@@ -169,10 +172,6 @@ def lower(gm: fx.GraphModule, subject: Subject, write: Write) -> Built:
         f"\nbuilt from nothing in {duration(built.cold)}, from the cache in {duration(built.warm)}"
     )
     return built
-
-
-def _size(regions: list[Any]) -> int:
-    return sum(len(region.nodes) for region in regions)
 
 
 def _kernel_table(fused: list[Any]) -> str:

@@ -23,6 +23,6 @@ class Lines:
         self._add(line)
         self._depth += 1
 
-    def _close(self) -> None:
+    def _close(self, end: str = "") -> None:
         self._depth -= 1
-        self._add("}")
+        self._add(f"}}{end}")

@@ -38,6 +38,10 @@ FLAGS = (
     "-fno-builtin-cos",
 )
 
+# For many processors that have vectors of 64 bytes, compilers choose those of 32 by themselves:
+# what computes much then takes 1.3 times as long.
+_WIDEST = ("-mprefer-vector-width=512",)
+
 
 @dataclass(frozen=True)
 class Toolchain:
@@ -111,7 +115,9 @@ def _toolchain(asked: str | None) -> Toolchain:
             f"expected a C++ compiler, got none: looked for {' and '.join(names)} on the PATH",
             hint="install g++, or point FXKIT_CXX at a compiler",
         )
-    flags = (*FLAGS, "-fopenmp" if _shares_openmp(found) else "-fopenmp-simd")
+    openmp = "-fopenmp" if _shares_openmp(found) else "-fopenmp-simd"
+    widest = _WIDEST if platform.machine() == "x86_64" else ()
+    flags = (*FLAGS, *widest, openmp)
     return Toolchain(found, flags, vector_library(), identity_of(found))
 
 

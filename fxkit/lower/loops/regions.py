@@ -77,10 +77,13 @@ class Policy:
         min_members: A region of this many operators always does: each saves a pass over memory.
         rounds: Whether results of 16 bits are rounded within a kernel wherever eager rounds them.
             Otherwise they stay float32 there: faster and nearer to float64, but not eager's bits.
+        splits: Whether products of float32 may be computed from parts in bfloat16, three of a
+            number, where the processor has a unit for it and that is faster.
     """
 
     min_members: int = 2
     rounds: bool = True
+    splits: bool = False
 
     @property
     def device(self) -> torch.device:

@@ -19,8 +19,10 @@ from fxkit.collector import paused_collector
 from fxkit.errors import UnsupportedError
 from fxkit.ir import types
 from fxkit.ir.types import TensorType, type_of, type_of_value
+from fxkit.lower.loops.attention import is_attention
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.placement import is_candidate
+from fxkit.lower.loops.products.regions import is_product
 from fxkit.lower.loops.regions import Policy, Region, partition
 from fxkit.lower.running import binding
 from fxkit.lower.running.building import Built, build_kernels
@@ -127,7 +129,8 @@ def lower(
     if config.current().backend == "eager":
         return left_to_eager(gm, "FXKIT_BACKEND=eager turns kernels off")
     with paused_collector(keeps_all=False):
-        plan = make_plan(gm, partition(gm, policy), calls)
+        may_split = policy is not None and policy.splits
+        plan = make_plan(gm, partition(gm, policy), calls, may_split)
     built = build(plan.kernels)
     if built.failures:
         error = next(iter(built.failures.values()))
@@ -196,6 +199,8 @@ class LowerReport:
         calls: How often the fused graph ran.
         eager_calls: How often the original graph ran, by reason.
         kernel_misses: Calls of single regions that ran in eager because of their inputs' types.
+        whole: Names of the products, convolutions and attention, which kernels compute only where
+            they are faster than torch's library.
     """
 
     regions: tuple[Region, ...]
@@ -204,16 +209,26 @@ class LowerReport:
     calls: int
     eager_calls: Mapping[str, int]
     kernel_misses: int
+    whole: frozenset[str] = frozenset()
 
     @property
     def fused(self) -> int:
-        """Number of nodes in fused regions."""
-        return sum(len(r.nodes) for r in self.regions if r.kernel is not None)
+        """Number of pointwise and normalising nodes in fused regions."""
+        return self._count(is_whole=False, is_fused=True)
 
     @property
     def candidates(self) -> int:
         """Number of pointwise and normalising nodes."""
-        return sum(len(r.nodes) for r in self.regions)
+        return self._count(is_whole=False)
+
+    @property
+    def whole_in_kernels(self) -> int:
+        """Number of products, convolutions and attention that kernels compute."""
+        return self._count(is_whole=True, is_fused=True)
+
+    def _count(self, is_whole: bool, is_fused: bool = False) -> int:
+        names = (n for r in self.regions if r.kernel or not is_fused for n in r.nodes)
+        return sum((name in self.whole) == is_whole for name in names)
 
     def __str__(self) -> str:
         fused = [r for r in self.regions if r.kernel is not None]
@@ -223,6 +238,7 @@ class LowerReport:
         lines = [
             f"{self.fused} of {self.candidates} pointwise and normalising nodes fused{share} into "
             f"{len(fused)} regions, {kernels} kernels {kind} in {self.build_seconds:.3f} s",
+            *self._whole_line(),
             f"{'region':<12} {'kernel':<11} {'nodes':>5} {'MB saved':>9}  members",
         ]
         for r in fused:
@@ -235,6 +251,12 @@ class LowerReport:
         if self.kernel_misses:
             lines.append(f"  {self.kernel_misses} calls of kernels ran in eager for their types")
         return "\n".join(lines)
+
+    def _whole_line(self) -> list[str]:
+        if not self.whole:
+            return []
+        count = f"{self.whole_in_kernels} of {len(self.whole)}"
+        return [f"{count} products, convolutions and attention in kernels, the others in ATen"]
 
 
 _FUSED = "fused"
@@ -423,7 +445,7 @@ class CompiledModule(nn.Module):
 
     def report(self) -> LowerReport:
         """Return what was fused, what was not and why, and how calls went."""
-        program = self._native_program
+        program, nodes = self._native_program, self.graph_module.graph.nodes
         return LowerReport(
             self.regions,
             self.build_seconds,
@@ -431,6 +453,7 @@ class CompiledModule(nn.Module):
             self._calls[_FUSED] + (0 if program is None else program.calls),
             {why: count for why, count in self._calls.items() if why != _FUSED},
             sum(call.misses for call in self._plan.calls.values()),
+            frozenset(n.name for n in nodes if is_product(n) or is_attention(n)),
         )
 
 

@@ -64,14 +64,25 @@ class Calls:
     convolution: Callable[[ProductNode], str | None] = convolution_objection
 
 
-def make_plan(gm: fx.GraphModule, partition: Partition, calls: Calls | None = None) -> Plan:
-    """Return the graph that runs a partition; its kernels are not built yet."""
+def make_plan(
+    gm: fx.GraphModule, partition: Partition, calls: Calls | None = None, may_split: bool = False
+) -> Plan:
+    """Return the graph that runs a partition; its kernels are not built yet.
+
+    Args:
+        gm: The module.
+        partition: Its regions.
+        calls: How kernels are called.
+        may_split: Whether the numbers of a product may be split; see `Product.is_split`.
+    """
     usual = Calls(KernelCall, objection, attention_objection, convolution_objection)
-    return _Planner(gm, partition, calls or usual).run()
+    return _Planner(gm, partition, calls or usual, may_split).run()
 
 
 class _Planner:
-    def __init__(self, gm: fx.GraphModule, partition: Partition, calls: Calls) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, partition: Partition, calls: Calls, may_split: bool
+    ) -> None:
         self._gm = gm
         self._make_call = calls.make
         self._partition = partition
@@ -81,7 +92,9 @@ class _Planner:
         self._names: dict[Kernel, str] = {}
         self._env: dict[fx.Node, fx.Node] = {}
         self._parts: dict[tuple[fx.Node, int], fx.Node] = {}
-        self._products = choose_products(gm, partition.steps, calls.product, calls.convolution)
+        self._products = choose_products(
+            gm, partition.steps, calls.product, calls.convolution, may_split
+        )
         self._reasons.update(self._products.reasons)
         self._attention, reasons = choose_attention(gm, partition.steps, calls.attention)
         self._reasons.update(reasons)

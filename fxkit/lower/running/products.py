@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
@@ -41,6 +41,7 @@ def choose_products(
     steps: Sequence[fx.Node | Group],
     objection: Callable[[Product], str | None],
     convolution_objection: Callable[[ProductNode], str | None],
+    may_split: bool = False,
 ) -> Products:
     """Choose the products that kernels compute.
 
@@ -49,6 +50,7 @@ def choose_products(
         steps: The graph in the order in which it runs.
         objection: Says why torch is as fast for a product, or None where a kernel is faster.
         convolution_objection: Says it of a packed convolution.
+        may_split: Whether numbers may be split where that is faster; see `Product.is_split`.
     """
     result = Products()
     place = _places(steps)
@@ -57,6 +59,8 @@ def choose_products(
             continue
         try:
             found = product_node(step, gm)
+            if may_split:
+                found = _split(found, objection)
             reason = _reason(found, objection, convolution_objection)
         except Unfusable as error:
             reason = error.message
@@ -70,6 +74,14 @@ def choose_products(
         if not any(_writes(between) for between in steps[position + 1 : region]):
             result.followed[region] = found
     return result
+
+
+def _split(found: ProductNode, objection: Callable[[Product], str | None]) -> ProductNode:
+    """Return a node with its product of split numbers, where that is one and is faster."""
+    if found.is_convolution or not isinstance(found.product, Product):
+        return found
+    product = replace(found.product, is_split=True)
+    return found if objection(product) else replace(found, product=product)
 
 
 def _reason(

@@ -50,6 +50,8 @@ class ProductPrinter(KernelPrinter):
     What depends on the column alone is computed once a tile: `c3[48]` holds value 3.
     """
 
+    _width = COLUMNS
+
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name, schedule(kernel))
         self._product = kernel.body[0].detail
@@ -72,14 +74,9 @@ class ProductPrinter(KernelPrinter):
         self._tile_index()
         self._declare()
         self._multiply()
-        self._compute_columns()
-        self._open("for (long row = first; row < last; ++row) {")
-        self._add(f"const long number = batch * {self._product.rows} + row;")
-        self._outer_index("number", self._kernel.outer_sizes)
-        self._point_into_buffers(self._accesses())
         self._finish()
-        for _ in range(3):
-            self._close()
+        self._close()
+        self._close()
         return self._taken()
 
     def _tile_count(self) -> int:
@@ -129,12 +126,7 @@ class ProductPrinter(KernelPrinter):
         product = self._product
         row, left_step = product.left_strides
         right_step, column = product.right_strides
-        left, right = [f"in{product.left}"], [f"in{product.right}"]
-        for number, batch in enumerate(product.batch):
-            below = math.prod(inner.size for inner in product.batch[number + 1 :])
-            self._add(f"const long b{number} = batch / {below} % {batch.size};")
-            left += [scaled(f"b{number}", batch.left)] if batch.left else []
-            right += [scaled(f"b{number}", batch.right)] if batch.right else []
+        left, right = self._matrices_of_batch()
         left += [f"first * {row}"] if row else []
         right += [f"from * {column}"] if column else []
         self._add(
@@ -142,8 +134,28 @@ class ProductPrinter(KernelPrinter):
             f"{right_step}, {column}, last - first, to - from, {product.depth}, sums);"
         )
 
+    def _matrices_of_batch(self) -> tuple[list[str], list[str]]:
+        """Return the terms of the addresses of the operands that are multiplied for a batch."""
+        product = self._product
+        left, right = [f"in{product.left}"], [f"in{product.right}"]
+        for number, batch in enumerate(product.batch):
+            below = math.prod(inner.size for inner in product.batch[number + 1 :])
+            self._add(f"const long b{number} = batch / {below} % {batch.size};")
+            left += [scaled(f"b{number}", batch.left)] if batch.left else []
+            right += [scaled(f"b{number}", batch.right)] if batch.right else []
+        return left, right
+
     def _finish(self) -> None:
-        """Compute what follows the product, along a row of a tile."""
+        """Compute what follows the product, for the rows of a tile."""
+        self._compute_columns()
+        self._open("for (long row = first; row < last; ++row) {")
+        self._add(f"const long number = batch * {self._product.rows} + row;")
+        self._outer_index("number", self._kernel.outer_sizes)
+        self._point_into_buffers(self._accesses())
+        self._finish_row()
+        self._close()
+
+    def _finish_row(self) -> None:
         needed = set(range(len(self._kernel.body))) - self._column_values
         self._open_columns()
         for value in sorted(needed | self._kept_columns):
@@ -160,7 +172,7 @@ class ProductPrinter(KernelPrinter):
         loads = [body[value].detail for value in self._column_values if body[value].op == "load"]
         self._point_into_buffers(loads)
         for value in sorted(self._kept_columns):
-            self._add(f"alignas(64) {self._type(value)} c{value}[{COLUMNS}];")
+            self._add(f"alignas(64) {self._type(value)} c{value}[{self._width}];")
         self._open_columns()
         for value in sorted(self._column_values):
             self._name_value(value)
@@ -204,7 +216,7 @@ class ProductPrinter(KernelPrinter):
 
     def _value(self, position: int) -> str:
         if self._body(position).op in WHOLE:
-            return f"sums[(row - first) * {COLUMNS} + j - from]"
+            return f"sums[(row - first) * {self._width} + j - from]"
         return super()._value(position)
 
     def _ref(self, position: int) -> str:

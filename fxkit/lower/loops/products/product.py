@@ -37,6 +37,8 @@ class Product:
         depth: Number of terms of each sum.
         left_strides: Strides of the left operand, in elements: from row to row, from term to term.
         right_strides: Strides of the right operand: from term to term, from column to column.
+        is_split: Whether each number is split into three of bfloat16, which a processor's matrix
+            unit multiplies.
     """
 
     left: int
@@ -47,6 +49,7 @@ class Product:
     depth: int
     left_strides: tuple[int, int]
     right_strides: tuple[int, int]
+    is_split: bool = False
 
     @property
     def count(self) -> int:

@@ -77,4 +77,5 @@ def _measured(kernel: Kernel, attention: Attention, threads: int) -> tuple[float
             enable_gqa=one.shared > 1,
         )  # fmt: skip
 
-    return times.fastest(lambda: function(*pointers, numbers, threads), library)
+    seconds, other = times.fastest(lambda: function(*pointers, numbers, threads), library)
+    return seconds, other

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from fxkit.lower.cpp.blocks import products
+from fxkit.lower.cpp import matrix_unit
+from fxkit.lower.cpp.blocks import products, split_products
 from fxkit.lower.loops.products.product import Batch, Product
 from fxkit.lower.running.trials import times
 from fxkit.lower.running.trials.times import MIN_TERMS, near, strided
@@ -18,9 +19,14 @@ MAX_ROWS, MAX_COUNT = 768, 16
 
 
 def objection(product: Product) -> str | None:
-    """Return why torch's library is as fast for a product, or None where a kernel is faster."""
+    """Return why torch's library is as fast for a product, or None where a kernel is faster.
+
+    One of split numbers has to be faster than one of whole numbers, too.
+    """
+    if product.is_split and not matrix_unit.is_available():
+        return "this processor has no unit that multiplies matrices of bfloat16"
     if product.terms < MIN_TERMS:
-        return None
+        return "it is too small to be split" if product.is_split else None
     threads = torch.get_num_threads()
     part = _part_of(product)
     return times.slower(f"multiplies {product}", _key(part), lambda: _measured(part, threads))
@@ -54,7 +60,8 @@ def _part_of(product: Product) -> Product:
 
 def _key(product: Product) -> str:
     batch = [(b.size, b.left, b.right) for b in product.batch]
-    return f"{product} {batch} {product.left_strides} {product.right_strides}"
+    split = "split " if product.is_split else ""
+    return f"{split}{product} {batch} {product.left_strides} {product.right_strides}"
 
 
 def _measured(product: Product, threads: int) -> tuple[float, float]:
@@ -66,14 +73,20 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
     def library() -> None:
         torch.matmul(left, right) if count > 1 else torch.mm(left[0], right[0])
 
-    return times.fastest(kernel, library)
+    if product.is_split:
+        whole = _kernel(replace(product, is_split=False), left, right, threads)
+        seconds, *others = times.fastest(kernel, library, whole)
+        return seconds, min(others)
+    seconds, other = times.fastest(kernel, library)
+    return seconds, other
 
 
 def timed_beside(product: Product, library: Callable[[], None]) -> tuple[float, float]:
     """Return the seconds of a kernel for a product, and of what is called in its place."""
     left, right = _matrices(product, product.count)
     kernel = _kernel(product, left, right, torch.get_num_threads())
-    return times.fastest(kernel, library)
+    seconds, other = times.fastest(kernel, library)
+    return seconds, other
 
 
 def _kernel(
@@ -85,7 +98,7 @@ def _kernel(
     sizes = (ctypes.c_long * 5)(product.count, product.rows, product.columns, product.depth, height)
     strides = (ctypes.c_long * 6)(*left.stride()[:1], *right.stride()[:1], *left.stride()[1:],
                                   *right.stride()[1:])  # fmt: skip
-    function = times.trial_function(_source())
+    function = times.trial_function(_source(product))
     function.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long]
     pointers = [t.data_ptr() for t in (left, right, result)]
 
@@ -105,7 +118,9 @@ def _matrices(product: Product, count: int) -> tuple[torch.Tensor, torch.Tensor]
     return strided(shapes[0], strides[0]), strided(shapes[1], strides[1])
 
 
-def _source() -> str:
+def _source(product: Product) -> str:
+    if product.is_split:
+        return f"{products.header()}\n{split_products.header()}\n{_SPLIT_TRIAL}"
     return f"{products.header()}\n{_TRIAL}"
 
 
@@ -130,6 +145,25 @@ extern "C" void fx_trial(
       for (long j = 0; j < width; ++j)
         c[(batch * rows + first + r) * columns + from + j] =
             sums[r * {products.COLUMNS} + j];
+  }}
+}}
+"""
+
+_SPLIT_TRIAL = f"""
+extern "C" void fx_trial(
+    const float* a, const float* b, float* c, const long* n, const long* strides, long threads) {{
+  const long rows = n[1], columns = n[2], depth = n[3];
+  for (long batch = 0; batch < n[0]; ++batch) {{
+    const fx_matrices matrices = {{
+        a + batch * strides[0], strides[2], strides[3], b + batch * strides[1], strides[4],
+        strides[5], rows, columns, depth}};
+    const auto copy = [&](long first, long last, long from, long to, const float* sums) {{
+      for (long r = first; r < last; ++r)
+        for (long j = from; j < to; ++j)
+          c[(batch * rows + r) * columns + j] =
+              sums[(r - first) * {split_products.COLUMNS} + j - from];
+    }};
+    fx_split_product(matrices, threads, copy);
   }}
 }}
 """

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fxkit.errors import BuildError
-from fxkit.lower.cpp.blocks import convolutions, products
+from fxkit.lower.cpp.blocks import convolutions, products, split_products
 from fxkit.lower.cpp.build import build
 from fxkit.lower.running.kept_times import read_times, times_path, write_times
 
@@ -48,8 +48,8 @@ def slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> s
 
 
 @torch.no_grad()
-def fastest(*candidates: Callable[[], None]) -> tuple[float, float]:
-    """Return the least time of each of two functions, which are called in turn."""
+def fastest(*candidates: Callable[[], None]) -> list[float]:
+    """Return the least time of each of some functions, which are called in turn."""
     best = [float("inf")] * len(candidates)
     for turn in range(_ROUNDS + 1):
         for position, candidate in enumerate(candidates):
@@ -57,7 +57,7 @@ def fastest(*candidates: Callable[[], None]) -> tuple[float, float]:
             candidate()
             if turn:
                 best[position] = min(best[position], time.perf_counter() - start)
-    return best[0], best[1]
+    return best
 
 
 def trial_function(source: str) -> Any:
@@ -102,4 +102,5 @@ def _known() -> _Times:
 
 
 def _path() -> Path:
-    return times_path("products", (products.header(), convolutions.header("convolution")))
+    texts = (products.header(), split_products.header(), convolutions.header("convolution"))
+    return times_path("products", texts)

@@ -1,0 +1,34 @@
+"""Whether this processor has a unit that multiplies small matrices of bfloat16, and may use it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import re
+from pathlib import Path
+
+_WANTED = frozenset(("avx512f", "avx512bw", "avx512_bf16", "amx_tile", "amx_bf16"))
+
+# Linux gives a process the registers of the unit when it asks for them: the number of the call
+# `arch_prctl`, what is asked for, and the registers.
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+@functools.cache
+def is_available() -> bool:
+    """Tell whether kernels may use the unit; the first call asks the system for it."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    return _features() >= _WANTED and _is_permitted()
+
+
+def _features() -> set[str]:
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^flags\s*:(.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return set(found[1].split()) if found else set()
+
+
+def _is_permitted() -> bool:
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    return call(*map(ctypes.c_long, (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))) == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,10 +124,20 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def builds(source: Path) -> Iterator[dict[str, Future[Assembled]]]:
+    """Compile once for each kind of GPU, at the same time."""
+    with ThreadPoolExecutor() as pool:
+        yield {name: pool.submit(assemble, source, name) for name in toolchain.CAPABILITIES}
+
+
 @pytest.fixture(scope="module", params=toolchain.CAPABILITIES)
-def assembled(source: Path, request: pytest.FixtureRequest) -> Assembled:
-    """Compile once for a kind of GPU; nvcc keeps the PTX that it assembles."""
-    capability = request.param
+def assembled(builds: dict[str, Future[Assembled]], request: pytest.FixtureRequest) -> Assembled:
+    return builds[request.param].result()
+
+
+def assemble(source: Path, capability: str) -> Assembled:
+    """Compile for a kind of GPU; nvcc keeps the PTX that it assembles."""
     folder = source.parent / capability
     folder.mkdir()
     log = nvcc(

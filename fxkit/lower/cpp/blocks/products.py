@@ -29,6 +29,9 @@ TILES_PER_THREAD = 2
 # Where blocks have so many rows, all threads get as many of them: panels differ in width.
 SHARED_ROWS = 192
 
+# How many rows ahead what follows a product asks for its operands and results.
+AHEAD = 8
+
 # Rows that are summed at once where vectors are longest; FX_TILE in the text.
 TILE = 8
 
@@ -152,8 +155,23 @@ class ProductPrinter(KernelPrinter):
         self._add(f"const long number = batch * {self._product.rows} + row;")
         self._outer_index("number", self._kernel.outer_sizes)
         self._point_into_buffers(self._accesses())
+        self._prefetch()
         self._finish_row()
         self._close()
+
+    def _prefetch(self) -> None:
+        """Ask for a later row of what lies in memory row by row: a panel's part of it is short."""
+        rows, outer = self._product.rows, len(self._kernel.outer_sizes)
+        for access in dict.fromkeys(self._accesses()):
+            step = access.strides[outer - 1] if outer else 0
+            is_dense = access.strides[-1] == 1 and step and not access.scales
+            if not is_dense or (not is_free(rows) and rows <= AHEAD):
+                continue
+            buffer = self._kernel.buffers[access.buffer]
+            size = buffer.dtype.itemsize
+            where = f"{self._pointers[self._key(access)]} + {AHEAD * step} + from"
+            for first in (*range(0, self._width, 64 // size), self._width - 1):
+                self._add(f"__builtin_prefetch({where} + {first}, {int(buffer.is_output)});")
 
     def _finish_row(self) -> None:
         needed = set(range(len(self._kernel.body))) - self._column_values

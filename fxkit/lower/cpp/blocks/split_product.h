@@ -216,6 +216,8 @@ static bool fx_split_panel(
     const long terms = m.depth - k < FX_CHUNK ? m.depth - k : FX_CHUNK;
     fx_split_columns(
         m.b + k * m.b_step + from * m.column, m.b_step, m.column, to - from, terms, sizes, panel);
+    if (m.b_step == 1 && k + terms < m.depth)
+      fx_ask_for(m.b + k + terms + from * m.column, m.column, to - from);
     for (long r = 0; r < last - first; r += 32) {
       const unsigned short* upper =
           tiles + r / 16 * band + k / FX_TERMS * FX_PARTS * FX_TILE_SIZE;

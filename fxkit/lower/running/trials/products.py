@@ -141,10 +141,12 @@ extern "C" void fx_trial(
         a + batch * strides[0] + first * strides[2], strides[2], strides[3],
         b + batch * strides[1] + from * strides[5], strides[4], strides[5], count, width, depth,
         sums);
-    for (long r = 0; r < count; ++r)
-      for (long j = 0; j < width; ++j)
-        c[(batch * rows + first + r) * columns + from + j] =
-            sums[r * {products.COLUMNS} + j];
+    for (long r = 0; r < count; ++r) {{
+      float* const to = c + (batch * rows + first + r) * columns + from;
+      for (long j = 0; j < {products.COLUMNS}; j += 16)
+        __builtin_prefetch(to + {products.AHEAD} * columns + j, 1);
+      for (long j = 0; j < width; ++j) to[j] = sums[r * {products.COLUMNS} + j];
+    }}
   }}
 }}
 """
@@ -158,10 +160,13 @@ extern "C" void fx_trial(
         a + batch * strides[0], strides[2], strides[3], b + batch * strides[1], strides[4],
         strides[5], rows, columns, depth}};
     const auto copy = [&](long first, long last, long from, long to, const float* sums) {{
-      for (long r = first; r < last; ++r)
+      for (long r = first; r < last; ++r) {{
+        float* const row = c + (batch * rows + r) * columns;
+        for (long j = 0; j < {split_products.COLUMNS}; j += 16)
+          __builtin_prefetch(row + {products.AHEAD} * columns + from + j, 1);
         for (long j = from; j < to; ++j)
-          c[(batch * rows + r) * columns + j] =
-              sums[(r - first) * {split_products.COLUMNS} + j - from];
+          row[j] = sums[(r - first) * {split_products.COLUMNS} + j - from];
+      }}
     }};
     fx_split_product(matrices, threads, copy);
   }}

@@ -85,6 +85,18 @@ class KnownValues:
             return any(factor <= 0 for factor in numbers)
         return instruction.op == "min" and any(number <= bound for number in numbers)
 
+    def is_share(self, position: int) -> bool:
+        """Tell whether a value is exp(x - max(x)) over the sum of those, which is 1 at least."""
+        instruction = self._body(position)
+        if instruction.op != "div":
+            return False
+        value, total = instruction.operands
+        is_sum = self._body(total).op == "reduce_add" and self._body(total).operands == (value,)
+        if not is_sum or self._body(value).op != "exp":
+            return False
+        (exponent,) = self._body(value).operands
+        return self._body(exponent).op == "sub" and self.is_at_most(0, exponent)
+
     def becomes_integer(self, position: int, dtype: torch.dtype) -> bool:
         """Tell whether the machine converts a float, be it what it may, to integers of a dtype.
 

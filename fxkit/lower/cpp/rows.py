@@ -6,6 +6,8 @@ import functools
 import math
 from collections.abc import Iterable, Iterator
 
+import torch
+
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.common_values import CommonValues, common_values
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
@@ -377,6 +379,12 @@ class RowPrinter(HalfRows):
         if instruction.op == "const":
             return self._value(position)
         return f"{'s' if self._is_float_sum(position) else 'v'}{position}"
+
+    def _value(self, position: int) -> str:
+        if self._facts.is_share(position) and self._body(position).dtype == torch.float32:
+            value, total = map(self._ref, self._body(position).operands)
+            return f"fx_quotient({value}, {total}, 1.0f / {total})"
+        return super()._value(position)
 
     def _lane_terms(self, access: Access) -> list[str]:
         return []

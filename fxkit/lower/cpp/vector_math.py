@@ -19,9 +19,10 @@ MAX_ULP = {
 
 # A loop with a call in it becomes no vector code, and the compiler by itself leaves calls of what
 # is called twice. A fused multiply-add rounds once where the machine has one, as torch's vector
-# code; elsewhere twice, as torch's scalar code. Numbers that no integer is near become what the
-# machine's instruction makes of them, as in torch: where the compiler knows such a number, it would
-# put another integer in its place.
+# code; elsewhere twice, as torch's scalar code. `fx_quotient` is a / b, rounded once, where r is
+# 1 / b and none of the three is very large: a division takes several times as long. Numbers that
+# no integer is near become what the machine's instruction makes of them, as in torch: where the
+# compiler knows such a number, it would put another integer in its place.
 BASICS = """\
 #define FX_INLINE static inline __attribute__((always_inline))
 #ifdef __FMA__
@@ -30,6 +31,14 @@ FX_INLINE double fx_fma(double a, double b, double c) { return __builtin_fma(a, 
 #else
 FX_INLINE float fx_fma(float a, float b, float c) { return a * b + c; }
 FX_INLINE double fx_fma(double a, double b, double c) { return a * b + c; }
+#endif
+#ifdef __FMA__
+FX_INLINE float fx_quotient(float a, float b, float r) {
+  float q = a * r;
+  return fx_fma(fx_fma(-q, b, a), r, q);
+}
+#else
+FX_INLINE float fx_quotient(float a, float b, float) { return a / b; }
 #endif
 FX_INLINE int fx_bits(float x) { return __builtin_bit_cast(int, x); }
 FX_INLINE float fx_float(int bits) { return __builtin_bit_cast(float, bits); }

@@ -326,6 +326,9 @@ class RowPrinter(HalfRows):
             operands = ", ".join(map(self._ref, self._body(position).operands))
             self._add(f"far |= fx_is_far({operands});")
             return f"fx_{self._body(position).op}_near({operands})"
+        if self._facts.is_share(position) and self._body(position).dtype == torch.float32:
+            value, total = map(self._ref, self._body(position).operands)
+            return f"fx_quotient({value}, {total}, 1.0f / {total})"
         return super()._value(position)
 
     def _clauses(self, reductions: Iterable[int]) -> str:
@@ -379,12 +382,6 @@ class RowPrinter(HalfRows):
         if instruction.op == "const":
             return self._value(position)
         return f"{'s' if self._is_float_sum(position) else 'v'}{position}"
-
-    def _value(self, position: int) -> str:
-        if self._facts.is_share(position) and self._body(position).dtype == torch.float32:
-            value, total = map(self._ref, self._body(position).operands)
-            return f"fx_quotient({value}, {total}, 1.0f / {total})"
-        return super()._value(position)
 
     def _lane_terms(self, access: Access) -> list[str]:
         return []

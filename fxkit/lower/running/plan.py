@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from fxkit.ir.op import resolve
 from fxkit.ir.provenance import derive
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.loops.emit import Emitted, Operand, emit, result_type
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
 from fxkit.lower.loops.placement import operand_type, position_taken
+from fxkit.lower.loops.products.bias import with_bias
 from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product
 from fxkit.lower.loops.products.regions import alone, followed_by
@@ -98,12 +100,29 @@ class _Planner:
         self._reasons.update(self._products.reasons)
         self._attention, reasons = choose_attention(gm, partition.steps, calls.attention)
         self._reasons.update(reasons)
+        self._biases: dict[fx.Node, Operand] = {}
+        self._with_biases: dict[int, Emitted] = {}
+        for position, found in self._products.biased.items():
+            self._take_biases(position, found)
+
+    def _take_biases(self, position: int, products: Sequence[ProductNode]) -> None:
+        """Let a region add the biases of what it reads, where it can."""
+        group = self._partition.steps[position]
+        assert isinstance(group, Group)
+        emitted = self._emitted(group, group.outputs())
+        for product in products:
+            added = emitted and with_bias(emitted, product)
+            if added is not None:
+                emitted = self._with_biases[position] = added
+                self._biases[product.node] = product.operands[-1]
 
     def run(self) -> Plan:
         products = self._products
         for position, step in enumerate(self._partition.steps):
             if isinstance(step, Group):
-                self._add_group(step, products.followed.get(position))
+                self._add_group(step, position)
+            elif step in self._biases:
+                self._copy_without_bias(step)
             elif step in self._attention:
                 emitted = self._attention[step]
                 self._call(emitted, [step], (step.name,), self._traffic_of(step, emitted.inputs))
@@ -125,12 +144,25 @@ class _Planner:
             part = self._plan.graph.node_copy(node, self._env.__getitem__)
         self._env[node] = part
 
-    def _add_group(self, group: Group, product: ProductNode | None) -> None:
+    def _copy_without_bias(self, node: fx.Node) -> None:
+        """Multiply as a node does, but leave its bias to the region that reads it."""
+        product = next(
+            p for found in self._products.biased.values() for p in found if p.node is node
+        )
+        left, right = map(self._input, product.operands[:2])
+        call = resolve(node)
+        is_turned = call is not None and call.name == "aten.linear"
+        multiply = torch.nn.functional.linear if is_turned else torch.mm
+        copied = self._plan.graph.call_function(multiply, (left, right))
+        copied.meta = dict(node.meta)
+        self._env[node] = copied
+
+    def _add_group(self, group: Group, position: int) -> None:
         """Add a group's kernel; with it the product that only the group reads, where they fit."""
         inside = [*(m.node for m in group.members), *group.aliases]
         inside.sort(key=self._position.__getitem__)
-        outputs = group.outputs()
-        emitted = self._emitted(group, outputs)
+        product = self._products.followed.get(position)
+        emitted = self._with_biases.get(position) or self._emitted(group, group.outputs())
         joined = followed_by(product, emitted) if product and emitted else None
         if product is not None and joined is None:
             self._add_product(product)
@@ -176,7 +208,7 @@ class _Planner:
         name = f"region_{len(plan.calls)}"
         inputs = [operand_type(operand, self._gm) for operand in emitted.inputs]
         results = [result_type(*output) for output in emitted.outputs]
-        eager = _Eager(self._gm, emitted, inside)
+        eager = _Eager(self._gm, emitted, inside, self._biases)
         call = self._make_call(name, emitted.kernel, inputs, results, eager)
         plan.calls[name], plan.kernel_of[name] = call, kernel
         node = plan.graph.call_function(call, tuple(self._input(o) for o in emitted.inputs))
@@ -240,10 +272,17 @@ def _bytes(known: TensorType) -> int:
 class _Eager:
     """Computes a region with torch, from the same inputs; made when it is first needed."""
 
-    def __init__(self, gm: fx.GraphModule, emitted: Emitted, inside: list[fx.Node]) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        emitted: Emitted,
+        inside: list[fx.Node],
+        biases: Mapping[fx.Node, Operand],
+    ) -> None:
         self._gm = gm
         self._emitted = emitted
         self._inside = inside
+        self._biases = biases
         self._run: Callable[..., Any] | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -253,11 +292,10 @@ class _Eager:
 
     def _graph(self) -> fx.Graph:
         graph = fx.Graph(self._gm)
-        env: dict[fx.Node, fx.Node] = {}
-        for position, operand in enumerate(self._emitted.inputs):
-            placeholder = graph.placeholder(f"input_{position}")
-            if isinstance(operand, fx.Node):
-                env[operand] = placeholder
+        given = {o: graph.placeholder(f"input_{n}") for n, o in enumerate(self._emitted.inputs)}
+        env = {operand: value for operand, value in given.items() if isinstance(operand, fx.Node)}
+        for node in env.keys() & self._biases.keys():
+            env[node] = graph.call_function(torch.add, (env[node], given[self._biases[node]]))
         for node in self._inside:
             env[node] = graph.node_copy(node, env.__getitem__)
         results = [

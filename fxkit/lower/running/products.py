@@ -12,6 +12,7 @@ from fxkit.lower.loops.attention import emit_attention, is_attention
 from fxkit.lower.loops.emit import Emitted
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
+from fxkit.lower.loops.products.bias import has_bias
 from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product
 from fxkit.lower.loops.products.regions import is_product, product_node
@@ -25,11 +26,13 @@ class Products:
         found: The products that kernels compute, by node.
         followed: Position of a region among the steps → the product whose result it alone reads.
         reasons: The other products, each with the reason why torch computes it.
+        biased: Position of a region → those of them with a bias whose result it alone reads.
     """
 
     found: dict[fx.Node, ProductNode] = field(default_factory=dict)
     followed: dict[int, ProductNode] = field(default_factory=dict)
     reasons: dict[fx.Node, str] = field(default_factory=dict)
+    biased: dict[int, list[ProductNode]] = field(default_factory=dict)
 
     def is_deferred(self, node: fx.Node) -> bool:
         """Tell whether a product is computed together with the region that reads it."""
@@ -63,16 +66,19 @@ def choose_products(
                 found = _split(found, objection)
             reason = _reason(found, objection, convolution_objection)
         except Unfusable as error:
-            reason = error.message
-        if reason is not None:
+            result.reasons[step] = error.message
+            continue
+        if reason is None:
+            result.found[step] = found
+        else:
             result.reasons[step] = reason
-            continue
-        result.found[step] = found
         region = _only_reader(step, steps, place)
-        if region is None or region in result.followed:
+        if region is None or any(_writes(between) for between in steps[position + 1 : region]):
             continue
-        if not any(_writes(between) for between in steps[position + 1 : region]):
-            result.followed[region] = found
+        if reason is None:
+            result.followed.setdefault(region, found)
+        elif has_bias(found):
+            result.biased.setdefault(region, []).append(found)
     return result
 
 

@@ -23,6 +23,7 @@ from fxkit.lower.loops.loop_ir import (
     Store,
     Unfusable,
 )
+from fxkit.lower.loops.products.columns import with_rows_of
 from fxkit.lower.loops.products.convolutions import convolution_product, is_packed_convolution
 from fxkit.lower.loops.products.matrices import is_matrix_product, matrix_product
 from fxkit.lower.loops.products.node import ProductNode
@@ -88,33 +89,14 @@ def followed_by(found: ProductNode, region: Emitted) -> Emitted | None:
         return None
     if len(loads) != 1 or not _is_in_order(loads.pop(), kernel):
         return None
-    split = _with_rows_of(kernel, found.product.columns)
+    split = with_rows_of(kernel, found.product.columns)
     others = tuple(o for o in region.inputs if o is not found.node)
-    return split and _joined(found, split, buffer, others, region.outputs)
+    return split and _joined(found, replace(split, row_rank=1), buffer, others, region.outputs)
 
 
 def _is_in_order(access: Access, kernel: Kernel) -> bool:
     is_plain = not (access.offset or access.scales or access.otherwise)
     return is_plain and access.strides == tuple(row_major(kernel.sizes))
-
-
-def _with_rows_of(kernel: Kernel, columns: int) -> Kernel | None:
-    """Return a kernel whose last axis, cut where rows end, is a row of so many columns."""
-    if not kernel.sizes or kernel.sizes[-1] % columns:
-        return None
-    *outer, last = kernel.sizes
-    if last == columns:
-        return replace(kernel, row_rank=1)
-
-    def cut(access: Access) -> Access:
-        *others, stride = access.strides
-        return replace(access, strides=(*others, stride * columns, stride))
-
-    body = tuple(replace(i, detail=cut(i.detail)) if i.op == "load" else i for i in kernel.body)
-    stores = tuple(replace(s, access=cut(s.access)) for s in kernel.stores)
-    return replace(
-        kernel, sizes=(*outer, last // columns, columns), row_rank=1, body=body, stores=stores
-    )
 
 
 def _joined(

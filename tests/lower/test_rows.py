@@ -176,3 +176,21 @@ def test_all_functions_fit_into_loops_that_round(dtype: torch.dtype) -> None:
     assert "FX_SCHEDULED void" in compiled.source
     for found, expected in zip(compiled(x), program(x), strict=True):
         assert torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("width", [64, 100, 1000, 5000])
+@pytest.mark.parametrize("scale", [1, 30])
+def test_a_share_is_what_a_division_gives(width: int, scale: int) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        powers = torch.exp(x - torch.amax(x, -1, keepdim=True))
+        total = powers.sum(-1, keepdim=True)
+        return powers, total, powers / total
+
+    x = torch.randn(40, width, generator=torch.Generator().manual_seed(width)) * scale
+    compiled = to_cpp(fx.symbolic_trace(program), (x,))
+    powers, total, shares = compiled(x)
+    assert "fx_quotient(v" in compiled.source
+    assert compiled.report().calls == 1
+    normal = powers > 2.0**-100
+    assert torch.equal(shares[normal], (powers / total)[normal])
+    torch.testing.assert_close(shares, powers / total, rtol=2.0**-23, atol=2.0**-149)

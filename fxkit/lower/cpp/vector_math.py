@@ -20,9 +20,9 @@ MAX_ULP = {
 # A loop with a call in it becomes no vector code, and the compiler by itself leaves calls of what
 # is called twice. A fused multiply-add rounds once where the machine has one, as torch's vector
 # code; elsewhere twice, as torch's scalar code. `fx_quotient` is a / b, rounded once, where r is
-# 1 / b and none of the three is very large: a division takes several times as long. Numbers that
-# no integer is near become what the machine's instruction makes of them, as in torch: where the
-# compiler knows such a number, it would put another integer in its place.
+# 1 / b, a is above 2^-100 and none of them large: a division takes several times as long. Numbers
+# that no integer is near become what the machine's instruction makes of them, as in torch: where
+# the compiler knows such a number, it would put another integer in its place.
 BASICS = """\
 #define FX_INLINE static inline __attribute__((always_inline))
 #ifdef __FMA__

@@ -21,6 +21,11 @@ from fxkit.lower.loops.schedule import Pass, schedule
 # Columns of a panel; FX_COLUMNS in the text.
 COLUMNS = 48
 
+# Columns of a panel where a few rows are multiplied, and each row of the right operand lies along
+# memory: it is read at long stretches. At most FX_ACROSS in the text.
+ACROSS = 512
+FEW_ROWS = 4
+
 # Rows of a block. More rows share the work of bringing a panel into the cache; fewer make more
 # tiles for the threads.
 BLOCKS = (384, 192, 96, 48)
@@ -53,18 +58,20 @@ class ProductPrinter(KernelPrinter):
     What depends on the column alone is computed once a tile: `c3[48]` holds value 3.
     """
 
-    _width = COLUMNS
-
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name, schedule(kernel))
         self._product = kernel.body[0].detail
         product = self._product
-        self._panels = ceil_div(product.columns, COLUMNS)
+        self._width = self._panel_width()
+        self._panels = ceil_div(product.columns, self._width)
         self._rows = block_rows(product, threads=2)  # the text chooses by the threads of a call
         self._is_divided = is_free(product.rows) or product.rows > BLOCKS[-1]
         if self._is_divided:
             self._rows = FreeInt(self._rows, "height")
         self._blocks = ceil_div(product.rows, self._rows)
+
+    def _panel_width(self) -> int:
+        return panel_width(self._product)
 
     def text(self) -> str:
         """Return the function's text."""
@@ -93,10 +100,10 @@ class ProductPrinter(KernelPrinter):
 
     def _tile_index(self) -> None:
         product = self._product
-        self._add(f"const long from = tile % {self._panels} * {COLUMNS};")
+        self._add(f"const long from = tile % {self._panels} * {self._width};")
         self._add(f"const long block = tile / {self._panels} % {self._blocks};")
         self._add(f"const long batch = tile / {self._panels * self._blocks};")
-        self._bound("to", f"from + {COLUMNS}", product.columns)
+        self._bound("to", f"from + {self._width}", product.columns)
         self._add(f"const long first = block * {self._rows};")
         self._bound("last", f"first + {self._rows}", product.rows)
 
@@ -122,7 +129,7 @@ class ProductPrinter(KernelPrinter):
         rows = min(BLOCKS[0], int(ceil_div(self._product.rows, TILE)) * TILE)
         if is_free(self._product.rows):
             rows = BLOCKS[0]
-        self._add(f"alignas(64) float sums[{rows * COLUMNS}];")
+        self._add(f"alignas(64) float sums[{rows * self._width}];")
 
     def _multiply(self) -> None:
         """Sum a block of the product."""
@@ -132,6 +139,13 @@ class ProductPrinter(KernelPrinter):
         left, right = self._matrices_of_batch()
         left += [f"first * {row}"] if row else []
         right += [f"from * {column}"] if column else []
+        if self._width != COLUMNS:
+            self._add(
+                f"fx_rows_across<{product.rows}>({' + '.join(left)}, {row}, {left_step}, "
+                f"{' + '.join(right)}, {right_step}, to - from, {product.depth}, sums, "
+                f"{self._width});"
+            )
+            return
         self._add(
             f"fx_product({' + '.join(left)}, {row}, {left_step}, {' + '.join(right)}, "
             f"{right_step}, {column}, last - first, to - from, {product.depth}, sums);"
@@ -248,6 +262,16 @@ class ProductPrinter(KernelPrinter):
 
     def _lane_terms(self, access: Access) -> list[str]:
         return []
+
+
+def panel_width(product: Product | Convolution) -> int:
+    """Return how many columns of a product a tile has."""
+    if not isinstance(product, Product) or is_free(product.rows) or is_free(product.columns):
+        return COLUMNS
+    if product.rows > FEW_ROWS or product.right_strides[1] != 1 or product.columns < 4 * COLUMNS:
+        return COLUMNS
+    panels = 2 * ceil_div(product.columns, 2 * ACROSS)
+    return ceil_div(ceil_div(product.columns, panels), 16) * 16
 
 
 def block_rows(product: Product | Convolution, threads: int) -> int:

@@ -29,7 +29,8 @@ def is_split(kernel: Kernel) -> bool:
 class SplitProductPrinter(ProductPrinter):
     """Writes a kernel that begins with a product of split numbers."""
 
-    _width = COLUMNS
+    def _panel_width(self) -> int:
+        return COLUMNS
 
     def text(self) -> str:
         """Return the function's text."""

@@ -95,7 +95,8 @@ def _kernel(
     """Return a call of the kernel that multiplies matrices of a product's sizes."""
     result = torch.empty(product.count, product.rows, product.columns)
     height = products.block_rows(product, threads)
-    sizes = (ctypes.c_long * 5)(product.count, product.rows, product.columns, product.depth, height)
+    lengths = (product.count, product.rows, product.columns, product.depth)
+    sizes = (ctypes.c_long * 6)(*lengths, height, products.panel_width(product))
     strides = (ctypes.c_long * 6)(*left.stride()[:1], *right.stride()[:1], *left.stride()[1:],
                                   *right.stride()[1:])  # fmt: skip
     function = times.trial_function(_source(product))
@@ -127,25 +128,33 @@ def _source(product: Product) -> str:
 _TRIAL = f"""
 extern "C" void fx_trial(
     const float* a, const float* b, float* c, const long* n, const long* strides, long threads) {{
-  const long rows = n[1], columns = n[2], depth = n[3], height = n[4];
-  const long panels = (columns + {products.COLUMNS - 1}) / {products.COLUMNS};
+  const long rows = n[1], columns = n[2], depth = n[3], height = n[4], width = n[5];
+  const long panels = (columns + width - 1) / width;
   const long blocks = (rows + height - 1) / height;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (long tile = 0; tile < n[0] * panels * blocks; ++tile) {{
-    const long from = tile % panels * {products.COLUMNS}, batch = tile / (panels * blocks);
+    const long from = tile % panels * width, batch = tile / (panels * blocks);
     const long first = tile / panels % blocks * height;
-    const long width = columns - from < {products.COLUMNS} ? columns - from : {products.COLUMNS};
+    const long wide = columns - from < width ? columns - from : width;
     const long count = rows - first < height ? rows - first : height;
     alignas(64) float sums[{max(products.BLOCKS)} * {products.COLUMNS}];
-    fx_product(
-        a + batch * strides[0] + first * strides[2], strides[2], strides[3],
-        b + batch * strides[1] + from * strides[5], strides[4], strides[5], count, width, depth,
-        sums);
+    const float* const left = a + batch * strides[0] + first * strides[2];
+    const float* const right = b + batch * strides[1] + from * strides[5];
+    if (width == {products.COLUMNS}) {{
+      fx_product(
+          left, strides[2], strides[3], right, strides[4], strides[5], count, wide, depth, sums);
+    }} else {{
+      const auto multiply = rows == 1   ? fx_rows_across<1>
+                            : rows == 2 ? fx_rows_across<2>
+                            : rows == 3 ? fx_rows_across<3>
+                                        : fx_rows_across<4>;
+      multiply(left, strides[2], strides[3], right, strides[4], wide, depth, sums, width);
+    }}
     for (long r = 0; r < count; ++r) {{
       float* const to = c + (batch * rows + first + r) * columns + from;
-      for (long j = 0; j < {products.COLUMNS}; j += 16)
+      for (long j = 0; j < wide; j += 16)
         __builtin_prefetch(to + {products.AHEAD} * columns + j, 1);
-      for (long j = 0; j < width; ++j) to[j] = sums[r * {products.COLUMNS} + j];
+      for (long j = 0; j < wide; ++j) to[j] = sums[r * width + j];
     }}
   }}
 }}

@@ -183,6 +183,7 @@ FX_FUSED static void fx_few_rows(
 #pragma GCC unroll 16
       for (int i = 0; i < WIDTH; ++i) {
         const fx_vector y = *(const fx_vector*)(right[i] + k);
+        __builtin_prefetch(right[i] + WIDTH * column + k);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; ++r) total[r * WIDTH + i] += x[r] * y;
       }

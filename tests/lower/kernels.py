@@ -17,6 +17,30 @@ from fxkit.lower import CompiledModule, Policy, to_cpp
 ALWAYS = Policy(min_members=1)
 
 
+def rand(*shape: int) -> torch.Tensor:
+    """Return random numbers, the same ones for a shape at each call."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def beside_float64(
+    program: Callable[..., Any], *args: torch.Tensor, policy: Policy | None = None
+) -> tuple[CompiledModule, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Lower a program of one result, and run it as eager does.
+
+    Returns:
+        The compiled module, its result, eager's, and that of float64.
+    """
+    gm = program if isinstance(program, fx.GraphModule) else fx.symbolic_trace(program)
+    compiled = to_cpp(gm, args, policy=policy)
+    with torch.no_grad():
+        found, eager = compiled(*args), gm(*args)
+        exact = gm(*[a.double() for a in args])
+    assert compiled.report().calls == 1
+    assert compiled.report().kernel_misses == 0
+    assert (found.dtype, found.shape, found.stride()) == (eager.dtype, eager.shape, eager.stride())
+    return compiled, found, eager, exact
+
+
 def compile_all(
     calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]],
     results: Sequence[int] = (),

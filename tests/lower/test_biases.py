@@ -10,6 +10,7 @@ from torch import fx, nn
 import fxkit
 from fxkit.lower import to_cpp
 from fxkit.lower.running import plan
+from tests.lower.kernels import beside_float64, rand
 
 PRODUCTS = (F.linear, torch.mm, torch.addmm)
 
@@ -20,19 +21,9 @@ def _in_library(monkeypatch):
     monkeypatch.setattr(plan, "objection", lambda product: "the library is faster")
 
 
-def rand(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
 def lowered(program, *args):
     """Lower a program, hold it to float64; return it, and how many biases the library adds."""
-    gm = fx.symbolic_trace(program) if not isinstance(program, fx.GraphModule) else program
-    compiled = to_cpp(gm, args)
-    with torch.no_grad():
-        found, eager = compiled(*args), gm(*args)
-        exact = gm(*[a.double() for a in args])
-    assert compiled.report().kernel_misses == 0
-    assert (found.dtype, found.shape, found.stride()) == (eager.dtype, eager.shape, eager.stride())
+    compiled, found, eager, exact = beside_float64(program, *args)
     assert (found - exact).norm() <= 2 * (eager - exact).norm() + 1e-6 * exact.norm()
     products = [n for n in compiled._plan.graph.nodes if n.target in PRODUCTS]
     assert products

@@ -23,6 +23,7 @@ from fxkit.lower.loops.products.regions import alone, matrix_product
 from fxkit.lower.running import plan
 from fxkit.lower.running.trials import products as product_trial
 from fxkit.lower.running.trials import times as trial_times
+from tests.lower.kernels import beside_float64, rand
 
 
 @pytest.fixture(autouse=True)
@@ -31,20 +32,9 @@ def _in_kernels(monkeypatch):
     monkeypatch.setattr(plan, "objection", lambda product: None)
 
 
-def rand(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
 def lowered(program, *args):
     """Lower a program, hold it to float64, and return the names in each region with a kernel."""
-    gm = fx.symbolic_trace(program) if not isinstance(program, fx.GraphModule) else program
-    compiled = to_cpp(gm, args)
-    with torch.no_grad():
-        found, eager = compiled(*args), gm(*args)
-        exact = gm(*[a.double() for a in args])
-    assert compiled.report().calls == 1
-    assert compiled.report().kernel_misses == 0
-    assert (found.dtype, found.shape, found.stride()) == (eager.dtype, eager.shape, eager.stride())
+    compiled, found, eager, exact = beside_float64(program, *args)
     bound = 2 * (eager - exact).norm() + 1e-6 * exact.norm()
     assert (found - exact).norm() <= bound
     return [r.nodes for r in compiled.regions if r.kernel]

@@ -19,6 +19,7 @@ from fxkit.lower.loops.products.product import Product
 from fxkit.lower.loops.regions import Policy
 from fxkit.lower.running import plan
 from fxkit.lower.running.trials import products as product_trial
+from tests.lower.kernels import beside_float64, rand
 
 needs_unit = pytest.mark.skipif(
     not matrix_unit.is_available(), reason="the processor multiplies no matrices of bfloat16"
@@ -32,21 +33,11 @@ def in_kernels(monkeypatch):
     monkeypatch.setattr(plan, "objection", lambda product: None)
 
 
-def rand(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
 def lowered(program, *args):
     """Run a program with split products; return its result, eager's and that of float64."""
-    gm = fx.symbolic_trace(program)
-    compiled = to_cpp(gm, args, policy=Policy(splits=True))
+    compiled, *results = beside_float64(program, *args, policy=Policy(splits=True))
     assert SPLIT in compiled.source
-    with torch.no_grad():
-        found, eager = compiled(*args), gm(*args)
-        exact = gm(*[a.double() for a in args])
-    assert compiled.report().calls == 1
-    assert (found.dtype, found.shape, found.stride()) == (eager.dtype, eager.shape, eager.stride())
-    return found, eager, exact
+    return results
 
 
 def hold(program, *args):

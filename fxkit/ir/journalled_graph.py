@@ -20,7 +20,7 @@ class JournalledGraph:
         gm: The module under edit.
         graph: Its graph.
         by: Who makes the changes that come next.
-        journal: What was changed so far, oldest first, as `Change`s.
+        journal: What was changed so far, each a `Change`, oldest first.
     """
 
     def __init__(self, gm: fx.GraphModule, by: str = "") -> None:

@@ -40,7 +40,7 @@ class EditSession(JournalledGraph):
 
     Attributes:
         gm: The module under edit.
-        journal: What was changed so far, oldest first, as `Change`s.
+        journal: What was changed so far, each a `Change`, oldest first.
     """
 
     def __init__(self, gm: fx.GraphModule, by: str = "") -> None:

@@ -235,7 +235,8 @@ def compile(
         fast: Whether results may be nearer to float64 than eager's. bf16 and f16 results stay
             float32 within a kernel, where by default each is rounded where eager rounds it; and the
             passes are `LOWERING_FAST` and `TRAINING`, whose rules may lose an Inf or a NaN that
-            only a value in between has.
+            only a value in between has. Products of float32 may be computed from parts in bfloat16,
+            where the processor has a unit for that and it is faster.
         backend: What makes a callable of each captured and rewritten graph, instead of kernels:
             `backend(gm, args)`, with the tensors that the graph takes. "eager" runs the graph as it
             is, which tells a fault of capture and passes from one of lowering.

@@ -100,7 +100,7 @@ class _Planner:
         self._reasons.update(self._products.reasons)
         self._attention, reasons = choose_attention(gm, partition.steps, calls.attention)
         self._reasons.update(reasons)
-        self._biases: dict[fx.Node, Operand] = {}
+        self._unbiased: dict[fx.Node, ProductNode] = {}
         self._with_biases: dict[int, Emitted] = {}
         for position, found in self._products.biased.items():
             self._take_biases(position, found)
@@ -114,15 +114,15 @@ class _Planner:
             added = emitted and with_bias(emitted, product)
             if added is not None:
                 emitted = self._with_biases[position] = added
-                self._biases[product.node] = product.operands[-1]
+                self._unbiased[product.node] = product
 
     def run(self) -> Plan:
         products = self._products
         for position, step in enumerate(self._partition.steps):
             if isinstance(step, Group):
                 self._add_group(step, position)
-            elif step in self._biases:
-                self._copy_without_bias(step)
+            elif step in self._unbiased:
+                self._copy_without_bias(self._unbiased[step])
             elif step in self._attention:
                 emitted = self._attention[step]
                 self._call(emitted, [step], (step.name,), self._traffic_of(step, emitted.inputs))
@@ -144,11 +144,9 @@ class _Planner:
             part = self._plan.graph.node_copy(node, self._env.__getitem__)
         self._env[node] = part
 
-    def _copy_without_bias(self, node: fx.Node) -> None:
+    def _copy_without_bias(self, product: ProductNode) -> None:
         """Multiply as a node does, but leave its bias to the region that reads it."""
-        product = next(
-            p for found in self._products.biased.values() for p in found if p.node is node
-        )
+        node = product.node
         left, right = map(self._input, product.operands[:2])
         call = resolve(node)
         is_turned = call is not None and call.name == "aten.linear"
@@ -208,7 +206,7 @@ class _Planner:
         name = f"region_{len(plan.calls)}"
         inputs = [operand_type(operand, self._gm) for operand in emitted.inputs]
         results = [result_type(*output) for output in emitted.outputs]
-        eager = _Eager(self._gm, emitted, inside, self._biases)
+        eager = _Eager(self._gm, emitted, inside, self._unbiased)
         call = self._make_call(name, emitted.kernel, inputs, results, eager)
         plan.calls[name], plan.kernel_of[name] = call, kernel
         node = plan.graph.call_function(call, tuple(self._input(o) for o in emitted.inputs))
@@ -277,12 +275,12 @@ class _Eager:
         gm: fx.GraphModule,
         emitted: Emitted,
         inside: list[fx.Node],
-        biases: Mapping[fx.Node, Operand],
+        unbiased: Mapping[fx.Node, ProductNode],
     ) -> None:
         self._gm = gm
         self._emitted = emitted
         self._inside = inside
-        self._biases = biases
+        self._unbiased = unbiased
         self._run: Callable[..., Any] | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -294,8 +292,9 @@ class _Eager:
         graph = fx.Graph(self._gm)
         given = {o: graph.placeholder(f"input_{n}") for n, o in enumerate(self._emitted.inputs)}
         env = {operand: value for operand, value in given.items() if isinstance(operand, fx.Node)}
-        for node in env.keys() & self._biases.keys():
-            env[node] = graph.call_function(torch.add, (env[node], given[self._biases[node]]))
+        for node in env.keys() & self._unbiased.keys():
+            bias = given[self._unbiased[node].operands[-1]]
+            env[node] = graph.call_function(torch.add, (env[node], bias))
         for node in self._inside:
             env[node] = graph.node_copy(node, env.__getitem__)
         results = [

@@ -203,54 +203,51 @@ FX_FUSED static void fx_few_rows(
   }
 }
 
-// sums[ROWS][width] = a few rows of A times columns of B, each row of which is read at a stretch.
+// sums[ROWS][width] = a few rows of A times at most FX_ACROSS columns of B, each row of which is read
+// at a stretch.
 template <int ROWS>
 FX_FUSED static void fx_rows_across(
     const float* __restrict a, long row, long a_step, const float* __restrict b, long b_step,
     long columns, long depth, float* __restrict sums, long width) {
   enum { TERMS = 4 };
   for (long i = 0; i < ROWS * width; ++i) sums[i] = 0;
-  for (long from = 0; from < columns; from += FX_ACROSS) {
-    const long count = columns - from < FX_ACROSS ? columns - from : FX_ACROSS;
-    for (long first = 0; first < depth; first += FX_DEPTH) {
-      const long last = first + FX_DEPTH < depth ? first + FX_DEPTH : depth;
-      alignas(64) float part[ROWS][FX_ACROSS] = {};
-      long k = first;
-      for (; k + TERMS <= last; k += TERMS) {
-        const float* const p = b + k * b_step + from;
-        float x[ROWS][TERMS];
+  for (long first = 0; first < depth; first += FX_DEPTH) {
+    const long last = first + FX_DEPTH < depth ? first + FX_DEPTH : depth;
+    alignas(64) float part[ROWS][FX_ACROSS] = {};
+    long k = first;
+    for (; k + TERMS <= last; k += TERMS) {
+      const float* const p = b + k * b_step;
+      float x[ROWS][TERMS];
 #pragma GCC unroll 4
-        for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 4
-          for (int i = 0; i < TERMS; ++i) x[r][i] = a[r * row + (k + i) * a_step];
-        long j = 0;
-        for (; j + FX_LANES <= count; j += FX_LANES) {
-          fx_vector y[TERMS];
-#pragma GCC unroll 4
-          for (int i = 0; i < TERMS; ++i) {
-            y[i] = *(const fx_vector*)(p + i * b_step + j);
-            __builtin_prefetch(p + (i + 2 * TERMS) * b_step + j);
-          }
-#pragma GCC unroll 4
-          for (int r = 0; r < ROWS; ++r) {
-            fx_vector* const to = (fx_vector*)(part[r] + j);
-            fx_vector sum = *to;
-#pragma GCC unroll 4
-            for (int i = 0; i < TERMS; ++i) sum += y[i] * x[r][i];
-            *to = sum;
-          }
-        }
-        for (; j < count; ++j)
-          for (int r = 0; r < ROWS; ++r)
-            for (int i = 0; i < TERMS; ++i) part[r][j] += p[i * b_step + j] * x[r][i];
-      }
-      for (; k < last; ++k)
-        for (int r = 0; r < ROWS; ++r)
-          for (long j = 0; j < count; ++j)
-            part[r][j] += b[k * b_step + from + j] * a[r * row + k * a_step];
       for (int r = 0; r < ROWS; ++r)
-        for (long j = 0; j < count; ++j) sums[r * width + from + j] += part[r][j];
+#pragma GCC unroll 4
+        for (int i = 0; i < TERMS; ++i) x[r][i] = a[r * row + (k + i) * a_step];
+      long j = 0;
+      for (; j + FX_LANES <= columns; j += FX_LANES) {
+        fx_vector y[TERMS];
+#pragma GCC unroll 4
+        for (int i = 0; i < TERMS; ++i) {
+          y[i] = *(const fx_vector*)(p + i * b_step + j);
+          __builtin_prefetch(p + (i + 2 * TERMS) * b_step + j);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+          fx_vector* const to = (fx_vector*)(part[r] + j);
+          fx_vector sum = *to;
+#pragma GCC unroll 4
+          for (int i = 0; i < TERMS; ++i) sum += y[i] * x[r][i];
+          *to = sum;
+        }
+      }
+      for (; j < columns; ++j)
+        for (int r = 0; r < ROWS; ++r)
+          for (int i = 0; i < TERMS; ++i) part[r][j] += p[i * b_step + j] * x[r][i];
     }
+    for (; k < last; ++k)
+      for (int r = 0; r < ROWS; ++r)
+        for (long j = 0; j < columns; ++j) part[r][j] += b[k * b_step + j] * a[r * row + k * a_step];
+    for (int r = 0; r < ROWS; ++r)
+      for (long j = 0; j < columns; ++j) sums[r * width + j] += part[r][j];
   }
 }
 

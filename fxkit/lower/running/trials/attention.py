@@ -77,5 +77,4 @@ def _measured(kernel: Kernel, attention: Attention, threads: int) -> tuple[float
             enable_gqa=one.shared > 1,
         )  # fmt: skip
 
-    seconds, other = times.fastest(lambda: function(*pointers, numbers, threads), library)
-    return seconds, other
+    return times.fastest(lambda: function(*pointers, numbers, threads), library)

@@ -92,8 +92,7 @@ def _measured(one: Convolution) -> tuple[float, float]:
     function = times.trial_function(_source())
     function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
     pointers = [image.data_ptr(), weight.data_ptr(), result.data_ptr(), ctypes.addressof(numbers)]
-    seconds, other = times.fastest(lambda: function(*pointers, threads), library)
-    return seconds, other
+    return times.fastest(lambda: function(*pointers, threads), library)
 
 
 def _source() -> str:

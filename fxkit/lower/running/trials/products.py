@@ -75,18 +75,15 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
 
     if product.is_split:
         whole = _kernel(replace(product, is_split=False), left, right, threads)
-        seconds, *others = times.fastest(kernel, library, whole)
-        return seconds, min(others)
-    seconds, other = times.fastest(kernel, library)
-    return seconds, other
+        return times.fastest(kernel, library, whole)
+    return times.fastest(kernel, library)
 
 
 def timed_beside(product: Product, library: Callable[[], None]) -> tuple[float, float]:
     """Return the seconds of a kernel for a product, and of what is called in its place."""
     left, right = _matrices(product, product.count)
     kernel = _kernel(product, left, right, torch.get_num_threads())
-    seconds, other = times.fastest(kernel, library)
-    return seconds, other
+    return times.fastest(kernel, library)
 
 
 def _kernel(

@@ -24,7 +24,7 @@ from tests.lower.kernels import beside_float64, rand
 needs_unit = pytest.mark.skipif(
     not matrix_unit.is_available(), reason="the processor multiplies no matrices of bfloat16"
 )
-SPLIT = "fx_split_product(matrices"
+SPLIT = "(matrices, threads, finish);"
 
 
 @pytest.fixture

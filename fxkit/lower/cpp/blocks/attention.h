@@ -9,11 +9,12 @@ struct fx_attention_block {
 };
 
 // scores[rows][stride] = scale * query . key
+template <bool IS_ROW_MAJOR, bool MAY_BE_FEW>
 static void fx_scores(const fx_attention_block& s, float* scores) {
   alignas(64) float sums[FX_QUERIES * FX_COLUMNS];
   for (long from = 0; from < s.keys; from += FX_COLUMNS) {
     const long count = s.keys - from < FX_COLUMNS ? s.keys - from : FX_COLUMNS;
-    fx_product(
+    fx_product<IS_ROW_MAJOR, 1, MAY_BE_FEW>(
         s.query, s.query_row, s.query_step, s.key + from * s.key_row, s.key_step, s.key_row,
         s.rows, count, s.depth, sums);
     for (long r = 0; r < s.rows; ++r)
@@ -45,7 +46,7 @@ static void fx_weighted(
   alignas(64) float sums[FX_QUERIES * FX_COLUMNS];
   for (long from = 0; from < s.width; from += FX_COLUMNS) {
     const long count = s.width - from < FX_COLUMNS ? s.width - from : FX_COLUMNS;
-    fx_product(
+    fx_product<true, 1, false>(
         weights, s.stride, 1, s.value + from * s.value_step, s.value_row, s.value_step, s.rows,
         count, s.keys, sums);
     for (long r = 0; r < s.rows; ++r)

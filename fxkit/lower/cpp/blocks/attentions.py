@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fxkit.lower.cpp import text as cpp_text
-from fxkit.lower.cpp.blocks.products import COLUMNS
+from fxkit.lower.cpp.blocks.products import COLUMNS, boolean, may_have_few
 from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.loops.attention import Attention
@@ -52,7 +52,9 @@ class AttentionPrinter(KernelPrinter):
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
         self._declare()
-        self._add("fx_scores(block, scores);")
+        is_row_major, may_be_few = self._detail.query[3] == 1, may_have_few(self._detail.queries)
+        kinds = ", ".join(map(boolean, (is_row_major, may_be_few)))
+        self._add(f"fx_scores<{kinds}>(block, scores);")
         self._hide()
         self._open("for (long r = 0; r < block.rows; ++r) {")
         self._add("factors[r] = fx_weights(scores + r * block.stride, block.keys);")

@@ -16,7 +16,7 @@
 #define FX_FUSED
 #pragma clang fp contract(fast)
 #else
-#define FX_FUSED __attribute__((optimize("fp-contract=fast")))
+#define FX_FUSED __attribute__((optimize("fp-contract=fast", "no-unroll-loops")))
 #endif
 
 enum { FX_COLUMNS = 48, FX_DEPTH = 96, FX_VECTORS = 3, FX_ACROSS = 512 };
@@ -77,21 +77,31 @@ FX_FUSED static void fx_tiles(
         a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
 }
 
-// As many vectors of columns as a panel has, at most FX_VECTORS at a time; always so many where A is
+// How many vectors the last columns of a panel take, of which FX_VECTORS are summed at a time.
+constexpr int fx_vectors(int columns) {
+  return (columns - 1) % (FX_VECTORS * FX_LANES) / FX_LANES + 1;
+}
+
+// As many vectors of columns as a panel has, and no fewer than FEWEST; always FX_VECTORS where A is
 // turned, which is rare.
-template <bool IS_ROW_MAJOR>
+template <bool IS_ROW_MAJOR, int FEWEST>
 static void fx_panel(
     const float* a, long row, long step, const float* panel, long panel_step, long rows, long depth,
     long columns, float* sums, bool is_first) {
   for (long from = 0; from < columns; from += FX_VECTORS * FX_LANES) {
     const long left = columns - from;
     const float* const b = panel + from;
-    if (!IS_ROW_MAJOR || left > 2 * FX_LANES)
-      fx_tiles<IS_ROW_MAJOR, 3>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
-    else if (left > FX_LANES)
-      fx_tiles<true, 2>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
-    else
-      fx_tiles<true, 1>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
+    if constexpr (IS_ROW_MAJOR && FEWEST < 2)
+      if (left <= FX_LANES) {
+        fx_tiles<true, 1>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
+        continue;
+      }
+    if constexpr (IS_ROW_MAJOR && FEWEST < 3)
+      if (left <= 2 * FX_LANES) {
+        fx_tiles<true, 2>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
+        continue;
+      }
+    fx_tiles<IS_ROW_MAJOR, 3>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
   }
 }
 
@@ -251,15 +261,19 @@ FX_FUSED static void fx_rows_across(
   }
 }
 
-// sums[rows][FX_COLUMNS] = A[rows, depth] B[depth, columns]; strides are in elements.
+// sums[rows][FX_COLUMNS] = A[rows, depth] B[depth, columns]; strides are in elements. What is known
+// of a product when a kernel is written is told, as each way to multiply takes its time to compile:
+// whether rows of A lie along memory, the fewest vectors of columns, and whether rows may be few.
+template <bool IS_ROW_MAJOR, int FEWEST, bool MAY_BE_FEW>
 static void fx_product(
     const float* a, long row, long a_step, const float* b, long b_step, long column, long rows,
     long columns, long depth, float* sums) {
-  if (rows <= 4 && a_step == 1 && b_step == 1) {
-    if (rows > 2) return fx_few_rows<4>(a, row, b, column, rows, columns, depth, sums);
-    if (rows == 2) return fx_few_rows<2>(a, row, b, column, rows, columns, depth, sums);
-    return fx_few_rows<1>(a, row, b, column, rows, columns, depth, sums);
-  }
+  if constexpr (IS_ROW_MAJOR && MAY_BE_FEW)
+    if (rows <= 4 && b_step == 1) {
+      if (rows > 2) return fx_few_rows<4>(a, row, b, column, rows, columns, depth, sums);
+      if (rows == 2) return fx_few_rows<2>(a, row, b, column, rows, columns, depth, sums);
+      return fx_few_rows<1>(a, row, b, column, rows, columns, depth, sums);
+    }
   const bool is_panel = rows <= 2 * FX_TILE && column == 1 && columns == FX_COLUMNS;
   alignas(64) float packed[FX_DEPTH * FX_COLUMNS];
   for (long k = 0; k < depth; k += FX_DEPTH) {
@@ -268,9 +282,7 @@ static void fx_product(
     if (b_step == 1 && k + count < depth) fx_ask_for(b + k + count, column, columns);
     const float* panel = is_panel ? b + k * b_step : packed;
     const long step = is_panel ? b_step : FX_COLUMNS;
-    if (a_step == 1)
-      fx_panel<true>(a + k, row, 1, panel, step, rows, count, columns, sums, k == 0);
-    else
-      fx_panel<false>(a + k * a_step, row, a_step, panel, step, rows, count, columns, sums, k == 0);
+    fx_panel<IS_ROW_MAJOR, FEWEST>(
+        a + k * a_step, row, a_step, panel, step, rows, count, columns, sums, k == 0);
   }
 }

@@ -147,8 +147,9 @@ class ProductPrinter(KernelPrinter):
             )
             return
         self._add(
-            f"fx_product({' + '.join(left)}, {row}, {left_step}, {' + '.join(right)}, "
-            f"{right_step}, {column}, last - first, to - from, {product.depth}, sums);"
+            f"fx_product<{template_arguments(product)}>({' + '.join(left)}, {row}, {left_step}, "
+            f"{' + '.join(right)}, {right_step}, {column}, last - first, to - from, "
+            f"{product.depth}, sums);"
         )
 
     def _matrices_of_batch(self) -> tuple[list[str], list[str]]:
@@ -262,6 +263,24 @@ class ProductPrinter(KernelPrinter):
 
     def _lane_terms(self, access: Access) -> list[str]:
         return []
+
+
+def template_arguments(product: Product) -> str:
+    """Return those of `fx_product`, by what is known of a product's sizes and strides."""
+    is_row_major = product.left_strides[1] == 1
+    last = product.columns % COLUMNS or COLUMNS
+    fewest = "1" if is_free(product.columns) else f"fx_vectors({last})"
+    return f"{boolean(is_row_major)}, {fewest}, {boolean(may_have_few(product.rows))}"
+
+
+def may_have_few(rows: int) -> bool:
+    """Tell whether rows may be so few that they are multiplied without a panel."""
+    return is_free(rows) or rows <= FEW_ROWS
+
+
+def boolean(value: bool) -> str:
+    """Return a truth value as C++ writes it."""
+    return "true" if value else "false"
 
 
 def panel_width(product: Product | Convolution) -> int:

@@ -186,6 +186,7 @@ struct fx_matrices {
 };
 
 // The same sums from whole numbers, for what the unit can't multiply.
+template <bool IS_ROW_MAJOR>
 static __attribute__((noinline)) void fx_whole_panel(
     const fx_matrices& m, long first, long last, long from, long to, float* sums) {
   enum { ROWS = 48 };
@@ -194,7 +195,7 @@ static __attribute__((noinline)) void fx_whole_panel(
     for (long c = from; c < to; c += FX_COLUMNS) {
       const long rows = last - r < ROWS ? last - r : ROWS;
       const long columns = to - c < FX_COLUMNS ? to - c : FX_COLUMNS;
-      fx_product(
+      fx_product<IS_ROW_MAJOR, 1, false>(
           m.a + r * m.row, m.row, m.a_step, m.b + c * m.column, m.b_step, m.column, rows, columns,
           m.depth, found);
       for (long i = 0; i < rows; ++i)
@@ -244,7 +245,7 @@ static bool fx_split_panel(
 }
 
 // Call finish(first, last, from, to, sums) for each block of A B: sums[last - first][FX_WIDE].
-template <class Finish>
+template <bool IS_ROW_MAJOR, class Finish>
 static void fx_split_product(const fx_matrices& m, long threads, const Finish& finish) {
   enum { MOST = 1024 };
   const long blocks = (m.rows + MOST - 1) / MOST;
@@ -269,7 +270,7 @@ static void fx_split_product(const fx_matrices& m, long threads, const Finish& f
       const long to = m.columns - from < FX_WIDE ? m.columns : from + FX_WIDE;
       alignas(64) float sums[MOST * FX_WIDE];
       if (is_whole || !fx_split_panel(m, tiles, first, last, from, to, sums))
-        fx_whole_panel(m, first, last, from, to, sums);
+        fx_whole_panel<IS_ROW_MAJOR>(m, first, last, from, to, sums);
       finish(first, last, from, to, sums);
     }
   }

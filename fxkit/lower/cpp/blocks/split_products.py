@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.cpp.blocks.products import ProductPrinter, begins_with
+from fxkit.lower.cpp.blocks.products import ProductPrinter, begins_with, boolean
 from fxkit.lower.loops.loop_ir import Kernel
 
 # Columns of a panel; FX_WIDE in the text.
@@ -50,7 +50,8 @@ class SplitProductPrinter(ProductPrinter):
         )
         self._finish()
         self._close(";")
-        self._add("fx_split_product(matrices, threads, finish);")
+        is_row_major = boolean(product.left_strides[1] == 1)
+        self._add(f"fx_split_product<{is_row_major}>(matrices, threads, finish);")
         self._close()
         self._close()
         return self._taken()

@@ -117,9 +117,22 @@ def _matrices(product: Product, count: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def _source(product: Product) -> str:
+    """Return the text of a trial, with those ways to multiply that the product may take."""
     if product.is_split:
-        return f"{products.header()}\n{split_products.header()}\n{_SPLIT_TRIAL}"
-    return f"{products.header()}\n{_TRIAL}"
+        is_row_major = products.boolean(product.left_strides[1] == 1)
+        trial = _SPLIT_TRIAL.replace("MULTIPLY", f"fx_split_product<{is_row_major}>")
+        return f"{products.header()}\n{split_products.header()}\n{trial}"
+    if products.panel_width(product) != products.COLUMNS:
+        multiply = (
+            f"fx_rows_across<{product.rows}>(left, strides[2], strides[3], right, strides[4], "
+            "wide, depth, sums, width)"
+        )
+    else:
+        multiply = (
+            f"fx_product<{products.template_arguments(product)}>(left, strides[2], strides[3], "
+            "right, strides[4], strides[5], count, wide, depth, sums)"
+        )
+    return f"{products.header()}\n{_TRIAL.replace('MULTIPLY', multiply)}"
 
 
 _TRIAL = f"""
@@ -137,16 +150,7 @@ extern "C" void fx_trial(
     alignas(64) float sums[{max(products.BLOCKS)} * {products.COLUMNS}];
     const float* const left = a + batch * strides[0] + first * strides[2];
     const float* const right = b + batch * strides[1] + from * strides[5];
-    if (width == {products.COLUMNS}) {{
-      fx_product(
-          left, strides[2], strides[3], right, strides[4], strides[5], count, wide, depth, sums);
-    }} else {{
-      const auto multiply = rows == 1   ? fx_rows_across<1>
-                            : rows == 2 ? fx_rows_across<2>
-                            : rows == 3 ? fx_rows_across<3>
-                                        : fx_rows_across<4>;
-      multiply(left, strides[2], strides[3], right, strides[4], wide, depth, sums, width);
-    }}
+    MULTIPLY;
     for (long r = 0; r < count; ++r) {{
       float* const to = c + (batch * rows + first + r) * columns + from;
       for (long j = 0; j < wide; j += 16)
@@ -174,7 +178,7 @@ extern "C" void fx_trial(
           row[j] = sums[(r - first) * {split_products.COLUMNS} + j - from];
       }}
     }};
-    fx_split_product(matrices, threads, copy);
+    MULTIPLY(matrices, threads, copy);
   }}
 }}
 """

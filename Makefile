@@ -24,6 +24,9 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c '$(WANTED)' >/dev/null 2>&1 && { echo $$p; break; }; done)
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
+# On all cores: a worker that has nothing left takes tests from another one.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+
 # Nothing here needs the network once the packages are installed.
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_OFFLINE := 1
@@ -53,19 +56,19 @@ demo: $(READY)
 	@$(BIN)/python -m fxkit demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 sweep: $(READY)
-	$(BIN)/python -m pytest -m sweep $(ARGS)
+	$(PYTEST) -m sweep $(ARGS)
 
 sweep-operators: $(READY)
-	$(BIN)/python -m pytest -m sweep -rP tests/lower/test_all_operators.py $(ARGS)
+	$(PYTEST) -m sweep -rP tests/lower/test_all_operators.py $(ARGS)
 
 sweep-programs: $(READY)
-	$(BIN)/python -m pytest -m sweep tests/lower/test_random_graphs.py $(ARGS)
+	$(PYTEST) -m sweep tests/lower/test_random_graphs.py $(ARGS)
 
 sweep-architectures: $(READY)
-	$(BIN)/python -m pytest -m sweep -rP tests/lower/test_architectures.py \
+	$(PYTEST) -m sweep -rP tests/lower/test_architectures.py \
 		tests/lower/training/test_trained_architectures.py $(ARGS)
 
 lint: $(READY)

@@ -6,12 +6,14 @@ import doctest
 import importlib
 import pkgutil
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import fxkit
 from fxkit import config
+from fxkit.passes.properties import PROPERTIES
 from tests.code_blocks import python_blocks, run_page
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +25,16 @@ MODULES = [
 ]
 
 
+@pytest.fixture
+def _own_properties() -> Iterator[None]:
+    """Forget the properties that a page defines."""
+    before = dict(PROPERTIES)
+    yield
+    PROPERTIES.clear()
+    PROPERTIES.update(before)
+
+
+@pytest.mark.usefixtures("_own_properties")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_code_of_a_page_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

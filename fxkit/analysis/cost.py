@@ -157,8 +157,17 @@ _MAY_COPY = frozenset(
 )
 
 
+def copies(node: fx.Node) -> bool:
+    """Tell whether a call that may return a view copies instead, by where its result lies.
+
+    So may `reshape`, `flatten`, `contiguous` and `to`. Of sizes that are expressions it tells no.
+    """
+    call = resolve(node)
+    base = type_of(node.all_input_nodes[0]) if node.all_input_nodes else None
+    return call is not None and isinstance(base, TensorType) and _copies(call, node, base)
+
+
 def _copies(call: Call, node: fx.Node, base: TensorType) -> bool:
-    """Tell whether an operator that may copy does, by where its result lies."""
     if call.name not in _MAY_COPY or base.stride is None or not is_sized(base):
         return False
     if base.is_contiguous and call.arguments.get("memory_format") is None:

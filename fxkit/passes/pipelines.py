@@ -19,6 +19,7 @@ from fxkit.passes.remove_inference_no_ops import RemoveInferenceNoOps
 from fxkit.passes.sink_casts import SinkCasts
 from fxkit.passes.sink_transposes import SinkTransposes
 from fxkit.passes.spell_out import SpellOut
+from fxkit.passes.spell_out_copies import SpellOutCopies
 from fxkit.passes.type_propagation import TypePropagation
 
 SIMPLIFY: tuple[Pass, ...] = (
@@ -64,12 +65,12 @@ def _as_spelled(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
     return tuple(Recompose(_LIBRARY_CALLS) if isinstance(p, Recompose) else p for p in passes)
 
 
-LOWERING = (SpellOut(), ComplexByParts(), *_as_spelled(SIMPLIFY))
+LOWERING = (SpellOut(), ComplexByParts(), *_as_spelled(SIMPLIFY), SpellOutCopies())
 """What `fxkit.compile` runs: `SIMPLIFY`, but of operators that were spelled out only attention,
 convolution and products are put together; and what torch spells out itself is spelled out first,
-and sizes of complex numbers are computed from their parts."""
+sizes of complex numbers are computed from their parts, and what copies is called a copy."""
 
-LOWERING_FAST = (SpellOut(), ComplexByParts(), *SIMPLIFY)
+LOWERING_FAST = (SpellOut(), ComplexByParts(), *SIMPLIFY, SpellOutCopies())
 """The same where results may be nearer to float64 than eager's."""
 
 LOWERING_TRAINING = _as_spelled(TRAINING)

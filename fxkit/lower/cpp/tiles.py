@@ -18,11 +18,14 @@ from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule
 
-# Rows in a tile: eight cache lines of four-byte elements of the transposed operand.
-ROWS = 128
+# Elements in a tile, and elements of a row in it: the longer its rows, the better the hardware
+# foresees what else is read along them, and what is written.
+ELEMENTS = 8192
+COLUMNS = (64, 128)
 
-# Elements of a row in a tile.
-COLUMNS = 64
+# How many rows ahead a tile asks for what lies along its rows: their pieces are too short for the
+# hardware to foresee the next one.
+AHEAD = 8
 
 # Turns a tile of `rows` times `columns` elements over. Blocks of 8 by 8 go through registers; lane
 # i of row k of a block becomes lane k of row i in three steps, each of which exchanges the halves
@@ -78,8 +81,11 @@ class TilePrinter(KernelPrinter):
             raise ValueError("expected a kernel with a transposed operand")
         self._axis = axis
         self._others = [a for a in range(len(kernel.outer_sizes)) if a != axis]
-        self._down = ceil_div(kernel.sizes[axis], ROWS)
-        self._along = ceil_div(kernel.sizes[-1], COLUMNS)
+        length = kernel.sizes[-1]
+        self._columns = COLUMNS[is_free(length) or length > COLUMNS[0]]
+        self._rows = ELEMENTS // self._columns
+        self._down = ceil_div(kernel.sizes[axis], self._rows)
+        self._along = ceil_div(length, self._columns)
 
     def _tile_count(self) -> int:
         others = math.prod(self._kernel.sizes[a] for a in self._others)
@@ -91,10 +97,10 @@ class TilePrinter(KernelPrinter):
             inner = [self._kernel.sizes[a] for a in self._others[place + 1 :]]
             below = math.prod(inner) * self._down * self._along
             self._add(f"const long i{axis} = tile / {below} % {size};")
-        self._add(f"const long i{self._axis} = tile / {self._along} % {self._down} * {ROWS};")
-        self._add(f"const long begin = tile % {self._along} * {COLUMNS};")
-        self._bound("width", self._kernel.sizes[self._axis], f"i{self._axis}", ROWS)
-        self._bound("length", self._kernel.sizes[-1], "begin", COLUMNS)
+        self._add(f"const long i{self._axis} = tile / {self._along} % {self._down} * {self._rows};")
+        self._add(f"const long begin = tile % {self._along} * {self._columns};")
+        self._bound("width", self._kernel.sizes[self._axis], f"i{self._axis}", self._rows)
+        self._bound("length", self._kernel.sizes[-1], "begin", self._columns)
 
     def _bound(self, name: str, size: int, start: str, most: int) -> None:
         rest = f"{size} - {start}"
@@ -102,6 +108,7 @@ class TilePrinter(KernelPrinter):
         self._add(f"const long {name} = {text};")
 
     def _declare(self) -> None:
+        self._ask(f"for (long l = 0; l < {AHEAD}; ++l)", "l")
         for position, instruction in enumerate(self._kernel.body):
             if not self._is_turned(instruction):
                 continue
@@ -109,11 +116,30 @@ class TilePrinter(KernelPrinter):
             element = cpp_text.MEMORY[self._kernel.buffers[access.buffer].dtype]
             stride = access.strides[-1]
             start = f"{self._pointers[self._key(access)]} + {scaled('begin', stride)}"
-            self._add(f"alignas(64) {element} x{position}[{ROWS * COLUMNS}];")
+            self._add(f"alignas(64) {element} x{position}[{ELEMENTS}];")
             self._add(
                 f"fx_transpose((const {element}*)({start}), {stride}, width, length, "
-                f"({element}*)x{position}, {COLUMNS});"
+                f"({element}*)x{position}, {self._columns});"
             )
+
+    def _ask(self, when: str, row: str) -> None:
+        """Ask for a row of what lies along rows, and of what is written, if there is any."""
+        asked = []
+        for access in dict.fromkeys(self._accesses()):
+            step = access.strides[self._axis]
+            if access.strides[-1] != 1 or not step or access.scales:
+                continue
+            buffer = self._kernel.buffers[access.buffer]
+            where = f"{self._pointers[self._key(access)]} + {scaled(row, step)} + begin + j"
+            asked.append(
+                f"for (long j = 0; j < length; j += {64 // buffer.dtype.itemsize}) "
+                f"__builtin_prefetch({where}, {int(buffer.is_output)});"
+            )
+        if asked:
+            self._open(f"{when} {{")
+            for line in asked:
+                self._add(line)
+            self._close()
 
     def _is_turned(self, instruction: Instruction) -> bool:
         return instruction.op == "load" and _crosses(instruction) == self._axis
@@ -123,13 +149,14 @@ class TilePrinter(KernelPrinter):
 
     def _pass(self, one: Pass) -> None:
         self._open("for (long l = 0; l < width; ++l) {")
+        self._ask(f"if (l + {AHEAD} < width)", f"(l + {AHEAD})")
         self._is_lone = True
         for value in one.scalars:
             if self._body(value).op != "const":
                 self._define(value)
         self._is_lone = False
         pragma = f"#pragma omp simd{self._fault_clause(one.values)}"
-        bounds = Bounds("begin", "begin + length", COLUMNS)
+        bounds = Bounds("begin", "begin + length", self._columns)
         self._vector_loops(bounds, [Loop(pragma, lambda: self._loop_body(one))])
         self._close()
 
@@ -153,7 +180,7 @@ class TilePrinter(KernelPrinter):
 
     def _turned(self, position: int) -> str:
         """Return the beginning of the text of an element that was turned over."""
-        return f"x{position}[l * {COLUMNS}"
+        return f"x{position}[l * {self._columns}"
 
     def _first_read(self, position: int, begin: str) -> str:
         if self._is_turned(self._body(position)):

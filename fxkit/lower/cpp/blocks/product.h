@@ -19,7 +19,7 @@
 #define FX_FUSED __attribute__((optimize("fp-contract=fast", "no-unroll-loops")))
 #endif
 
-enum { FX_COLUMNS = 48, FX_DEPTH = 96, FX_VECTORS = 3, FX_ACROSS = 512 };
+enum { FX_COLUMNS = 48, FX_DEPTH = 96, FX_VECTORS = 3, FX_ACROSS = 1536 };
 
 typedef float fx_vector __attribute__((vector_size(4 * FX_LANES), aligned(4), may_alias));
 

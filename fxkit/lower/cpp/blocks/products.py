@@ -23,7 +23,7 @@ COLUMNS = 48
 
 # Columns of a panel where a few rows are multiplied, and each row of the right operand lies along
 # memory: it is read at long stretches. At most FX_ACROSS in the text.
-ACROSS = 512
+ACROSS = 1536
 FEW_ROWS = 4
 
 # Rows of a block. More rows share the work of bringing a panel into the cache; fewer make more

@@ -26,9 +26,9 @@ class SpellOutCopies(Pass):
 
     Rewrites:
         %t = aten.t(%x); return aten.reshape(%t, [6])
-            →  %t = aten.t(%x); %c = aten.clone(%t, memory_format=…); return aten.view(%c, [6])
+            →  %t = aten.t(%x); %c = aten.clone(%t, …); return aten._unsafe_view(%c, [6])
         %t = aten.t(%x); return aten.contiguous(%t)
-            →  %t = aten.t(%x); return aten.clone(%t, memory_format=…)
+            →  %t = aten.t(%x); return aten.clone(%t, …)
     """
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
@@ -53,6 +53,7 @@ def _spell_out(node: fx.Node, edit: EditSession) -> None:
     )
     infer_type(new)
     if is_reshape:
-        new = edit.call(torch.ops.aten.view.default, new, list(known.shape), before=node)
+        # As `reshape` does: nobody can ask the result for the copy that it is a view of.
+        new = edit.call(torch.ops.aten._unsafe_view.default, new, list(known.shape), before=node)
         infer_type(new)
     edit.replace(node, new)

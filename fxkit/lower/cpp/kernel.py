@@ -12,12 +12,17 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import FreeInt, free_numbers, is_free
 from fxkit.lower.cpp.known_values import KnownValues
 from fxkit.lower.cpp.shorter_forms import ShorterForms
+from fxkit.lower.cpp.streams import streamed_bytes
 from fxkit.lower.cpp.vector_loops import VectorLoops
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule, cost_of_point
 
 # Threads share the loop that follows; each has the same part of it in every call.
 SHARED = "#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)"
+
+# The same in two steps, so that each thread can do something behind its part.
+TEAM = "#pragma omp parallel num_threads(threads) if (threads > 1)"
+SHARED_IN_TEAM = "#pragma omp for schedule(static) nowait"
 
 # Long rows that threads share are cut into the same parts, whatever the number of threads, so that
 # a sum is the same with one thread and with many.
@@ -65,14 +70,31 @@ class KernelPrinter(VectorLoops, ABC):
         if faulty:
             self._add("long fault = 0;")
         self._before_tiles()
+        self._open_team()
         self._share_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile()
         self._close()
+        self._close_team()
         if faulty:
             self._add("return fault;")
         self._close()
         return self._taken()
+
+    def _open_team(self) -> None:
+        """Open what each thread does, if it has to be said."""
+        if not self._streams:
+            return
+        size = streamed_bytes(self._kernel, self._streams)
+        self._add(f"const bool is_streamed = {size} >= fx_least_streamed;")
+        self._add(TEAM)
+        self._open("{")
+
+    def _close_team(self) -> None:
+        """Let others see what a thread has written past the caches."""
+        if self._streams:
+            self._add("fx_streamed();")
+            self._close()
 
     def _before_tiles(self) -> None:
         """Print what is done before the first tile: nothing."""
@@ -100,7 +122,11 @@ class KernelPrinter(VectorLoops, ABC):
         """Let threads share the loop that follows."""
         count = self._tile_count()
         if is_free(count) or (count > 1 and not self._is_small):
-            self._add(f"{SHARED}{self._fault_clause(range(len(self._kernel.body)))}")
+            self._share()
+
+    def _share(self) -> None:
+        shared = SHARED_IN_TEAM if self._streams else SHARED
+        self._add(f"{shared}{self._fault_clause(range(len(self._kernel.body)))}")
 
     @property
     def _is_small(self) -> bool:
@@ -289,7 +315,7 @@ class KernelPrinter(VectorLoops, ABC):
         text = cpp_text.store_expression(
             self._ref(value), dtype, self._facts.is_quiet, is_held, self._is_lone
         )
-        self._add(f"{self._address(store.access)} = {text};")
+        self._add(f"{self._target(store.access)} = {text};")
 
     def _value(self, position: int) -> str:
         instruction = self._body(position)

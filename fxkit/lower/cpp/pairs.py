@@ -127,6 +127,7 @@ class PairPrinter(RowPrinter):
         self._block = 2 * BLOCK  # as many additions after each other as for single elements
         self._words: dict[str, str] = {}
         self._results: list[str] = []
+        self._streams = frozenset()  # two elements take longer to compute than to write
 
     def _attribute(self) -> str:
         is_early = self._is_stepped and is_ordered(self._kernel, in_pairs=True)

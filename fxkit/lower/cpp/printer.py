@@ -26,6 +26,7 @@ from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
 from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.cpp.pairs import PAIRS, PairPrinter, is_paired
 from fxkit.lower.cpp.rows import RowPrinter
+from fxkit.lower.cpp.streams import STREAMS
 from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
 from fxkit.lower.cpp.turned_rows import TURN, TurnedRowsPrinter, is_turned
@@ -69,6 +70,8 @@ def _preamble(
         parts.append(TURN)
     if any(is_stepped(_with_long_row(kernel)) for kernel in kernels):
         parts.append(IN_STEP)
+    if any("fx_streamed()" in text for text in texts):
+        parts.append(STREAMS)
     if any(_uses_halves(text) for text in texts):
         parts.append(HALVES)
     if any("fx_pair" in text for text in texts):

@@ -16,6 +16,7 @@ from fxkit.lower.cpp.halves.rows import HalfRows
 from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.in_step import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
+from fxkit.lower.cpp.streams import streamed_accesses
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
@@ -54,6 +55,7 @@ class RowPrinter(HalfRows):
         self._is_near = False
         self._scanned_before: set[int] = set()
         self._is_stepped = is_stepped(kernel)
+        self._streams = frozenset() if self._is_cut else streamed_accesses(kernel, self._schedule)
         self._block = BLOCK
 
     def _attribute(self) -> str:
@@ -278,7 +280,9 @@ class RowPrinter(HalfRows):
         """Ask for the lines of a row that follows."""
         buffer = self._kernel.buffers[access.buffer]
         size, pointer = buffer.dtype.itemsize, self._pointers[self._key(access)]
-        self._open(f"for (long k = 0; k < {self._length}; k += {64 // size}) {{")
+        is_awaited = access not in self._streams
+        until = f"k < {self._length}" if is_awaited else f"!is_streamed && k < {self._length}"
+        self._open(f"for (long k = 0; {until}; k += {64 // size}) {{")
         self._add(f"__builtin_prefetch({pointer} + k + {AHEAD // size}, {int(buffer.is_output)});")
         self._close()
 

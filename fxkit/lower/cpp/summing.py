@@ -11,7 +11,6 @@ import math
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import is_free
-from fxkit.lower.cpp.kernel import SHARED
 from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import Pass
@@ -46,8 +45,9 @@ class SummingPrinter(RowPrinter):
         self._add("long fault = 0;")
         self._make_sums()
         self._before_tiles()
+        self._open_team()
         if not self._is_small:
-            self._add(f"{SHARED}{self._fault_clause(range(len(self._kernel.body)))}")
+            self._share()
         self._open("for (long part = 0; part < parts; ++part) {")
         self._clear_sums()
         self._add("const long first = part * each, next = first + each;")
@@ -56,6 +56,7 @@ class SummingPrinter(RowPrinter):
         self._tile()
         self._close()
         self._close()
+        self._close_team()
         self._add_up()
         self._add("free(memory);")
         self._add("return fault;")

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter, scaled
+from fxkit.lower.cpp.streams import streamed_accesses
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, schedule
@@ -86,6 +87,7 @@ class TilePrinter(KernelPrinter):
         self._rows = ELEMENTS // self._columns
         self._down = ceil_div(kernel.sizes[axis], self._rows)
         self._along = ceil_div(length, self._columns)
+        self._streams = streamed_accesses(kernel, self._schedule)
 
     def _tile_count(self) -> int:
         others = math.prod(self._kernel.sizes[a] for a in self._others)
@@ -131,8 +133,9 @@ class TilePrinter(KernelPrinter):
                 continue
             buffer = self._kernel.buffers[access.buffer]
             where = f"{self._pointers[self._key(access)]} + {scaled(row, step)} + begin + j"
+            unless = "if (!is_streamed) " if access in self._streams else ""
             asked.append(
-                f"for (long j = 0; j < length; j += {64 // buffer.dtype.itemsize}) "
+                f"{unless}for (long j = 0; j < length; j += {64 // buffer.dtype.itemsize}) "
                 f"__builtin_prefetch({where}, {int(buffer.is_output)});"
             )
         if asked:

@@ -12,6 +12,7 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.halves.staged import BLOCK, StagedHalves
 from fxkit.lower.cpp.lines import Lines
+from fxkit.lower.cpp.streams import LINE_BYTES, ROOM, Room
 from fxkit.lower.loops.loop_ir import Access, Kernel
 
 
@@ -71,6 +72,8 @@ class VectorLoops(Lines, ABC):
         self._halves: StagedHalves | None = None  # those of the loop whose body is printed
         self._place = self._variable  # what stands for the variable in an address
         self._is_lone = False  # whether what is printed will not become vector code
+        self._streams: frozenset[Access] = frozenset()  # what is written past the caches
+        self._targets: dict[Access, int] | None = None  # rooms of the loop that is printed
 
     @property
     def _variable(self) -> str:
@@ -101,6 +104,8 @@ class VectorLoops(Lines, ABC):
         """
         if self._has_halves and self._staged_loops(bounds, loops, kept or {}):
             return
+        if self._streams and self._streamed_loops(bounds, loops):
+            return
         self._plain_loops(bounds.begin, bounds.end, loops)
 
     def _plain_loops(self, begin: str, end: str, loops: Sequence[Loop]) -> None:
@@ -116,6 +121,65 @@ class VectorLoops(Lines, ABC):
             count = end if begin == "0" else f"{end} - {begin}"
             for position in loop.rounded:
                 self._add(f"fx_round_halves(k{position}, {count});")
+
+    def _streamed_loops(self, bounds: Bounds, loops: Sequence[Loop]) -> bool:
+        """Print loops whose large results leave by way of rooms, and tell whether there are any."""
+        sizes = [self._item_size(access) for access in self._streams]
+        begin = bounds.begin
+        is_line = begin.isidentifier() or (
+            begin.isdecimal() and not any(int(begin) * size % LINE_BYTES for size in sizes)
+        )
+        is_long = bounds.most * min(sizes) >= 2 * LINE_BYTES
+        if not (is_line and is_long and all(loop.pragma for loop in loops)):
+            return False
+        before, self._lines = self._lines, []
+        self._targets = {}
+        self._depth += 1
+        self._plain_loops("base", "stop", loops)
+        self._depth -= 1
+        written, self._targets = self._targets, None
+        inner, self._lines = self._lines, before
+        if not written:
+            return False
+        rooms = [
+            Room(
+                number,
+                cpp_text.MEMORY[self._kernel.buffers[access.buffer].dtype],
+                self._first(access, "base"),
+                self._item_size(access),
+            )
+            for access, number in written.items()
+        ]
+        self._open_rooms(bounds)
+        for room in rooms:
+            self._add(room.declaration)
+            self._add(room.choice)
+        self._lines += inner
+        for room in rooms:
+            self._add(room.copy)
+        self._close()
+        return True
+
+    def _open_rooms(self, bounds: Bounds) -> None:
+        """Open a loop over as many elements as rooms hold, or the scope of one room for all."""
+        begin, end = bounds.begin, bounds.end
+        if bounds.most > ROOM:
+            self._open(f"for (long base = {begin}, stop; base < {end}; base = stop) {{")
+            until = f"base + {ROOM}"
+            self._add(f"stop = is_streamed && {until} < {end} ? {until} : {end};")
+        else:
+            self._open("{")
+            self._add(f"const long base = {begin}, stop = {end};")
+
+    def _item_size(self, access: Access) -> int:
+        return self._kernel.buffers[access.buffer].dtype.itemsize
+
+    def _target(self, access: Access) -> str:
+        """Return the text of an element that is stored."""
+        if self._targets is None or access not in self._streams:
+            return self._address(access)
+        number = self._targets.setdefault(access, len(self._targets))
+        return f"z{number}[{self._variable} - base]"
 
     def _staged_loops(self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str]) -> bool:
         """Print loops if they walk halves in order, and tell whether they do."""

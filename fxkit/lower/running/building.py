@@ -13,6 +13,7 @@ from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.running import binding
 from fxkit.lower.running.plan import Plan
+from fxkit.lower.running.trials.streams import allow_streams
 
 # A second unit costs what a compiler takes to start; it pays from this many instructions on.
 _TWO_UNITS = 150
@@ -72,6 +73,7 @@ def build_kernels(kernels: Mapping[str, Kernel]) -> Built:
         library = build(*texts)
     except BuildError as error:
         return _one_by_one(kernels, built, error)
+    allow_streams(library.handle, built.source)
     built.libraries.update(dict.fromkeys(kernels, library))
     return built
 
@@ -83,7 +85,9 @@ def _one_by_one(kernels: Mapping[str, Kernel], built: Built, error: BuildError) 
         return built
     for name, kernel in kernels.items():
         try:
-            built.libraries[name] = build(_text({name: kernel}))
+            text = _text({name: kernel})
+            built.libraries[name] = build(text)
+            allow_streams(built.libraries[name].handle, text)
         except BuildError as refused:
             built.failures[name] = refused
     return built

@@ -364,7 +364,7 @@ def test_the_trial_compares_with_the_packed_convolution(monkeypatch: pytest.Monk
     times = timed_beside(found.product, lambda: None)  # type: ignore[arg-type]
     assert 0 < times[1] < times[0]
     monkeypatch.setattr(convolution_trial, "_measured", lambda *_: (2.0, 1.0))
-    monkeypatch.setattr(trial_times, "_known", dict)
+    monkeypatch.setattr(trial_times, "_known_in", lambda path: {})
     monkeypatch.setattr(trial_times, "write_times", lambda *_: None)
     reason = convolution_trial.convolution_objection(found)
     assert "convolves [1, 64, 1, 784] by [1, 1] to 64 channels" in str(reason)

@@ -1,0 +1,168 @@
+"""Large results go to memory past the caches.
+
+A line that is written in part is read from memory first. Where a loop fills whole lines, that is a
+third of all that moves, for nothing; and what is larger than the caches is gone from them before
+anyone reads it. So the loop writes to a room of a few lines, which lies in the nearest cache, and
+stores that replace whole lines carry them from there.
+
+Whether that is faster depends on the machine and on how much is written. The text asks a variable,
+which `running.trials.streams` sets when the library is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from fxkit.lower.cpp.free_numbers import free_numbers
+from fxkit.lower.cpp.text import calls_function
+from fxkit.lower.loops.loop_ir import Access, Kernel, Store
+from fxkit.lower.loops.schedule import Pass, Schedule
+
+# Results of fewer bytes stay in a cache for those who read them next.
+LEAST_BYTES = 1 << 22
+
+# One of these for an element is done while memory is waited for.
+_BRIEF = frozenset({"exp", "sigmoid"})
+
+# Elements that a room holds.
+ROOM = 256
+
+LINE_BYTES = 64
+
+STREAMS = f"""\
+extern "C" __attribute__((weak)) long fx_least_streamed = 0x7fffffffffffffff;
+#if defined(__AVX512F__)
+#define FX_WORDS 64
+#elif defined(__AVX__)
+#define FX_WORDS 32
+#else
+#define FX_WORDS 16
+#endif
+typedef float fx_words __attribute__((vector_size(FX_WORDS), may_alias));
+typedef fx_words fx_loose_words __attribute__((aligned(1)));
+#if defined(__clang__)
+#define FX_REPLACE(to, words) __builtin_nontemporal_store(words, (fx_words*)(to))
+#elif defined(__AVX512F__)
+#define FX_REPLACE(to, words) __builtin_ia32_movntps512((float*)(to), words)
+#elif defined(__AVX__)
+#define FX_REPLACE(to, words) __builtin_ia32_movntps256((float*)(to), words)
+#elif defined(__SSE__)
+#define FX_REPLACE(to, words) __builtin_ia32_movntps((float*)(to), words)
+#else
+#define FX_REPLACE(to, words) *(fx_words*)(to) = words
+#endif
+static __attribute__((noinline)) void fx_stream(void* result, const void* room, long bytes) {{
+  char* const to = (char*)result;
+  const char* const from = (const char*)room;
+  long done = -(long)to & 63;
+  done = done < bytes ? done : bytes;
+  if (done) __builtin_memcpy(to, from, (unsigned long)done);
+  for (; done + 64 <= bytes; done += 64)
+    for (long k = done; k < done + 64; k += FX_WORDS)
+      FX_REPLACE(to + k, (fx_words)*(const fx_loose_words*)(from + k));
+  if (done < bytes) __builtin_memcpy(to + done, from + done, (unsigned long)(bytes - done));
+}}
+static inline void fx_streamed() {{
+#ifdef __SSE__
+  __builtin_ia32_sfence();
+#endif
+}}
+extern "C" __attribute__((weak)) void fx_stream_trial(
+    const float* from, float* to, long rooms, long threads, long is_streamed) {{
+  #pragma omp parallel num_threads(threads) if (threads > 1)
+  {{
+    #pragma omp for schedule(static) nowait
+    for (long base = 0; base < rooms * {ROOM}; base += {ROOM}) {{
+      alignas(64) float y[{ROOM}];
+      float* const z = is_streamed ? y : to + base;
+      #pragma omp simd
+      for (long j = 0; j < {ROOM}; ++j) z[j] = from[base + j] + 1.0f;
+      if (is_streamed) fx_stream(to + base, y, sizeof y);
+    }}
+    fx_streamed();
+  }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Room for a part of a result on its way to memory.
+
+    In the text, `y0` is the room, and `z0` where the loop writes: there, or to memory.
+
+    Attributes:
+        number: Its number in the loop.
+        kind: What it holds, as the text of a type.
+        first: The address in memory of its first element, as text.
+        size: Bytes of an element.
+    """
+
+    number: int
+    kind: str
+    first: str
+    size: int
+
+    @property
+    def declaration(self) -> str:
+        """The line that declares it."""
+        return f"alignas({LINE_BYTES}) {self.kind} y{self.number}[{ROOM}];"
+
+    @property
+    def choice(self) -> str:
+        """The line that says where the loop writes."""
+        n = self.number
+        return f"{self.kind}* const z{n} = is_streamed ? y{n} : {self.first};"
+
+    @property
+    def copy(self) -> str:
+        """The line that writes it to memory."""
+        size = f"(stop - base) * {self.size}"
+        return f"if (is_streamed) fx_stream({self.first}, y{self.number}, {size});"
+
+
+def streamed_accesses(kernel: Kernel, plan: Schedule) -> frozenset[Access]:
+    """Return how large results of a kernel are written that leave past the caches.
+
+    Their rows are whole lines, and the pass that writes them waits for memory.
+    """
+    if free_numbers(kernel) or not kernel.points:
+        return frozenset()
+    waiting = [one for one in plan.passes if not _is_busy(kernel, one)]
+    stores = [kernel.stores[p] for one in waiting for p in one.stores]
+    found = frozenset(store.access for store in stores if _fills_lines(kernel, store))
+    return found if streamed_bytes(kernel, found) >= LEAST_BYTES else frozenset()
+
+
+def streamed_bytes(kernel: Kernel, accesses: Iterable[Access]) -> int:
+    """Return the bytes of all that is written."""
+    return kernel.points * sum(_element_bytes(kernel, access) for access in accesses)
+
+
+def _is_busy(kernel: Kernel, one: Pass) -> bool:
+    """Tell whether a pass computes so much for an element that plain stores are done meanwhile."""
+    called = [kernel.body[p] for p in one.values if calls_function(kernel.body[p])]
+    long = [i for i in called if i.op not in _BRIEF or i.dtype != torch.float32]
+    return bool(long) or len(called) > 1
+
+
+def _fills_lines(kernel: Kernel, store: Store) -> bool:
+    """Tell whether each row of a result lies along memory, and begins with a line."""
+    access = store.access
+    *outer, step = access.strides
+    line = LINE_BYTES // _element_bytes(kernel, access)
+    steps = [stride for stride, size in zip(outer, kernel.sizes, strict=False) if size > 1]
+    return (
+        step == 1
+        and not store.is_sum
+        and not access.scales
+        and access.offset % line == 0
+        and all(stride and stride % line == 0 for stride in steps)
+    )
+
+
+def _element_bytes(kernel: Kernel, access: Access) -> int:
+    return kernel.buffers[access.buffer].dtype.itemsize

@@ -1,0 +1,63 @@
+"""From how many bytes on results are written past the caches; see `cpp.streams`."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+
+import torch
+
+from fxkit.lower.cpp.streams import LEAST_BYTES, ROOM, STREAMS
+from fxkit.lower.running.kept_times import times_path
+from fxkit.lower.running.trials import times
+
+# Larger results are taken for such as these.
+_MOST_BYTES = 1 << 25
+
+# So much faster it has to be, as what reads the results next is not known.
+_MARGIN = 1.05
+
+_ASKED = re.compile(r"(\d+) >= fx_least_streamed")
+
+
+def allow_streams(library: ctypes.CDLL, text: str) -> None:
+    """Let the kernels of a library write past the caches what is faster written so.
+
+    Args:
+        library: What was built.
+        text: From which it was built.
+    """
+    kinds = {_kind(int(size)) for size in _ASKED.findall(text)}
+    paying = [kind for kind in kinds if _pays(library, kind)]
+    if paying:
+        ctypes.c_long.in_dll(library, "fx_least_streamed").value = min(paying)
+
+
+def _kind(size: int) -> int:
+    """Return the size that stands for others like it: the next smaller power of two."""
+    return min(max(LEAST_BYTES, 1 << size.bit_length() - 1), _MOST_BYTES)
+
+
+def _pays(library: ctypes.CDLL, size: int) -> bool:
+    path = times_path("streams", (STREAMS,))
+    streamed, plain = times.known_times(path, f"{size} bytes", lambda: _measured(library, size))
+    return streamed * _MARGIN <= plain
+
+
+def _measured(library: ctypes.CDLL, size: int) -> tuple[float, float]:
+    """Time what is written past the caches and read by the next kernel, and what is not."""
+    trial, threads = library.fx_stream_trial, torch.get_num_threads()
+    trial.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_long] * 3
+    trial.restype = None
+    there = torch.ones(size // torch.float32.itemsize)
+    back, rooms = torch.empty_like(there), there.numel() // ROOM
+
+    def call(is_streamed: bool) -> Callable[[], None]:
+        def both() -> None:
+            trial(there.data_ptr(), back.data_ptr(), rooms, threads, is_streamed)
+            trial(back.data_ptr(), there.data_ptr(), rooms, threads, False)
+
+        return both
+
+    return times.fastest(call(True), call(False))

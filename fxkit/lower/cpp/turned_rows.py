@@ -25,6 +25,11 @@ LONG_PASSED_ROW = 64
 LANES_OF_VECTOR = 16
 MAX_TILE_BYTES = 1 << 16
 
+# Extrema of shorter rows are found across them; longer ones have full vectors of their own, or
+# many, unless a function takes most of the time.
+LONG_FULL_ROW = 32
+LONG_UNEVEN_ROW = 128
+
 # How long rows are whose sums and products are faster across them, by the bytes of an element: the
 # compiler writes shorter ones out, and longer ones have vectors enough.
 SUMMED = {1: range(2, 64), 2: range(2, 64), 4: range(5, 32), 8: range(5, 16)}
@@ -207,7 +212,9 @@ def _pays(kernel: Kernel, accesses: set[Access]) -> bool:
         return length < LONG_PASSED_ROW or not is_full
     if all(i.op in _SUMS for i in kernel.body if i.is_reduction):
         return length in SUMMED[min(8, max(sizes))] and not is_full
-    return True
+    if is_full:
+        return length < LONG_FULL_ROW
+    return length < LONG_UNEVEN_ROW or any(cpp_text.calls_function(i) for i in kernel.body)
 
 
 _SUMS = frozenset({"reduce_add", "reduce_mul", "scan_add", "scan_mul"})

@@ -33,7 +33,7 @@ ROOM = 256
 LINE_BYTES = 64
 
 STREAMS = f"""\
-extern "C" __attribute__((weak)) long fx_least_streamed = 0x7fffffffffffffff;
+__attribute__((weak)) long fx_least_streamed = 0x7fffffffffffffff;
 #if defined(__AVX512F__)
 #define FX_WORDS 64
 #elif defined(__AVX__)

@@ -184,3 +184,14 @@ def test_what_is_measured_is_two_times() -> None:
     compiled = to_cpp(fxkit.symbolic_trace(scaled_sum), (randn(1100, 1024),) * 2, policy=ALWAYS)
     streamed, plain = streams._measured(build(compiled.source).handle, 1 << 22)
     assert 0 < streamed < 10 and 0 < plain < 10
+
+
+def test_without_memory_to_measure_in_nothing_is_streamed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measured(library: ctypes.CDLL, size: int) -> tuple[float, float]:
+        raise MemoryError
+
+    monkeypatch.setattr(streams, "_measured", measured)
+    monkeypatch.setattr(streams, "times_path", lambda kind, texts: tmp_path / "times.json")
+    assert not streams._pays(ctypes.CDLL(None), 1 << 22)

@@ -108,6 +108,10 @@ def _scale(size: int, result: int, factor: float | None) -> float:
     return 1.0 / factor if factor is not None and factor > 0 else size / result
 
 
+def _float32(number: float) -> torch.Tensor:
+    return torch.tensor(float(number), dtype=torch.float32)
+
+
 def _nearest(
     p: Point, at: Index, size: int, result: int, is_exact: bool, factor: float | None
 ) -> Index:
@@ -116,9 +120,9 @@ def _nearest(
         return at
     if result == 2 * size and not is_exact:
         return p.place(p.value(at) / 2)
-    scale = torch.tensor(_scale(size, result, factor), dtype=torch.float32).item()
+    scale = _float32(_scale(size, result, factor)).item()
     if factor is None or factor <= 0:
-        scale = (torch.tensor(float(size)) / torch.tensor(float(result))).item()
+        scale = (_float32(size) / _float32(result)).item()
     if is_exact:
         place = ((p.value(at).cast(torch.float64) + 0.5) * scale).cast(torch.float32)
     else:

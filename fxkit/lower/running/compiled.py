@@ -128,6 +128,18 @@ def lower(
     """
     if config.current().backend == "eager":
         return left_to_eager(gm, "FXKIT_BACKEND=eager turns kernels off")
+    # A default device, or whatever else modes do to tensors, is meant for those of the program.
+    with torch._C.DisableTorchFunction():
+        return _lowered(policy, gm, tune, calls, build)
+
+
+def _lowered(
+    policy: Policy | None,
+    gm: fx.GraphModule,
+    tune: bool,
+    calls: Calls | None,
+    build: Callable[[Mapping[str, Kernel]], Built],
+) -> CompiledModule:
     with paused_collector(keeps_all=False):
         may_split = policy is not None and policy.splits
         plan = make_plan(gm, partition(gm, policy), calls, may_split)

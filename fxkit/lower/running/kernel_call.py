@@ -104,7 +104,8 @@ class KernelCall:
                 self.misses += 1
                 return self._eager(*tensors)
         results = [
-            torch.empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in self._made
+            torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+            for shape, stride, dtype in self._made
         ]
         self.calls += 1
         fault = self._function(

@@ -74,11 +74,13 @@ class Backward:
 
 def _fitted(gradient: torch.Tensor | None, kind: TensorType) -> torch.Tensor:
     if gradient is None:
-        fresh = torch.empty_strided(kind.shape, kind.stride or (), dtype=kind.dtype)
+        fresh = torch.empty_strided(
+            kind.shape, kind.stride or (), dtype=kind.dtype, device=kind.device
+        )
         return fresh.zero_()
     if gradient.stride() == kind.stride and gradient.dtype is kind.dtype:
         return gradient
-    fresh = torch.empty_strided(kind.shape, kind.stride or (), dtype=kind.dtype)
+    fresh = torch.empty_strided(kind.shape, kind.stride or (), dtype=kind.dtype, device=kind.device)
     return fresh.copy_(gradient)
 
 

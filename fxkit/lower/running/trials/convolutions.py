@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import replace
 
 import torch
@@ -71,9 +72,10 @@ def _part_of(one: Convolution) -> Convolution:
 def _measured(one: Convolution) -> tuple[float, float]:
     """Time a convolution, and oneDNN's with a batch norm and a pass over its result."""
     channels, results = one.channels or 1, one.columns
-    image = torch.ones(1, channels, *one.image).contiguous(memory_format=torch.channels_last)
-    weight = torch.ones(results, channels, *one.window)
-    ones, slot = torch.ones(results), packed.new_slot()
+    made = functools.partial(torch.ones, dtype=torch.float32)
+    image = made(1, channels, *one.image).contiguous(memory_format=torch.channels_last)
+    weight = made(results, channels, *one.window)
+    ones, slot = made(results), packed.new_slot()
 
     def library() -> None:
         packed.convolution(
@@ -85,7 +87,7 @@ def _measured(one: Convolution) -> tuple[float, float]:
         strides = ((channels, 1), (1, channels))
         product = Product(0, 1, (), one.rows, results, channels, *strides)
         return timed_beside(product, library)
-    threads, result = torch.get_num_threads(), torch.empty(one.rows, results)
+    threads, result = torch.get_num_threads(), made(one.rows, results)
     lengths = [*one.image, *one.strides[1:], channels, *one.window, *one.steps, *one.padding]
     lengths += [*one.dilation, one.result[1], one.rows, results]
     numbers = (ctypes.c_long * 17)(*lengths, products.block_rows(one, threads))

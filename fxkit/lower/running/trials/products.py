@@ -90,7 +90,7 @@ def _kernel(
     product: Product, left: torch.Tensor, right: torch.Tensor, threads: int
 ) -> Callable[[], None]:
     """Return a call of the kernel that multiplies matrices of a product's sizes."""
-    result = torch.empty(product.count, product.rows, product.columns)
+    result = torch.empty(product.count, product.rows, product.columns, dtype=torch.float32)
     height = products.block_rows(product, threads)
     lengths = (product.count, product.rows, product.columns, product.depth)
     sizes = (ctypes.c_long * 6)(*lengths, height, products.panel_width(product))

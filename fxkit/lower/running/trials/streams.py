@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from fxkit.lower.cpp.streams import LEAST_BYTES, ROOM, STREAMS
+from fxkit.lower.cpp.streams import LEAST_BYTES, LINE_BYTES, ROOM, STREAMS
 from fxkit.lower.running.kept_times import times_path
 from fxkit.lower.running.trials import times
 
@@ -41,7 +41,10 @@ def _kind(size: int) -> int:
 
 def _pays(library: ctypes.CDLL, size: int) -> bool:
     path = times_path("streams", (STREAMS,))
-    streamed, plain = times.known_times(path, f"{size} bytes", lambda: _measured(library, size))
+    try:
+        streamed, plain = times.known_times(path, f"{size} bytes", lambda: _measured(library, size))
+    except MemoryError:
+        return False
     return streamed * _MARGIN <= plain
 
 
@@ -50,13 +53,15 @@ def _measured(library: ctypes.CDLL, size: int) -> tuple[float, float]:
     trial, threads = library.fx_stream_trial, torch.get_num_threads()
     trial.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_long] * 3
     trial.restype = None
-    there = torch.ones(size // torch.float32.itemsize)
-    back, rooms = torch.empty_like(there), there.numel() // ROOM
+    # Tensors would be what modes and defaults make of them.
+    memory = [ctypes.create_string_buffer(size + LINE_BYTES) for _ in range(2)]
+    there, back = (ctypes.addressof(it) + -ctypes.addressof(it) % LINE_BYTES for it in memory)
+    rooms = size // (ROOM * torch.float32.itemsize)
 
     def call(is_streamed: bool) -> Callable[[], None]:
         def both() -> None:
-            trial(there.data_ptr(), back.data_ptr(), rooms, threads, is_streamed)
-            trial(back.data_ptr(), there.data_ptr(), rooms, threads, False)
+            trial(there, back, rooms, threads, is_streamed)
+            trial(back, there, rooms, threads, False)
 
         return both
 

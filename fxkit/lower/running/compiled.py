@@ -18,6 +18,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.collector import paused_collector
 from fxkit.errors import UnsupportedError
 from fxkit.ir import types
+from fxkit.ir.modes import has_modes
 from fxkit.ir.types import TensorType, type_of, type_of_value
 from fxkit.lower.loops.attention import is_attention
 from fxkit.lower.loops.loop_ir import Kernel
@@ -484,7 +485,7 @@ def _fits(value: Any, expected: Any) -> bool:
 
 def _mode() -> str | None:
     """Return the mode that must see each of torch's calls, if one is on."""
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+    if has_modes():
         return "a torch mode is active"
     if torch._C._is_any_autocast_enabled():
         return "autocast is on"

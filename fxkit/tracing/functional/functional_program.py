@@ -11,6 +11,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
+from fxkit.ir.modes import has_modes
 from fxkit.ir.types import TensorType, type_of
 from fxkit.tracing.functional.aot_autograd import Decompositions, partition, trace_functional
 from fxkit.tracing.functional.differentiation import Backward, Differentiable
@@ -143,7 +144,7 @@ class FunctionalProgram:
         """Return why the captured graph itself has to run, or None."""
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             return "a function transform is active"
-        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        if has_modes():
             return "a torch mode is active"
         if self.backward is None and torch.is_grad_enabled() and self._is_differentiable:
             return "gradients are asked for"

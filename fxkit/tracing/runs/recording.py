@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from fxkit.errors import CaptureError
+from fxkit.ir.modes import has_function_modes
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.free_numbers import NumberInput
@@ -114,7 +115,7 @@ class Session:
             why = misfit(tensor)
             if why is not None:
                 raise Refusal(f"{path} is {why}")
-        if _has_foreign_modes():
+        if has_function_modes(Recorder):
             raise Refusal("a TorchFunctionMode is active around the call")
         self.invocation = invocation
         self.call = call
@@ -442,13 +443,6 @@ def _first_use(node: fx.Node) -> str | None:
 def _is_recording() -> bool | None:
     recorder = active_recorder()
     return None if recorder is None else recorder.is_following
-
-
-def _has_foreign_modes() -> bool:
-    from torch.utils._device import DeviceContext
-
-    stack = torch.overrides._get_current_function_mode_stack()
-    return any(not isinstance(mode, (DeviceContext, Recorder)) for mode in stack)
 
 
 def placeholder_names(fn: Callable[..., Any], paths: list[str]) -> list[str]:

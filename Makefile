@@ -56,7 +56,7 @@ demo: $(READY)
 	@$(BIN)/python -m fxkit demo $(ARGS)
 
 test: $(READY)
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --durations=20 $(ARGS)
 
 sweep: $(READY)
 	$(PYTEST) -m sweep $(ARGS)

@@ -161,7 +161,18 @@ def _fills_lines(kernel: Kernel, store: Store) -> bool:
         and not access.scales
         and access.offset % line == 0
         and all(stride and stride % line == 0 for stride in steps)
+        and (kernel.sizes[-1] >= ROOM or _is_read_alike(kernel, tuple(outer)))
     )
+
+
+def _is_read_alike(kernel: Kernel, outer: tuple[int, ...]) -> bool:
+    """Tell whether rows are read in the order in which they are written.
+
+    Short rows that lie apart are not foreseen: many of them have to be on their way at once, and
+    stores that wait for whole lines leave room for few.
+    """
+    strides = [i.detail.strides[:-1] for i in kernel.body if i.op == "load"]
+    return all(it == outer or not any(it) for it in strides)
 
 
 def _element_bytes(kernel: Kernel, access: Access) -> int:

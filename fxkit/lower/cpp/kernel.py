@@ -93,7 +93,7 @@ class KernelPrinter(VectorLoops, ABC):
     def _close_team(self) -> None:
         """Let others see what a thread has written past the caches."""
         if self._streams:
-            self._add("fx_streamed();")
+            self._add("fx_fence();")
             self._close()
 
     def _before_tiles(self) -> None:

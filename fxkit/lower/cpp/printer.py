@@ -70,7 +70,7 @@ def _preamble(
         parts.append(TURN)
     if any(is_stepped(_with_long_row(kernel)) for kernel in kernels):
         parts.append(IN_STEP)
-    if any("fx_streamed()" in text for text in texts):
+    if any("fx_fence()" in text for text in texts):
         parts.append(STREAMS)
     if any(_uses_halves(text) for text in texts):
         parts.append(HALVES)

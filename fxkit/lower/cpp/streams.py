@@ -65,7 +65,7 @@ static __attribute__((noinline)) void fx_stream(void* result, const void* room, 
       FX_REPLACE(to + k, (fx_words)*(const fx_loose_words*)(from + k));
   if (done < bytes) __builtin_memcpy(to + done, from + done, (unsigned long)(bytes - done));
 }}
-static inline void fx_streamed() {{
+static inline void fx_fence() {{
 #ifdef __SSE__
   __builtin_ia32_sfence();
 #endif
@@ -82,7 +82,7 @@ extern "C" __attribute__((weak)) void fx_stream_trial(
       for (long j = 0; j < {ROOM}; ++j) z[j] = from[base + j] + 1.0f;
       if (is_streamed) fx_stream(to + base, y, sizeof y);
     }}
-    fx_streamed();
+    fx_fence();
   }}
 }}
 """
@@ -139,7 +139,7 @@ def streamed_accesses(kernel: Kernel, plan: Schedule) -> frozenset[Access]:
 
 def streamed_bytes(kernel: Kernel, accesses: Iterable[Access]) -> int:
     """Return the bytes of all that is written."""
-    return kernel.points * sum(_element_bytes(kernel, access) for access in accesses)
+    return kernel.points * sum(element_bytes(kernel, access) for access in accesses)
 
 
 def _is_busy(kernel: Kernel, one: Pass) -> bool:
@@ -153,7 +153,7 @@ def _fills_lines(kernel: Kernel, store: Store) -> bool:
     """Tell whether each row of a result lies along memory, and begins with a line."""
     access = store.access
     *outer, step = access.strides
-    line = LINE_BYTES // _element_bytes(kernel, access)
+    line = LINE_BYTES // element_bytes(kernel, access)
     steps = [stride for stride, size in zip(outer, kernel.sizes, strict=False) if size > 1]
     return (
         step == 1
@@ -175,5 +175,6 @@ def _is_read_alike(kernel: Kernel, outer: tuple[int, ...]) -> bool:
     return all(it == outer or not any(it) for it in strides)
 
 
-def _element_bytes(kernel: Kernel, access: Access) -> int:
+def element_bytes(kernel: Kernel, access: Access) -> int:
+    """Return the bytes of what is read or written at a time."""
     return kernel.buffers[access.buffer].dtype.itemsize

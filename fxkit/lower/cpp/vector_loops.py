@@ -12,7 +12,7 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.halves.staged import BLOCK, StagedHalves
 from fxkit.lower.cpp.lines import Lines
-from fxkit.lower.cpp.streams import LINE_BYTES, ROOM, Room
+from fxkit.lower.cpp.streams import LINE_BYTES, ROOM, Room, element_bytes
 from fxkit.lower.loops.loop_ir import Access, Kernel
 
 
@@ -73,7 +73,7 @@ class VectorLoops(Lines, ABC):
         self._place = self._variable  # what stands for the variable in an address
         self._is_lone = False  # whether what is printed will not become vector code
         self._streams: frozenset[Access] = frozenset()  # what is written past the caches
-        self._targets: dict[Access, int] | None = None  # rooms of the loop that is printed
+        self._room_numbers: dict[Access, int] | None = None  # in the loop that is printed
 
     @property
     def _variable(self) -> str:
@@ -122,9 +122,18 @@ class VectorLoops(Lines, ABC):
             for position in loop.rounded:
                 self._add(f"fx_round_halves(k{position}, {count});")
 
+    def _apart(self, begin: str, end: str, loops: Sequence[Loop]) -> list[str]:
+        """Return the lines of loops, for what is printed around them once they are known."""
+        before, self._lines = self._lines, []
+        self._depth += 1
+        self._plain_loops(begin, end, loops)
+        self._depth -= 1
+        inner, self._lines = self._lines, before
+        return inner
+
     def _streamed_loops(self, bounds: Bounds, loops: Sequence[Loop]) -> bool:
         """Print loops whose large results leave by way of rooms, and tell whether there are any."""
-        sizes = [self._item_size(access) for access in self._streams]
+        sizes = [element_bytes(self._kernel, access) for access in self._streams]
         begin = bounds.begin
         is_line = begin.isidentifier() or (
             begin.isdecimal() and not any(int(begin) * size % LINE_BYTES for size in sizes)
@@ -132,13 +141,9 @@ class VectorLoops(Lines, ABC):
         is_long = bounds.most * min(sizes) >= 2 * LINE_BYTES
         if not (is_line and is_long and all(loop.pragma for loop in loops)):
             return False
-        before, self._lines = self._lines, []
-        self._targets = {}
-        self._depth += 1
-        self._plain_loops("base", "stop", loops)
-        self._depth -= 1
-        written, self._targets = self._targets, None
-        inner, self._lines = self._lines, before
+        self._room_numbers = {}
+        inner = self._apart("base", "stop", loops)
+        written, self._room_numbers = self._room_numbers, None
         if not written:
             return False
         rooms = [
@@ -146,7 +151,7 @@ class VectorLoops(Lines, ABC):
                 number,
                 cpp_text.MEMORY[self._kernel.buffers[access.buffer].dtype],
                 self._first(access, "base"),
-                self._item_size(access),
+                element_bytes(self._kernel, access),
             )
             for access, number in written.items()
         ]
@@ -171,26 +176,19 @@ class VectorLoops(Lines, ABC):
             self._open("{")
             self._add(f"const long base = {begin}, stop = {end};")
 
-    def _item_size(self, access: Access) -> int:
-        return self._kernel.buffers[access.buffer].dtype.itemsize
-
     def _target(self, access: Access) -> str:
         """Return the text of an element that is stored."""
-        if self._targets is None or access not in self._streams:
+        if self._room_numbers is None or access not in self._streams:
             return self._address(access)
-        number = self._targets.setdefault(access, len(self._targets))
+        number = self._room_numbers.setdefault(access, len(self._room_numbers))
         return f"z{number}[{self._variable} - base]"
 
     def _staged_loops(self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str]) -> bool:
         """Print loops if they walk halves in order, and tell whether they do."""
         base, end = bounds.base, "stop" if bounds.is_cut else bounds.end
-        before, self._lines = self._lines, []
         self._halves = halves = StagedHalves(base, end, self._variable, kept)
-        self._depth += 1
-        self._plain_loops(base, end, loops)
-        self._depth -= 1
+        inner = self._apart(base, end, loops)
         self._halves = None
-        inner, self._lines = self._lines, before
         if not halves:
             return False
         self._open_stage(bounds)

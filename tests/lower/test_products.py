@@ -52,6 +52,8 @@ CASES = {
     "three rows across": (lambda x, w: x @ w, (3, 33), (33, 1007)),
     "four rows across": (lambda x, w, b: torch.addmm(b, x, w), (4, 250), (250, 513), (513,)),
     "two rows across, turned": (lambda x, w: x.t() @ w[:, 1:], (98, 2), (98, 300)),
+    "two rows across, odd sizes": (lambda x, w, b: (x @ w + b).sin(), (2, 301), (301, 515), (515,)),
+    "one row across, very wide": (lambda x, w: x @ w, (1, 41), (41, 5003)),
     "rows across, of a batch": (lambda x, w: torch.bmm(x, w), (5, 1, 40), (5, 40, 256)),
     "one column": (lambda x, w: x @ w, (30, 40), (40, 1)),
     "one term": (lambda x, w: x @ w, (30, 1), (1, 70)),
@@ -175,6 +177,20 @@ def test_other_products_are_left_to_torch_with_a_reason(name):
     assert len(reasons) == 1
 
 
+def kernel_of(gm, *args):
+    """Return the kernel of a graph that is one product."""
+    to_cpp(gm, args)
+    node = next(n for n in gm.graph.nodes if n.op == "call_function")
+    return alone(matrix_product(node, gm)).kernel
+
+
+def built(kernel):
+    """Build a kernel of three buffers; return its function."""
+    function = build(print_unit({"k": kernel}, None)).handle.k
+    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long]
+    return function
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     batch=st.lists(st.integers(1, 3), max_size=2),
@@ -189,16 +205,32 @@ def test_any_sizes(batch, sizes, layout, repeated):
     x = rand(*left, depth, rows).mT if layout[0] else rand(*left, rows, depth)
     y = rand(*right, columns, depth).mT if layout[1] else rand(*right, depth, columns)
     gm = fx.symbolic_trace(lambda x, y: x @ y)
-    to_cpp(gm, (x, y))
-    node = next(n for n in gm.graph.nodes if n.op == "call_function")
-    kernel = alone(matrix_product(node, gm)).kernel
+    kernel = kernel_of(gm, x, y)
     expected = [torch.empty((x @ y).numel())]
     assert interpret(kernel, [x, y], expected)
     found = torch.empty_like(expected[0])
-    function = build(print_unit({"k": kernel}, None)).handle.k
-    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long]
+    function = built(kernel)
     function(x.data_ptr(), y.data_ptr(), found.data_ptr(), 2)
     torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_sums_are_the_same_with_any_number_of_threads(rows):
+    x, y = rand(rows, 1000), rand(1000, 600)
+    gm = fx.symbolic_trace(lambda x, y: x @ y)
+    function, found = built(kernel_of(gm, x, y)), []
+    for threads in (1, 2, 3):
+        out = torch.empty(rows, 600)
+        function(x.data_ptr(), y.data_ptr(), out.data_ptr(), threads)
+        found.append(out)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_row_times_a_matrix_is_worth_several_threads():
+    compiled = to_cpp(fx.symbolic_trace(lambda x, w: x @ w), (rand(1, 768), rand(768, 768)))
+    (call,) = (n.target for n in compiled.lowered.graph.nodes if hasattr(n.target, "is_parallel"))
+    assert call.is_parallel
 
 
 def product_of(rows, columns, depth):
@@ -239,6 +271,16 @@ class TestTrial:
             kernel, library = product_trial._measured(product_of(50, 100, 60), 1)
         assert 0 < kernel < 1
         assert 0 < library < 1
+
+    def test_a_matrix_that_few_rows_are_multiplied_by_is_read_from_memory(self, monkeypatch):
+        pushed = []
+        monkeypatch.setattr(product_trial, "_push_out", lambda matrix: pushed.append(matrix.shape))
+        product_trial._measured(product_of(1, 1024, 600), 1)
+        assert set(pushed) == {(1, 600, 1024)}
+        pushed.clear()
+        product_trial._measured(product_of(1, 100, 600), 1)
+        product_trial._measured(product_of(8, 1024, 600), 1)
+        assert not pushed
 
     def test_without_a_compiler_torch_computes_them(self, monkeypatch):
         monkeypatch.setenv("FXKIT_CXX", "no-such-compiler")

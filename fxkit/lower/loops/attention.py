@@ -64,6 +64,12 @@ class Attention:
         """Number of multiplications."""
         return self.batch * self.heads * self.queries * self.keys * (self.depth + self.width)
 
+    @property
+    def loads_per_point(self) -> int:
+        """Number of loads for one element of the result, where keys and values are read once."""
+        readers = max(self.queries * self.shared * self.width, 1)
+        return self.keys * (self.depth + self.width) // readers
+
     def __str__(self) -> str:
         kind = " causal" if self.is_causal else "" if self.mask is None else " masked"
         sizes = f"{self.batch} x {self.heads} x [{self.queries}, {self.depth}]"

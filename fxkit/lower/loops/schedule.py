@@ -214,10 +214,12 @@ def cost_of(kernel: Kernel) -> int:
 
 
 def _cost_of(instruction: Instruction) -> int:
-    if instruction.op in ("product", "convolution", "depthwise"):
+    if instruction.op == "product":
+        return 1 + instruction.detail.depth // 8 + instruction.detail.loads_per_point
+    if instruction.op in ("convolution", "depthwise"):
         return 1 + instruction.detail.depth // 8
     if instruction.op == "attention":
-        return 1 + instruction.detail.keys // 4
+        return 1 + instruction.detail.keys // 4 + instruction.detail.loads_per_point
     return 8 if is_costly(instruction) else 1
 
 

@@ -19,7 +19,8 @@
 #define FX_FUSED __attribute__((optimize("fp-contract=fast", "no-unroll-loops")))
 #endif
 
-enum { FX_COLUMNS = 48, FX_DEPTH = 96, FX_VECTORS = 3, FX_ACROSS = 1536 };
+enum { FX_COLUMNS = 48, FX_DEPTH = 96, FX_VECTORS = 3 };
+enum { FX_FEW = 4, FX_ACROSS = 1536, FX_SHARES = 16 };
 
 typedef float fx_vector __attribute__((vector_size(4 * FX_LANES), aligned(4), may_alias));
 
@@ -213,51 +214,89 @@ FX_FUSED static void fx_few_rows(
   }
 }
 
-// sums[ROWS][width] = a few rows of A times at most FX_ACROSS columns of B, each row of which is read
-// at a stretch.
+// sums[ROWS][width] += a few rows of A times B, each row of which is read at a stretch.
 template <int ROWS>
-FX_FUSED static void fx_rows_across(
+FX_FUSED static void fx_add_across(
     const float* __restrict a, long row, long a_step, const float* __restrict b, long b_step,
     long columns, long depth, float* __restrict sums, long width) {
-  enum { TERMS = 4 };
-  for (long i = 0; i < ROWS * width; ++i) sums[i] = 0;
-  for (long first = 0; first < depth; first += FX_DEPTH) {
-    const long last = first + FX_DEPTH < depth ? first + FX_DEPTH : depth;
-    alignas(64) float part[ROWS][FX_ACROSS] = {};
-    long k = first;
-    for (; k + TERMS <= last; k += TERMS) {
-      const float* const p = b + k * b_step;
-      float x[ROWS][TERMS];
+  enum { TERMS = ROWS == 1 ? 8 : 4 };
+  long k = 0;
+  for (; k + TERMS <= depth; k += TERMS) {
+    const float* const p = b + k * b_step;
+    float x[ROWS][TERMS];
 #pragma GCC unroll 4
-      for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 4
-        for (int i = 0; i < TERMS; ++i) x[r][i] = a[r * row + (k + i) * a_step];
-      long j = 0;
-      for (; j + FX_LANES <= columns; j += FX_LANES) {
-        fx_vector y[TERMS];
-#pragma GCC unroll 4
-        for (int i = 0; i < TERMS; ++i) {
-          y[i] = *(const fx_vector*)(p + i * b_step + j);
-          __builtin_prefetch(p + (i + 2 * TERMS) * b_step + j);
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < ROWS; ++r) {
-          fx_vector* const to = (fx_vector*)(part[r] + j);
-          fx_vector sum = *to;
-#pragma GCC unroll 4
-          for (int i = 0; i < TERMS; ++i) sum += y[i] * x[r][i];
-          *to = sum;
-        }
-      }
-      for (; j < columns; ++j)
-        for (int r = 0; r < ROWS; ++r)
-          for (int i = 0; i < TERMS; ++i) part[r][j] += p[i * b_step + j] * x[r][i];
-    }
-    for (; k < last; ++k)
-      for (int r = 0; r < ROWS; ++r)
-        for (long j = 0; j < columns; ++j) part[r][j] += b[k * b_step + j] * a[r * row + k * a_step];
     for (int r = 0; r < ROWS; ++r)
-      for (long j = 0; j < columns; ++j) sums[r * width + j] += part[r][j];
+#pragma GCC unroll 8
+      for (int i = 0; i < TERMS; ++i) x[r][i] = a[r * row + (k + i) * a_step];
+    long j = 0;
+    for (; j + FX_LANES <= columns; j += FX_LANES) {
+      fx_vector y[TERMS];
+#pragma GCC unroll 8
+      for (int i = 0; i < TERMS; ++i) {
+        y[i] = *(const fx_vector*)(p + i * b_step + j);
+        __builtin_prefetch(p + (i + 8) * b_step + j);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) {
+        fx_vector* const to = (fx_vector*)(sums + r * width + j);
+        fx_vector sum = *to;
+#pragma GCC unroll 8
+        for (int i = 0; i < TERMS; ++i) sum += y[i] * x[r][i];
+        *to = sum;
+      }
+    }
+    for (; j < columns; ++j)
+      for (int r = 0; r < ROWS; ++r)
+        for (int i = 0; i < TERMS; ++i) sums[r * width + j] += p[i * b_step + j] * x[r][i];
+  }
+  for (; k < depth; ++k)
+    for (int r = 0; r < ROWS; ++r)
+      for (long j = 0; j < columns; ++j)
+        sums[r * width + j] += b[k * b_step + j] * a[r * row + k * a_step];
+}
+
+// sums[ROWS][width] = a few rows of A times B; ROWS * width is at most FX_ACROSS * FX_FEW.
+template <int ROWS>
+static void fx_rows_across(
+    const float* a, long row, long a_step, const float* b, long b_step, long columns, long depth,
+    float* sums, long width) {
+  alignas(64) float part[FX_ACROSS * FX_FEW];
+  for (long i = 0; i < ROWS * width; ++i) sums[i] = 0;
+  for (long k = 0; k < depth; k += FX_DEPTH) {
+    const long count = depth - k < FX_DEPTH ? depth - k : FX_DEPTH;
+    float* const to = k ? part : sums;
+    if (k)
+      for (long i = 0; i < ROWS * width; ++i) part[i] = 0;
+    fx_add_across<ROWS>(
+        a + k * a_step, row, a_step, b + k * b_step, b_step, columns, count, to, width);
+    if (k)
+      for (long i = 0; i < ROWS * width; ++i) sums[i] += part[i];
+  }
+}
+
+// The same where threads share the depth, so that each reads rows of B as they follow each other:
+// sums[0] of sums[FX_SHARES][ROWS * columns] is the result.
+template <int ROWS>
+static void fx_rows_shared(
+    const float* a, long row, long a_step, const float* b, long b_step, long columns, long depth,
+    float* sums, long threads) {
+  const long size = (depth + FX_SHARES - 1) / FX_SHARES, all = ROWS * columns;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+#pragma omp for schedule(static)
+    for (long part = 0; part < FX_SHARES; ++part) {
+      const long first = part * size < depth ? part * size : depth;
+      const long last = first + size < depth ? first + size : depth;
+      fx_rows_across<ROWS>(
+          a + first * a_step, row, a_step, b + first * b_step, b_step, columns, last - first,
+          sums + part * all, columns);
+    }
+#pragma omp for schedule(static)
+    for (long i = 0; i < all; i += FX_LANES) {
+      const long count = all - i < FX_LANES ? all - i : FX_LANES;
+      for (long part = 1; part < FX_SHARES; ++part)
+        for (long j = i; j < i + count; ++j) sums[j] += sums[part * all + j];
+    }
   }
 }
 

@@ -26,6 +26,12 @@ COLUMNS = 48
 ACROSS = 1536
 FEW_ROWS = 4
 
+# Such products whose results are at most so many numbers, of at least so many terms, are summed in
+# parts that threads share, FX_SHARES in the text: each thread then reads memory from end to end.
+SHARES = 16
+MOST_SHARED = 1 << 12
+TERMS_SHARED = 1 << 17
+
 # Rows of a block. More rows share the work of bringing a panel into the cache; fewer make more
 # tiles for the threads.
 BLOCKS = (384, 192, 96, 48)
@@ -126,10 +132,14 @@ class ProductPrinter(KernelPrinter):
         self._add(f"const long height = (even + {TILE - 1}) / {TILE} * {TILE};")
 
     def _declare(self) -> None:
-        rows = min(BLOCKS[0], int(ceil_div(self._product.rows, TILE)) * TILE)
-        if is_free(self._product.rows):
-            rows = BLOCKS[0]
-        self._add(f"alignas(64) float sums[{rows * self._width}];")
+        product = self._product
+        if self._width != COLUMNS:
+            size = sums_across(product)
+        elif is_free(product.rows):
+            size = BLOCKS[0] * COLUMNS
+        else:
+            size = min(BLOCKS[0], int(ceil_div(product.rows, TILE)) * TILE) * COLUMNS
+        self._add(f"alignas(64) float sums[{size}];")
 
     def _multiply(self) -> None:
         """Sum a block of the product."""
@@ -140,11 +150,8 @@ class ProductPrinter(KernelPrinter):
         left += [f"first * {row}"] if row else []
         right += [f"from * {column}"] if column else []
         if self._width != COLUMNS:
-            self._add(
-                f"fx_rows_across<{product.rows}>({' + '.join(left)}, {row}, {left_step}, "
-                f"{' + '.join(right)}, {right_step}, to - from, {product.depth}, sums, "
-                f"{self._width});"
-            )
+            where = f"{' + '.join(left)}, {row}, {left_step}, {' + '.join(right)}, {right_step}"
+            self._add(rows_across(product, where, "to - from", str(product.depth)))
             return
         self._add(
             f"fx_product<{template_arguments(product)}>({' + '.join(left)}, {row}, {left_step}, "
@@ -283,12 +290,51 @@ def boolean(value: bool) -> str:
     return "true" if value else "false"
 
 
+def rows_across(product: Product, operands: str, columns: str, depth: str) -> str:
+    """Return the call that multiplies a few rows by columns that lie across memory.
+
+    Args:
+        product: The product.
+        operands: Addresses and strides of the operands, as text.
+        columns: How many columns there are, as text.
+        depth: The number of terms of each sum, as text.
+    """
+    if shares_depth(product):
+        return f"fx_rows_shared<{product.rows}>({operands}, {columns}, {depth}, sums, threads);"
+    width = panel_width(product)
+    return f"fx_rows_across<{product.rows}>({operands}, {columns}, {depth}, sums, {width});"
+
+
+def sums_across(product: Product) -> int:
+    """Return how many sums that call has room for."""
+    return product.rows * panel_width(product) * (SHARES if shares_depth(product) else 1)
+
+
+def shares_depth(product: Product) -> bool:
+    """Tell whether threads share the depth of a product; see `SHARES`."""
+    if not is_across(product) or is_free(product.terms):
+        return False
+    return (
+        product.count == 1
+        and product.rows * product.columns <= MOST_SHARED
+        and product.terms >= TERMS_SHARED
+    )
+
+
+def is_across(product: Product) -> bool:
+    """Tell whether a few rows are multiplied by a matrix whose rows are read at long stretches."""
+    if is_free(product.rows) or is_free(product.columns):
+        return False
+    is_turned = product.right_strides[1] != 1
+    return product.rows <= FEW_ROWS and not is_turned and product.columns >= 4 * COLUMNS
+
+
 def panel_width(product: Product | Convolution) -> int:
     """Return how many columns of a product a tile has."""
-    if not isinstance(product, Product) or is_free(product.rows) or is_free(product.columns):
+    if not isinstance(product, Product) or not is_across(product):
         return COLUMNS
-    if product.rows > FEW_ROWS or product.right_strides[1] != 1 or product.columns < 4 * COLUMNS:
-        return COLUMNS
+    if shares_depth(product):
+        return product.columns
     panels = 2 * ceil_div(product.columns, 2 * ACROSS)
     return ceil_div(ceil_div(product.columns, panels), 16) * 16
 

@@ -61,6 +61,11 @@ class Product:
         """Number of multiplications."""
         return self.count * self.rows * self.columns * self.depth
 
+    @property
+    def loads_per_point(self) -> int:
+        """Number of loads for one element of the result, where each operand is read once."""
+        return self.depth // max(self.rows, 1) + self.depth // max(self.columns, 1)
+
     def __str__(self) -> str:
         times = f"{self.count} x " if self.count > 1 else ""
         return f"{times}[{self.rows}, {self.depth}] @ [{self.depth}, {self.columns}]"

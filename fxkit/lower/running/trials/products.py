@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,12 +11,17 @@ import torch
 
 from fxkit.lower.cpp import matrix_unit
 from fxkit.lower.cpp.blocks import products, split_products
+from fxkit.lower.cpp.kernel import SHARED
 from fxkit.lower.loops.products.product import Batch, Product
 from fxkit.lower.running.trials import times
 from fxkit.lower.running.trials.times import MIN_TERMS, near, strided
 
 # Of larger products a part of this size is timed.
 MAX_ROWS, MAX_COUNT = 768, 16
+
+# Bytes of a matrix that few rows are multiplied by, from which on it is timed as it lies in memory:
+# a model's other matrices have pushed it out of the caches since it was read last.
+_OUTSIDE_BYTES = 1 << 21
 
 
 def objection(product: Product) -> str | None:
@@ -76,7 +82,9 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
     if product.is_split:
         whole = _kernel(replace(product, is_split=False), left, right, threads)
         return times.fastest(kernel, library, whole)
-    return times.fastest(kernel, library)
+    is_outside = product.rows <= products.FEW_ROWS and right.nbytes >= _OUTSIDE_BYTES
+    before = functools.partial(_push_out, right) if is_outside else bool
+    return times.fastest(kernel, library, before=before)
 
 
 def timed_beside(product: Product, library: Callable[[], None]) -> tuple[float, float]:
@@ -116,23 +124,34 @@ def _matrices(product: Product, count: int) -> tuple[torch.Tensor, torch.Tensor]
     return strided(shapes[0], strides[0]), strided(shapes[1], strides[1])
 
 
+def _push_out(matrix: torch.Tensor) -> None:
+    """Push a matrix out of the caches, where the processor can be told to."""
+    function = times.trial_function(_PUSHING_OUT)
+    function.argtypes = [ctypes.c_void_p, ctypes.c_long]
+    function(matrix.data_ptr(), matrix.untyped_storage().nbytes())
+
+
 def _source(product: Product) -> str:
     """Return the text of a trial, with those ways to multiply that the product may take."""
     if product.is_split:
         is_row_major = products.boolean(product.left_strides[1] == 1)
         trial = _SPLIT_TRIAL.replace("MULTIPLY", f"fx_split_product<{is_row_major}>")
         return f"{products.header()}\n{split_products.header()}\n{trial}"
-    if products.panel_width(product) != products.COLUMNS:
-        multiply = (
-            f"fx_rows_across<{product.rows}>(left, strides[2], strides[3], right, strides[4], "
-            "wide, depth, sums, width)"
-        )
+    sums = max(products.BLOCKS) * products.COLUMNS
+    if products.is_across(product):
+        operands = "left, strides[2], strides[3], right, strides[4]"
+        multiply = products.rows_across(product, operands, "wide", "depth")
+        sums = products.sums_across(product)
     else:
         multiply = (
             f"fx_product<{products.template_arguments(product)}>(left, strides[2], strides[3], "
-            "right, strides[4], strides[5], count, wide, depth, sums)"
+            "right, strides[4], strides[5], count, wide, depth, sums);"
         )
-    return f"{products.header()}\n{_TRIAL.replace('MULTIPLY', multiply)}"
+    shared = "" if products.shares_depth(product) else SHARED
+    trial = _TRIAL
+    for name, text in (("MULTIPLY", multiply), ("SHARED", shared), ("SUMS", str(sums))):
+        trial = trial.replace(name, text)
+    return f"{products.header()}\n{trial}"
 
 
 _TRIAL = f"""
@@ -140,17 +159,17 @@ extern "C" void fx_trial(
     const float* a, const float* b, float* c, const long* n, const long* strides, long threads) {{
   const long rows = n[1], columns = n[2], depth = n[3], height = n[4], width = n[5];
   const long panels = (columns + width - 1) / width;
-  const long blocks = (rows + height - 1) / height;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (long tile = 0; tile < n[0] * panels * blocks; ++tile) {{
+  const long blocks = (rows + height - 1) / height, tiles = n[0] * panels * blocks;
+SHARED
+  for (long tile = 0; tile < tiles; ++tile) {{
     const long from = tile % panels * width, batch = tile / (panels * blocks);
     const long first = tile / panels % blocks * height;
     const long wide = columns - from < width ? columns - from : width;
     const long count = rows - first < height ? rows - first : height;
-    alignas(64) float sums[{max(products.BLOCKS)} * {products.COLUMNS}];
+    alignas(64) float sums[SUMS];
     const float* const left = a + batch * strides[0] + first * strides[2];
     const float* const right = b + batch * strides[1] + from * strides[5];
-    MULTIPLY;
+    MULTIPLY
     for (long r = 0; r < count; ++r) {{
       float* const to = c + (batch * rows + first + r) * columns + from;
       for (long j = 0; j < wide; j += 16)
@@ -159,6 +178,18 @@ extern "C" void fx_trial(
     }}
   }}
 }}
+"""
+
+_PUSHING_OUT = """
+extern "C" void fx_trial(const char* from, long bytes) {
+  for (long i = 0; i < bytes; i += 64) {
+#if defined(__CLFLUSHOPT__)
+    __builtin_ia32_clflushopt(from + i);
+#elif defined(__SSE2__)
+    __builtin_ia32_clflush(from + i);
+#endif
+  }
+}
 """
 
 _SPLIT_TRIAL = f"""

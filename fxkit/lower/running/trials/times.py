@@ -66,12 +66,23 @@ def known_times(
 
 
 @torch.no_grad()
-def fastest(kernel: Callable[[], None], *others: Callable[[], None]) -> tuple[float, float]:
-    """Return the least time of a kernel and that of all others, which are called in turn."""
+def fastest(
+    kernel: Callable[[], None],
+    *others: Callable[[], None],
+    before: Callable[[], object] = bool,
+) -> tuple[float, float]:
+    """Return the least time of a kernel and that of all others, which are called in turn.
+
+    Args:
+        kernel: Calls the kernel.
+        others: Call what else computes the same.
+        before: Is called before each of them, and not timed.
+    """
     candidates = (kernel, *others)
     best = [float("inf")] * len(candidates)
     for turn in range(_ROUNDS + 1):
         for position, candidate in enumerate(candidates):
+            before()
             start = time.perf_counter()
             candidate()
             if turn:

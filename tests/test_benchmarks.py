@@ -35,12 +35,13 @@ def test_errors_and_rooflines_are_said() -> None:
 
 
 def test_a_summary_tells_the_goal_and_who_misses_it() -> None:
-    found = [measured(4.0, 4.0, 1.0), measured(1.0, 0.25, 1.0)]
+    found = [measured(4.0, 4.0, 1.0, roofline=0.5), measured(1.0, 0.25, 1.0, roofline=0.5)]
     text = summary("some", Family((CASE,), goal=2), found)
     assert text == (
-        "some, geometric mean: 1.00 × Inductor (goal 2: NOT met), slower: double; "
-        "2.00 × eager, no case slower"
+        "some, geometric mean: 1.00 × Inductor (goal 2: NOT met; 2.00 at the roofline), "
+        "slower: double; 2.00 × eager, no case slower"
     )
+    assert "(goal 2: NOT met)," in summary("some", Family((CASE,), 2, has_roofline=False), found)
     assert "(goal 1: met)" in summary("some", Family((CASE,)), found)
 
 

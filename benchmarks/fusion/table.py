@@ -171,6 +171,18 @@ def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
 
 
+def _geometric_mean(ratios: Sequence[float]) -> float:
+    return math.prod(ratios) ** (1 / len(ratios))
+
+
+def _bound(family: Family, found: Sequence[Measured]) -> str:
+    """Say what the gain would be if each case took as long as its roofline."""
+    if not family.has_roofline:
+        return ""
+    gains = [one.seconds[INDUCTOR] / one.roofline for one in found if INDUCTOR in one.seconds]
+    return f"; {_geometric_mean(gains):.2f} at the roofline"
+
+
 def summary(name: str, family: Family, found: Sequence[Measured]) -> str:
     """Say in one line how far a family is from its goals."""
     parts = []
@@ -178,10 +190,12 @@ def summary(name: str, family: Family, found: Sequence[Measured]) -> str:
         gains = [gain for one in found if (gain := one.gain(over)) is not None]
         if not gains:
             continue
-        mean = math.prod(gains) ** (1 / len(gains))
+        mean = _geometric_mean(gains)
         met = ""
         if goal is not None:
-            met = f" (goal {goal:g}: {'met' if mean >= goal else 'NOT met'})"
+            met = (
+                f" (goal {goal:g}: {'met' if mean >= goal else 'NOT met' + _bound(family, found)})"
+            )
         slower = [one.case.name.split()[0] for one in found if (one.gain(over) or 1) < SLOWER]
         below = f", slower: {', '.join(slower)}" if slower else ", no case slower"
         parts.append(f"{mean:.2f} × {over}{met}{below}")

@@ -30,9 +30,9 @@ _BEST_OPTIONS: dict[str, Any] = {"max_autotune": True, "cpp_wrapper": True}
 _BATCH_SECONDS = 300e-6
 
 # How long one round over all ways, timed calls and untimed, may take before rounds become fewer.
-_CASE_SECONDS = 12.0
+_CASE_SECONDS = 20.0
 
-_FEWEST_ROUNDS = 5
+_FEWEST_ROUNDS = 8
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ class RemoveInferenceNoOps(Pass):
     - dropout outside of training, `nn.Identity`, casts, moves, reshapes and `contiguous` that find
       what they are to make;
     - `detach` of what autograd does not follow, and `alias`;
-    - `clone`, when nobody writes to either tensor and the caller can't tell one from two;
+    - `clone`, and `cat` of one tensor with empty ones, as a cache of keys begins with, when nobody
+      writes to either tensor and the caller can't tell one from two;
     - checks of a tensor's dtype, size, strides or device that its recorded type answers.
 
     A check of numbers may still fail at the next call, so it goes only when asked for.
@@ -70,8 +71,7 @@ class _Remover:
         if call.name in _CHECKS:
             self._visit_check(node, call)
             return
-        find_reason = _SAME.get(call.name)
-        operand = call.arguments.get("self", call.arguments.get("0"))
+        find_reason, operand = _SAME.get(call.name), _operand(call)
         if find_reason is None or not isinstance(operand, fx.Node):
             return
         reason = find_reason(node, operand, call) or self.sharing.refusal(node, operand)
@@ -91,6 +91,23 @@ class _Remover:
             self.context.notes.append(f"%{node.name} stays: it is not known to hold")
             return
         self.edit.erase(node)
+
+
+def _operand(call: Call) -> Any:
+    """Return what a call may give back: of tensors that are joined, the one that has elements."""
+    if call.name != "aten.cat":
+        return call.arguments.get("self", call.arguments.get("0"))
+    joined = call.arguments.get("tensors")
+    if not isinstance(joined, (list, tuple)):
+        return None
+    whole = [one for one in joined if not _is_empty(one)]
+    return whole[0] if len(whole) == 1 else None
+
+
+def _is_empty(operand: Any) -> bool:
+    known = type_of(operand) if isinstance(operand, fx.Node) else None
+    sizes = known.shape if isinstance(known, TensorType) else ()
+    return any(isinstance(size, int) and size == 0 for size in sizes or ())
 
 
 # Why a call does not give its operand itself, by the operator; None where it does.
@@ -115,11 +132,21 @@ def _if_same_layout(node: fx.Node, operand: fx.Node, call: Call) -> str | None:
     return None if is_same else "it changes the memory layout"
 
 
+def _if_same_type(node: fx.Node, operand: fx.Node, call: Call) -> str | None:
+    before, after = type_of(operand), type_of(node)
+    if not isinstance(before, TensorType) or not isinstance(after, TensorType):
+        return "the types are not known; give args"
+    if before.dtype != after.dtype or before.requires_grad != after.requires_grad:
+        return "its dtype or its gradient is not that of its operand"
+    return _if_same_layout(node, operand, call)
+
+
 _SAME: dict[str, Callable[[fx.Node, fx.Node, Call], str | None]] = {
     "python.identity": _always,
     "aten.alias": _always,
     "aten.detach": _if_detached,
     "aten.clone": _if_same_layout,
+    "aten.cat": _if_same_type,
 }
 
 

@@ -52,6 +52,37 @@ def test_copy_that_nobody_can_tell_goes():
     assert names_left(lambda x: (x * 2).clone() + 1)[0] == ["mul", "add"]
 
 
+@pytest.mark.parametrize("empty", [torch.empty(0), torch.empty(0, 4)])
+def test_joins_with_nothing_go(empty):
+    assert "cat" not in names_left(lambda x: torch.cat([empty, x * 2, empty]) + 1)[0]
+
+
+def test_a_cache_that_is_empty_is_not_copied():
+    def step(x):
+        first = torch.cat([torch.tensor([]), x], -1)
+        return torch.cat([first, x.sin()], -1)
+
+    assert sum("cat" in name for name in names_left(step)[0]) == 1
+
+
+def joined_with_a_wider_dtype(x):
+    return torch.cat([torch.empty(0, dtype=torch.float64), x]) + 1
+
+
+def joined_of_two(x):
+    return torch.cat([torch.empty(0), x, x]) + 1
+
+
+def joined_across(x):
+    return torch.cat([torch.empty(0), x.t()]) + 1
+
+
+def joined_then_written(x):
+    y = torch.cat([torch.empty(0), x])
+    y.add_(1)
+    return x + y
+
+
 def copied_then_written(x):
     y = x.clone()
     y.add_(1)
@@ -92,7 +123,9 @@ def really_reshaped(x):
 
 @pytest.mark.parametrize("function, calls", [
     (copied_then_written, 3), (original_written, 4), (copy_returned, 1), (both_returned, 2),
-    (laid_out_anew, 3), (copied_in_another_layout, 3), (really_cast, 2), (really_reshaped, 2),
+    (joined_with_a_wider_dtype, 2), (joined_of_two, 2), (joined_across, 3),
+    (joined_then_written, 3), (laid_out_anew, 3), (copied_in_another_layout, 3),
+    (really_cast, 2), (really_reshaped, 2),
 ])  # fmt: skip
 def test_stays(function, calls):
     assert len(names_left(function)[0]) == calls

@@ -193,9 +193,8 @@ def summary(name: str, family: Family, found: Sequence[Measured]) -> str:
         mean = _geometric_mean(gains)
         met = ""
         if goal is not None:
-            met = (
-                f" (goal {goal:g}: {'met' if mean >= goal else 'NOT met' + _bound(family, found)})"
-            )
+            verdict = "met" if mean >= goal else f"NOT met{_bound(family, found)}"
+            met = f" (goal {goal:g}: {verdict})"
         slower = [one.case.name.split()[0] for one in found if (one.gain(over) or 1) < SLOWER]
         below = f", slower: {', '.join(slower)}" if slower else ", no case slower"
         parts.append(f"{mean:.2f} × {over}{met}{below}")

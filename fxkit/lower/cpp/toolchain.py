@@ -61,6 +61,11 @@ class Toolchain:
     identity: str
     library_flags: tuple[str, ...] = ("-fPIC",)
 
+    @property
+    def openmp(self) -> tuple[str, ...]:
+        """The flags for loops that threads share, or that are told to be vectors."""
+        return tuple(flag for flag in self.flags if flag.startswith("-fopenmp"))
+
 
 @dataclass(frozen=True)
 class Linking:

@@ -20,11 +20,12 @@ import torch
 
 from fxkit import config
 from fxkit.errors import BuildError
+from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.build import cache_folder, is_built, library_path
 from fxkit.lower.cpp.toolchain import Linking
 
 _NAME = "fxkit_binding"
-_PARTS = ("declarations", "tensors", "fingerprint", "pool", "program", "entry")
+_PARTS = ("declarations", "tensors", "pool", "fingerprint", "program", "entry")
 
 
 _loaded: list[Any] = []
@@ -112,7 +113,7 @@ def _linking() -> Linking:
         (sysconfig.get_paths()["include"],),
         (str(Path(torch.__file__).parent / "lib"),),
         ("torch_python", "torch_cpu", "c10"),
-        ("-O1", "-march=native", "-fno-exceptions", "-fno-rtti"),
+        ("-O1", "-march=native", "-fno-exceptions", "-fno-rtti", *toolchain.current().openmp),
         str(sysconfig.get_config_var("SOABI")),
     )
 

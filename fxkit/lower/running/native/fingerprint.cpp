@@ -2,8 +2,11 @@
 
 enum { LANES = 16, GROUPS = 8, BLOCK = LANES * GROUPS };
 
-// From so many numbers on, other threads may run meanwhile.
-static const int64_t LONG_READ = 1 << 14;
+// From so many numbers on, other threads may run meanwhile; and from so many on they help.
+static const int64_t LONG_READ = 1 << 14, SHARED_READ = 1 << 17;
+
+// In how many parts that is, and how many bytes ahead memory is asked for.
+enum { PARTS = 8, AHEAD = 2048 };
 
 typedef uint32_t Lanes __attribute__((vector_size(LANES * sizeof(uint32_t))));
 
@@ -26,13 +29,33 @@ static inline void take_block(Sums* sums, const char* data) {
   }
 }
 
-static void take_numbers(Sums* sums, const char* data, int64_t count) {
+static void take_part(Sums* sums, const char* data, int64_t count) {
   Sums local = *sums;  // in registers
-  for (; count >= BLOCK; count -= BLOCK, data += BLOCK * sizeof(float)) take_block(&local, data);
+  for (; count >= BLOCK; count -= BLOCK, data += BLOCK * sizeof(float)) {
+    for (int i = 0; i < GROUPS; ++i) __builtin_prefetch(data + AHEAD + i * sizeof(Lanes));
+    take_block(&local, data);
+  }
   uint32_t rest[BLOCK] = {0};
   memcpy(rest, data, count * sizeof(float));
   if (count) take_block(&local, (const char*)rest);
   *sums = local;
+}
+
+// Many numbers are read in PARTS parts by any number of threads; what that gives is read in turn.
+static void take_numbers(Sums* sums, const char* data, int64_t count) {
+  if (count < SHARED_READ) return take_part(sums, data, count);
+  Sums parts[PARTS];
+  memset(parts, 0, sizeof parts);
+  uint32_t threads = 1;
+  if (is_forked || torch_get_num_threads(&threads)) threads = 1;
+  const int64_t size = (count / PARTS + BLOCK) / BLOCK * BLOCK;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int i = 0; i < PARTS; ++i) {
+    const int64_t first = i * size < count ? i * size : count;
+    const int64_t last = first + size < count ? first + size : count;
+    take_part(parts + i, data + first * sizeof(float), last - first);
+  }
+  take_part(sums, (const char*)parts, sizeof parts / sizeof(uint32_t));
 }
 
 // Finds the numbers of a dense float32 tensor in main memory; false where there are none such.

@@ -13,8 +13,8 @@ from torch import fx
 from fxkit.collector import paused_collector
 from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
 from fxkit.lower import CompiledModule, Policy, to_cpp
-from fxkit.lower.convolutions.rewriting import PackConvolutions
 from fxkit.lower.cuda.devices import is_on_gpu
+from fxkit.lower.packed.rewriting import PackConvolutions
 from fxkit.lower.running import binding
 from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
 from fxkit.lower.running.compiled import to_cpp_as_recorded, typed

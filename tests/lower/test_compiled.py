@@ -14,7 +14,7 @@ from torch import fx, nn
 
 import fxkit
 from fxkit.lower import CompiledModule, to_cpp
-from fxkit.lower.running import building, compiled
+from fxkit.lower.running import binding, building, compiled
 
 X, Y = torch.randn(40, 64), torch.randn(40, 64)
 
@@ -209,6 +209,7 @@ def test_a_failing_compiler_costs_only_that_graph(
 
 def test_a_new_process_needs_no_compiler(module: CompiledModule) -> None:
     """A warm start neither runs a compiler nor imports torch's machinery for building."""
+    binding.load()  # which another thread may still be building
     code = """
 import sys, torch, torch.nn.functional as F
 from torch import fx

@@ -274,7 +274,7 @@ class TestTrial:
 
     def test_a_matrix_that_few_rows_are_multiplied_by_is_read_from_memory(self, monkeypatch):
         pushed = []
-        monkeypatch.setattr(product_trial, "_push_out", lambda matrix: pushed.append(matrix.shape))
+        monkeypatch.setattr(product_trial, "push_out", lambda matrix: pushed.append(matrix.shape))
         product_trial._measured(product_of(1, 1024, 600), 1)
         assert set(pushed) == {(1, 600, 1024)}
         pushed.clear()

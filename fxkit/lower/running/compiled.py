@@ -306,7 +306,7 @@ class CompiledModule(nn.Module):
         self._inputs = [
             (str(n.target), type_of(n)) for n in gm.graph.nodes if n.op == "placeholder"
         ]
-        self._has_kernels = bool(plan.calls)
+        self._has_kernels = bool(plan.calls) or plan.has_packed
         self._run: Callable[..., Any] | None = None
         self._native_program: Any = None
         self._miss: Any = None
@@ -395,7 +395,7 @@ class CompiledModule(nn.Module):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether any part of the graph runs in a kernel."""
+        """Whether any part of the graph runs in a kernel, or with a packed weight."""
         return self._has_kernels
 
     @property

@@ -22,10 +22,12 @@ from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product
 from fxkit.lower.loops.products.regions import alone, followed_by
 from fxkit.lower.loops.regions import Partition, Region
+from fxkit.lower.packed.linear import linear
 from fxkit.lower.running.kernel_call import KernelCall
 from fxkit.lower.running.products import choose_attention, choose_products
 from fxkit.lower.running.trials.attention import attention_objection
 from fxkit.lower.running.trials.convolutions import convolution_objection
+from fxkit.lower.running.trials.packing import packing_pays
 from fxkit.lower.running.trials.products import objection
 
 
@@ -39,6 +41,7 @@ class Plan:
         calls: Region name → the call of its kernel.
         regions: What became of each candidate.
         reason: Why eager runs the whole graph, or None.
+        has_packed: Whether the library multiplies by weights that were packed once.
     """
 
     graph: fx.Graph
@@ -47,6 +50,11 @@ class Plan:
     kernel_of: dict[str, str] = field(default_factory=dict)
     regions: list[Region] = field(default_factory=list)
     reason: str | None = None
+    has_packed: bool = False
+
+
+def _never(found: ProductNode, adds_bias: bool) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -58,12 +66,15 @@ class Calls:
         product: Says why the library computes a product, or None.
         attention: Says why the library computes attention, or None.
         convolution: Says why the library computes a packed convolution, or None.
+        packing: Tells whether the library is faster with the weight of a layer packed; see
+            `packing_pays`.
     """
 
     make: Callable[..., KernelCall] = KernelCall
     product: Callable[[Product], str | None] = objection
     attention: Callable[[Kernel], str | None] = attention_objection
     convolution: Callable[[ProductNode], str | None] = convolution_objection
+    packing: Callable[[ProductNode, bool], bool] = _never
 
 
 def make_plan(
@@ -77,7 +88,7 @@ def make_plan(
         calls: How kernels are called.
         may_split: Whether the numbers of a product may be split; see `Product.is_split`.
     """
-    usual = Calls(KernelCall, objection, attention_objection, convolution_objection)
+    usual = Calls(KernelCall, objection, attention_objection, convolution_objection, packing_pays)
     return _Planner(gm, partition, calls or usual, may_split).run()
 
 
@@ -95,9 +106,10 @@ class _Planner:
         self._env: dict[fx.Node, fx.Node] = {}
         self._parts: dict[tuple[fx.Node, int], fx.Node] = {}
         self._products = choose_products(
-            gm, partition.steps, calls.product, calls.convolution, may_split
+            gm, partition.steps, calls.product, calls.convolution, calls.packing, may_split
         )
         self._reasons.update(self._products.reasons)
+        self._plan.has_packed = bool(self._products.packed)
         self._attention, reasons = choose_attention(gm, partition.steps, calls.attention)
         self._reasons.update(reasons)
         self._unbiased: dict[fx.Node, ProductNode] = {}
@@ -123,6 +135,8 @@ class _Planner:
                 self._add_group(step, position)
             elif step in self._unbiased:
                 self._copy_without_bias(self._unbiased[step])
+            elif step in products.packed:
+                self._copy_packed(step)
             elif step in self._attention:
                 emitted = self._attention[step]
                 self._call(emitted, [step], (step.name,), self._traffic_of(step, emitted.inputs))
@@ -151,7 +165,18 @@ class _Planner:
         call = resolve(node)
         is_turned = call is not None and call.name == "aten.linear"
         multiply = torch.nn.functional.linear if is_turned else torch.mm
-        copied = self._plan.graph.call_function(multiply, (left, right))
+        self._put(node, linear if node in self._products.packed else multiply, (left, right))
+
+    def _copy_packed(self, node: fx.Node) -> None:
+        """Let the library multiply by a weight that was packed once."""
+        call = resolve(node)
+        assert call is not None
+        operands = (call.arguments[name] for name in ("input", "weight", "bias"))
+        self._put(node, linear, tuple(o if o is None else self._input(o) for o in operands))
+
+    def _put(self, node: fx.Node, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Compute a node's value by another function."""
+        copied = self._plan.graph.call_function(function, args)
         copied.meta = dict(node.meta)
         self._env[node] = copied
 

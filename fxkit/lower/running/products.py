@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
+from fxkit.ir.op import resolve
+from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.loops.attention import emit_attention, is_attention
 from fxkit.lower.loops.emit import Emitted
 from fxkit.lower.loops.group import Group
+from fxkit.lower.loops.index import row_major
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
 from fxkit.lower.loops.products.bias import has_bias
 from fxkit.lower.loops.products.node import ProductNode
@@ -27,12 +30,14 @@ class Products:
         followed: Position of a region among the steps → the product whose result it alone reads.
         reasons: The other products, each with the reason why torch computes it.
         biased: Position of a region → those of them with a bias whose result it alone reads.
+        packed: Those of them that the library computes with a weight which was packed once.
     """
 
     found: dict[fx.Node, ProductNode] = field(default_factory=dict)
     followed: dict[int, ProductNode] = field(default_factory=dict)
     reasons: dict[fx.Node, str] = field(default_factory=dict)
     biased: dict[int, list[ProductNode]] = field(default_factory=dict)
+    packed: set[fx.Node] = field(default_factory=set)
 
     def is_deferred(self, node: fx.Node) -> bool:
         """Tell whether a product is computed together with the region that reads it."""
@@ -44,6 +49,7 @@ def choose_products(
     steps: Sequence[fx.Node | Group],
     objection: Callable[[Product], str | None],
     convolution_objection: Callable[[ProductNode], str | None],
+    packing_pays: Callable[[ProductNode, bool], bool],
     may_split: bool = False,
 ) -> Products:
     """Choose the products that kernels compute.
@@ -53,6 +59,8 @@ def choose_products(
         steps: The graph in the order in which it runs.
         objection: Says why torch is as fast for a product, or None where a kernel is faster.
         convolution_objection: Says it of a packed convolution.
+        packing_pays: Tells of a layer, and of whether the library adds its bias, whether that is
+            faster with the weight packed.
         may_split: Whether numbers may be split where that is faster; see `Product.is_split`.
     """
     result = Products()
@@ -68,18 +76,32 @@ def choose_products(
         except Unfusable as error:
             result.reasons[step] = error.message
             continue
+        region = _only_reader(step, steps, place)
+        if region is not None and any(map(_writes, steps[position + 1 : region])):
+            region = None
         if reason is None:
             result.found[step] = found
-        else:
-            result.reasons[step] = reason
-        region = _only_reader(step, steps, place)
-        if region is None or any(_writes(between) for between in steps[position + 1 : region]):
+            if region is not None:
+                result.followed.setdefault(region, found)
             continue
-        if reason is None:
-            result.followed.setdefault(region, found)
-        elif has_bias(found):
+        if has_bias(found) and region is not None:
             result.biased.setdefault(region, []).append(found)
+        adds_bias = has_bias(found) and region is None
+        if _has_constant_weight(found) and packing_pays(found, adds_bias):
+            result.packed.add(step)
+            reason = f"{reason}; its weight is packed once"
+        result.reasons[step] = reason
     return result
+
+
+def _has_constant_weight(found: ProductNode) -> bool:
+    """Tell whether a node is a linear layer, its weight a parameter or buffer laid out in order."""
+    call, weight = resolve(found.node), found.operands[1]
+    if call is None or call.name != "aten.linear" or not isinstance(weight, fx.Node):
+        return False
+    known = type_of(weight)
+    is_read = weight.op == "get_attr" and isinstance(known, TensorType)
+    return is_read and known.stride == tuple(row_major(known.shape))
 
 
 def _split(found: ProductNode, objection: Callable[[Product], str | None]) -> ProductNode:

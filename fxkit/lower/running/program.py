@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.convolutions import packed
+from fxkit.lower.packed import convolution as packed
 from fxkit.lower.running import binding
 from fxkit.lower.running.kernel_call import KernelCall
 from fxkit.lower.running.scratch import plan_scratch

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import torch
 
-from fxkit.lower.convolutions import packed
 from fxkit.lower.cpp.blocks import convolutions, products
 from fxkit.lower.loops.products.convolution import Convolution
 from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product
+from fxkit.lower.packed import convolution as packed
 from fxkit.lower.running.trials import times
 from fxkit.lower.running.trials.products import timed_beside
 from fxkit.lower.running.trials.times import MIN_TERMS, near

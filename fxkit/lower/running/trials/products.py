@@ -21,7 +21,7 @@ MAX_ROWS, MAX_COUNT = 768, 16
 
 # Bytes of a matrix that few rows are multiplied by, from which on it is timed as it lies in memory:
 # a model's other matrices have pushed it out of the caches since it was read last.
-_OUTSIDE_BYTES = 1 << 21
+OUTSIDE_BYTES = 1 << 21
 
 
 def objection(product: Product) -> str | None:
@@ -82,8 +82,8 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
     if product.is_split:
         whole = _kernel(replace(product, is_split=False), left, right, threads)
         return times.fastest(kernel, library, whole)
-    is_outside = product.rows <= products.FEW_ROWS and right.nbytes >= _OUTSIDE_BYTES
-    before = functools.partial(_push_out, right) if is_outside else bool
+    is_outside = product.rows <= products.FEW_ROWS and right.nbytes >= OUTSIDE_BYTES
+    before = functools.partial(push_out, right) if is_outside else bool
     return times.fastest(kernel, library, before=before)
 
 
@@ -124,7 +124,7 @@ def _matrices(product: Product, count: int) -> tuple[torch.Tensor, torch.Tensor]
     return strided(shapes[0], strides[0]), strided(shapes[1], strides[1])
 
 
-def _push_out(matrix: torch.Tensor) -> None:
+def push_out(matrix: torch.Tensor) -> None:
     """Push a matrix out of the caches, where the processor can be told to."""
     function = times.trial_function(_PUSHING_OUT)
     function.argtypes = [ctypes.c_void_p, ctypes.c_long]

@@ -26,7 +26,7 @@ _ROUNDS = 4
 
 # So much faster a kernel has to be: on a machine that others use, times are off by about as much,
 # and torch's library is what nobody has to justify.
-_MARGIN = 1.1
+MARGIN = 1.1
 
 
 def slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> str | None:
@@ -38,13 +38,18 @@ def slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> s
         measure: Returns the seconds of the kernel and of torch.
     """
     try:
-        kernel, library = known_times(_path(), key, measure)
+        kernel, library = kept_times(key, measure)
     except BuildError as error:
         return error.message
-    if kernel * _MARGIN <= library:
+    if kernel * MARGIN <= library:
         return None
     times = f"in {library * 1e6:.0f} us, a kernel in {kernel * 1e6:.0f} us"
     return f"torch's library {what} {times}" + (", not a tenth less" if kernel < library else "")
+
+
+def kept_times(key: str, measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+    """Return the times of a trial, which are kept beside the kernels; see `known_times`."""
+    return known_times(_path(), key, measure)
 
 
 def known_times(
@@ -67,8 +72,8 @@ def known_times(
 
 @torch.no_grad()
 def fastest(
-    kernel: Callable[[], None],
-    *others: Callable[[], None],
+    kernel: Callable[[], object],
+    *others: Callable[[], object],
     before: Callable[[], object] = bool,
 ) -> tuple[float, float]:
     """Return the least time of a kernel and that of all others, which are called in turn.

@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxkit.lower.convolutions import onednn
-from fxkit.lower.convolutions.onednn import Settings
+from fxkit.lower.packed import onednn
+from fxkit.lower.packed.onednn import Settings
 from fxkit.lower.running import binding
 
 _SCHEMA = (

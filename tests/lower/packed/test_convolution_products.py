@@ -19,7 +19,6 @@ import fxkit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.demo.judge import relative_error
 from fxkit.lower import to_cpp
-from fxkit.lower.convolutions import packed
 from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.build import build
 from fxkit.lower.cpp.free_numbers import all_freed, packed_numbers
@@ -28,6 +27,8 @@ from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.products.regions import alone, product_node
+from fxkit.lower.packed import convolution as packed
+from fxkit.lower.running import compiled as compiling
 from fxkit.lower.running import plan
 from fxkit.lower.running.trials import convolutions as convolution_trial
 from fxkit.lower.running.trials import times as trial_times
@@ -40,6 +41,7 @@ Following = Callable[..., torch.Tensor]
 def _in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute each convolution in a kernel, also where the library is faster."""
     monkeypatch.setattr(plan, "convolution_objection", lambda found: None)
+    monkeypatch.setattr(compiling, "convolution_objection_by_kind", lambda found: None)
 
 
 def rand(*shape: int) -> torch.Tensor:

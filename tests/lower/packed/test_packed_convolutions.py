@@ -13,7 +13,7 @@ from torch import nn
 import fxkit
 from fxkit.demo.judge import reference, relative_error
 from fxkit.ir.types import type_of
-from fxkit.lower.convolutions import packed
+from fxkit.lower.packed import convolution as packed
 from fxkit.lower.running import binding, plan
 
 
@@ -200,11 +200,12 @@ def test_little_work_that_no_kernel_does_is_left_as_it_is() -> None:
 def random_weights() -> list[torch.Tensor]:
     torch.manual_seed(0)
     shapes = ((1,), (5,), (16, 3, 3, 3), (128,), (129,), (64, 32, 3, 3), (256, 256, 1, 1))
+    shapes += ((601, 303),)  # which threads share
     return [torch.randn(shape) for shape in shapes]
 
 
 @needs_packing
-@pytest.mark.parametrize("which", range(7))
+@pytest.mark.parametrize("which", range(8))
 def test_a_fingerprint_tells_of_every_number(which: int) -> None:
     native, tensor = binding.load(), random_weights()[which]
     assert native is not None
@@ -220,6 +221,21 @@ def test_a_fingerprint_tells_of_every_number(which: int) -> None:
             assert native.fingerprint(tensor, *others) != before
             flat[place] = kept
     assert native.fingerprint(tensor, *others) == before
+
+
+@needs_packing
+def test_a_fingerprint_is_the_same_on_any_number_of_threads() -> None:
+    native, threads = binding.load(), torch.get_num_threads()
+    assert native is not None
+    weight = random_weights()[-1]
+    try:
+        prints = [torch.set_num_threads(n) or native.fingerprint(weight) for n in (1, 2, 3, 16)]
+    finally:
+        torch.set_num_threads(threads)
+    assert len(set(prints)) == 1
+    parts = weight.view(-1).chunk(8)
+    swapped = torch.cat([*parts[4:], *parts[:4]]).view_as(weight)
+    assert native.fingerprint(swapped) != prints[0]
 
 
 @needs_packing

@@ -1,1 +1,0 @@
-"""Convolutions with packed weights, their channels innermost."""

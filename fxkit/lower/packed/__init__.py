@@ -1,0 +1,1 @@
+"""Weights laid out once, for the libraries that compute convolutions and products."""

@@ -164,6 +164,30 @@ def test_rows_that_follow_short_ones_are_asked_for() -> None:
         assert "__builtin_prefetch(" not in text_of(lambda x, y: x * y, *args)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [256, 300, 511, 1000, 2048])
+def test_the_last_pass_asks_for_the_next_row(dtype: torch.dtype, length: int) -> None:
+    x = torch.randn((1 << 20) // length * 3, length).to(dtype)
+    scale = torch.randn(length).to(dtype)
+
+    def softmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * y, -1)
+
+    def norm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, (length,), y)
+
+    for program in (softmax, norm):
+        compiled = to_cpp(fx.symbolic_trace(program), (x, scale), policy=ALWAYS)
+        assert compiled.source.count("__builtin_prefetch(p") == 2  # of x and of the result
+        exact = program(x.double(), scale.double())
+        error = (compiled(x, scale).double() - exact).abs().max()
+        assert error <= 2 * (program(x, scale).double() - exact).abs().max() + 1e-7
+    few, long = x[:9].clone(), torch.randn(128, 1 << 14).to(dtype)
+    assert "__builtin_prefetch(p" not in text_of(softmax, few, scale)
+    assert "__builtin_prefetch(p" not in text_of(lambda x: torch.softmax(x, -1), long)
+    assert "__builtin_prefetch(p" not in text_of(lambda x: x.sum(-1), x)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_all_functions_fit_into_loops_that_round(dtype: torch.dtype) -> None:
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

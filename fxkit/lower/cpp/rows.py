@@ -38,6 +38,11 @@ AHEAD = 4096
 SHORT_BYTES = 1024
 CACHED_BYTES = 1 << 21
 
+# Where a row is gone through several times, memory is idle after the first. So the last pass asks
+# for the next row, part by part, as long as it fits into the nearest cache beside this one.
+ASKED = 256
+NEXT_BYTES = 1 << 14
+
 
 class RowPrinter(HalfRows):
     """Writes a kernel that handles one row, or a part of a row without reductions, at a time."""
@@ -189,12 +194,15 @@ class RowPrinter(HalfRows):
             self._scanned_before.add(p)
         depth = self._depth
         self._open_row_axes()
+        next_rows = self._next_rows(one)
+        if next_rows:
+            begin, end = self._ask_for_rows(next_rows)
         if sums and (is_free(self._length) or self._length > self._block):
             begin, end = self._open_blocks(begin, end, self._block)
         for p in sums:
             self._add(f"float v{p} = 0;")
         for access in self._foreseen():
-            self._prefetch(access)
+            self._prefetch_short(access)
         self._parts = self._parts_of(one)
         is_stepped = self._is_stepped and not self._parts
         if is_stepped:
@@ -250,6 +258,8 @@ class RowPrinter(HalfRows):
             return int(end) - int(begin)
         if str(begin) == "block":
             return self._block
+        if str(begin) == "from":
+            return ASKED
         return self._tile_length if self._is_tiled else self._length
 
     def _stepped_body(self, one: Pass, begin: str | int) -> None:
@@ -259,31 +269,72 @@ class RowPrinter(HalfRows):
 
     def _foreseen(self) -> Iterator[Access]:
         """Yield one access for each pointer whose next rows are asked for."""
-        outer, length = self._kernel.outer_sizes, self._length
-        is_known = all(type(size) is int for size in self._kernel.sizes)
-        if not is_known or self._is_tiled or len(outer) + 1 != len(self._kernel.sizes):
+        kernel, length = self._kernel, self._length
+        is_whole = any(i.is_reduction or i.is_scan for i in kernel.body)
+        if is_whole or not all(type(size) is int for size in kernel.sizes) or self._is_tiled:
             return
-        if any(i.is_reduction or i.is_scan for i in self._kernel.body) or not outer:
-            return
-        loads = [i.detail for i in self._kernel.body if i.op == "load" and not i.detail.scales]
-        found: dict[tuple[int, tuple[int, ...], int], Access] = {}
-        for access in [*loads, *(store.access for store in self._kernel.stores)]:
-            size = self._kernel.buffers[access.buffer].dtype.itemsize
-            is_dense = access.strides[-2:] == (length, 1) and all(access.strides)
-            is_large = math.prod(self._kernel.sizes) * size >= CACHED_BYTES
-            if is_dense and is_large and length * size <= SHORT_BYTES:
-                found.setdefault(self._key(access), access)
-        if any(not self._kernel.buffers[access.buffer].is_output for access in found.values()):
-            yield from found.values()
+        short = [
+            access
+            for access in self._rows_behind_each_other()
+            if length * kernel.buffers[access.buffer].dtype.itemsize <= SHORT_BYTES
+        ]
+        if any(not kernel.buffers[access.buffer].is_output for access in short):
+            yield from short
 
-    def _prefetch(self, access: Access) -> None:
-        """Ask for the lines of a row that follows."""
+    def _rows_behind_each_other(self) -> list[Access]:
+        """Return one access for each pointer to rows that follow each other, and fit no cache."""
+        kernel, length = self._kernel, self._length
+        if not kernel.outer_sizes or len(kernel.outer_sizes) + 1 != len(kernel.sizes):
+            return []
+        if not all(type(size) is int for size in kernel.sizes):
+            return []
+        loads = [i.detail for i in kernel.body if i.op == "load" and not i.detail.scales]
+        found: dict[tuple[int, tuple[int, ...], int], Access] = {}
+        for access in [*loads, *(store.access for store in kernel.stores)]:
+            size = kernel.buffers[access.buffer].dtype.itemsize
+            is_dense = access.strides[-2:] == (length, 1) and all(access.strides)
+            if is_dense and math.prod(kernel.sizes) * size >= CACHED_BYTES:
+                found.setdefault(self._key(access), access)
+        return list(found.values())
+
+    def _next_rows(self, one: Pass) -> list[Access]:
+        """Return one access for each pointer whose next row a pass asks for."""
+        passes, length = self._schedule.passes, self._length
+        is_last = len(passes) > 1 and one is passes[-1] and not one.reductions
+        if not is_last or self._is_cut or self._is_stepped or self._has_halves:
+            return []
+        if len(self._stretches) != 1 or is_free(length) or length < ASKED:
+            return []
+        found = self._rows_behind_each_other()
+        buffers = [self._kernel.buffers[access.buffer] for access in found]
+        is_near = length * sum(buffer.dtype.itemsize for buffer in buffers) <= NEXT_BYTES
+        return found if is_near and not all(buffer.is_output for buffer in buffers) else []
+
+    def _ask_for_rows(self, accesses: Iterable[Access]) -> tuple[str, str]:
+        """Open a loop over parts of a row that asks for as much of others, and return its part."""
+        length = self._length
+        self._open(f"for (long from = 0; from < {length}; from += {ASKED}) {{")
+        until = f"from + {ASKED}"
+        if length % ASKED:
+            self._add(f"const long until = {until} < {length} ? {until} : {length};")
+            until = "until"
+        for access in accesses:
+            self._prefetch(access, "from", until, length)
+        return "from", until
+
+    def _prefetch_short(self, access: Access) -> None:
+        """Ask for the lines of a row that follows a short one."""
+        size = self._kernel.buffers[access.buffer].dtype.itemsize
+        self._prefetch(access, "0", str(self._length), AHEAD // size)
+
+    def _prefetch(self, access: Access, begin: str, end: str, ahead: int) -> None:
+        """Ask for the lines of a part of a row, so many elements ahead."""
         buffer = self._kernel.buffers[access.buffer]
         size, pointer = buffer.dtype.itemsize, self._pointers[self._key(access)]
         is_awaited = access not in self._streams
-        until = f"k < {self._length}" if is_awaited else f"!is_streamed && k < {self._length}"
-        self._open(f"for (long k = 0; {until}; k += {64 // size}) {{")
-        self._add(f"__builtin_prefetch({pointer} + k + {AHEAD // size}, {int(buffer.is_output)});")
+        until = f"k < {end}" if is_awaited else f"!is_streamed && k < {end}"
+        self._open(f"for (long k = {begin}; {until}; k += {64 // size}) {{")
+        self._add(f"__builtin_prefetch({pointer} + k + {ahead}, {int(buffer.is_output)});")
         self._close()
 
     def _has_near_version(self, one: Pass) -> bool:

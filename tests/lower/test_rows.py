@@ -186,6 +186,7 @@ def test_the_last_pass_asks_for_the_next_row(dtype: torch.dtype, length: int) ->
     assert "__builtin_prefetch(p" not in text_of(softmax, few, scale)
     assert "__builtin_prefetch(p" not in text_of(lambda x: torch.softmax(x, -1), long)
     assert "__builtin_prefetch(p" not in text_of(lambda x: x.sum(-1), x)
+    assert "__builtin_prefetch(p" not in text_of(lambda x: x - x.erf().sum(-1, keepdim=True), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -39,7 +39,8 @@ SHORT_BYTES = 1024
 CACHED_BYTES = 1 << 21
 
 # Where a row is gone through several times, memory is idle after the first. So the last pass asks
-# for the next row, part by part, as long as it fits into the nearest cache beside this one.
+# for the next row, part by part, as long as it fits into the nearest cache beside this one. It does
+# not where the first pass computes so much that lines arrive meanwhile.
 ASKED = 256
 NEXT_BYTES = 1 << 14
 
@@ -304,6 +305,8 @@ class RowPrinter(HalfRows):
         if not is_last or self._is_cut or self._is_stepped or self._has_halves:
             return []
         if len(self._stretches) != 1 or is_free(length) or length < ASKED:
+            return []
+        if any(cpp_text.calls_function(self._body(p)) for p in passes[0].values):
             return []
         found = self._rows_behind_each_other()
         buffers = [self._kernel.buffers[access.buffer] for access in found]

@@ -32,6 +32,20 @@ static inline __attribute__((always_inline)) void fx_ask_for(
     for (long k = 0; k < FX_DEPTH; k += 16) __builtin_prefetch(from + n * stride + k);
 }
 
+// Lines of B that are needed next: `lines` at each of `count` places. A few are asked for with each
+// tile, since a processor that is asked for many at once waits.
+struct fx_ahead {
+  const float* from;
+  long step, lines, count, asked;
+};
+
+static inline __attribute__((always_inline)) void fx_ask_ahead(fx_ahead& next, long count) {
+  const long last = next.asked + count < next.count ? next.asked + count : next.count;
+  for (long n = next.asked; n < last; ++n)
+    for (long k = 0; k < next.lines; ++k) __builtin_prefetch(next.from + n * next.step + k * 16);
+  next.asked = last;
+}
+
 // sums[r][j] += (a row of A) . (a column of the panel), for ROWS rows and VECTORS of columns.
 template <int ROWS, int VECTORS>
 FX_FUSED static inline __attribute__((always_inline)) void fx_tile(
@@ -60,10 +74,12 @@ FX_FUSED static inline __attribute__((always_inline)) void fx_tile(
 template <bool IS_ROW_MAJOR, int VECTORS>
 FX_FUSED static void fx_tiles(
     const float* a, long row, long step, const float* panel, long panel_step, long rows, long depth,
-    float* sums, bool is_first) {
+    float* sums, bool is_first, fx_ahead& next) {
   if (IS_ROW_MAJOR) step = 1;
+  const long share = (next.count * FX_TILE + rows - 1) / rows;
   long r = 0;
   for (; r + FX_TILE <= rows; r += FX_TILE) {
+    fx_ask_ahead(next, share);
     if (IS_ROW_MAJOR && r + 2 * FX_TILE <= rows) fx_ask_for(a + (r + FX_TILE) * row, row, FX_TILE);
     fx_tile<FX_TILE, VECTORS>(
         a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
@@ -76,6 +92,7 @@ FX_FUSED static void fx_tiles(
   for (; r < rows; ++r)
     fx_tile<1, VECTORS>(
         a + r * row, row, step, panel, panel_step, depth, sums + r * FX_COLUMNS, is_first);
+  fx_ask_ahead(next, next.count);
 }
 
 // How many vectors the last columns of a panel take, of which FX_VECTORS are summed at a time.
@@ -88,21 +105,22 @@ constexpr int fx_vectors(int columns) {
 template <bool IS_ROW_MAJOR, int FEWEST>
 static void fx_panel(
     const float* a, long row, long step, const float* panel, long panel_step, long rows, long depth,
-    long columns, float* sums, bool is_first) {
+    long columns, float* sums, bool is_first, fx_ahead& next) {
   for (long from = 0; from < columns; from += FX_VECTORS * FX_LANES) {
     const long left = columns - from;
     const float* const b = panel + from;
     if constexpr (IS_ROW_MAJOR && FEWEST < 2)
       if (left <= FX_LANES) {
-        fx_tiles<true, 1>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
+        fx_tiles<true, 1>(a, row, step, b, panel_step, rows, depth, sums + from, is_first, next);
         continue;
       }
     if constexpr (IS_ROW_MAJOR && FEWEST < 3)
       if (left <= 2 * FX_LANES) {
-        fx_tiles<true, 2>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
+        fx_tiles<true, 2>(a, row, step, b, panel_step, rows, depth, sums + from, is_first, next);
         continue;
       }
-    fx_tiles<IS_ROW_MAJOR, 3>(a, row, step, b, panel_step, rows, depth, sums + from, is_first);
+    fx_tiles<IS_ROW_MAJOR, 3>(
+        a, row, step, b, panel_step, rows, depth, sums + from, is_first, next);
   }
 }
 
@@ -318,10 +336,12 @@ static void fx_product(
   for (long k = 0; k < depth; k += FX_DEPTH) {
     const long count = depth - k < FX_DEPTH ? depth - k : FX_DEPTH;
     if (!is_panel) fx_pack(b + k * b_step, b_step, column, count, columns, packed);
-    if (b_step == 1 && k + count < depth) fx_ask_for(b + k + count, column, columns);
+    const long on = k + count < depth ? (k + count) * b_step : FX_COLUMNS * column;
+    fx_ahead next = {b + on, column, FX_DEPTH / 16, columns, 0};
+    if (b_step != 1) next = {b + on, b_step, FX_COLUMNS / 16, column == 1 ? FX_DEPTH : 0, 0};
     const float* panel = is_panel ? b + k * b_step : packed;
     const long step = is_panel ? b_step : FX_COLUMNS;
     fx_panel<IS_ROW_MAJOR, FEWEST>(
-        a + k * a_step, row, a_step, panel, step, rows, count, columns, sums, k == 0);
+        a + k * a_step, row, a_step, panel, step, rows, count, columns, sums, k == 0, next);
   }
 }

@@ -301,10 +301,11 @@ class RowPrinter(HalfRows):
     def _next_rows(self, one: Pass) -> list[Access]:
         """Return one access for each pointer whose next row a pass asks for."""
         passes, length = self._schedule.passes, self._length
-        is_last = len(passes) > 1 and one is passes[-1] and not one.reductions
-        if not is_last or self._is_cut or self._is_stepped or self._has_halves:
+        if len(passes) < 2 or one is not passes[-1] or one.reductions:
             return []
-        if len(self._stretches) != 1 or is_free(length) or length < ASKED:
+        if self._is_cut or self._is_stepped or self._has_halves or len(self._stretches) != 1:
+            return []
+        if is_free(length) or length < ASKED:
             return []
         if any(cpp_text.calls_function(self._body(p)) for p in passes[0].values):
             return []

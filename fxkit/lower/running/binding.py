@@ -56,7 +56,10 @@ def is_awaited() -> bool:
     """Tell whether `load` would wait for a compiler that `start` has begun to run."""
     if _loaded or not any(thread.is_alive() for thread in _started):
         return False
-    return not is_built(_source(), linking=_linking())
+    try:
+        return not is_built(_source(), linking=_linking())
+    except BuildError:
+        return False
 
 
 def load() -> Any | None:
@@ -107,13 +110,18 @@ def _source() -> str:
     return "\n".join((folder / f"{part}.cpp").read_text() for part in _PARTS)
 
 
-@functools.cache
 def _linking() -> Linking:
+    """Return what the binding is linked with; raise BuildError where there is no compiler."""
+    return _linking_for(toolchain.current().openmp)
+
+
+@functools.cache
+def _linking_for(openmp: tuple[str, ...]) -> Linking:
     return Linking(
         (sysconfig.get_paths()["include"],),
         (str(Path(torch.__file__).parent / "lib"),),
         ("torch_python", "torch_cpu", "c10"),
-        ("-O1", "-march=native", "-fno-exceptions", "-fno-rtti", *toolchain.current().openmp),
+        ("-O1", "-march=native", "-fno-exceptions", "-fno-rtti", *openmp),
         str(sysconfig.get_config_var("SOABI")),
     )
 

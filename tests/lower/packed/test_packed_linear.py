@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 import fxkit
 from fxkit.demo.judge import relative_error
+from fxkit.lower import to_cpp
 from fxkit.lower.loops.products.product import Product
 from fxkit.lower.packed import linear as packed
 from fxkit.lower.running import binding, plan
@@ -194,6 +196,19 @@ def test_nothing_is_packed_without_the_binding(monkeypatch: pytest.MonkeyPatch) 
     product = Product(0, 1, (), 256, 256, 256, (256, 1), (1, 256))
     found = type("Found", (), {"is_convolution": False, "product": product})()
     assert not packing.packing_pays(found, False)
+
+
+def test_nothing_is_packed_once_the_compiler_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert binding.load() is not None
+    monkeypatch.setattr(plan, "packing_pays", packing.packing_pays)
+    monkeypatch.setenv("FXKIT_CXX", str(tmp_path / "no-compiler"))
+    assert not binding.is_awaited()
+    module, x = nn.Sequential(nn.Linear(256, 256), nn.GELU()), torch.randn(128, 256)
+    with pytest.warns(UserWarning, match="expected a C\\+\\+ compiler"):
+        fast = to_cpp(fx.symbolic_trace(module), (x,))
+    check(fast, module, x)
 
 
 def test_a_trial_is_kept_for_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from fxkit.errors import BuildError
 from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product
 from fxkit.lower.packed import linear
@@ -31,8 +32,12 @@ def packing_pays(found: ProductNode, adds_bias: bool) -> bool:
         return False
     if product.count != 1 or product.terms < times.MIN_TERMS or not linear.is_available():
         return False
-    key = f"packed {product.rows} {product.depth} {product.columns} {product.left_strides}"
-    packed, plain = times.kept_times(f"{key} {adds_bias}", lambda: _measured(product, adds_bias))
+    sizes = f"{product.rows} {product.depth} {product.columns} {product.left_strides}"
+    key = f"packed {sizes} {adds_bias}"
+    try:
+        packed, plain = times.kept_times(key, lambda: _measured(product, adds_bias))
+    except BuildError:
+        return False
     return packed * _MARGIN <= plain
 
 

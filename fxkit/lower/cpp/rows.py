@@ -271,8 +271,7 @@ class RowPrinter(HalfRows):
     def _foreseen(self) -> Iterator[Access]:
         """Yield one access for each pointer whose next rows are asked for."""
         kernel, length = self._kernel, self._length
-        is_whole = any(i.is_reduction or i.is_scan for i in kernel.body)
-        if is_whole or not all(type(size) is int for size in kernel.sizes) or self._is_tiled:
+        if self._is_tiled or any(i.is_reduction or i.is_scan for i in kernel.body):
             return
         short = [
             access

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fxkit.lower.packed import onednn
 from fxkit.lower.packed.onednn import Settings
+from fxkit.lower.packed.torch_calls import serve
 from fxkit.lower.running import binding
 
 _SCHEMA = (
@@ -174,15 +175,7 @@ def _channels_last(image: Tensor) -> Tensor:
 
 def _serves(input: Tensor, sources: Sequence[Tensor | None]) -> bool:
     """Tell whether a plain float32 image is convolved, and no gradient is asked for."""
-    if type(input) is not Tensor or input.dtype != torch.float32 or not input.is_cpu:
-        return False
-    if not onednn.is_available() or onednn.is_watched() or torch.is_autocast_enabled("cpu"):
-        return False
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (input, *sources)
-    ):
-        return False
-    return input.dim() == 4 and input.numel() > 0 and input.layout == torch.strided
+    return onednn.is_available() and serve(input, sources) and input.dim() == 4
 
 
 def _find(

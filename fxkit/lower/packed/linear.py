@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxkit.lower.packed import mkl, onednn
+from fxkit.lower.packed import mkl
+from fxkit.lower.packed.torch_calls import serve
 from fxkit.lower.running import binding
 
 # Copies that are kept of one weight, for inputs of other numbers of rows.
@@ -67,16 +68,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _serves(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Tell whether plain float32 numbers are multiplied, and no gradient is asked for."""
-    if type(input) is not Tensor or input.dtype != torch.float32 or not input.is_cpu:
-        return False
-    if onednn.is_watched() or torch.is_autocast_enabled("cpu"):
-        return False
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (input, weight, bias)
-    ):
-        return False
-    if input.layout != torch.strided or input.numel() == 0 or weight.dim() != 2:
+    """Tell whether plain float32 numbers are multiplied by a matrix that fits."""
+    if weight.dim() != 2 or not serve(input, (weight, bias)):
         return False
     fits = input.shape[-1:] == weight.shape[1:]
     return fits and (bias is None or _is_row(bias, weight))

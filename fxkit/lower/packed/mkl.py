@@ -7,21 +7,16 @@ import functools
 import torch
 from torch import Tensor
 
+from fxkit.lower.packed.torch_calls import has_calls
+
 # Names of the operators → how many arguments they take in the versions that are known.
-_CALLS = {"_mkl_linear": 5, "_mkl_reorder_linear_weight": 2}
+_CALLS = {"_mkl_linear.default": 5, "_mkl_reorder_linear_weight.default": 2}
 
 
 @functools.cache
 def is_available() -> bool:
     """Tell whether torch has been built with MKL, and with what packs weights for it."""
-    if not torch.backends.mkl.is_available():
-        return False
-    return all(_argument_count(name) == count for name, count in _CALLS.items())
-
-
-def _argument_count(name: str) -> int:
-    found = getattr(getattr(torch.ops.mkl, name, None), "default", None)
-    return 0 if found is None else len(found._schema.arguments)
+    return torch.backends.mkl.is_available() and has_calls(torch.ops.mkl, _CALLS)
 
 
 def pack(weight: Tensor, rows: int) -> Tensor:

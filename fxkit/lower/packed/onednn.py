@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fxkit.lower.packed.torch_calls import has_calls
+
 # Names of the operators → how many arguments they take in the versions that are known.
 _CALLS = {
     "_convolution_pointwise.default": 10,
@@ -38,22 +40,7 @@ def _has_calls() -> bool:
              "_len_torch_dispatch_stack", "_len_torch_function_stack")  # fmt: skip
     if not torch.backends.mkldnn.is_available() or not all(hasattr(torch._C, n) for n in names):
         return False
-    return all(_argument_count(name) == count for name, count in _CALLS.items())
-
-
-def _argument_count(name: str) -> int:
-    packet, overload = name.split(".")
-    found = getattr(getattr(torch.ops.mkldnn, packet, None), overload, None)
-    return 0 if found is None else len(found._schema.arguments)
-
-
-def is_watched() -> bool:
-    """Tell whether a function transform or a mode looks at the calls."""
-    return bool(
-        torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-    )
+    return has_calls(torch.ops.mkldnn, _CALLS)
 
 
 def lay_out(weight: Tensor, settings: Settings, shape: Sequence[int]) -> Tensor:

@@ -26,7 +26,7 @@ _ROUNDS = 4
 
 # So much faster a kernel has to be: on a machine that others use, times are off by about as much,
 # and torch's library is what nobody has to justify.
-MARGIN = 1.1
+_MARGIN = 1.1
 
 
 def slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> str | None:
@@ -41,7 +41,7 @@ def slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> s
         kernel, library = kept_times(key, measure)
     except BuildError as error:
         return error.message
-    if kernel * MARGIN <= library:
+    if kernel * _MARGIN <= library:
         return None
     times = f"in {library * 1e6:.0f} us, a kernel in {kernel * 1e6:.0f} us"
     return f"torch's library {what} {times}" + (", not a tenth less" if kernel < library else "")

@@ -5,22 +5,24 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
 from fxkit.collector import paused_collector
-from fxkit.errors import CaptureError, InvalidGraphError, UnsupportedError
+from fxkit.errors import CaptureError, FxkitError, InvalidGraphError, UnsupportedError
 from fxkit.lower import CompiledModule, Policy, to_cpp
 from fxkit.lower.cuda.devices import is_on_gpu
-from fxkit.lower.packed.rewriting import PackConvolutions
+from fxkit.lower.packed.rewriting import pack_convolutions
 from fxkit.lower.running import binding
 from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
 from fxkit.lower.running.compiled import to_cpp_as_recorded, typed
 from fxkit.lower.running.entry import Entries, Way
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.running.left_to_eager import LeftToEager
+from fxkit.lower.running.specialising import Specialiser
 from fxkit.lower.training.fused_step import FusedStep, is_step
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.passes.base import Pass
@@ -28,6 +30,20 @@ from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.runs.free_sizes import Request
+
+
+@dataclass(frozen=True)
+class _FreeForm:
+    """A graph of free sizes, from which the graph for certain sizes is made.
+
+    Attributes:
+        specialiser: Makes it.
+        is_rewritten: Whether the passes have run, or are to run for each set of sizes.
+    """
+
+    specialiser: Specialiser
+    is_rewritten: bool
+
 
 # Makes a callable of a graph and of the tensors that it takes.
 Backend = Callable[[fx.GraphModule, tuple[torch.Tensor, ...]], Callable[..., Any]]
@@ -126,25 +142,40 @@ class Compiled:
             if isinstance(module, CompiledModule):
                 self._stock.note(module.kernels)
             return module
-        run = BySizes(gm, self._lower_for_sizes)
+        run = BySizes(gm, functools.partial(self._lower_for_sizes, gm, {}))
         run.prepare(*args)
         return run
 
     def _lower_for_sizes(
-        self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]
+        self, gm: fx.GraphModule, forms: dict[bool, _FreeForm], args: tuple[torch.Tensor, ...]
     ) -> CompiledModule | TrainingModule:
+        is_trained = self._is_trained(gm, args)
+        if is_trained not in forms:
+            forms[is_trained] = self._free_form(gm, args)
+        form = forms[is_trained]
         self._stock.see(args)
-        return self._lower(gm, args, self._stock)
+        return self._lower(form.specialiser.at(args), args, self._stock, form.is_rewritten)
+
+    def _free_form(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> _FreeForm:
+        """Run the default passes once for all sizes, if they can do without numbers."""
+        if self._passes is not None:
+            return _FreeForm(Specialiser(gm), is_rewritten=False)
+        try:
+            rewritten = self._rewritten(gm, args, has_free_sizes=True)
+        except FxkitError:
+            return _FreeForm(Specialiser(gm), is_rewritten=False)
+        return _FreeForm(Specialiser(rewritten), is_rewritten=True)
 
     def _lower(
         self,
         gm: fx.GraphModule,
         args: tuple[torch.Tensor, ...],
         stock: KernelStock | None = None,
+        is_rewritten: bool = False,
     ) -> CompiledModule | TrainingModule:
         policy = self._policy
         try:
-            copied = self._rewritten(gm, args)
+            copied = gm if is_rewritten else self._rewritten(gm, args)
             if self._is_trained(gm, args):
                 module = to_cpp_training(copied, args, policy=policy, stock=stock)
             elif is_on_gpu(copied, args):
@@ -153,7 +184,7 @@ class Compiled:
                 module = to_cuda(copied, args, policy=policy)
             else:
                 typed(copied, args)
-                PassManager((PackConvolutions(),), verify="structure", args=args).run(copied)
+                pack_convolutions(copied, args)
                 module = to_cpp(copied, args, policy=policy, tune=self._tune, stock=stock)
         except InvalidGraphError as error:
             copied = fx.GraphModule(gm, _copy_graph(gm.graph))
@@ -182,7 +213,13 @@ class Compiled:
             warnings.warn(f"{error}\n  The graph stays as it was recorded.", stacklevel=2)
             return fx.GraphModule(gm, _copy_graph(gm.graph))
 
-    def _rewritten(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> fx.GraphModule:
+    def _rewritten(
+        self,
+        gm: fx.GraphModule,
+        args: tuple[torch.Tensor, ...],
+        *,
+        has_free_sizes: bool = False,
+    ) -> fx.GraphModule:
         """Return a copy of a captured graph that the passes have run on."""
         passes = self._passes
         if passes is None:
@@ -192,7 +229,8 @@ class Compiled:
             passes = training if self._is_trained(gm, args) else inference
         with paused_collector(keeps_all=False):
             copied = fx.GraphModule(gm, _copy_graph(gm.graph))
-            PassManager(passes, verify="structure", args=args).run(copied)
+            example = None if has_free_sizes else args
+            PassManager(passes, verify="structure", args=example).run(copied)
         return copied
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from fxkit.lower import to_cpp
-from fxkit.lower.running.program import kernel_of
+from fxkit.lower.running.piece import Piece, kernel_of
 from fxkit.lower.running.view_values import views_for_kernels
 
 X = torch.randn(6, 4, 8)
@@ -79,8 +79,6 @@ def test_a_view_stands_in_where_python_does(monkeypatch: pytest.MonkeyPatch) -> 
     module = to_cpp(fx.symbolic_trace(fn), (X,))
     for call in module._plan.calls.values():
         call._function = None  # as if it had not been built
-    from fxkit.lower.running.program import Piece
-
     kernels = [node for node in module._plan.graph.nodes if kernel_of(node) is not None]
     views = views_for_kernels(module._plan.graph, lambda node: kernel_of(node) is not None)
     inputs = [(node, 0) for node in module._plan.graph.nodes if node.op == "placeholder"]

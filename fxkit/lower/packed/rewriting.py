@@ -20,6 +20,7 @@ from fxkit.lower.running.trials.times import MIN_TERMS
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
 from fxkit.passes.channels_last import Refused, Spreader
+from fxkit.passes.manager import PassManager
 
 # Fewer multiplications than these, in all convolutions of a graph, cost less than what a packed
 # convolution takes to find its weight: nothing is packed then, but kernels pay.
@@ -33,6 +34,12 @@ MIN_USES = 32
 
 # What warns of operands that are not contiguous.
 _SEARCHES = frozenset(["aten.bucketize", "aten.searchsorted"])
+
+
+def pack_convolutions(gm: fx.GraphModule, args: tuple[Any, ...]) -> None:
+    """Run `PackConvolutions` on a graph whose types are known, if it has any convolution."""
+    if any((call := resolve(node)) and call.name == "aten.conv2d" for node in gm.graph.nodes):
+        PassManager((PackConvolutions(),), verify="structure", args=args).run(gm)
 
 
 @dataclass(frozen=True)

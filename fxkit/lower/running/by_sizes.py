@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.analysis.tensor_types import propagate_types
 from fxkit.ir.types import TensorType, type_of
 
 # Sets of sizes that are lowered when they first come. Later ones may never come again: they are
@@ -24,68 +21,13 @@ CALLS_TO_LOWER = 3
 MAX_LOWERED = 256
 _MAX_COUNTED = 4096
 
-Lower = Callable[[fx.GraphModule, tuple[Any, ...]], Callable[..., Any]]
-
-_SIZES = frozenset(
-    {
-        torch.ops.aten.sym_size.int,
-        torch.ops.aten.sym_stride.int,
-        torch.ops.aten.sym_numel.default,
-    }
-)
-_ARITHMETIC = frozenset(
-    {
-        *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.pow),
-        *(operator.truediv, operator.neg, operator.eq, operator.ne, operator.lt, operator.le),
-        *(operator.gt, operator.ge, math.ceil, math.floor),
-    }
-)
+Lower = Callable[[tuple[Any, ...]], Callable[..., Any]]
 
 
 def has_free_sizes(gm: fx.GraphModule) -> bool:
     """Tell whether the types of a graph's inputs hold expressions."""
     types = (type_of(node) for node in gm.graph.nodes if node.op == "placeholder")
     return any(isinstance(known, TensorType) and known.is_symbolic for known in types)
-
-
-def specialise(gm: fx.GraphModule, args: tuple[Any, ...]) -> fx.GraphModule:
-    """Return a copy of a graph with the numbers in it that follow from the sizes of some inputs.
-
-    Args:
-        gm: The graph; it is left as it is.
-        args: The inputs.
-    """
-    graph = fx.Graph()
-    values: dict[fx.Node, fx.Node] = {}
-    for node in gm.graph.nodes:
-        values[node] = graph.node_copy(node, values.__getitem__)
-    module = fx.GraphModule(gm, graph)
-    propagate_types(module, args)
-    numbers: dict[fx.Node, Any] = {}
-    for node in list(graph.nodes):
-        if node.op == "output" or not numbers:
-            pass
-        elif any(operand in numbers for operand in node.all_input_nodes):
-            node.args = fx.map_arg(node.args, lambda n: numbers.get(n, n))
-            node.kwargs = fx.map_arg(node.kwargs, lambda n: numbers.get(n, n))
-        if _is_number(node):
-            numbers[node] = type_of(node)
-    _return_numbers(graph, numbers)
-    for node in reversed(numbers):
-        graph.erase_node(node)
-    module.recompile()
-    return module
-
-
-def _is_number(node: fx.Node) -> bool:
-    if node.op != "call_function" or type(type_of(node)) not in (int, float, bool):
-        return False
-    return node.target in _SIZES or (node.target in _ARITHMETIC and not node.all_input_nodes)
-
-
-def _return_numbers(graph: fx.Graph, numbers: dict[fx.Node, Any]) -> None:
-    output = next(reversed(graph.nodes))
-    output.args = fx.map_arg(output.args, lambda node: numbers.get(node, node))
 
 
 class BySizes:
@@ -96,7 +38,7 @@ class BySizes:
 
     Args:
         gm: The graph.
-        lower: Makes of a graph for certain sizes, and of inputs, what runs in its place.
+        lower: Makes of inputs what runs in the graph's place for their sizes.
     """
 
     def __init__(self, gm: fx.GraphModule, lower: Lower) -> None:
@@ -127,7 +69,7 @@ class BySizes:
             if key not in self._made:
                 if not self._is_due(key):
                     return self.graph_module.forward
-                self._made[key] = self._lower(specialise(self.graph_module, args), args)
+                self._made[key] = self._lower(args)
             return self._made[key]
 
     def _is_due(self, key: Any) -> bool:

@@ -7,17 +7,15 @@ written later; the layout is planned by when each value is needed last.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.packed import convolution as packed
 from fxkit.lower.running import binding
 from fxkit.lower.running.kernel_call import KernelCall
+from fxkit.lower.running.piece import Key, Piece, is_one_of_several, kernel_of, key_of, results_of
 from fxkit.lower.running.scratch import plan_scratch
 from fxkit.lower.running.view_values import views_for_kernels
 
@@ -25,7 +23,6 @@ from fxkit.lower.running.view_values import views_for_kernels
 MAX_VALUES = 120
 _LONG_WORK = 100_000
 
-Key = tuple[fx.Node, int]
 Table = tuple[dict[str, Any], str]
 
 
@@ -171,7 +168,7 @@ class _Planner:
     # Steps.
 
     def _step(self, number: int, step: _Step) -> tuple[Any, ...]:
-        made = list(dict.fromkeys(key for node in step.nodes for key in _results(node)))
+        made = list(dict.fromkeys(key for node in step.nodes for key in results_of(node)))
         own = set(made)
         ins = [key for key in self._used(step) if key not in own and key[0].op != "get_attr"]
         outs = [key for key in made if self._last_use.get(key, -1) > number]
@@ -203,10 +200,10 @@ class _Planner:
         calls = [_kernel(node) for node in step.nodes]
         attributes = [key for key in self._used(step) if key[0].op == "get_attr"]
         made = set(outs)
-        scratch = [key for node in step.nodes for key in _results(node) if key not in made]
+        scratch = [key for node in step.nodes for key in results_of(node) if key not in made]
         order = {key: i for i, key in enumerate([*ins, *attributes, *outs, *scratch])}
         types = self._types(step)
-        born = {key: i for i, node in enumerate(step.nodes) for key in _results(node)}
+        born = {key: i for i, node in enumerate(step.nodes) for key in results_of(node)}
         used = {key: i for i, node in enumerate(step.nodes) for key in self._operands(node)}
         lives = [
             (spec_of(types[key])[1], born[key], max(born[key], used.get(key, 0))) for key in scratch
@@ -216,7 +213,7 @@ class _Planner:
         kernels = tuple(
             (
                 call.address,
-                tuple(order[key] for key in (*self._operands(node), *_results(node))),
+                tuple(order[key] for key in (*self._operands(node), *results_of(node))),
                 call.is_parallel,
                 call.numbers,
             )
@@ -242,7 +239,7 @@ class _Planner:
             for operand, known in zip(operands, call.inputs, strict=True):
                 source = self._views.get(operand)
                 types.setdefault(self._key(operand), known if source is None else type_of(source))
-            types.update(zip(_results(node), call.outputs, strict=True))
+            types.update(zip(results_of(node), call.outputs, strict=True))
         return types
 
     def _table(self, path: str) -> Table:
@@ -267,113 +264,8 @@ class _Planner:
         self._links[id(table), key] = (table, key, value)
 
 
-def kernel_of(value: Any) -> KernelCall | None:
-    """Return the built kernel that a node calls, or None."""
-    if not isinstance(value, fx.Node) or not isinstance(value.target, KernelCall):
-        return None
-    return value.target if value.target.address is not None else None
-
-
 def _kernel(node: fx.Node) -> KernelCall:
     call = kernel_of(node)
     if call is None:
         raise LookupError(node.name)
     return call
-
-
-def is_one_of_several(node: fx.Node) -> bool:
-    """Tell whether a node names one of several results of a kernel."""
-    call = kernel_of(node.args[0]) if node.target is operator.getitem else None
-    return call is not None and len(call.outputs) > 1
-
-
-def key_of(node: fx.Node) -> Key:
-    """Return the value that a node stands for: one of a kernel's results, or its own."""
-    if is_one_of_several(node):
-        source, number = node.args
-        if isinstance(source, fx.Node) and isinstance(number, int):
-            return source, number
-    return node, 0
-
-
-def _results(node: fx.Node) -> list[Key]:
-    call = kernel_of(node)
-    return [(node, number) for number in range(len(call.outputs) if call is not None else 1)]
-
-
-class Piece:
-    """Consecutive nodes of a graph as a function of Python, compiled when it is first needed.
-
-    It is called with the module that owns the attributes and a list of operands, which it empties:
-    so each operand is let go of after its last use. It returns a tuple.
-    """
-
-    def __init__(
-        self,
-        gm: fx.GraphModule,
-        nodes: Iterable[fx.Node],
-        ins: list[Key],
-        outs: list[Key],
-        views: dict[fx.Node, fx.Node],
-    ) -> None:
-        self._gm = gm
-        self._nodes = list(nodes)
-        self._ins = ins
-        self._outs = outs
-        self._views = views
-        self._run: Callable[..., Any] | None = None
-
-    def __call__(self, owner: fx.GraphModule, box: list[Any]) -> Any:
-        return (self._run or self.prepare())(owner, box)
-
-    def prepare(self) -> Callable[..., Any]:
-        """Compile the function."""
-        self._run = boxed_function(self._graph())
-        return self._run
-
-    def _graph(self) -> fx.Graph:
-        graph = fx.Graph(self._gm)
-        values: dict[Key, fx.Node] = {}
-        for number, key in enumerate(self._ins):
-            values[key] = graph.placeholder(f"operand_{number}")
-
-        def value(node: fx.Node) -> fx.Node:
-            if node in self._views:
-                return graph.node_copy(node, value)
-            key = key_of(node)
-            if key not in values and node.op == "get_attr":
-                values[key] = graph.node_copy(node)
-            return values[key]
-
-        for node in self._nodes:
-            if node.op == "output":
-                graph.output((fx.map_arg(node.args[0], value),))
-                return graph
-            copied = graph.node_copy(node, value)
-            copied.target = packed.without_dispatcher(copied.target)
-            call = kernel_of(node)
-            if call is None or len(call.outputs) == 1:
-                values[node, 0] = copied
-                continue
-            for key in _results(node):
-                values[key] = graph.call_function(operator.getitem, (copied, key[1]))
-        graph.output(tuple(values[key] for key in self._outs))
-        return graph
-
-
-def boxed_function(graph: fx.Graph) -> Callable[..., Any]:
-    """Return a graph as a function of its owner and of a list of its inputs, which it empties."""
-    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    code = graph.python_code(root_module="self")
-    head, body = _split(code.src)
-    unpack = f"    [{', '.join(names)}] = box; box.clear()\n"
-    namespace: dict[str, Any] = dict(code.globals)
-    exec(compile(f"{head}def forward(self, box):\n{unpack}{body}", "<fxkit>", "exec"), namespace)
-    return namespace["forward"]
-
-
-def _split(source: str) -> tuple[str, str]:
-    """Return what comes before the line that begins the function, and what comes after it."""
-    lines = source.splitlines(keepends=True)
-    first = next(i for i, line in enumerate(lines) if line.startswith("def forward("))
-    return "".join(lines[:first]), "".join(lines[first + 1 :])

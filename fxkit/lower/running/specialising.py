@@ -1,0 +1,168 @@
+"""From a graph of free sizes to one for certain sizes."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.analysis.type_inference.size_expressions import compiled, python_text
+from fxkit.errors import UnsupportedError
+from fxkit.ir.symbols import Symbol
+from fxkit.ir.types import TensorType, set_type, type_of
+
+_SIZES = frozenset(
+    {
+        torch.ops.aten.sym_size.int,
+        torch.ops.aten.sym_stride.int,
+        torch.ops.aten.sym_numel.default,
+    }
+)
+_ARITHMETIC = frozenset(
+    {
+        *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.pow),
+        *(operator.truediv, operator.neg, operator.eq, operator.ne, operator.lt, operator.le),
+        *(operator.gt, operator.ge, math.ceil, math.floor),
+    }
+)
+
+
+class Specialiser:
+    """Makes copies of a graph of free sizes with the numbers in it that follow from some inputs.
+
+    The types in a copy are those of the graph with numbers put into their expressions, which takes
+    a fraction of the time that it takes to propagate them. For the first copy both is done; where
+    they differ, as where a type is not known as an expression, all copies are made the slow way.
+
+    Args:
+        gm: The graph; it is left as it is.
+    """
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._gm = gm
+        self._expressions: _Expressions | None = _Expressions(gm)
+        self._is_checked = False
+
+    def at(self, args: tuple[Any, ...]) -> fx.GraphModule:
+        """Return the copy for the sizes of some inputs."""
+        types = None if self._expressions is None else self._expressions.types(args)
+        if types is None or not self._is_checked:
+            propagated = self._propagated(args)
+            if types is not None:
+                self._is_checked = True
+                if types != propagated:
+                    self._expressions = None
+            types = propagated
+        return _with_types(self._gm, types)
+
+    def _propagated(self, args: tuple[Any, ...]) -> list[Any]:
+        graph = fx.Graph()
+        values: dict[fx.Node, fx.Node] = {}
+        for node in self._gm.graph.nodes:
+            values[node] = graph.node_copy(node, values.__getitem__)
+        propagate_types(fx.GraphModule(self._gm, graph), args)
+        return [type_of(node) for node in graph.nodes]
+
+
+class _Expressions:
+    """The types of a graph as functions of its free sizes."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._known = [type_of(node) for node in gm.graph.nodes]
+        inputs = [type_of(node) for node in gm.graph.nodes if node.op == "placeholder"]
+        self._inputs = inputs
+        self._places = _places(inputs)
+        self._functions: dict[Symbol, Callable[..., Any] | None] = {}
+
+    def types(self, args: tuple[Any, ...]) -> list[Any] | None:
+        """Return the type of each node for the sizes of some inputs, or None if it isn't known."""
+        sizes = [args[index].shape[axis] for index, axis in self._places.values()]
+        try:
+            inputs = [self._at(known, sizes) for known in self._inputs]
+            if inputs != [TensorType.of(arg) for arg in args]:
+                return None
+            return [self._at(known, sizes) for known in self._known]
+        except _Unknown:
+            return None
+
+    def _at(self, known: Any, sizes: list[int]) -> Any:
+        if isinstance(known, TensorType):
+            return self._tensor_at(known, sizes) if known.is_symbolic else known
+        if isinstance(known, Symbol):
+            return self._number(known, sizes)
+        if isinstance(known, (tuple, list)):
+            items = [self._at(item, sizes) for item in known]
+            if hasattr(known, "_fields"):
+                return type(known)(*items)
+            return type(known)(items)
+        if isinstance(known, dict):
+            return {key: self._at(value, sizes) for key, value in known.items()}
+        return known
+
+    def _tensor_at(self, known: TensorType, sizes: list[int]) -> TensorType:
+        shape = tuple(self._number(s, sizes) if isinstance(s, Symbol) else s for s in known.shape)
+        if any(now < 2 and type(s) is Symbol for now, s in zip(shape, known.shape, strict=True)):
+            raise _Unknown
+        stride = known.stride and tuple(
+            self._number(s, sizes) if isinstance(s, Symbol) else s for s in known.stride
+        )
+        return TensorType(shape, known.dtype, stride, known.device, known.requires_grad)
+
+    def _number(self, symbol: Symbol, sizes: list[int]) -> Any:
+        if symbol not in self._functions:
+            self._functions[symbol] = _function(symbol, list(self._places))
+        function = self._functions[symbol]
+        if function is None:
+            raise _Unknown
+        return symbol.kind(function(*sizes))
+
+
+class _Unknown(Exception):
+    """A type can't be told from the sizes of inputs."""
+
+
+def _places(inputs: list[Any]) -> dict[str, tuple[int, int]]:
+    """Return where each free size can be read: in which input, along which axis."""
+    places: dict[str, tuple[int, int]] = {}
+    for index, known in enumerate(inputs):
+        for axis, size in enumerate(known.shape if isinstance(known, TensorType) else ()):
+            if isinstance(size, Symbol) and size.expression.is_symbol:
+                places.setdefault(str(size), (index, axis))
+    return places
+
+
+def _function(symbol: Symbol, names: list[str]) -> Callable[..., Any] | None:
+    if not {str(part) for part in symbol.expression.free_symbols} <= set(names):
+        return None
+    try:
+        return compiled(python_text(symbol.expression), names)
+    except UnsupportedError:
+        return None
+
+
+def _with_types(gm: fx.GraphModule, types: list[Any]) -> fx.GraphModule:
+    """Return a copy of a graph with certain types, and numbers in place of what computes them."""
+    graph = fx.Graph()
+    values: dict[fx.Node, Any] = {}
+    for node, known in zip(gm.graph.nodes, types, strict=True):
+        if _is_number(node, known, values):
+            values[node] = known
+            continue
+        copied = graph.node_copy(node, values.__getitem__)
+        set_type(copied, known)
+        values[node] = copied
+    return fx.GraphModule(gm, graph)
+
+
+def _is_number(node: fx.Node, known: Any, values: dict[fx.Node, Any]) -> bool:
+    if node.op != "call_function" or type(known) not in (int, float, bool):
+        return False
+    if node.target in _SIZES:
+        return True
+    is_from_numbers = not any(isinstance(values[o], fx.Node) for o in node.all_input_nodes)
+    return node.target in _ARITHMETIC and is_from_numbers

@@ -32,6 +32,9 @@ BLOCK = 1024
 FEW_ROWS = 8
 LONG_ROW = 1 << 16
 
+# Their parts are as long as each other but for so many elements: four vectors.
+EVEN = 64
+
 # The processor foresees the lines of a long row, but not those of the rows that follow a short one.
 # They are asked for so many bytes ahead where rows lie one behind the other, and fit no cache.
 AHEAD = 4096
@@ -160,7 +163,7 @@ class RowPrinter(HalfRows):
     def _cut_pass(self, one: Pass) -> None:
         """Print a pass over parts of a row, which threads share, and put its results together."""
         names = {p: f"{'t' if self._is_float_sum(p) else 'v'}{p}" for p in one.reductions}
-        size = ceil_div(self._length, PARTS * BLOCK) * BLOCK
+        size = ceil_div(self._length, PARTS * EVEN) * EVEN
         for p, name in names.items():
             self._add(f"{self._total_type(p)} {name}_of[{PARTS}];")
         self._open_parts(self._length, size)

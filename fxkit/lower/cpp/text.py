@@ -77,6 +77,12 @@ FX_INLINE double fx_logaddexp(double a, double b) {
 _WITHIN = {
     "asin": ("__builtin_fabsf(x) <= 1.0f", "0.0f", '__builtin_nanf("")'),
     "acos": ("__builtin_fabsf(x) <= 1.0f", "0.0f", '__builtin_nanf("")'),
+    "acosh": ("x >= 1.0f", "2.0f", '__builtin_nanf("")'),
+    "atanh": (
+        "__builtin_fabsf(x) < 1.0f",
+        "0.0f",
+        '__builtin_fabsf(x) == 1.0f ? x * __builtin_inff() : __builtin_nanf("")',
+    ),
     "log2": ("x > 0.0f", "1.0f", 'x == 0.0f ? -__builtin_inff() : __builtin_nanf("")'),
     "log10": ("x > 0.0f", "1.0f", 'x == 0.0f ? -__builtin_inff() : __builtin_nanf("")'),
 }

@@ -37,8 +37,10 @@ SUMMED = {1: range(2, 64), 2: range(2, 64), 4: range(5, 32), 8: range(5, 16)}
 # Cumulative sums of float64 in shorter rows run beside each other.
 LONG_FLOAT64_ROW = 64
 
-# Columns of a long row that are turned over at a time.
-CHUNK = 32
+# Columns of a long row that are turned over at a time, and of how many rows: with more rows, whose
+# neighbours lie far apart, memory takes several times as long.
+CHUNK = 64
+LANES_OF_LONG_ROWS = 16
 
 # With fewer than eight columns, blocks reach into the row that follows: they read there what they
 # do not use, and write there what that row writes after them. No block reaches beyond a tile.
@@ -77,15 +79,15 @@ class TurnedRowsPrinter(ColumnPrinter):
     """Writes a kernel whose rows are turned over; its last outer axis numbers them."""
 
     def __init__(self, kernel: Kernel, name: str) -> None:
-        super().__init__(kernel, name)
-        self._is_cut = False
         self._length = kernel.sizes[-1]
         self._is_long = is_free(self._length) or self._length >= LONG_ROW
+        super().__init__(kernel, name)
+        self._is_cut = False
         turned = (access for access in self._accesses() if _lies_along(access))
         self._turned = {access: f"x{place}" for place, access in enumerate(dict.fromkeys(turned))}
 
     def _best_lanes(self) -> int:
-        return LANES
+        return LANES_OF_LONG_ROWS if self._is_long else LANES
 
     def _declare(self) -> None:
         super()._declare()

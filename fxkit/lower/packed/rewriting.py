@@ -21,6 +21,7 @@ from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
 from fxkit.passes.channels_last import Refused, Spreader
 from fxkit.passes.manager import PassManager
+from fxkit.passes.spell_out_copies import SpellOutCopies
 
 # Fewer multiplications than these, in all convolutions of a graph, cost less than what a packed
 # convolution takes to find its weight: nothing is packed then, but kernels pay.
@@ -32,14 +33,20 @@ MIN_WORK = 1 << 21
 MIN_LAYER_WORK = 1 << 17
 MIN_USES = 32
 
+# Fewer convolutions of dense windows gain less than it costs to turn their images, in and out.
+FEWEST_DENSE = 2
+
 # What warns of operands that are not contiguous.
 _SEARCHES = frozenset(["aten.bucketize", "aten.searchsorted"])
 
 
 def pack_convolutions(gm: fx.GraphModule, args: tuple[Any, ...]) -> None:
-    """Run `PackConvolutions` on a graph whose types are known, if it has any convolution."""
+    """Run `PackConvolutions` on a graph whose types are known, if it has any convolution.
+
+    Images whose layout changes are then copied by kernels, which join what reads them.
+    """
     if any((call := resolve(node)) and call.name == "aten.conv2d" for node in gm.graph.nodes):
-        PassManager((PackConvolutions(),), verify="structure", args=args).run(gm)
+        PassManager((PackConvolutions(), SpellOutCopies()), verify="structure", args=args).run(gm)
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ class PackConvolutions(Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the edges."""
         packer = _Packer(edit)
+        if packer.has_too_few():
+            return
         if packer.work() < MIN_WORK:
             packer.leave_all_but_kernels()
             if packer.work() and has_compiler():
@@ -100,6 +109,15 @@ class _Packer(Spreader):
     def work(self) -> int:
         """Return the number of multiplications in the convolutions that can be packed."""
         return sum(_work(found.layer) for found in self._found.values())
+
+    def has_too_few(self) -> bool:
+        """Tell whether all that could be packed are dense windows, too few of them to pay.
+
+        Convolutions of single pixels and of each channel for itself are bound by memory, where
+        kernels are ahead; and a batch norm behind one is another pass that is saved.
+        """
+        found = self._found.values()
+        return len(found) < FEWEST_DENSE and all(map(_is_plain_window, found))
 
     def leave_all_but_kernels(self) -> None:
         """Leave the convolutions that no kernel computes as they are."""
@@ -237,6 +255,14 @@ def _work(layer: Layer) -> int:
     made = type_of(layer.node)
     shape = made.shape if isinstance(made, TensorType) else ()
     return math.prod(int(size) for size in shape) * math.prod(layer.weight.shape[1:])
+
+
+def _is_plain_window(found: _Found) -> bool:
+    """Tell whether a convolution of windows is dense, without a norm, and its image turned."""
+    layer, known = found.layer, type_of(found.layer.input)
+    is_dense = layer.groups == 1 and math.prod(layer.weight.shape[2:]) > 1
+    is_turned = isinstance(known, TensorType) and not has_channels_innermost(known)
+    return is_dense and is_turned and found.norm is None
 
 
 def _is_surely_kernel(layer: Layer) -> bool:

@@ -14,6 +14,7 @@ import fxkit
 from fxkit.demo.judge import reference, relative_error
 from fxkit.ir.types import type_of
 from fxkit.lower.packed import convolution as packed
+from fxkit.lower.packed import rewriting
 from fxkit.lower.running import binding, plan
 
 
@@ -59,6 +60,12 @@ def check(fast: Callable[..., torch.Tensor], module: nn.Module, x: torch.Tensor)
 
 
 needs_packing = pytest.mark.skipif(not packed.is_available(), reason="torch without oneDNN")
+
+
+@pytest.fixture
+def _packed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a convolution be packed that is the only one."""
+    monkeypatch.setattr(rewriting, "FEWEST_DENSE", 1)
 
 
 @needs_packing
@@ -289,6 +296,7 @@ def test_nothing_is_packed_without_the_binding(monkeypatch: pytest.MonkeyPatch) 
     assert not is_packed(fast)
 
 
+@pytest.mark.usefixtures("_packed_alone")
 @needs_packing
 @torch.no_grad()
 @pytest.mark.parametrize(
@@ -350,6 +358,7 @@ def test_large_weights_that_are_used_once_are_left_as_they_are() -> None:
     assert [type_of(call).shape[1] for call in calls] == [512, 9]
 
 
+@pytest.mark.usefixtures("_packed_alone")
 @needs_packing
 @torch.no_grad()
 def test_strides_of_one_pixel_are_those_of_eager() -> None:
@@ -372,6 +381,7 @@ class Followed(nn.Module):
         return self.following(self.convolution(x))
 
 
+@pytest.mark.usefixtures("_packed_alone")
 @needs_packing
 @torch.no_grad()
 @pytest.mark.parametrize("following", [
@@ -389,6 +399,25 @@ def test_what_follows_is_as_exact_and_laid_out_as_in_eager(
     fast(x)
     assert is_packed(fast)
     check(fast, module, x)
+
+
+@needs_packing
+@torch.no_grad()
+def test_one_dense_convolution_alone_stays_as_it_is() -> None:
+    x = torch.randn(2, 16, 39, 41)
+    alone = nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU()).eval()
+    for module, is_left in (
+        (alone, True),
+        (nn.Sequential(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16)).eval(), False),
+        (nn.Sequential(nn.Conv2d(16, 64, 1), nn.ReLU()).eval(), False),
+        (nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)).eval(), False),
+    ):
+        fast = fxkit.compile(module)
+        check(fast, module, x)
+        assert is_packed(fast) != is_left
+    fast = fxkit.compile(alone)
+    check(fast, alone, x.contiguous(memory_format=torch.channels_last))
+    assert is_packed(fast)
 
 
 @needs_packing

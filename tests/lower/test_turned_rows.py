@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fxkit
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp.turned_rows import CHUNK, LONG_ROW
+from fxkit.lower.cpp.turned_rows import CHUNK, LONG_ROW, LONG_SCANNED_ROW
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(-1),
@@ -23,10 +23,18 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "cumsum": lambda x: x.cumsum(-1),
     "largest so far": lambda x: x.cummax(-1).values,
+    "where the largest was": lambda x: x.cummax(-1).indices,
+    "logarithm of a sum": lambda x: x.logcumsumexp(-1),
     "sum from behind": lambda x: x.flip(-1).cumsum(-1).flip(-1),
 }
 
-SCANS = ("cumsum", "largest so far", "sum from behind")
+SCANS = (
+    "cumsum",
+    "largest so far",
+    "where the largest was",
+    "logarithm of a sum",
+    "sum from behind",
+)
 
 TOLERANCES = {
     torch.float64: 1e-12,
@@ -36,10 +44,10 @@ TOLERANCES = {
 }
 
 # Less than a block of eight, several of them, one that overlaps; chunks of long rows.
-LENGTHS = (2, 3, 7, 8, 9, 16, 31, 100, LONG_ROW - 1)
+LENGTHS = (2, 3, 7, 8, 9, 16, 31, LONG_SCANNED_ROW - 1, LONG_SCANNED_ROW, 100, LONG_ROW - 1)
 LONG_LENGTHS = (LONG_ROW, LONG_ROW + 1, LONG_ROW + CHUNK - 1)
 
-# The fewest, one more, a tile, one more, and a tile and a half.
+# The fewest, one more, a tile, one more, and a tile and a half; of long rows, several tiles.
 ROWS = (16, 17, 64, 65, 100)
 
 

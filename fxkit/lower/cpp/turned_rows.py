@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.columns import LANES, ColumnPrinter
 from fxkit.lower.cpp.free_numbers import is_free
-from fxkit.lower.loops.loop_ir import Access, Kernel
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.placement import MANY_ROWS
 from fxkit.lower.loops.schedule import Pass, schedule
 
@@ -34,11 +34,14 @@ LONG_UNEVEN_ROW = 128
 # compiler writes shorter ones out, and longer ones have vectors enough.
 SUMMED = {1: range(2, 64), 2: range(2, 64), 4: range(5, 32), 8: range(5, 16)}
 
-# Cumulative sums of float64 in shorter rows run beside each other.
-LONG_FLOAT64_ROW = 64
+# Cumulative sums of float32 wait less for their elements than they take to be turned over, where
+# shorter rows come from memory; those of float64, which are turned over half as fast, anywhere.
+LONG_SUMMED_ROW = 512
+CACHED_BYTES = 1 << 21
 
 # Columns of a long row that are turned over at a time, and of how many rows: with more rows, whose
 # neighbours lie far apart, memory takes several times as long.
+LONG_SCANNED_ROW = 64
 CHUNK = 64
 LANES_OF_LONG_ROWS = 16
 
@@ -80,7 +83,8 @@ class TurnedRowsPrinter(ColumnPrinter):
 
     def __init__(self, kernel: Kernel, name: str) -> None:
         self._length = kernel.sizes[-1]
-        self._is_long = is_free(self._length) or self._length >= LONG_ROW
+        long = LONG_SCANNED_ROW if any(i.is_scan for i in kernel.body) else LONG_ROW
+        self._is_long = is_free(self._length) or self._length >= long
         super().__init__(kernel, name)
         self._is_cut = False
         turned = (access for access in self._accesses() if _lies_along(access))
@@ -205,8 +209,7 @@ def _pays(kernel: Kernel, accesses: set[Access]) -> bool:
     sizes = [kernel.buffers[a.buffer].dtype.itemsize for a in accesses if _lies_along(a)]
     scans = [i for i in kernel.body if i.is_scan]
     if scans:
-        is_slow = any(i.dtype.is_floating_point or i.op not in _SUMS for i in scans)
-        return is_slow and (max(sizes) < 8 or is_free(length) or length >= LONG_FLOAT64_ROW)
+        return _scan_pays(kernel, scans, max(sizes))
     if sum(sizes) * length * LANES > MAX_TILE_BYTES:
         return False
     is_full = length % LANES_OF_VECTOR == 0
@@ -217,6 +220,17 @@ def _pays(kernel: Kernel, accesses: set[Access]) -> bool:
     if is_full:
         return length < LONG_FULL_ROW
     return length < LONG_UNEVEN_ROW or any(cpp_text.calls_function(i) for i in kernel.body)
+
+
+def _scan_pays(kernel: Kernel, scans: list[Instruction], itemsize: int) -> bool:
+    """Tell whether rows with cumulative operations wait for their elements longer than to turn."""
+    if any(i.dtype.is_floating_point and i.op not in _SUMS for i in scans):
+        return True
+    if itemsize >= 8 or not any(i.dtype.is_floating_point or i.op not in _SUMS for i in scans):
+        return False
+    length, points = kernel.sizes[-1], kernel.points
+    is_small = itemsize < 4 or is_free(points) or points * itemsize <= CACHED_BYTES
+    return is_small or is_free(length) or length >= LONG_SUMMED_ROW
 
 
 _SUMS = frozenset({"reduce_add", "reduce_mul", "scan_add", "scan_mul"})

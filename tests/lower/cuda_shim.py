@@ -49,6 +49,7 @@ struct Shim3 { unsigned x, y, z; };
 static Shim3 threadIdx, blockIdx, gridDim, blockDim;
 static inline int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
 static inline float __int_as_float(int x) { return __builtin_bit_cast(float, x); }
+static inline long long __double_as_longlong(double x) { return __builtin_bit_cast(long long, x); }
 static inline double __longlong_as_double(long long x) { return __builtin_bit_cast(double, x); }
 
 struct ShimBarrier { int size, arrived; long turn; };

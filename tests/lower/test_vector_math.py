@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import fxkit
 from fxkit.lower.cpp import toolchain, vector_math
 from fxkit.lower.cpp.build import build
 
@@ -174,3 +175,18 @@ def test_what_is_called_often_is_no_call_in_a_loop(tmp_path: Path) -> None:
     command = [tools.compiler, *tools.flags, "-S", str(source), "-o", str(assembly)]
     subprocess.run(command, check=True)
     assert not re.search(r"^\s*(call|jmp|bl?)\s.*fx_", assembly.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "name", ["asin", "acos", "acosh", "atanh", "log", "log1p", "log2", "log10"]
+)
+def test_functions_where_they_have_no_value(name: str, dtype: torch.dtype) -> None:
+    fn = getattr(torch, name)
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, 2.0, -2.0])
+    ones = torch.ones(2, dtype=dtype)
+    near = torch.nextafter(torch.stack([ones, -ones]), torch.tensor([0.0, 3.0], dtype=dtype))
+    x = torch.cat([special.to(dtype), near.flatten(), torch.linspace(-3, 3, 1001, dtype=dtype)])
+    found, expected = fxkit.compile(lambda x: fn(x))(x), fn(x)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert torch.equal(found[found == 0].signbit(), expected[expected == 0].signbit())

@@ -74,17 +74,20 @@ FX_INLINE double fx_logaddexp(double a, double b) {
 # The vector versions take many times as long where a function has no value: there they are given
 # another number, by a mask: a choice the compiler would take to follow from the one behind it. What
 # the function is for such a number comes last.
+_NO_NUMBER = '__builtin_nanf("")'
 _WITHIN = {
-    "asin": ("__builtin_fabsf(x) <= 1.0f", "0.0f", '__builtin_nanf("")'),
-    "acos": ("__builtin_fabsf(x) <= 1.0f", "0.0f", '__builtin_nanf("")'),
-    "acosh": ("x >= 1.0f", "2.0f", '__builtin_nanf("")'),
+    "asin": ("(x >= -1.0f) & (x <= 1.0f)", "0.0f", _NO_NUMBER),
+    "acos": ("(x >= -1.0f) & (x <= 1.0f)", "0.0f", _NO_NUMBER),
+    "acosh": ("x >= 1.0f", "2.0f", _NO_NUMBER),
     "atanh": (
-        "__builtin_fabsf(x) < 1.0f",
+        "(x > -1.0f) & (x < 1.0f)",
         "0.0f",
-        '__builtin_fabsf(x) == 1.0f ? x * __builtin_inff() : __builtin_nanf("")',
+        f"(x == 1.0f) | (x == -1.0f) ? x * __builtin_inff() : {_NO_NUMBER}",
     ),
-    "log2": ("x > 0.0f", "1.0f", 'x == 0.0f ? -__builtin_inff() : __builtin_nanf("")'),
-    "log10": ("x > 0.0f", "1.0f", 'x == 0.0f ? -__builtin_inff() : __builtin_nanf("")'),
+    "log": ("x > 0.0f", "1.0f", f"x == 0.0f ? -__builtin_inff() : {_NO_NUMBER}"),
+    "log1p": ("x > -1.0f", "0.0f", f"x == -1.0f ? -__builtin_inff() : {_NO_NUMBER}"),
+    "log2": ("x > 0.0f", "1.0f", f"x == 0.0f ? -__builtin_inff() : {_NO_NUMBER}"),
+    "log10": ("x > 0.0f", "1.0f", f"x == 0.0f ? -__builtin_inff() : {_NO_NUMBER}"),
 }
 
 # Two choices, each between two numbers, become vector instructions; one under `|` does not.
@@ -188,7 +191,7 @@ def function_name(op: str, dtype: torch.dtype) -> str:
         return f"__builtin_{op}{_suffix(dtype)}"
     if dtype == torch.float32 and (op in _OWN or op in _WITHIN):
         return f"fx_{op}"
-    if op in _COMPOSED:
+    if op in _COMPOSED or op in _WITHIN:
         return f"fx_{op}64"
     return f"{op}{_suffix(dtype)}"
 
@@ -229,7 +232,7 @@ def library_functions(body: tuple[Instruction, ...]) -> set[tuple[str, torch.dty
 def composed_functions(body: tuple[Instruction, ...]) -> set[str]:
     """Return the definitions of functions that a body calls and that call the C library's."""
     found = {_LOGADDEXP for i in body if i.op == "scan_logaddexp"}
-    found |= {_within(i.op) for i in body if i.op in _WITHIN and i.dtype == torch.float32}
+    found |= {_within(i.op, i.dtype) for i in body if _has_range(i)}
     return found | {
         f"FX_INLINE double fx_{i.op}64(double x) {{ return {_COMPOSED[i.op][1]}; }}"
         for i in body
@@ -237,16 +240,23 @@ def composed_functions(body: tuple[Instruction, ...]) -> set[str]:
     }
 
 
-def _within(op: str) -> str:
-    """Return the definition of a function of float32 that the C library's serves in a range."""
+def _has_range(instruction: Instruction) -> bool:
+    """Tell whether an operation is the C library's, and is not asked where it has no value."""
+    op, dtype = instruction.op, instruction.dtype
+    return op in _WITHIN and (dtype == torch.float64 or op not in _OWN)
+
+
+def _within(op: str, dtype: torch.dtype) -> str:
+    """Return the definition of a function that the C library's serves in a range."""
     has_value, instead, otherwise = _WITHIN[op]
+    kind, bits = TYPES[dtype], "long" if dtype == torch.float64 else "int"
     return (
-        f"FX_INLINE float fx_{op}(float x) {{\n"
+        f"FX_INLINE {kind} {function_name(op, dtype)}({kind} x) {{\n"
         f"  bool is_within = {has_value};\n"
-        "  int mask = -(int)is_within;\n"
-        f"  int instead = fx_bits({instead}) & ~mask;\n"
-        f"  float y = {op}f(fx_float((fx_bits(x) & mask) | instead));\n"
-        f"  float other = {otherwise};\n"
+        f"  {bits} mask = -({bits})is_within;\n"
+        f"  {bits} instead = fx_bits(({kind}){instead}) & ~mask;\n"
+        f"  {kind} y = {op}{_suffix(dtype)}(fx_{kind}((fx_bits(x) & mask) | instead));\n"
+        f"  {kind} other = {otherwise};\n"
         "  return is_within ? y : other;\n"
         "}"
     )

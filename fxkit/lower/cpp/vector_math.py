@@ -41,7 +41,9 @@ FX_INLINE float fx_quotient(float a, float b, float r) {
 FX_INLINE float fx_quotient(float a, float b, float) { return a / b; }
 #endif
 FX_INLINE int fx_bits(float x) { return __builtin_bit_cast(int, x); }
+FX_INLINE long fx_bits(double x) { return __builtin_bit_cast(long, x); }
 FX_INLINE float fx_float(int bits) { return __builtin_bit_cast(float, bits); }
+FX_INLINE double fx_double(long bits) { return __builtin_bit_cast(double, bits); }
 #ifdef __x86_64__
 FX_INLINE int fx_int(float x) { return __builtin_fabsf(x) < 0x1p+31f ? (int)x : 1 << 31; }
 FX_INLINE int fx_int(double x) { return __builtin_fabs(x) < 0x1p+31 ? (int)x : 1 << 31; }

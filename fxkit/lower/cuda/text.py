@@ -28,7 +28,9 @@ _BASICS = """\
 FX_INLINE float fx_fma(float a, float b, float c) { return fmaf(a, b, c); }
 FX_INLINE double fx_fma(double a, double b, double c) { return fma(a, b, c); }
 FX_INLINE int fx_bits(float x) { return __float_as_int(x); }
+FX_INLINE long fx_bits(double x) { return __double_as_longlong(x); }
 FX_INLINE float fx_float(int bits) { return __int_as_float(bits); }
+FX_INLINE double fx_double(long bits) { return __longlong_as_double(bits); }
 template <class T> FX_INLINE int fx_int(T x) { return (int)x; }
 template <class T> FX_INLINE long fx_long(T x) { return (long)x; }
 """

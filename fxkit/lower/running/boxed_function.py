@@ -8,6 +8,7 @@ which is compiled once.
 from __future__ import annotations
 
 import functools
+import keyword
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -69,8 +70,13 @@ class _Writer:
         return f"{called}({self._operands(node.args, node)})"
 
     def _operands(self, args: tuple[Any, ...], node: fx.Node) -> str:
-        named = (f"{name}={self._written(value)}" for name, value in node.kwargs.items())
+        named = (self._option(name, value) for name, value in node.kwargs.items())
         return ", ".join((*map(self._written, args), *named))
+
+    def _option(self, name: str, value: Any) -> str:
+        if keyword.iskeyword(name):  # `from`, which random operators have
+            return f"**{{{name!r}: {self._written(value)}}}"
+        return f"{name}={self._written(value)}"
 
     def _written(self, value: Any) -> str:
         """Return an operand as an expression; a list or a dict is made anew at each call."""

@@ -22,7 +22,7 @@ from fxkit.lower.running.compiled import to_cpp_as_recorded, typed
 from fxkit.lower.running.entry import Entries, Way
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.running.left_to_eager import LeftToEager
-from fxkit.lower.running.specialising import Specialiser
+from fxkit.lower.running.specialising import Specialiser, assumptions, holds_expressions
 from fxkit.lower.training.fused_step import FusedStep, is_step
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.passes.base import Pass
@@ -33,16 +33,16 @@ from fxkit.tracing.runs.free_sizes import Request
 
 
 @dataclass(frozen=True)
-class _FreeForm:
+class _FreeForms:
     """A graph of free sizes, from which the graph for certain sizes is made.
 
     Attributes:
-        specialiser: Makes it.
-        is_rewritten: Whether the passes have run, or are to run for each set of sizes.
+        captured: Makes it of the graph as it was captured; the passes are still to run.
+        rewritten: Makes it of the graph that the passes have run on, where they could.
     """
 
-    specialiser: Specialiser
-    is_rewritten: bool
+    captured: Specialiser
+    rewritten: Specialiser | None
 
 
 # Makes a callable of a graph and of the tensors that it takes.
@@ -147,24 +147,31 @@ class Compiled:
         return run
 
     def _lower_for_sizes(
-        self, gm: fx.GraphModule, forms: dict[bool, _FreeForm], args: tuple[torch.Tensor, ...]
+        self, gm: fx.GraphModule, forms: dict[bool, _FreeForms], args: tuple[torch.Tensor, ...]
     ) -> CompiledModule | TrainingModule:
         is_trained = self._is_trained(gm, args)
         if is_trained not in forms:
-            forms[is_trained] = self._free_form(gm, args)
+            forms[is_trained] = _FreeForms(Specialiser(gm), self._rewritten_form(gm, args))
         form = forms[is_trained]
         self._stock.see(args)
-        return self._lower(form.specialiser.at(args), args, self._stock, form.is_rewritten)
+        rewritten = None if form.rewritten is None else form.rewritten.quickly_at(args)
+        if rewritten is not None:
+            return self._lower(rewritten, args, self._stock, is_rewritten=True)
+        return self._lower(form.captured.at(args), args, self._stock)
 
-    def _free_form(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> _FreeForm:
+    def _rewritten_form(
+        self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]
+    ) -> Specialiser | None:
         """Run the default passes once for all sizes, if they can do without numbers."""
         if self._passes is not None:
-            return _FreeForm(Specialiser(gm), is_rewritten=False)
+            return None
         try:
             rewritten = self._rewritten(gm, args, has_free_sizes=True)
         except FxkitError:
-            return _FreeForm(Specialiser(gm), is_rewritten=False)
-        return _FreeForm(Specialiser(rewritten), is_rewritten=True)
+            return None
+        if holds_expressions(rewritten):
+            return None
+        return Specialiser(rewritten, assumptions(gm))
 
     def _lower(
         self,

@@ -15,6 +15,7 @@ from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.session import EditSession
+from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks import indexing
@@ -367,14 +368,14 @@ def _filled(leaf: Any, values: dict[fx.Node, Any]) -> Any:
 
 
 def fakeable(node: fx.Node) -> Any:
-    """Return the type of a tensor that a call takes.
+    """Return the type of a tensor, or the expression of a size, that a call takes.
 
     Raises:
-        Unrecordable: When it is not known, or no tensor.
+        Unrecordable: When it is not known, or something else.
     """
     known = type_of(node)
     if known is None:
         raise Unrecordable(f"the type of %{node.name} is not known")
-    if not isinstance(known, TensorType):
+    if not isinstance(known, (TensorType, Symbol)):
         raise Unrecordable(f"it depends on %{node.name}, which may differ from call to call")
     return known

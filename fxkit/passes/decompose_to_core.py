@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
+from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.core_operators import is_core
@@ -102,7 +103,7 @@ class _Lowering:
             args, kwargs = pytree.tree_unflatten(filled, spec)
             return compute(*args, **kwargs)
 
-        types = [_tensor_type(operand) for operand in operands]
+        types = [_fakeable(operand) for operand in operands]
         recording = record(run, types, expansion_of)
         if key is not None:
             self.recordings[key] = recording
@@ -173,9 +174,9 @@ def _put(edit: EditSession, user: fx.Node, old: fx.Node, value: Any) -> None:
     )
 
 
-def _tensor_type(node: fx.Node) -> Any:
+def _fakeable(node: fx.Node) -> Any:
     known = type_of(node)
-    if isinstance(known, TensorType) or _holds_tensors(known):
+    if isinstance(known, (TensorType, Symbol)) or _holds_tensors(known):
         return known
     raise Unrecordable(f"it depends on %{node.name}, which may differ from call to call")
 

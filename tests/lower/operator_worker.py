@@ -3,8 +3,8 @@
 `python -m tests.lower.operator_worker FILE KIND SAMPLES FIRST SKIPPED STEP [NAMES]` appends a line
 of JSON to FILE before and after each call of the operators of torch's table whose name matches the
 expression NAMES, from the FIRST on in steps of STEP, without the SKIPPED first calls of that one.
-KIND is a key of `KINDS`, a dtype or the gradients; at most SAMPLES calls of each operator are
-compared, spread evenly over those of torch.
+KIND is a key of `KINDS`, a dtype, the gradients, or other sizes than those that were captured; at
+most SAMPLES calls of each operator are compared, spread evenly over those of torch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,16 @@ ERRORS = 20  # calls that eager refuses
 SECONDS = 300  # for one call; after that the process ends, which counts as a crash
 
 GRADIENTS = "gradients"
+SIZES = "sizes"
 KINDS = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64,
-    GRADIENTS: torch.float32,
+    GRADIENTS: torch.float32, SIZES: torch.float32,
 }  # fmt: skip
+
+# What each size of a sample becomes, one after the other, for one program of free sizes.
+OTHER_SIZES: tuple[Callable[[int], int], ...] = (
+    lambda size: 2 * size, lambda size: size + 3, lambda size: 3 * size + 1, lambda size: size + 1,
+)  # fmt: skip
 
 # How far a result may be from eager's without a look at float64: (relative, absolute).
 CLOSE = {torch.bfloat16: (1.6e-2, 1e-5), torch.float16: (1e-3, 1e-5)}
@@ -150,19 +156,45 @@ def _is_near(found: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> b
     return not bool(finite.any()) or bool(ours.amax() <= 2 * eagers.amax())
 
 
+def check_sizes(run: Program, tensors: list[torch.Tensor]) -> dict[str, str]:
+    """Compare a program with itself compiled for free sizes, at several ones."""
+    compiled = fxkit.compiler.compile(run, dynamic=True)
+    result: dict[str, str] = {}
+    for resized in ((lambda size: size), *OTHER_SIZES):
+        others = [grown(tensor, resized) for tensor in tensors]
+        found = check(run, others, compiled)
+        if found["status"] in ("wrong", "undetermined"):
+            return found
+        result = result if result.get("status") == "generated" else found
+    return result
+
+
+def grown(tensor: torch.Tensor, resized: Callable[[int], int]) -> torch.Tensor:
+    """Return a tensor of other sizes that holds the same numbers, again and again."""
+    shape = [size if size < 2 else resized(size) for size in tensor.shape]
+    if tensor.layout != torch.strided or list(tensor.shape) == shape:
+        return tensor
+    for axis, size in enumerate(shape):
+        places = torch.arange(size) % tensor.shape[axis]
+        tensor = tensor.index_select(axis, places)
+    return tensor
+
+
 def doubled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     wide = [t.detach().double() if t.is_floating_point() else t for t in tensors]
     return [w.requires_grad_(t.requires_grad) for w, t in zip(wide, tensors, strict=True)]
 
 
-def check(run: Program, tensors: list[torch.Tensor]) -> dict[str, str]:
+def check(
+    run: Program, tensors: list[torch.Tensor], compiled: Program | None = None
+) -> dict[str, str]:
     """Compare a program with itself compiled; say what became of it."""
     eager, eager_inputs = outcome(run, tensors)
     again, _ = outcome(run, tensors)
     if not agrees(again, eager, eager):
         return {"status": "undetermined", "reason": "eager gives another result each time"}
     exact, _ = outcome(run, doubled(tensors))
-    compiled = fxkit.compiler.compile(run)
+    compiled = fxkit.compiler.compile(run) if compiled is None else compiled
     for call in ("first", "second"):
         found, inputs = outcome(compiled, tensors)
         if isinstance(eager, type) or isinstance(found, type):
@@ -229,7 +261,7 @@ def main(file: str, kind: str, count: int, first: int, skipped: int, step: int, 
             _append(file, place)
             signal.alarm(SECONDS)
             with torch.set_grad_enabled(kind == GRADIENTS):
-                result = check(*program(info, sample))
+                result = (check_sizes if kind == SIZES else check)(*program(info, sample))
             signal.alarm(0)
             if is_refused and result["status"] != "wrong":
                 result = {"status": "refused", "reason": ""}

@@ -52,6 +52,23 @@ def test_calls_like_the_first_go_the_quick_way(slow_ways: list[int]) -> None:
     assert "calls: 8 fused" in program.report()
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("has_kernels", [False, True])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_arguments_without_strides_go_the_slow_way(
+    layout: torch.layout, has_kernels: bool, slow_ways: list[int]
+) -> None:
+    def fn(matrix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        product = torch.sparse.mm(matrix, x)
+        return product.exp() * 2 if has_kernels else product
+
+    program = fxkit.compile(fn)
+    matrix = torch.eye(6).to_sparse(layout=layout)
+    for _ in range(4):
+        check(program, fn, matrix, X, slow=None, count=slow_ways)
+    assert not program._entries.ways
+
+
 @pytest.mark.parametrize(
     "x",
     [

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 
 import fxkit
 from fxkit import compiler
@@ -19,6 +20,12 @@ from fxkit.passes.base import as_pass
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
 from tests.lower.programs_by_sizes import random_program
 from tests.lower.test_by_sizes import PROGRAMS, SIZES
+
+LAYER = nn.MultiheadAttention(8, 2).eval()
+
+
+def attention(x: Tensor) -> Tensor:
+    return LAYER(x, x, x)[0]
 
 
 @pytest.fixture
@@ -109,12 +116,15 @@ def test_expressions_that_are_not_right_are_not_used(propagated: list[fx.GraphMo
     set_type(relu, dataclasses.replace(type_of(relu), dtype=torch.float64))
     often = Specialiser(gm)
     for length in (4, 3):
+        propagated.clear()
         found = often.at((torch.ones(length, 5),))
+        assert propagated
         assert said(found) == said(Specialiser(gm).at((torch.ones(length, 5),)))
-    assert len(propagated) == 4
 
 
-def test_passes_run_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return whether sizes were free, each time that passes run from now on."""
     made: list[bool] = []
     real = compiler.Compiled._rewritten
 
@@ -123,8 +133,12 @@ def test_passes_run_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(*args, has_free_sizes=has_free_sizes)
 
     monkeypatch.setattr(compiler.Compiled, "_rewritten", rewritten)
+    return made
+
+
+def test_passes_run_once_for_all_sizes(rewritten: list[bool]) -> None:
     run_at(fxkit.compile(scaled, dynamic=True))
-    assert made == [True]
+    assert rewritten == [True]
 
 
 def test_passes_of_the_user_see_numbers() -> None:
@@ -136,6 +150,30 @@ def test_passes_of_the_user_see_numbers() -> None:
 
     run_at(fxkit.compile(scaled, dynamic=True, passes=(as_pass(look),)))
     assert seen == [(3, 5), (3, 6), (3, 7)]
+
+
+# Programs in which passes run what torch makes of a call, the shapes they take, and for which of
+# eight sizes the passes run: once for all, for those at which torch would make something else of
+# it, and for an inner size of 1, which is captured by itself.
+ASKING: dict[str, tuple[Any, tuple[int, ...], list[bool]]] = {
+    "operands": (lambda x: torch.einsum("bij,bkj->bik", x, x).relu(), (2, 0, 8), [True]),
+    "less one": (lambda x: torch.diff(x, n=2) * 2, (3, 0), [True, True]),
+    "attention": (attention, (0, 2, 8), [True]),
+    "numbers": (lambda x: F.local_response_norm(x, 3), (2, 5, 0, 8), [True, *7 * [False]]),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_passes_that_ask_for_sizes_serve_those_with_the_same_answers(
+    name: str, rewritten: list[bool]
+) -> None:
+    program, shape, runs = ASKING[name]
+    compiled = fxkit.compile(program, dynamic=True)
+    with torch.no_grad():
+        for length in (9, 12, 7, 16, 5, 10, 3, 33):
+            x = torch.randn([size or length for size in shape])
+            torch.testing.assert_close(compiled(x), program(x))
+    assert rewritten == runs
 
 
 def test_passes_that_need_numbers_get_them(monkeypatch: pytest.MonkeyPatch) -> None:

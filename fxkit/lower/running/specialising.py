@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.analysis.type_inference.size_expressions import compiled, python_text
+from fxkit.analysis.type_inference.type_facts import symbols_in
 from fxkit.errors import UnsupportedError
-from fxkit.ir.symbols import Symbol
+from fxkit.ir.symbols import NAMES, SYM_TYPES, Symbol
 from fxkit.ir.types import TensorType, set_type, type_of
 
 _SIZES = frozenset(
@@ -41,22 +44,35 @@ class Specialiser:
 
     Args:
         gm: The graph; it is left as it is.
+        assumed: Relations of its free sizes that it takes to hold.
     """
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, assumed: Sequence[Symbol] = ()) -> None:
         self._gm = gm
-        self._expressions: _Expressions | None = _Expressions(gm)
+        self._expressions: _Expressions | None = _Expressions(gm, assumed)
         self._is_checked = False
 
     def at(self, args: tuple[Any, ...]) -> fx.GraphModule:
         """Return the copy for the sizes of some inputs."""
-        types = None if self._expressions is None else self._expressions.types(args)
-        if types is None or not self._is_checked:
+        found = self.quickly_at(args)
+        return _with_types(self._gm, self._propagated(args)) if found is None else found
+
+    def quickly_at(self, args: tuple[Any, ...]) -> fx.GraphModule | None:
+        """Return the copy for the sizes of some inputs if its types follow from expressions.
+
+        None also where something does not hold that the graph takes to.
+        """
+        expressions = self._expressions
+        types = None if expressions is None else expressions.types(args)
+        if expressions is None or types is None:
+            return None
+        if not self._is_checked:
+            self._is_checked = True
             propagated = self._propagated(args)
-            if types is not None:
-                self._is_checked = True
-                if types != propagated:
-                    self._expressions = None
+            expressions.require_grad_as(propagated)
+            if expressions.types(args) != propagated:
+                self._expressions = None
+                return None
             types = propagated
         return _with_types(self._gm, types)
 
@@ -69,15 +85,43 @@ class Specialiser:
         return [type_of(node) for node in graph.nodes]
 
 
+def assumptions(gm: fx.GraphModule) -> list[Symbol]:
+    """Return what was taken to hold of the free sizes of a graph since it was captured.
+
+    Where torch has to know more than an expression, it decides by the sizes of the example. What it
+    does then, as in a pass that looks at what an operator calls, is right only for those sizes for
+    which the answer is the same.
+    """
+    inputs = [type_of(node) for node in gm.graph.nodes if node.op == "placeholder"]
+    free = _places(inputs)
+    nodes = [s.node for known in inputs for s in symbols_in(known) if s.node is not None]
+    found: dict[Symbol, None] = {}
+    for env in {id(node.shape_env): node.shape_env for node in nodes}.values():
+        names = getattr(env, NAMES, {})
+        fixed = {s: to for s, to in env.replacements.items() if str(names.get(s, s)) not in free}
+        for guard in env.guards:
+            relation = guard.expr.xreplace(fixed).xreplace(names)
+            if relation != True:  # noqa: E712 (of sympy, whose truth is an object)
+                found[Symbol(relation, kind=bool)] = None
+    return list(found)
+
+
+def holds_expressions(gm: fx.GraphModule) -> bool:
+    """Tell whether calls are given sizes that are expressions and that no node computes."""
+    operands = (leaf for n in gm.graph.nodes for leaf in pytree.tree_leaves((n.args, n.kwargs)))
+    return any(isinstance(leaf, (Symbol, *SYM_TYPES)) for leaf in operands)
+
+
 class _Expressions:
     """The types of a graph as functions of its free sizes."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, assumed: Sequence[Symbol]) -> None:
         self._known = [type_of(node) for node in gm.graph.nodes]
         inputs = [type_of(node) for node in gm.graph.nodes if node.op == "placeholder"]
         self._inputs = inputs
         self._places = _places(inputs)
         self._functions: dict[Symbol, Callable[..., Any] | None] = {}
+        self._assumed = assumed
 
     def types(self, args: tuple[Any, ...]) -> list[Any] | None:
         """Return the type of each node for the sizes of some inputs, or None if it isn't known."""
@@ -86,9 +130,20 @@ class _Expressions:
             inputs = [self._at(known, sizes) for known in self._inputs]
             if inputs != [TensorType.of(arg) for arg in args]:
                 return None
+            if not all(self._number(relation, sizes) for relation in self._assumed):
+                return None
             return [self._at(known, sizes) for known in self._known]
-        except _Unknown:
+        except (_Unknown, ZeroDivisionError):
             return None
+
+    def require_grad_as(self, types: list[Any]) -> None:
+        """Take from types what autograd follows, which passes may not know and no size decides."""
+        self._known = [
+            replace(known, requires_grad=of.requires_grad)
+            if isinstance(known, TensorType) and isinstance(of, TensorType)
+            else known
+            for known, of in zip(self._known, types, strict=True)
+        ]
 
     def _at(self, known: Any, sizes: list[int]) -> Any:
         if isinstance(known, TensorType):

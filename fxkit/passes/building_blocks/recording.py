@@ -22,13 +22,10 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of, type_of_value
 from fxkit.passes.building_blocks.drawn_masks import drawn_mask, memory_order
 from fxkit.passes.building_blocks.functional_forms import without_writing
+from fxkit.passes.building_blocks.size_nodes import SizeNodes, Unrecordable
 
 # Gives the function that computes an operator from others; None for one that is to be recorded.
 Expansion = Callable[[Any], "Callable[..., Any] | None"]
-
-
-class Unrecordable(Exception):
-    """A call whose operators can't be told from types alone; the text says why."""
 
 
 class Writes(Unrecordable):
@@ -282,13 +279,17 @@ def replay(
 ) -> Any:
     """Insert a recording's operators, and return its result as nodes and constants.
 
-    Operators without effect whose result nobody takes are left out.
+    Operators without effect whose result nobody takes are left out. Sizes that are expressions are
+    computed by nodes.
 
     Args:
         edit: The session.
         recording: What to insert.
         operands: A node for each operand of the recording.
         before: Where to insert.
+
+    Raises:
+        Unrecordable: When nodes can't compute a size.
     """
     made: list[fx.Node] = []
     fields: dict[Value, fx.Node] = {}
@@ -307,9 +308,12 @@ def replay(
             set_type(fields[value], type_of(parent)[value.index])
         return fields[value]
 
-    def nodes_in(value: Any) -> Any:
-        return pytree.tree_map_only((Value, Constant), node_of, value)
+    sizes = SizeNodes(edit, operands, before)
 
+    def nodes_in(value: Any) -> Any:
+        return sizes.in_place(pytree.tree_map_only((Value, Constant), node_of, value))
+
+    sizes.check([(step.args, step.kwargs) for step in recording.steps])
     for step in recording.steps:
         node = edit.call(
             step.overload, *nodes_in(step.args), before=before, **nodes_in(step.kwargs)

@@ -37,12 +37,22 @@ class _FreeForms:
     """A graph of free sizes, from which the graph for certain sizes is made.
 
     Attributes:
+        gm: The graph.
         captured: Makes it of the graph as it was captured; the passes are still to run.
         rewritten: Makes it of the graph that the passes have run on, where they could.
     """
 
+    gm: fx.GraphModule
     captured: Specialiser
     rewritten: Specialiser | None
+
+    def at(self, args: tuple[torch.Tensor, ...]) -> tuple[fx.GraphModule, bool]:
+        """Return the graph for the sizes of some inputs, and whether the passes have run on it."""
+        try:
+            found = None if self.rewritten is None else self.rewritten.quickly_at(args)
+            return (self.captured.at(args), False) if found is None else (found, True)
+        except InvalidGraphError:  # of which the passes say the same
+            return self.gm, False
 
 
 # Makes a callable of a graph and of the tensors that it takes.
@@ -151,13 +161,10 @@ class Compiled:
     ) -> CompiledModule | TrainingModule:
         is_trained = self._is_trained(gm, args)
         if is_trained not in forms:
-            forms[is_trained] = _FreeForms(Specialiser(gm), self._rewritten_form(gm, args))
-        form = forms[is_trained]
+            forms[is_trained] = _FreeForms(gm, Specialiser(gm), self._rewritten_form(gm, args))
         self._stock.see(args)
-        rewritten = None if form.rewritten is None else form.rewritten.quickly_at(args)
-        if rewritten is not None:
-            return self._lower(rewritten, args, self._stock, is_rewritten=True)
-        return self._lower(form.captured.at(args), args, self._stock)
+        graph, is_rewritten = forms[is_trained].at(args)
+        return self._lower(graph, args, self._stock, is_rewritten)
 
     def _rewritten_form(
         self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]

@@ -39,6 +39,24 @@ def check(net: torch.nn.Module, inputs: Inputs) -> CompiledModule:
     return module
 
 
+def check_sizes(net: torch.nn.Module, samples: list[Inputs]) -> None:
+    """Call a model compiled for free sizes with inputs of several ones."""
+    wide = copy.deepcopy(net).double()
+    if hasattr(wide, "set_experts_implementation"):
+        wide.set_experts_implementation("eager")
+    compiled = fxkit.compile(net, dynamic=True)
+    with torch.no_grad():
+        for inputs in samples:
+            eager, exact = _tensors(net(**inputs)), _tensors(wide(**_doubled(inputs)))
+            _hold(_tensors(compiled(**inputs)), eager, exact)
+    assert compiled.modules
+
+
+def _shorter(inputs: Inputs, length: int) -> Inputs:
+    """Return sentences cut to a length; images as they are."""
+    return {k: v if v.is_floating_point() else v[:, :length] for k, v in inputs.items()}
+
+
 def _hold(found: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor]) -> None:
     for a, b, right in zip(found, eager, exact, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
@@ -82,6 +100,15 @@ def test_transformers(name: str):
 @pytest.mark.parametrize("name", [name for name in HUGGING_FACE if name not in QUICK])
 def test_every_transformer(name: str):
     test_transformers(name)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_every_transformer_at_other_sizes(name: str):
+    torch.manual_seed(0)
+    net, make = HUGGING_FACE[name]()
+    sizes = ((2, 7), (3, 7), (3, 4), (6, 5), (5, 6), (2, 4), (7, 3))
+    check_sizes(net, [_shorter(make(batch), length) for batch, length in sizes])
 
 
 @pytest.mark.sweep

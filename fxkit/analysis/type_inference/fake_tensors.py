@@ -49,7 +49,7 @@ def _mode_class() -> Any:
     dispatch = getattr(wrapped, "__wrapped__", wrapped)
 
     class FaithfulMode(FakeTensorMode):
-        """torch's mode, with the strides of results put right where its kernels give others."""
+        """torch's mode, with results put right where its kernels give others, or none."""
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
@@ -123,8 +123,25 @@ def _typed_as_first(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
         return result.to(args[0].dtype)
 
 
+def _fits(part: Callable[..., torch.Tensor]) -> Callable[[Any, Any, tuple[Any, ...]], Any]:
+    """Return what sees whether the second operand has the shape of the part that it replaces."""
+
+    def checked(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+        base, source, *where = args
+        with mode:
+            replaced = part(base, *where)
+        if source.shape != replaced.shape:
+            raise RuntimeError(
+                f"expected a source of the shape {tuple(replaced.shape)} of what it replaces, "
+                f"got {tuple(source.shape)}"
+            )
+        return result
+
+    return checked
+
+
 # Operators of which torch 2.13 says that results are otherwise laid out, or of another dtype, than
-# its kernels make them.
+# its kernels make them, or takes operands that its kernels refuse.
 _RELAID: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten.native_batch_norm.default: _dense,
     torch.ops.aten._native_batch_norm_legit.default: _dense,
@@ -147,6 +164,9 @@ _RELAID: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten.logical_or.default: _as_sum,
     torch.ops.aten.logical_xor.default: _as_sum,
     torch.ops.aten.pow.Scalar: _contiguous,
+    torch.ops.aten.diagonal_scatter.default: _fits(torch.ops.aten.diagonal.default),
+    torch.ops.aten.select_scatter.default: _fits(torch.ops.aten.select.int),
+    torch.ops.aten.slice_scatter.default: _fits(torch.ops.aten.slice.Tensor),
     torch.ops.aten.soft_margin_loss.default: _typed_as_first,
     torch.ops.aten.special_xlog1py.default: _as_sum,
     torch.ops.aten.xlogy.Tensor: _as_sum,

@@ -44,6 +44,7 @@ class Spelling:
         may_be_random: Whether the call may draw random numbers.
         is_dynamic: Whether the result's shape may depend on the numbers in a tensor.
         may_write_unseen: Whether the call may write to arguments and not count up their versions.
+        writes_in_training: Whether it does that where one of its arguments is True.
         is_pointwise: Whether the shape is that of the broadcast operands, whatever their numbers.
         refusal: Why a graph can't hold such a call, or None.
     """
@@ -57,6 +58,7 @@ class Spelling:
     may_be_random: bool = True
     is_dynamic: bool = False
     may_write_unseen: bool = False
+    writes_in_training: bool = False
     is_pointwise: bool = False
     refusal: str | None = None
 
@@ -160,12 +162,19 @@ _NEVER_RANDOM = frozenset(
     """.split()
 )
 
-# They update running statistics, or fill a buffer, behind autograd's back (torch 2.13).
-_WRITES_UNSEEN = frozenset(
+# They update running statistics, or fill a buffer, behind autograd's back (torch 2.13): those of
+# the first kind where one of their arguments is True.
+_WRITES_IN_TRAINING = frozenset(
     """
     batch_norm instance_norm native_batch_norm cudnn_batch_norm miopen_batch_norm
     batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_update_stats
-    rrelu_with_noise
+    rrelu_with_noise _native_batch_norm_legit
+    """.split()
+)
+_WRITES_ALWAYS = frozenset(
+    """
+    _batch_norm_with_update _cummax_helper _cummin_helper fused_moving_avg_obs_fake_quant
+    _fused_moving_avg_obs_fq_helper
     """.split()
 )
 
@@ -193,7 +202,8 @@ def _spell(func: Any) -> Spelling:
         "refusal": refusal,
         "is_dynamic": torch.Tag.dynamic_output_shape in tags or name in _UNTAGGED_DYNAMIC,
         "is_pointwise": torch.Tag.pointwise in tags,
-        "may_write_unseen": name in _WRITES_UNSEEN or is_custom_operator(func),
+        "writes_in_training": _bare(name) in _WRITES_IN_TRAINING,
+        "may_write_unseen": _bare(name) in _WRITES_ALWAYS or is_custom_operator(func),
         "may_be_random": name not in _NEVER_RANDOM
         and not (torch.Tag.core in tags and torch.Tag.nondeterministic_seeded not in tags),
     }
@@ -204,6 +214,11 @@ def _spell(func: Any) -> Spelling:
     if getattr(torch.Tensor, name, None) is func:
         return Spelling("call_method", name, _node_name(name), **flags)
     return Spelling("call_function", func, _node_name(name), **flags)
+
+
+def _bare(name: str) -> str:
+    """Return a name without that of an overload."""
+    return name.partition(".")[0]
 
 
 def is_custom_operator(func: Any) -> bool:

@@ -423,8 +423,7 @@ class Recorder(Transformed, TorchFunctionMode):
         node = self._create(spelling.op, spelling.target, node_args, node_kwargs, spelling.name)
         if spelling.may_be_random:
             self._note_random()
-        if spelling.may_write_unseen:
-            self._writes.note_unseen(spelling.target, (args, kwargs))
+        self._writes.note_unseen(spelling, (args, kwargs))
         is_tainted = has_data_dependent_shape(spelling, node, args, self._tainted)
         self._register(node, result, is_tainted)
 

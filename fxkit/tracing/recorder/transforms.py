@@ -16,7 +16,7 @@ from torch._C import _autograd
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxkit.tracing.recorder.calls import Reading, Spelling
+from fxkit.tracing.recorder.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.recorder.recorded import Value
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES, Tape
 from fxkit.tracing.surroundings.watching import Watcher
@@ -82,9 +82,7 @@ class Transformed(Tape):
         self._follow_modes()
         node_args = tuple([self._argument(arg, target) for arg in args])
         node_kwargs = {name: self._argument(arg, target) for name, arg in kwargs.items()}
-        schema = getattr(target, "_schema", None)
-        if schema is not None and schema.is_mutable:
-            self._writes.note_unseen(target, (args, kwargs))
+        self._writes.note_unseen(spelling_of(target), (args, kwargs))
         return self._create("call_function", target, node_args, node_kwargs, None)
 
     def knows(self, tensor: torch.Tensor) -> bool:

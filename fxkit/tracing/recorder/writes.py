@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fxkit.tracing.guarding.guards import storage_key
-from fxkit.tracing.recorder.calls import is_custom_operator
+from fxkit.tracing.recorder.calls import Spelling
 from fxkit.tracing.recorder.rollback import Undo
 
 
@@ -46,16 +46,18 @@ class Writes:
         """
         self._watched.append(_Watched(tensor, leaf, target, version_of(tensor)))
 
-    def note_unseen(self, target: Any, arguments: Any) -> None:
-        """Take the operands of a normalisation in training, or of a custom operator, as written."""
+    def note_unseen(self, spelling: Spelling, arguments: Any) -> None:
+        """Take the operands of a call as written that may write and count up no versions."""
+        always = spelling.may_write_unseen
+        if not always and not spelling.writes_in_training:
+            return
         leaves = pytree.tree_leaves(arguments)
-        is_custom = is_custom_operator(target)
-        if not is_custom and not any(leaf is True for leaf in leaves):
+        if not always and not any(leaf is True for leaf in leaves):
             return
         storages = {storage_key(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
         for watched in self._watched:
             if storage_key(watched.tensor) in storages:
-                watched.is_marked |= is_custom or not watched.tensor.requires_grad
+                watched.is_marked |= always or not watched.tensor.requires_grad
 
     def so_far(self, is_random: bool) -> Undo:
         """Return what has been written to, together with all that shares memory with it."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fxkit
 from fxkit.errors import UnsupportedError
@@ -290,6 +291,69 @@ def test_a_write_that_autograd_follows_is_made_once():
             run(x, weight).sum().backward()
             found.append((x.detach(), weight.grad))
         assert_same(found[0], found[1], str(length))
+
+
+def _moments() -> list[torch.Tensor]:
+    return [torch.zeros(4), torch.ones(4)]
+
+
+def _observed() -> list[torch.Tensor]:
+    flags = [torch.tensor([1]), torch.tensor([1])]
+    limits = [torch.zeros(1), torch.zeros(1), torch.ones(1), torch.zeros(1, dtype=torch.int32)]
+    return flags + limits
+
+
+# Calls that write to their operands and count up no versions, and how those are made.
+_UNSEEN: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = {
+    "batch_norm": (lambda x, m, v: F.batch_norm(x, m, v, training=True), _moments),
+    "legit": (
+        lambda x, *s: torch.ops.aten._native_batch_norm_legit(x, None, None, *s, True, 0.5, 0.1)[0],
+        _moments,
+    ),
+    "with_update": (
+        lambda x, m, v: torch.ops.aten._batch_norm_with_update(x, m, v, m, v, 0.5, 1e-5)[0],
+        _moments,
+    ),
+    "observer": (
+        lambda x, *s: torch.fused_moving_avg_obs_fake_quant(x, *s, 0.1, 0, 255, 0),
+        _observed,
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", _UNSEEN)
+def test_writes_that_count_up_no_versions_are_made_once(name: str, dynamic: Any):
+    program, make = _UNSEEN[name]
+    captured, ours, theirs = Captured(program, dynamic=dynamic), make(), make()
+    with torch.no_grad():
+        for length in (3, 5, 3, 7):
+            x = torch.randn(length, 4)
+            assert_same(captured(x, *ours), program(x, *theirs), f"result of length {length}")
+            assert_same(ours, theirs, f"operands of length {length}")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, y: torch.slice_scatter(x, y, 0, 0, 4),
+        lambda x, y: torch.select_scatter(x, y[0], 1, 0),
+        lambda x, y: torch.diagonal_scatter(x, y[0]),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_as_by_eager(program: Any):
+    compiled = fxkit.compile(program, dynamic=True)
+    compiled(torch.randn(4, 4), torch.randn(4, 4))
+    with pytest.raises(RuntimeError, match="expected src to have a size equal"):
+        compiled(torch.randn(6, 5), torch.randn(6, 3))
+
+
+@pytest.mark.filterwarnings("ignore:expected operands that tensor_split can take")
+def test_what_no_type_tells_runs_in_eager():
+    compiled = fxkit.compile(torch.tensor_split, dynamic=True)
+    for length, places in ((5, [1, 2]), (7, [2, 3, 6]), (6, [1, 4])):
+        x, at = torch.randn(length, 3), torch.tensor(places)
+        assert_same(compiled(x, at), torch.tensor_split(x, at), f"length {length}")
 
 
 def test_stand_ins_that_outlive_their_run_are_numbers():

@@ -7,9 +7,9 @@
 #   make docs                  docs/_build/html, warnings are errors
 #   make bench [ARGS=...]      benchmarks against eager and torch.compile
 #   make sweep                 the long property tests: all of them, or with their tables
-#   make sweep-operators       torch's table of operators, in three dtypes and with gradients
+#   make sweep-operators       torch's table of operators, in three dtypes, with gradients, at other sizes
 #   make sweep-programs        random programs, alone, called again and with other sizes
-#   make sweep-architectures   real architectures, forward and backward
+#   make sweep-architectures   real architectures, forward, backward, and at other sizes
 #   make format                let ruff rewrite what it can
 #   make clean                 remove all that was built, .venv too
 

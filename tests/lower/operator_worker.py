@@ -31,11 +31,12 @@ from fxkit.lower.training.training_module import TrainingModule
 ERRORS = 20  # calls that eager refuses
 SECONDS = 300  # for one call; after that the process ends, which counts as a crash
 
-GRADIENTS = "gradients"
-SIZES = "sizes"
+# Kinds of samples with gradients, and of programs that are called at other sizes.
+GRADIENTS = ("gradients", "gradients_at_sizes")
+AT_SIZES = ("sizes", "gradients_at_sizes")
 KINDS = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64,
-    GRADIENTS: torch.float32, SIZES: torch.float32,
+    **dict.fromkeys((*GRADIENTS, *AT_SIZES), torch.float32),
 }  # fmt: skip
 
 # What each size of a sample becomes, one after the other, for one program of free sizes.
@@ -59,7 +60,7 @@ def operators(kind: str = "float32", names: str = "") -> list[Any]:
     found = [
         info for info in table.op_db if torch.float32 in info.dtypes and re.match(names, info.name)
     ]
-    if kind == GRADIENTS:
+    if kind in GRADIENTS:
         return [info for info in found if info.supports_autograd]
     return [info for info in found if KINDS[kind] in info.dtypes]
 
@@ -87,7 +88,7 @@ def program(info: Any, sample: Any) -> tuple[Program, list[torch.Tensor]]:
 
 def samples(info: Any, kind: str, count: int) -> Iterator[Any]:
     torch.manual_seed(0)
-    every = list(info.sample_inputs("cpu", KINDS[kind], requires_grad=kind == GRADIENTS))
+    every = list(info.sample_inputs("cpu", KINDS[kind], requires_grad=kind in GRADIENTS))
     yield from every[:: max(1, len(every) // count)][:count]
 
 
@@ -260,8 +261,8 @@ def main(file: str, kind: str, count: int, first: int, skipped: int, step: int, 
             place = {"index": index, "operator": name, "call": call}
             _append(file, place)
             signal.alarm(SECONDS)
-            with torch.set_grad_enabled(kind == GRADIENTS):
-                result = (check_sizes if kind == SIZES else check)(*program(info, sample))
+            with torch.set_grad_enabled(kind in GRADIENTS):
+                result = (check_sizes if kind in AT_SIZES else check)(*program(info, sample))
             signal.alarm(0)
             if is_refused and result["status"] != "wrong":
                 result = {"status": "refused", "reason": ""}

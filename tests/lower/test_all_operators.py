@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.lower.operator_worker import GRADIENTS, KINDS, SIZES, operators
+from tests.lower.operator_worker import AT_SIZES, GRADIENTS, KINDS, operators
 
 ROOT = Path(__file__).parents[2]
 WORKER = "tests.lower.operator_worker"
@@ -124,7 +124,7 @@ def test_a_few_operators_of_other_kinds(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", PIECES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_operator(kind: str, names: str, tmp_path: Path) -> None:
-    samples = 2 if kind in (GRADIENTS, SIZES) else MOST_SAMPLES
+    samples = 2 if kind in (*GRADIENTS, *AT_SIZES) else MOST_SAMPLES
     check(tmp_path / "found", PIECES[names] if kind == "float32" else 0, kind, samples, 1, names)
 
 

@@ -21,12 +21,12 @@ from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks import indexing
 from fxkit.passes.building_blocks.recording import (
     Recording,
-    Unrecordable,
     form_of_call,
     record,
     replay,
     short_name,
 )
+from fxkit.passes.building_blocks.unrecordable import Unrecordable
 
 
 @dataclass(frozen=True)

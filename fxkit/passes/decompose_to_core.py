@@ -19,12 +19,12 @@ from fxkit.passes.building_blocks.core_operators import is_core
 from fxkit.passes.building_blocks.layout import laid_out_as
 from fxkit.passes.building_blocks.recording import (
     Recording,
-    Unrecordable,
     form_of_call,
     record,
     replay,
 )
 from fxkit.passes.building_blocks.torch_decompositions import computation_of, expansion_of
+from fxkit.passes.building_blocks.unrecordable import Unrecordable
 
 
 @dataclass(frozen=True)

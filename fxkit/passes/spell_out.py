@@ -18,8 +18,9 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.recording import Unrecordable, Value, replay
+from fxkit.passes.building_blocks.recording import Value, replay
 from fxkit.passes.building_blocks.torch_calls import record_calls
+from fxkit.passes.building_blocks.unrecordable import Unrecordable
 from fxkit.passes.decompose_to_aten import Spelling, fakeable, function_of, nodes_in
 
 Condition = Callable[[Mapping[str, Any]], bool]

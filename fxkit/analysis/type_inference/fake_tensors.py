@@ -49,7 +49,7 @@ def _mode_class() -> Any:
     dispatch = getattr(wrapped, "__wrapped__", wrapped)
 
     class FaithfulMode(FakeTensorMode):
-        """torch's mode, with results put right where its kernels give others, or none."""
+        """torch's mode, with results put right where its kernels give others, or refuse."""
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
@@ -62,8 +62,8 @@ def _mode_class() -> Any:
                 result = dispatch(self, func, types, args, kwargs)
             else:
                 result = call_with_settings(dispatch, self, func, types, args, kwargs)
-            relaid = _RELAID.get(func)
-            return result if relaid is None else relaid(self, result, args)
+            mended = _MENDED.get(func)
+            return result if mended is None else mended(self, result, args)
 
     return FaithfulMode
 
@@ -142,7 +142,7 @@ def _fits(part: Callable[..., torch.Tensor]) -> Callable[[Any, Any, tuple[Any, .
 
 # Operators of which torch 2.13 says that results are otherwise laid out, or of another dtype, than
 # its kernels make them, or takes operands that its kernels refuse.
-_RELAID: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
+_MENDED: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten.native_batch_norm.default: _dense,
     torch.ops.aten._native_batch_norm_legit.default: _dense,
     torch.ops.aten._native_batch_norm_legit.no_stats: _dense,

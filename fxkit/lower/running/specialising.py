@@ -86,7 +86,7 @@ class Specialiser:
 
 
 def assumptions(gm: fx.GraphModule) -> list[Symbol]:
-    """Return what was taken to hold of the free sizes of a graph since it was captured.
+    """Return what was taken to hold of the free sizes of a graph, so far.
 
     Where torch has to know more than an expression, it decides by the sizes of the example. What it
     does then, as in a pass that looks at what an operator calls, is right only for those sizes for

@@ -15,7 +15,7 @@ from torch import fx
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
-from fxkit.passes.building_blocks.recording import Unrecordable
+from fxkit.passes.building_blocks.unrecordable import Unrecordable
 
 _aten = torch.ops.aten
 

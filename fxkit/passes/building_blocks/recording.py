@@ -22,7 +22,8 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of, type_of_value
 from fxkit.passes.building_blocks.drawn_masks import drawn_mask, memory_order
 from fxkit.passes.building_blocks.functional_forms import without_writing
-from fxkit.passes.building_blocks.size_nodes import SizeNodes, Unrecordable
+from fxkit.passes.building_blocks.size_nodes import SizeNodes
+from fxkit.passes.building_blocks.unrecordable import Unrecordable
 
 # Gives the function that computes an operator from others; None for one that is to be recorded.
 Expansion = Callable[[Any], "Callable[..., Any] | None"]

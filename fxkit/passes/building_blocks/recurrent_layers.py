@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxkit.passes.building_blocks.recording import Unrecordable
+from fxkit.passes.building_blocks.unrecordable import Unrecordable
 
 
 def recurrent_layers() -> dict[Any, Callable[..., Any]]:

@@ -16,10 +16,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.session import EditSession
 from fxkit.ir.symbols import SYM_TYPES, Symbol, read_number
 from fxkit.ir.types import TensorType, type_of
-
-
-class Unrecordable(Exception):
-    """A call whose operators can't be told from types alone; the text says why."""
+from fxkit.passes.building_blocks.unrecordable import Unrecordable
 
 
 class SizeNodes:

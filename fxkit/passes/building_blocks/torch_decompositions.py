@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from fxkit.passes.building_blocks.core_operators import is_core
-from fxkit.passes.building_blocks.recording import Unrecordable, Writes
+from fxkit.passes.building_blocks.recording import Writes
 from fxkit.passes.building_blocks.recurrent_layers import recurrent_layers
+from fxkit.passes.building_blocks.unrecordable import Unrecordable
 
 
 def expansion_of(overload: Any) -> Callable[..., Any] | None:

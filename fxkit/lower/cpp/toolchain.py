@@ -36,6 +36,7 @@ FLAGS = (
     "-funroll-loops",
     "-fno-builtin-sin",
     "-fno-builtin-cos",
+    "-fno-tree-slp-vectorize",
 )
 
 # For many processors that have vectors of 64 bytes, compilers choose those of 32 by themselves:

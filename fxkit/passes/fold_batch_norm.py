@@ -49,6 +49,11 @@ class FoldBatchNorm(Pass):
     Weights are folded in float64 and kept as new parameters, so that what is learnt or loaded
     afterwards into the old ones is not seen: for inference only.
 
+    A library may begin its sums with the shift, as oneDNN does on processors without AVX-512. Where
+    that is many times as large as the results, their error grows: measured there, 1.6 to 2.6 times
+    with a shift as large as the results, 4 to 9 times with one ten times as large, and at most 1.5
+    times at the end of whole networks.
+
     Rewrites:
         %c = aten.conv2d(%x, self.w); return aten.batch_norm(%c, self.g, self.b, self.m, self.v)
             →  return aten.conv2d(%x, self.c_weight, self.c_bias)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.analysis.equivalence import assert_equivalent, clone_inputs, quiet
+from fxkit.analysis.equivalence import assert_equivalent
+from fxkit.analysis.observation import clone_inputs, quiet
 from fxkit.analysis.reproducing.reduction import minify
 from fxkit.analysis.reproducing.reproducer import Script
 from fxkit.analysis.tensor_types import propagate_types

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fxkit.analysis.equivalence import compare
 from fxkit.lower.cuda.layout import Family
 from fxkit.lower.cuda.printer import print_unit, printers_of
 from fxkit.lower.loops.interpreter import interpret
@@ -79,9 +80,7 @@ def test_errors_are_at_most_twice_those_of_eager(built: Built, name: str) -> Non
     for found, theirs, right in zip(run(built, name), eager, exact, strict=True):
         if not found.dtype.is_floating_point or not right.isfinite().all():
             continue
-        least = 2 * torch.finfo(found.dtype).eps * float(right.abs().max())
-        bound = max(2 * float((theirs.double() - right).abs().max()), least)
-        assert float((found.double() - right).abs().max()) <= bound
+        assert compare(found, theirs, right.double()).is_within(found.dtype)
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n.endswith(("_f16", "bf16"))])

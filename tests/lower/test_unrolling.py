@@ -50,6 +50,20 @@ def test_channels_are_reduced_as_in_eager(channels: int) -> None:
     assert torch.equal(module(*inputs)[0].signbit()[1, 3], program(*inputs)[0].signbit()[1, 3])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
+def test_what_comparisons_tell_is_counted_in_rests_of_vectors(dtype: torch.dtype) -> None:
+    programs: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda x: (x > 1).any(1),
+        lambda x: (x > -1).all(1),
+        lambda x: (x > 1).sum(1),
+        lambda x: (x > 1).int().amax(1),
+    )
+    for program in programs:
+        for _ in range(3):
+            x = (torch.randn(3, MAX_ROW, 19) * 2).to(dtype)
+            assert torch.equal(compiled(program, x)(x), program(x))
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
 )

@@ -19,14 +19,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # by
 
 
 def shaken(module, lowest=0.4):
-    """Give every norm statistics and weights of its own, and go to evaluation."""
+    """Give every norm statistics and weights of its own, and go to evaluation.
+
+    Shifts are no larger than what they are added to: libraries may begin their sums with them.
+    """
     for norm in module.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-            norm.running_mean.normal_()
+            norm.running_mean.normal_(std=0.3)
             norm.running_var.uniform_(0.5, 2)
             if norm.affine:
                 nn.init.uniform_(norm.weight, lowest, 1.6)
-                nn.init.normal_(norm.bias)
+                nn.init.normal_(norm.bias, std=0.3)
     return module.eval()
 
 

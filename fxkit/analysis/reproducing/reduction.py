@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from fxkit.analysis.equivalence import clone_inputs
+from fxkit.analysis.observation import clone_inputs
 from fxkit.analysis.reproducing.flat_program import flat_program
 from fxkit.analysis.reproducing.reduced_inputs import (
     is_same,

@@ -11,7 +11,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from fxkit.analysis.equivalence import assert_equivalent, clone_inputs, quiet
+from fxkit.analysis.equivalence import assert_equivalent
+from fxkit.analysis.observation import clone_inputs, quiet
 from fxkit.analysis.reproducing.reduction import CountedOracle, Oracle
 from fxkit.errors import NumericsError
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import fx
+
 from fxkit import config
 from fxkit.analysis.tensor_types import TypeAnalysis
 from fxkit.errors import NumericsError, PassError, PostconditionError
@@ -290,13 +292,16 @@ class Execution:
 
     def _check_numbers(self, numbers: NumbersCheck, current: Pass) -> None:
         self._recompile()
+
+        def before() -> fx.GraphModule:
+            return self._recorder.timeline()[-1].graph_module
+
         try:
-            numbers.check(current.numerics)
+            numbers.check(current.numerics, before)
         except NumericsError as error:
             written = ", ".join(numbers.written)
             numbers.put_back()
-            before = self._recorder.timeline()[-1].graph_module
-            difference = numbers.locate(before, current.numerics)
+            difference = numbers.locate(before(), current.numerics)
             raise PostconditionError(
                 explained(error, difference),
                 node=None if difference is None else difference.node,

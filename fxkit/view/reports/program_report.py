@@ -11,8 +11,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from fxkit.analysis.equivalence import clone_inputs, compare
+from fxkit.analysis.equivalence import compare
 from fxkit.analysis.float64 import widened
+from fxkit.analysis.observation import clone_inputs
 from fxkit.lower.running.compiled import CompiledModule, to_cpp
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager

@@ -1,0 +1,83 @@
+"""What a comparison of two programs makes of errors: by chance, or in every call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fxkit.analysis.equivalence import assert_equivalent, assert_same
+from fxkit.analysis.observation import Observation
+from fxkit.errors import NumericsError
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (6,))
+
+
+def norm_by_hand(x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def test_luck_of_one_call_is_no_difference() -> None:
+    unlucky = 0
+    for seed in range(100):
+        inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        given = ((inputs,), dict[str, object]())
+        observed = [Observation(program, given, True) for program in (norm, norm_by_hand)]
+        truth = Observation(norm, given, True, run_wide=True)
+        try:
+            assert_same(observed[0], observed[1], truth)
+        except NumericsError:
+            unlucky += 1
+        assert_equivalent(norm, norm_by_hand, (inputs,))
+    assert 0 < unlucky < 50
+
+
+@pytest.mark.parametrize("by", [3 * EPS, 1e-5])
+def test_an_error_of_every_call_is_a_difference(by: float) -> None:
+    with pytest.raises(NumericsError, match="error of at most twice"):
+        assert_equivalent(torch.sin, lambda x: x.sin() * (1 + by), (torch.randn(8),))
+
+
+def test_a_large_error_is_told_after_one_call() -> None:
+    calls = []
+
+    def wrong(x: Tensor) -> Tensor:
+        calls.append(x)
+        return x.sin() * 1.001
+
+    with pytest.raises(NumericsError):
+        assert_equivalent(torch.sin, wrong, (torch.randn(8),))
+    assert len(calls) == 1
+
+
+def test_a_program_that_takes_no_other_inputs_is_judged_by_one_call() -> None:
+    def strict(x: Tensor) -> Tensor:
+        if x.abs().max() > 1:
+            raise ValueError("expected numbers of at most 1")
+        return x.sin() * (1 + 3 * EPS)
+
+    with pytest.raises(NumericsError):
+        assert_equivalent(torch.sin, strict, (torch.ones(8),))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(1, 3).expand(4, 3),
+        torch.tensor([0.0, torch.inf, torch.nan, -0.0]),
+        torch.arange(5),
+        torch.randn(3, dtype=torch.complex64),
+        torch.randn(0),
+    ],
+)
+def test_inputs_of_any_kind_are_drawn_again(x: Tensor) -> None:
+    with pytest.raises(NumericsError):
+        assert_equivalent(
+            lambda x: (x, torch.ones(1)), lambda x: (x, torch.ones(1) + 3 * EPS), (x,)
+        )

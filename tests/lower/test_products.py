@@ -279,8 +279,21 @@ class TestTrial:
         assert set(pushed) == {(1, 600, 1024)}
         pushed.clear()
         product_trial._measured(product_of(1, 100, 600), 1)
-        product_trial._measured(product_of(8, 1024, 600), 1)
+        product_trial._measured(product_of(8, 100, 600), 1)
+        product_trial._measured(product_of(65, 1024, 600), 1)
         assert not pushed
+
+    @pytest.mark.parametrize(("inside", "decides"), [(1.04, "outside"), (1.2, "inside")])
+    def test_of_some_rows_a_kernel_is_about_as_fast_in_the_caches_too(
+        self, monkeypatch, inside, decides
+    ):
+        times = {"outside": (1.0, 2.0), "inside": (inside, 1.0)}
+
+        def fastest(*_, before=None):
+            return times["inside" if before is None else "outside"]
+
+        monkeypatch.setattr(trial_times, "fastest", fastest)
+        assert product_trial._measured(product_of(12, 1024, 600), 1) == times[decides]
 
     def test_without_a_compiler_torch_computes_them(self, monkeypatch):
         monkeypatch.setenv("FXKIT_CXX", "no-such-compiler")

@@ -23,6 +23,10 @@ MAX_ROWS, MAX_COUNT = 768, 16
 # a model's other matrices have pushed it out of the caches since it was read last.
 OUTSIDE_BYTES = 1 << 21
 
+# With more rows, up to so many, a product waits for its matrix too, also for a smaller one. In a
+# program of a few layers that may stay in a cache: there a kernel has to be about as fast.
+OUTSIDE_ROWS, LEAST_OUTSIDE_BYTES, INSIDE_RATIO = 64, 1 << 19, 1.05
+
 
 def objection(product: Product) -> str | None:
     """Return why torch's library is as fast for a product, or None where a kernel is faster.
@@ -66,7 +70,7 @@ def _part_of(product: Product) -> Product:
 
 def _key(product: Product) -> str:
     batch = [(b.size, b.left, b.right) for b in product.batch]
-    split = "split " if product.is_split else ""
+    split = "split " if product.is_split else "outside " if _is_outside(product) else ""
     return f"{split}{product} {batch} {product.left_strides} {product.right_strides}"
 
 
@@ -82,9 +86,22 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
     if product.is_split:
         whole = _kernel(replace(product, is_split=False), left, right, threads)
         return times.fastest(kernel, library, whole)
-    is_outside = product.rows <= products.FEW_ROWS and right.nbytes >= OUTSIDE_BYTES
-    before = functools.partial(push_out, right) if is_outside else bool
-    return times.fastest(kernel, library, before=before)
+    if not _is_outside(product):
+        return times.fastest(kernel, library)
+    outside = times.fastest(kernel, library, before=functools.partial(push_out, right))
+    if product.rows <= products.FEW_ROWS:
+        return outside
+    inside = times.fastest(kernel, library)
+    return outside if inside[0] <= INSIDE_RATIO * inside[1] else inside
+
+
+def _is_outside(product: Product) -> bool:
+    """Tell whether it is timed with a matrix that no cache holds."""
+    if product.is_split or product.rows > OUTSIDE_ROWS:
+        return False
+    least = OUTSIDE_BYTES if product.rows <= products.FEW_ROWS else LEAST_OUTSIDE_BYTES
+    count = product.batch[-1].size if product.batch and product.batch[-1].right else 1
+    return count * product.depth * product.columns * torch.float32.itemsize >= least
 
 
 def timed_beside(product: Product, library: Callable[[], None]) -> tuple[float, float]:

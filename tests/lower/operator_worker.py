@@ -24,12 +24,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 import fxkit.compiler
+from fxkit.analysis.equivalence import assert_equivalent
 from fxkit.lower import Policy
 from fxkit.lower.training import training_module
 from fxkit.lower.training.training_module import TrainingModule
 
 ERRORS = 20  # calls that eager refuses
-DRAWS = 16  # calls by which an error is judged that is a little more than twice eager's
 SECONDS = 300  # for one call; after that the process ends, which counts as a crash
 
 # Kinds of samples with gradients, and of programs that are called at other sizes.
@@ -240,49 +240,12 @@ def _is_roughly(eager: Any, exact: Any) -> bool:
 
 
 def is_chance(run: Program, compiled: Program, tensors: list[torch.Tensor]) -> bool:
-    """Tell whether errors are at most twice eager's in the mean over other inputs like these.
-
-    Of one call the error is a matter of luck; what is more than four times eager's is not.
-    """
-    sums: list[list[float]] = []
-    for number in range(DRAWS):
-        drawn = tensors if number == 0 else [shaken(tensor, number) for tensor in tensors]
-        results = outcome(compiled, drawn)[0], outcome(run, drawn)[0]
-        leaves = [pytree.tree_leaves(one) for one in (*results, outcome(run, doubled(drawn))[0])]
-        if len({len(one) for one in leaves}) > 1:
-            return False
-        for place, (found, eager, exact) in enumerate(zip(*leaves, strict=True)):
-            if _agrees(found, eager, eager):
-                continue
-            errors = _errors(found, eager, exact)
-            if errors is None or (number == 0 and errors[0] > 4 * errors[1]):
-                return False
-            sums += [[0.0, 0.0] for _ in range(place + 1 - len(sums))]
-            sums[place] = [a + b for a, b in zip(sums[place], errors, strict=True)]
-    return all(ours <= 2 * eagers for ours, eagers in sums)
-
-
-def _errors(found: Any, eager: Any, exact: Any) -> tuple[float, float] | None:
-    """Return how far two results are from float64; None where they differ in more than rounding."""
-    if not isinstance(found, torch.Tensor) or not isinstance(eager, torch.Tensor):
-        return None
-    same = (found.shape, found.dtype, found.stride()) == (eager.shape, eager.dtype, eager.stride())
-    if not same or not eager.is_floating_point() or exact.shape != eager.shape:
-        return None
-    if not all(bool(tensor.isfinite().all()) for tensor in (found, eager, exact)):
-        return None
-    ours, eagers = (float((one.double() - exact).abs().amax()) for one in (found, eager))
-    return ours, eagers
-
-
-def shaken(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return a tensor whose floating-point numbers differ by up to a sixty-fourth of each."""
-    if tensor.layout != torch.strided or not tensor.is_floating_point():
-        return tensor
-    noise = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(seed))
-    with torch.no_grad():
-        drawn = tensor * (1 + (2 * noise - 1) / 64).to(tensor.dtype)
-    return drawn.requires_grad_(tensor.requires_grad)
+    """Tell whether errors are at most twice eager's in the mean over other inputs like these."""
+    try:
+        assert_equivalent(run, compiled, tuple(tensors))
+    except Exception:  # it can't be compared so, or differs
+        return False
+    return True
 
 
 def _manner(compiled: Any, tensors: list[torch.Tensor]) -> dict[str, str]:

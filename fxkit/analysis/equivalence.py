@@ -127,10 +127,15 @@ def assert_same(
     Raises:
         NumericsError: On the first difference.
     """
-    wrong = [one for one in _judged(expected, got, truth) if not one.is_fine]
-    if not wrong or (again is not None and _is_chance(wrong, again)):
-        return
-    raise NumericsError(wrong[0].message)
+    wrong: list[_Judged] = []
+    try:
+        wrong.extend(one for one in _judged(expected, got, truth) if not one.is_fine)
+    except NumericsError:
+        if not wrong:
+            raise
+        again = None
+    if wrong and not (again is not None and _is_chance(wrong, again)):
+        raise NumericsError(wrong[0].message)
 
 
 def draws(

@@ -56,6 +56,14 @@ def test_a_large_error_is_told_after_one_call() -> None:
     assert len(calls) == 1
 
 
+def test_the_first_of_several_differences_is_told() -> None:
+    def wrong(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin() * (1 + 3 * EPS), x > 1
+
+    with pytest.raises(NumericsError, match=r"outputs\[0\] with an error"):
+        assert_equivalent(lambda x: (x.sin(), x > 0), wrong, (torch.linspace(0.1, 2, 8),))
+
+
 def test_a_program_that_takes_no_other_inputs_is_judged_by_one_call() -> None:
     def strict(x: Tensor) -> Tensor:
         if x.abs().max() > 1:

@@ -141,15 +141,17 @@ def _indexed_bytes(node: fx.Node, call: Call) -> int | None:
     if call.name == "python.getitem":
         found = type_of(node)
         return 2 * found.nbytes + indices if isinstance(found, TensorType) else None
-    base, index, value = (_fake(arg, node) for arg in node.args[:3])
+    base, index, value = (_empty(arg, node, _META) for arg in node.args[:3])
     try:
-        with fake_mode(), torch.no_grad():
+        with torch.no_grad():
             written = base[tuple(index) if isinstance(index, list) else index]
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
         return None
     given = value.nbytes if isinstance(value, torch.Tensor) else 0
     return written.numel() * written.element_size() + given + indices
 
+
+_META = torch.device("meta")
 
 # Operators that declare an alias, and copy when they must.
 _MAY_COPY = frozenset(
@@ -173,9 +175,11 @@ def _copies(call: Call, node: fx.Node, base: TensorType) -> bool:
     if base.is_contiguous and call.arguments.get("memory_format") is None:
         return False
     overload: Any = call.operator.overload
+    if _devices(call, node) - {base.device}:
+        return True
     try:
-        with fake_mode(), torch.no_grad():
-            given = {key: _fake(value, node) for key, value in call.arguments.items()}
+        with torch.no_grad():
+            given = {key: _empty(value, node, _META) for key, value in call.arguments.items()}
             result = overload(**given)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return False
@@ -252,7 +256,7 @@ def _list_types(call: Call, node: fx.Node) -> list[Any]:
 def _counted(node: fx.Node, call: Call) -> int | None:
     """Run the operator on fake tensors under torch's counter."""
     overload: Any = call.operator.overload
-    return _operations(lambda: overload(**{k: _fake(v, node) for k, v in call.arguments.items()}))
+    return _operations(lambda: overload(**{k: _empty(v, node) for k, v in call.arguments.items()}))
 
 
 # Modules of torch whose functions compute values from their arguments, and nothing else.
@@ -266,8 +270,8 @@ def _counted_by_target(node: fx.Node) -> int | None:
         return None
     return _operations(
         lambda: target(
-            *(_fake(arg, node) for arg in node.args),
-            **{key: _fake(arg, node) for key, arg in node.kwargs.items()},
+            *(_empty(arg, node) for arg in node.args),
+            **{key: _empty(arg, node) for key, arg in node.kwargs.items()},
         )
     )
 
@@ -330,19 +334,36 @@ def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     return 2 * count
 
 
-def _fake(value: Any, node: fx.Node) -> Any:
+def _empty(value: Any, node: fx.Node, device: torch.device | None = None) -> Any:
+    """Return an argument with an empty tensor for each one that it names.
+
+    What runs on torch's device "meta" computes shapes and strides alone. So does what runs on fake
+    tensors, with an import that takes longer than many programs are compiled.
+
+    Args:
+        value: The argument.
+        node: The call.
+        device: Where all tensors are to lie, and what any device is replaced by; none keeps them.
+    """
     if isinstance(value, (list, tuple)):
-        return [_fake(v, node) for v in value]
+        return [_empty(v, node, device) for v in value]
+    if isinstance(value, torch.device):
+        return device or value
     known = type_of_operand(value, node.graph)
     if isinstance(known, TensorType):
-        return (
-            torch.empty_strided(
-                known.shape, known.stride or (), dtype=known.dtype, device=known.device
-            )
-            if known.stride is not None
-            else torch.empty(known.shape, dtype=known.dtype)
-        )
+        where = device or known.device
+        if known.stride is None:
+            return torch.empty(known.shape, dtype=known.dtype, device=where)
+        return torch.empty_strided(known.shape, known.stride, dtype=known.dtype, device=where)
     return known if isinstance(value, fx.Node) else value
+
+
+def _devices(call: Call, node: fx.Node) -> set[torch.device]:
+    """Return the devices that a call names, and those of its operands."""
+    values = list(_leaves(list(call.arguments.values())))
+    named = {value for value in values if isinstance(value, torch.device)}
+    known = (type_of_operand(value, node.graph) for value in values)
+    return named | {it.device for it in _types_in(list(known))}
 
 
 def _types_in(value: Any) -> Iterator[TensorType]:

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.operation_counts import MOVES, count
+from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.analysis.tensor_types import fake_mode
+from fxkit.analysis.type_inference.dynamo_config import call_with_settings
 from fxkit.ir.attributes import type_of_operand
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.symbols import Symbol
@@ -277,6 +278,10 @@ def _counted_by_target(node: fx.Node) -> int | None:
 
 
 def _operations(call: Callable[[], Any]) -> int | None:
+    return call_with_settings(_operations_of, call)
+
+
+def _operations_of(call: Callable[[], Any]) -> int | None:
     from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
     counter = FlopCounterMode(display=False)
@@ -288,7 +293,7 @@ def _operations(call: Callable[[], Any]) -> int | None:
     return counter.get_total_flops() + log.elementwise if log.is_complete else None
 
 
-class _OperatorLog(TorchDispatchMode):
+class _OperatorLog(OperatorMode):
     """Sees the operators that a composite one is made of, and counts those without a formula."""
 
     def __init__(self, formulas: Any) -> None:

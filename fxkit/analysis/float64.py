@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.ir.call import OPERATOR_NAME
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -95,7 +95,7 @@ def in_float64() -> Iterator[None]:
         yield
 
 
-class _InFloat64(TorchDispatchMode):
+class _InFloat64(OperatorMode):
     supports_higher_order_operators = True
 
     def __torch_dispatch__(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.analysis.tensor_types import fake_mode, fake_value
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.types import TensorType, type_of, type_of_value
@@ -17,7 +17,7 @@ from fxkit.ir.types import TensorType, type_of, type_of_value
 Context = contextlib.AbstractContextManager[Any]
 
 
-class _OperatorLog(TorchDispatchMode):
+class _OperatorLog(OperatorMode):
     """Keeps the names of the operators called, with the dtypes that they return."""
 
     def __init__(self) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fxkit.analysis.effects import effects_of
+from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.analysis.tensor_types import fake_mode, fake_value
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of, type_of_value
@@ -83,7 +84,7 @@ class Recording:
     result: Any = None
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(OperatorMode):
     def __init__(self, operands: Sequence[Any], expansion: Expansion) -> None:
         super().__init__()
         self.recording = Recording()

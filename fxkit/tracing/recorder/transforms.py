@@ -14,8 +14,8 @@ import torch
 from torch import fx
 from torch._C import _autograd
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.tracing.recorder.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.recorder.recorded import Value
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES, Tape
@@ -106,7 +106,7 @@ class Transformed(Tape):
             self._register(node, result, False)
 
 
-class BelowTransforms(TorchDispatchMode):
+class BelowTransforms(OperatorMode):
     """Sees the operators that transforms of `torch.func` call, and has them recorded.
 
     It is entered at the first torch call inside of a transform, and left at the first one that is

@@ -205,8 +205,10 @@ def _updates_undeclared(name: str) -> bool:
 def _is_random_off(arguments: Any) -> bool:
     """Tell whether a call is of an operator that is random only in training, outside of it."""
     training = arguments.get("train", arguments.get("training"))
-    probability = arguments.get("p", arguments.get("dropout_p"))
-    return training is False or probability == 0
+    return training is False or any(arguments.get(name) == 0 for name in _PROBABILITIES)
+
+
+_PROBABILITIES = ("p", "dropout_p", "dropout")
 
 
 def _written_statistics(arguments: Any) -> Iterator[fx.Node | Attribute]:

@@ -101,6 +101,8 @@ def _python_function_binder(target: Any, name: str) -> _Binder | None:
             return lambda args, kwargs: spelled(args, kwargs) or pure(args, kwargs)
         if name in op_table.PURE_FUNCTIONS:
             return pure
+        if name in op_table.PURE_WITHOUT_DROPOUT:
+            return functools.partial(_without_dropout, target, pure)
     if target is getattr(torch, name, None):
         if name in op_table.TORCH_FUNCTIONS:
             return functools.partial(_spelled, name, op_table.TORCH_FUNCTIONS[name])
@@ -109,6 +111,20 @@ def _python_function_binder(target: Any, name: str) -> _Binder | None:
     if target is getattr(torch.Tensor, name, None):
         return functools.partial(_method, name)
     return None
+
+
+def _without_dropout(
+    target: Any, pure: _Binder, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Call | None:
+    """Bind a call of a function that draws no random numbers where one of its options says so."""
+    try:
+        bound = inspect.signature(target).bind(*args, **kwargs)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    options = [bound.arguments[name] for name in op_table.PURE_WITHOUT_DROPOUT[target.__name__]]
+    is_off = any(type(option) in (bool, int, float) and not option for option in options)
+    return pure(args, kwargs) if is_off else None
 
 
 def _is_torch_builtin(target: Any) -> bool:

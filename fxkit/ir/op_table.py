@@ -163,6 +163,9 @@ PURE_FUNCTIONS = frozenset(
     """.split()
 )
 
+# Those of them that draw random numbers where they are told to, by these parameters.
+PURE_WITHOUT_DROPOUT = {"multi_head_attention_forward": ("training", "dropout_p")}
+
 # The same for Python functions of torch and Python methods of its tensors.
 PURE_TORCH_FUNCTIONS = frozenset(
     ["norm", "tensordot", "cdist", "stft", "istft", "lu", "unique", "unique_consecutive"]

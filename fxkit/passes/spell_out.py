@@ -41,6 +41,7 @@ def _of_number(arguments: Mapping[str, Any]) -> bool:
 
 # Python functions of torch: the functions that they call take their place.
 FUNCTIONS: Mapping[str, Condition] = {
+    "torch.nn.functional.multi_head_attention_forward": _always,
     "opaque.torch.nn.functional.multi_head_attention_forward": _always,
     "torch.nn.functional.local_response_norm": _always,
     **dict.fromkeys((f"opaque.torch.functional.atleast_{n}d" for n in (1, 2, 3)), _always),

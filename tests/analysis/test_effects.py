@@ -55,17 +55,26 @@ def test_effects_of_all_operators() -> None:
     assert _check(0, 1) > 3000
 
 
+def _heads(x: Any, dropout: float, training: bool) -> Any:
+    options = (4, 2, x, None, None, None, False, dropout, x, None, training)
+    return F.multi_head_attention_forward(x, x, x, *options)
+
+
 _PURE: list[Callable[..., Any]] = [
     lambda x: x + 1, lambda x: torch.relu(x), lambda x: x.view(-1), lambda x: x[0],
     lambda x: F.dropout(x, 0.5, False), lambda x: F.dropout(x, 0.0, True), lambda x: x.to(x.dtype),
     lambda x: F.batch_norm(x, x, x), lambda x: F.layer_norm(x, (4,)), lambda x: x.shape,
     lambda x: F.interpolate(x, 4), lambda x: x.T, lambda x: x.split(2), lambda x: x.size(0),
+    lambda x: torch.lstm(x, [x, x], [x], True, 1, 0.0, True, False, False),
+    lambda x: _heads(x, 0.0, True), lambda x: _heads(x, 0.5, False),
 ]  # fmt: skip
 _RANDOM: list[Callable[..., Any]] = [
     lambda x: torch.rand_like(x), lambda x: F.dropout(x, 0.5, True), lambda x: torch.bernoulli(x),
     lambda x: F.rrelu(x, training=True), lambda x: x.normal_(), lambda x: F.dropout2d(x),
     lambda x: torch.randn(3, device=x.device), lambda x: torch.multinomial(x, 2),
     lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+    lambda x: torch.lstm(x, [x, x], [x], True, 1, 0.5, True, False, False),
+    lambda x: _heads(x, 0.5, True),
 ]  # fmt: skip
 _WRITING: list[Callable[..., Any]] = [
     lambda x: x.add_(1), lambda x: F.relu(x, inplace=True), lambda x: torch.relu_(x),

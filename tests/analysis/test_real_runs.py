@@ -39,21 +39,20 @@ def test_zeros_tell_the_types_that_eager_returns_for_other_numbers(part: int) ->
             result, _ = sample.run()
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
             continue  # eager refuses it
-        found = _on_zeros(sample, result)
-        if found is None:
-            continue
-        runs += 1
-        if pytree.tree_leaves(_types(found)) != pytree.tree_leaves(type_of_value(result)):
-            wrong.append((sample.name, _types(found), type_of_value(result)))
+        told = type_of_value(result)
+        for found in (_on_zeros(sample, told), _on_zeros(sample, None)):
+            runs += found is not None
+            if found and pytree.tree_leaves(_types(found[0])) != pytree.tree_leaves(told):
+                wrong.append((sample.name, _types(found[0]), told))
     assert not wrong
     assert runs > 10
 
 
-def _on_zeros(sample: Sample, result: Any) -> Any:
+def _on_zeros(sample: Sample, expected: Any) -> tuple[Any] | None:
     """Return what a run on zeros knows of a sample's result, where there is one."""
     table = FactTable()
     facts = {node: table.of(tensor) for node, tensor in sample.tensors.items()}
-    if not may_run(sample.node, list(facts.values()), type_of_value(result)):
+    if not may_run(sample.node, list(facts.values()), expected):
         return None
 
     def run(make: Callable[[Facts], torch.Tensor]) -> Any:
@@ -88,7 +87,21 @@ def _chained(x: torch.Tensor, w: torch.Tensor) -> Any:
     return torch.cat([x.t(), x.t()], 1).to(torch.float64).sin(), F.gelu(x * 1.5) + w.mean()
 
 
-@pytest.mark.parametrize("program", [_views, _attention, _chained])
+class _Mixed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.recurrent = torch.nn.GRU(8, 8)
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> Any:
+        x = x.reshape(4, 3, 4).repeat(1, 1, 2).clone().mul_(2)
+        x[1].add_(1)
+        x[:, 0], x[2, w.long()[0] % 3] = 3, 4
+        attended, weights = self.attention(x, x, x)
+        return attended, weights, self.recurrent(x)[0][:, w.argmax(-1) % 3], F.dropout(x)
+
+
+@pytest.mark.parametrize("program", [_views, _attention, _chained, _Mixed().eval()])
 @pytest.mark.parametrize("mode", ["no_grad", "inference", "grad"])
 def test_types_are_those_of_a_run_on_fake_tensors(
     program: Callable[..., Any], mode: str, monkeypatch: pytest.MonkeyPatch
@@ -138,14 +151,59 @@ def _may_run(node: fx.Node, *tensors: torch.Tensor, expected: torch.Tensor) -> b
         lambda g, x: g.call_function(torch.nonzero, (x,)),
         lambda g, x: g.call_function(torch.where, (x,)),
         lambda g, x: g.call_function(operator.getitem, (x, x)),
+        lambda g, x: g.call_function(F.one_hot, (x,)),
         lambda g, x: g.call_function(F.dropout, (x,)),
-        lambda g, x: g.call_function(torch.relu_, (x,)),
         lambda g, x: g.call_function(print, (x,)),
     ],
 )
-def test_what_data_or_chance_decide_and_what_writes_is_not_run(build: Callable[..., Any]) -> None:
+def test_what_data_or_chance_decide_and_what_may_do_anything_is_not_run(
+    build: Callable[..., Any],
+) -> None:
     x = torch.ones(3, 3)
     assert not _may_run(_calls(build, x), x, expected=x)
+
+
+@pytest.mark.parametrize(
+    ("index", "is_run"),
+    [
+        (torch.ones(2, dtype=torch.int64), True),
+        (torch.ones(2, 3, dtype=torch.int32), True),
+        (torch.ones((), dtype=torch.int64), False),  # a number: where a view begins
+        (torch.ones(3, dtype=torch.bool), False),
+        (torch.ones(3, dtype=torch.uint8), False),
+    ],
+)
+def test_an_index_is_run_where_its_type_decides(index: torch.Tensor, is_run: bool) -> None:
+    x = torch.ones(3, 3)
+    node = _calls(lambda g, a, i: g.call_function(operator.getitem, (a, (0, i))), x, index)
+    assert _may_run(node, x, index, expected=x) == is_run
+    of_slice = _calls(lambda g, a, i: g.call_function(operator.getitem, (a, slice(i))), x, index)
+    assert not _may_run(of_slice, x, index, expected=x)
+
+
+def test_what_writes_into_operands_is_run_on_others() -> None:
+    x = torch.ones(3, 3)
+    node = _calls(lambda g, a: g.call_method("mul_", (a, 2)), x)
+    assert _may_run(node, x, expected=x)
+    table = FactTable()
+    found = run_on_zeros(lambda make: make(table.of(x)).mul_(2), table, keep_grad=False)
+    assert found is not None and found[0].type == type_of_value(x)
+    assert torch.equal(x, torch.ones(3, 3))
+
+
+def test_a_call_that_nobody_has_seen_is_run_where_its_result_is_surely_small() -> None:
+    x, y = torch.empty(64, 32), torch.empty(32, 64)
+    for build, is_run in (
+        (lambda g, a, b: g.call_function(torch.matmul, (a, b)), True),
+        (lambda g, a, b: g.call_function(torch.cat, ([a, a],)), True),
+        (lambda g, a, b: g.call_method("repeat", (a, 100_000)), False),
+    ):
+        node = _calls(build, x, y)
+        operands = [FactTable().of(tensor) for tensor in (x, y)]
+        assert may_run(node, operands, None) == is_run
+    wide, tall = torch.empty(1, 4096), torch.empty(4096, 1)
+    node = _calls(lambda g, a, b: g.call_function(torch.add, (a, b)), wide, tall)
+    assert not may_run(node, [FactTable().of(tensor) for tensor in (wide, tall)], None)
 
 
 def test_what_costs_much_is_not_run() -> None:
@@ -164,12 +222,12 @@ def test_a_view_of_much_memory_is_not_made() -> None:
 def test_a_type_that_was_recorded_for_other_operands_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ran = []
-    monkeypatch.setattr(type_evaluation, "may_run", lambda node, *_: ran.append(node) and False)
+    seen = []
+    monkeypatch.setattr(type_evaluation, "may_run", lambda *given: bool(seen.append(given[-1])))
     gm = fxkit.capture(lambda x: torch.sin(x), (torch.randn(2, 3),)).graph_module
     forget_results()
     fxkit.propagate_types(gm, (torch.randn(5, 3),))
-    assert not ran
+    assert seen == [None]
     assert str(type_of(next(reversed(gm.graph.nodes)))) == "f32[5,3]"
 
 
@@ -219,11 +277,42 @@ print(*[name for name in sys.argv[1:] if name in sys.modules])
 """
 
 
-def test_a_first_call_imports_nothing_that_it_does_not_need() -> None:
+_OTHER_FIRST_CALLS = """
+import sys, torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves
+import fxkit
+
+def writes(x, i):
+    y = x[i].clone().mul_(2)
+    y[:, 0] = 3
+    return torch.fft.rfft(y + 1).abs() + F.cross_entropy(y, i), y.norm()
+
+def reshapes(x, i):
+    return F.interpolate(x.view(1, 2, 2, 4).transpose(1, 2).reshape(1, 4, 4), scale_factor=2.0)
+
+images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+                       nn.ConvTranspose2d(8, 2, 3), nn.GroupNorm(2, 2)).eval()
+recurrent = nn.LSTM(4, 8)
+x, i = torch.randn(4, 4), torch.tensor([1, 0, 3])
+with torch.no_grad():
+    for program, args in ((writes, (x, i)), (reshapes, (x, i)), (recurrent, (x,)),
+                          (images, (torch.randn(1, 3, 9, 9),))):
+        compiled, expected = fxkit.compile(program), program(*args)
+        pairs = zip(tree_leaves(compiled(*args)), tree_leaves(expected))
+        assert all(torch.allclose(found, wanted, atol=1e-5) for found, wanted in pairs)
+        assert compiled.modules, program
+print(*[name for name in sys.argv[1:] if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize("programs", [_FIRST_CALL, _OTHER_FIRST_CALLS])
+def test_a_first_call_imports_nothing_that_it_does_not_need(programs: str) -> None:
     slow = ["sympy", "torch.distributed.tensor", "torch._dynamo", "torch._inductor.codecache"]
     slow += ["fxkit.lower.cuda.printer", "fxkit.view"]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _FIRST_CALL, *slow],
+        [sys.executable, "-W", "ignore", "-c", programs, *slow],
         capture_output=True,
         text=True,
         check=False,

@@ -27,6 +27,23 @@ def new_fake_mode(shape_env: Any = None) -> Any:
     return call_with_settings(_mode_class(), allow_non_fake_inputs=True)
 
 
+def as_fake(mode: Any, tensor: torch.Tensor) -> Any:
+    """Return the fake of a real tensor; its sizes stay numbers."""
+    source = _unnamed() if mode.shape_env is None else None
+    return mode.from_tensor(tensor, static_shapes=True, source=source, trace=False)
+
+
+@functools.cache
+def _unnamed() -> Any:
+    """Return a name for tensors; torch 2.13 imports TorchDynamo to make one where none is given."""
+    from torch._guards import Source
+
+    class Unnamed(Source):
+        name = "unnamed"  # type: ignore[assignment]
+
+    return Unnamed()
+
+
 @contextmanager
 def entered(mode: Any) -> Iterator[None]:
     """Enter a mode; where sizes may be symbols, kernels in Python go before those for ints."""

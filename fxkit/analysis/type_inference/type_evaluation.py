@@ -15,6 +15,7 @@ from fxkit.analysis.type_inference import type_errors
 from fxkit.analysis.type_inference.bounded_layouts import with_eager_strides
 from fxkit.analysis.type_inference.declared_types import declared_type_of_call, quantizers_aside
 from fxkit.analysis.type_inference.fake_tensors import (
+    as_fake,
     entered,
     holds_constant,
     is_about_data,
@@ -296,18 +297,23 @@ class Evaluation:
 
     def _run(self, node: fx.Node, operands: list[Facts]) -> tuple[Any, bool]:
         """Run a call; return what is known of its result, and whether that knows its numbers."""
+        rule = declared_type_of_call(node, self._gm)
+        if rule is not None and not any(facts.core.is_symbolic for facts in operands):
+            args, kwargs = self._arguments(node, lambda n: types_of(self.values[n]))
+            result = rule(*args, **kwargs)
+            return pytree.tree_map_only(TensorType, self.memory.table.of_type, result), False
         if self.symbolic is None and self._may_run_for_real(node, operands):
             run = functools.partial(self._applied, node)
-            value = run_on_zeros(run, self.memory.table, keep_grad=self.modes.grad)
-            if value is not None:
-                return value, False
+            found = run_on_zeros(run, self.memory.table, keep_grad=self.modes.grad)
+            if found is not None:
+                return found[0], False
         return self._run_on_copies(node, operands)
 
     def _may_run_for_real(self, node: fx.Node, operands: list[Facts]) -> bool:
         observed = self._observed
         now = tuple(types_of(self.values[operand]) for operand in node._input_nodes)
         is_seen = now == observed.operands_of(node)
-        return is_seen and may_run(node, operands, observed.type_of(node))
+        return may_run(node, operands, observed.type_of(node) if is_seen else None)
 
     def _run_on_copies(self, node: fx.Node, operands: list[Facts]) -> tuple[Any, bool]:
         """Run a call on fresh fake tensors; what their facts do not decide is left to live ones.
@@ -466,7 +472,7 @@ class Evaluation:
         if not isinstance(value, torch.Tensor) or is_of_mode(value, self._mode):
             return value
         if id(value) not in self._fakes:
-            self._fakes[id(value)] = self._mode.from_tensor(value, static_shapes=True)
+            self._fakes[id(value)] = as_fake(self._mode, value)
         return self._fakes[id(value)]
 
     def _note_modes(self, node: fx.Node) -> None:

@@ -16,13 +16,15 @@ import functools
 import itertools
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fxkit.analysis.type_inference.declared_types import declare_type
+from fxkit.ir.types import TensorType
 from fxkit.lower.packed import onednn
 from fxkit.lower.packed.onednn import Settings
 from fxkit.lower.packed.torch_calls import serve
@@ -95,7 +97,42 @@ def operator() -> Any:
     library.define(_SCHEMA)
     library.impl("convolution", convolution, "CompositeImplicitAutograd")
     _libraries.append(library)
-    return torch.ops.fxkit.convolution.default
+    made = torch.ops.fxkit.convolution.default
+    declare_type(made)(_type)
+    return made
+
+
+def _type(
+    input: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    mean: TensorType | None,
+    variance: TensorType | None,
+    scale: TensorType | None,
+    shift: TensorType | None,
+    eps: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    slot: int,
+) -> TensorType:
+    """Return the type of what `convolution` returns."""
+    operands = (input, weight, bias, mean, variance, scale, shift)
+    channels, _, *windows = weight.shape
+    height, width = (
+        (size + 2 * pad - step * (window - 1) - 1) // by + 1
+        for size, window, by, pad, step in zip(
+            input.shape[2:], windows, stride, padding, dilation, strict=True
+        )
+    )
+    return replace(
+        input,
+        shape=(input.shape[0], channels, height, width),
+        stride=(channels * height * width, 1, width * channels, channels),
+        requires_grad=torch.is_grad_enabled()
+        and any(operand is not None and operand.requires_grad for operand in operands),
+    )
 
 
 def without_dispatcher(target: Any) -> Any:

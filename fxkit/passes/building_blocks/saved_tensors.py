@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import fake_mode
+from fxkit.analysis.type_inference.fake_tensors import as_fake
 from fxkit.ir.types import TensorType, type_of
 
 
@@ -76,7 +77,7 @@ class _Runner(fx.Interpreter):
     def outside(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake tensor of one that lives outside of the graph."""
         if id(tensor) not in self._fakes:
-            fake = self._mode.from_tensor(tensor, static_shapes=True)
+            fake = as_fake(self._mode, tensor)
             self._fakes[id(tensor)] = fake
             self._outside.add(_key(fake))
         return self._fakes[id(tensor)]

@@ -211,10 +211,13 @@ def test_what_costs_much_is_not_run() -> None:
     node = _calls(lambda g, a, b: g.call_function(torch.matmul, (a, b)), x, y)
     assert not _may_run(node, x, y, expected=torch.empty(4096, 4096))
     assert _may_run(node, x[:64], y[:, :64], expected=torch.empty(64, 64))
+    many = torch.empty(1 << 20)
+    added = _calls(lambda g, a, b: g.call_function(torch.add, (a, b)), many, many)
+    assert _may_run(added, many, many, expected=many)  # whose time is that of its elements
 
 
 def test_a_view_of_much_memory_is_not_made() -> None:
-    x = torch.empty(1 << 23)[::1024]
+    x = torch.empty(1 << 25)[::4096]
     node = _calls(lambda g, a: g.call_function(torch.sin, (a,)), x)
     assert not _may_run(node, x, expected=torch.empty(1 << 13))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,9 +30,10 @@ from fxkit.analysis.type_inference.type_modes import is_intercepted
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
 
-# Bytes of operands and results together, and about how many products are added up.
-_MOST_BYTES = 1 << 24
-_MOST_PRODUCTS = 1 << 26
+# Bytes of operands and results together, and about how many products are added up, at most: where
+# fake tensors would cost that import first, and where it has been paid for already.
+_MOST = (1 << 26, 1 << 28)
+_MOST_ONCE_IMPORTED = (1 << 24, 1 << 26)
 
 # Beside pointwise operators, which torch marks. None of them has a result whose size, dtype or
 # strides depend on the numbers in an operand; an index of bools would, and is told apart. Results
@@ -101,10 +103,21 @@ def may_run(node: fx.Node, operands: list[Facts], expected: Any) -> bool:
     known = [*results, *(facts.type for facts in operands)]
     if any(it.is_symbolic or it.stride is None or it.device.type != "cpu" for it in known):
         return False
+    most, most_products = _MOST_ONCE_IMPORTED if "sympy" in sys.modules else _MOST
     made = sum(map(span_of, results)) if results else _bound(call, operands)
-    if made is None or made + sum(map(_storage, operands)) > _MOST_BYTES:
+    if made is None or made + sum(map(_storage, operands)) > most:
         return False
-    return _products(known) <= _MOST_PRODUCTS
+    return _is_linear(call) or _products(known) <= most_products
+
+
+def _is_linear(call: Call) -> bool:
+    """Tell whether a call takes time in proportion to its elements."""
+    return call.name in _NO_LARGER or call.name in _INDEXING or _is_pointwise(call)
+
+
+def _is_pointwise(call: Call) -> bool:
+    overload = call.operator.overload
+    return overload is not None and torch.Tag.pointwise in overload.tags
 
 
 def _is_known(call: Call) -> bool:
@@ -115,7 +128,7 @@ def _is_known(call: Call) -> bool:
         return True
     if overload is None or overload.namespace != "aten" or not _BY_DATA.isdisjoint(overload.tags):
         return False
-    return torch.Tag.pointwise in overload.tags or str(overload) in _RECURRENT
+    return _is_pointwise(call) or str(overload) in _RECURRENT
 
 
 def _is_plain_index(value: Any) -> bool:
@@ -151,8 +164,7 @@ def _bound(call: Call, operands: list[Facts]) -> int | None:
     width = max((8, *(2 * facts.type.dtype.itemsize for facts in operands)))
     if call.name in _NO_LARGER or call.name == "python.getitem":
         return width * sum(map(math.prod, shapes))
-    overload = call.operator.overload
-    if overload is not None and torch.Tag.pointwise in overload.tags and shapes:
+    if _is_pointwise(call) and shapes:
         return width * math.prod(max(sizes) for sizes in _aligned(shapes))
     if call.name in _PRODUCTS and all(shapes):
         first, second = (shapes * 2)[:2]  # one tensor may be both

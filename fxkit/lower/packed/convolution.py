@@ -102,23 +102,9 @@ def operator() -> Any:
     return made
 
 
-def _type(
-    input: TensorType,
-    weight: TensorType,
-    bias: TensorType | None,
-    mean: TensorType | None,
-    variance: TensorType | None,
-    scale: TensorType | None,
-    shift: TensorType | None,
-    eps: float,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    slot: int,
-) -> TensorType:
-    """Return the type of what `convolution` returns."""
-    operands = (input, weight, bias, mean, variance, scale, shift)
+def _type(input: TensorType, weight: TensorType, *given: Any) -> TensorType:
+    """Return the type of what `convolution` returns, from what it is given."""
+    *sources, _, stride, padding, dilation, _, _ = given
     channels, _, *windows = weight.shape
     height, width = (
         (size + 2 * pad - step * (window - 1) - 1) // by + 1
@@ -126,12 +112,12 @@ def _type(
             input.shape[2:], windows, stride, padding, dilation, strict=True
         )
     )
+    is_followed = any(it is not None and it.requires_grad for it in (input, weight, *sources))
     return replace(
         input,
         shape=(input.shape[0], channels, height, width),
         stride=(channels * height * width, 1, width * channels, channels),
-        requires_grad=torch.is_grad_enabled()
-        and any(operand is not None and operand.requires_grad for operand in operands),
+        requires_grad=torch.is_grad_enabled() and is_followed,
     )
 
 

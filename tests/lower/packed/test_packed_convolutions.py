@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxkit
+from fxkit.analysis.type_inference.declared_types import declared_type
 from fxkit.demo.judge import reference, relative_error
-from fxkit.ir.types import type_of
+from fxkit.ir.types import type_of, type_of_value
 from fxkit.lower.packed import convolution as packed
 from fxkit.lower.packed import rewriting
 from fxkit.lower.running import binding, plan
@@ -66,6 +67,31 @@ needs_packing = pytest.mark.skipif(not packed.is_available(), reason="torch with
 def _packed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a convolution be packed that is the only one."""
     monkeypatch.setattr(rewriting, "FEWEST_DENSE", 1)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize(
+    ("groups", "stride", "padding", "dilation"),
+    [(1, (2, 1), (1, 0), (1, 2)), (2, (1, 3), (0, 2), (2, 1)), (4, (3, 2), (2, 1), (1, 1))],
+)
+def test_the_declared_type_is_that_of_the_result(
+    groups: int,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    has_norm: bool,
+    grad: bool,
+) -> None:
+    image, weight = torch.randn(2, 4, 11, 9), torch.randn(4, 4 // groups, 3, 2).requires_grad_()
+    statistics = (torch.rand(4),) * 4 if has_norm else (None,) * 4
+    settings = (stride, padding, dilation, groups, packed.new_slot())
+    given = (image, weight, None, *statistics, 1e-5, *settings)
+    rule = declared_type(packed.operator())
+    assert rule is not None
+    with torch.set_grad_enabled(grad):
+        types = (type_of_value(it) if isinstance(it, torch.Tensor) else it for it in given)
+        assert rule(*types) == type_of_value(packed.convolution(*given))
 
 
 @needs_packing

@@ -278,6 +278,7 @@ def _counted_by_target(node: fx.Node) -> int | None:
 
 
 def _operations(call: Callable[[], Any]) -> int | None:
+    """Count what a call does on fake tensors, without the import of TorchDynamo."""
     return call_with_settings(_operations_of, call)
 
 

@@ -134,8 +134,8 @@ def operator_name(spelling: Any) -> str:
         return operator_name(op_table.INFIX.get(name) or f"python.{name}")
     if spelling is getattr(F, name, None) and name in op_table.NN_FUNCTIONS:
         return operator_name(op_table.NN_FUNCTIONS[name].packet or name)
-    pure = op_table.PURE_FUNCTIONS | op_table.PURE_WITHOUT_DROPOUT.keys()
-    if spelling is getattr(F, name, None) and name in pure:
+    is_pure = name in op_table.PURE_FUNCTIONS or name in op_table.PURE_WITHOUT_DROPOUT
+    if is_pure and spelling is getattr(F, name, None):
         return f"torch.nn.functional.{name}"
     if binder_of(spelling) is not None:
         return operator_name(op_table.REFLECTED.get(name, name))

@@ -163,7 +163,7 @@ PURE_FUNCTIONS = frozenset(
     """.split()
 )
 
-# Those of them that draw random numbers where they are told to, by these parameters.
+# Others that draw random numbers, unless one of these parameters is off.
 PURE_WITHOUT_DROPOUT = {"multi_head_attention_forward": ("training", "dropout_p")}
 
 # The same for Python functions of torch and Python methods of its tensors.

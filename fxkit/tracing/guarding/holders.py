@@ -168,8 +168,9 @@ class Holder(ABC):
             for key, current in now.items()
             if not is_same_value(current, self.entries.get(key, ABSENT)) and key not in self.foreign
         }
-        missing = {key: ABSENT for key in self.entries if key not in now}
-        found.update({key: gone for key, gone in missing.items() if key not in self.foreign})
+        for key, before in self.entries.items():
+            if key not in now and key not in self.foreign and before is not ABSENT:
+                found[key] = ABSENT
         if not found and self.is_ordered() and list(now) != list(self.entries):
             return dict(now)
         return found

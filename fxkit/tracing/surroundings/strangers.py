@@ -26,12 +26,14 @@ _IMMUTABLE = frozenset(
     builtins.builtin_function_or_method builtins.wrapper_descriptor builtins.method-wrapper
     builtins.getset_descriptor builtins.member_descriptor builtins.method_descriptor
     collections.deque collections.defaultdict collections.OrderedDict _collections._tuplegetter
+    collections._tuplegetter
     functools.partial functools._lru_cache_wrapper _functools._lru_cache_wrapper
     operator.itemgetter operator.attrgetter operator.methodcaller re.Pattern re.Match
     datetime.date datetime.time datetime.timedelta datetime.timezone datetime.tzinfo
     datetime.datetime decimal.Decimal _thread.lock _thread.RLock _thread._local
     weakref.ref weakref.ReferenceType weakref.proxy types.GenericAlias types.UnionType
-    types.SimpleNamespace typing.TypeVar typing.ParamSpec typing.TypeAliasType _abc._abc_data
+    types.SimpleNamespace typing.TypeVar typing.ParamSpec typing.TypeVarTuple
+    typing.TypeAliasType _abc._abc_data
     _contextvars.ContextVar contextvars.ContextVar zoneinfo.ZoneInfo _struct.Struct struct.Struct
     """.split()
 )

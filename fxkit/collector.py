@@ -6,6 +6,9 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+# CPython 3.12 freezes some hundreds of objects as it starts; a program would freeze all it has.
+_FROZEN_AT_START = 1000
+
 
 @contextlib.contextmanager
 def paused_collector(*, keeps_all: bool = True) -> Iterator[None]:
@@ -25,7 +28,7 @@ def paused_collector(*, keeps_all: bool = True) -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if keeps_all and not gc.get_freeze_count():
+            if keeps_all and gc.get_freeze_count() < _FROZEN_AT_START:
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

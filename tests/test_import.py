@@ -95,7 +95,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 IMPORTS = """
 import gc, torch, fxkit
-assert gc.isenabled() and not gc.get_freeze_count()
+assert gc.isenabled() and gc.get_freeze_count() < 1000
 starts = []
 gc.callbacks.append(lambda phase, info: phase == "start" and starts.append(info["generation"]))
 fxkit.compile

@@ -114,7 +114,8 @@ def test_a_process_that_ends_first_leaves_it_built(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    remarks = [line for line in done.stderr.splitlines() if "cpp_extension" not in line]  # torch's
+    assert (done.returncode, done.stdout, remarks) == (0, "", [])
     assert [path.suffix for path in (tmp_path / "kernels").iterdir()].count(".so") == 1
 
 

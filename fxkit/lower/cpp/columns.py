@@ -102,7 +102,7 @@ class ColumnPrinter(KernelPrinter):
         self._add(f"alignas(64) {self._type(position)} v{position}[{self._lanes}];")
         if self._is_float_sum(position):
             self._add(f"alignas(64) double t{position}[{self._lanes}];")
-        if self._body(position).is_reduction and self._notes_nans(position):
+        if self._notes_nans(position):
             self._add(f"alignas(64) {self._flag(position)} nan{position}[{self._lanes}];")
 
     def _open_lanes(self) -> None:
@@ -211,7 +211,7 @@ class ColumnPrinter(KernelPrinter):
         for position in one.stores:
             self._store(position)
         for position in one.reductions:
-            if self._notes_nans(position):
+            if self._drops_nans(position):
                 self._accumulate_extremum(position, f"v{position}[l]", f"nan{position}[l]")
             else:
                 self._accumulate(position, f"v{position}[l]")

@@ -278,15 +278,21 @@ class KernelPrinter(VectorLoops, ABC):
         self._fold(position, into, self._ref(self._body(position).operands[0]))
 
     def _accumulate_extremum(self, position: int, into: str, nan: str) -> None:
-        """Fold the operand of a reduction that notes NaNs into its accumulator."""
+        """Fold the operand of a reduction that drops NaNs into its accumulator."""
         value, compare = self._ref(self._body(position).operands[0]), self._comparison(position)
-        self._add(f"{nan} |= {value} != {value};")
+        if self._notes_nans(position):
+            self._add(f"{nan} |= {value} != {value};")
         self._add(f"{into} = {value} {compare} {into} ? {value} : {into};")
 
-    def _notes_nans(self, position: int) -> bool:
-        """Tell whether a reduction notes aside that it met a NaN, which one instruction drops."""
+    def _drops_nans(self, position: int) -> bool:
+        """Tell whether a reduction is one instruction for a vector, which drops NaNs."""
         instruction = self._body(position)
-        return self._monoid(position) in _EXTREMA and instruction.dtype.is_floating_point
+        is_extremum = instruction.is_reduction and self._monoid(position) in _EXTREMA
+        return is_extremum and instruction.dtype.is_floating_point
+
+    def _notes_nans(self, position: int) -> bool:
+        """Tell whether a reduction notes aside that it met a NaN."""
+        return self._drops_nans(position) and position not in self._facts.told_nans
 
     def _comparison(self, position: int) -> str:
         """Return the comparison of a value with an extremum that it replaces."""

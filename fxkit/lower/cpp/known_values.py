@@ -9,6 +9,7 @@ import torch
 
 from fxkit.lower.cpp.far_numbers import far_numbers
 from fxkit.lower.cpp.free_numbers import is_free
+from fxkit.lower.cpp.told_nans import told_nans
 from fxkit.lower.loops.held_values import holds
 from fxkit.lower.loops.loop_ir import Instruction, Kernel, round_number
 
@@ -96,6 +97,11 @@ class KnownValues:
             return False
         (exponent,) = self._body(value).operands
         return self._body(exponent).op == "sub" and self.is_at_most(0, exponent)
+
+    @functools.cached_property
+    def told_nans(self) -> frozenset[int]:
+        """Maxima and minima of rows that need not be NaN where the row has one."""
+        return told_nans(self._kernel)
 
     def becomes_integer(self, position: int, dtype: torch.dtype) -> bool:
         """Tell whether the machine converts a float, be it what it may, to integers of a dtype.

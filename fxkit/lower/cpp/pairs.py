@@ -237,12 +237,13 @@ class PairPrinter(RowPrinter):
     def _accumulate(self, position: int, into: str) -> None:
         """Fold what the two elements come to into an accumulator."""
         low, high = self._both(self._body(position).operands[0])
-        if not self._notes_nans(position):
+        if not self._drops_nans(position):
             self._add(f"{into} += {low} + {high};")
             return
         compare = self._comparison(position)
-        self._add(f"nan{position} |= {low} != {low};")
-        self._add(f"nan{position} |= {high} != {high};")
+        if self._notes_nans(position):
+            self._add(f"nan{position} |= {low} != {low};")
+            self._add(f"nan{position} |= {high} != {high};")
         self._add(f"const float m{position} = {high} {compare} {low} ? {high} : {low};")
         self._add(f"{into} = m{position} {compare} {into} ? m{position} : {into};")
 

@@ -363,7 +363,7 @@ class RowPrinter(HalfRows):
         self._close()
 
     def _accumulate(self, position: int, into: str) -> None:
-        if self._body(position).is_reduction and self._notes_nans(position):
+        if self._drops_nans(position):
             self._accumulate_extremum(position, into, f"nan{position}")
         else:
             super()._accumulate(position, into)
@@ -396,9 +396,9 @@ class RowPrinter(HalfRows):
         names = {"add": "+", "mul": "*", "max": "fx_max", "min": "fx_min"}
         text = ""
         for p in reductions:
-            notes = self._notes_nans(p)
-            name = self._monoid(p) if notes else names[self._monoid(p)]
-            text += f" reduction({name} : v{p})" + (f" reduction(| : nan{p})" if notes else "")
+            name = self._monoid(p) if self._drops_nans(p) else names[self._monoid(p)]
+            text += f" reduction({name} : v{p})"
+            text += f" reduction(| : nan{p})" if self._notes_nans(p) else ""
         return text
 
     def _loop_body(self, one: Pass) -> None:

@@ -90,8 +90,16 @@ AUTOCAST: dict[str, dict[str, str]] = {
 # Operators that torch's CUDA autocast refuses, since they overflow in half precision.
 BANNED = {"cuda": frozenset({"binary_cross_entropy"})}
 
-# Operators in no list whose kernels call listed ones, which autocast then casts for.
-HIDING = frozenset({"_trilinear", "linalg_pinv.atol_rtol_tensor", "_transformer_encoder_layer_fwd"})
+# Operators in no list: their kernels call listed ones, which autocast then casts for, or autocast
+# does more to them than to cast, as to the weights of `_cudnn_rnn`, which it lays out anew.
+HIDING = frozenset(
+    {
+        "_trilinear",
+        "linalg_pinv.atol_rtol_tensor",
+        "_transformer_encoder_layer_fwd",
+        "_cudnn_rnn",
+    }
+)
 
 WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 """Overload → the one that takes a dtype too."""

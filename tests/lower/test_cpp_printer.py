@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+import fxkit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower import to_cpp
 from fxkit.lower.cpp.printer import print_unit
@@ -158,6 +159,28 @@ def test_what_follows_an_exponential_may_shorten_it() -> None:
     assert "fx_exp_down(" not in body(text_of(lambda x: torch.exp(x * x * 0.5), x))
     assert "fx_exp_down(" not in body(text_of(lambda x: torch.exp(x * 2 * -0.5), x))
     assert "fx_exp_down(" not in body(text_of(lambda x: torch.exp(x.clamp(min=3.0)), x))
+
+
+def test_an_exponential_of_which_shares_are_used_keeps_a_factor() -> None:
+    def powers(x: torch.Tensor) -> torch.Tensor:
+        return (x - x.amax(-1, keepdim=True)).exp()
+
+    def with_sum(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = powers(x).sum(-1, keepdim=True)
+        return powers(x) / total, total
+
+    x = torch.randn(8, 64)
+    assert "fx_exp_raised(" in body(text_of(lambda x: x.softmax(-1), x))
+    assert "fx_exp_raised(" in body(text_of(lambda x: x.softmax(-1) * 2 - x, x))
+    for fn in (
+        lambda x: x.log_softmax(-1),
+        lambda x: x.logsumexp(-1),
+        lambda x: powers(x) * x.softmax(-1),
+        lambda x: powers(x).sum(-1) + x.softmax(-1).amax(-1),
+        with_sum,
+    ):
+        assert "fx_exp_raised(" not in body(text_of(fn, x))
+        torch.testing.assert_close(fxkit.compile(fn)(x), fn(x))
 
 
 def test_an_exponential_that_is_needed_elsewhere_is_taken_once() -> None:

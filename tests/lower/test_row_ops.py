@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -185,3 +186,16 @@ def test_spread_whose_squares_are_no_float32(dtype: torch.dtype, dim: int) -> No
         for found, expected in zip(compiled(x), function(x), strict=True):
             assert found.dtype == dtype and found.isfinite().all()
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 2000), (64, 7), (5, 40)])
+def test_shares_that_are_subnormal(shape: tuple[int, int]) -> None:
+    x = torch.rand(shape) * -160
+    x[:, 0] = 0
+    x[:, 1] = -torch.inf
+    found = to_cpp(fxkit.capture(lambda x: x.softmax(-1), (x,)).graph_module, (x,))(x)
+    exact = x.double().softmax(-1)
+    unit = torch.from_numpy(np.spacing(exact.float().numpy())).double()
+    error = (found.double() - exact).abs() / unit
+    assert error.max() <= 4 and error[exact < 2.0**-126].max() <= 2
+    assert (found[:, 1] == 0).all() and ((found > 0) & (found < 2.0**-126)).any()

@@ -32,6 +32,7 @@ PARTS = {"fx_exp_plus_one", "fx_tanh_log1p"}  # in the texts of the exponential 
 NAMES = {*FUNCTIONS, "fx_normal_cdf", "fx_near", "fx_bf16", "fx_f16"} - PARTS
 BODIES = {
     "exp_down": "fx_exp_down(x[i])",
+    "exp_raised": "fx_exp_raised(x[i])",
     "tanh_softplus": "fx_tanh_softplus(x[i])",
     "tanh_log1p_exp": "fx_tanh_log1p(fx_exp(x[i]))",
     "sin_near": "fx_sin_near(x[i])",
@@ -106,6 +107,18 @@ def test_the_exponential_of_what_is_not_positive(library: ctypes.CDLL) -> None:
     found, general = mapped(library, "exp_down", x), mapped(library, "fx_exp", x)
     is_number = ~x.isnan()
     assert torch.equal(found[is_number], general[is_number])
+    assert found[x.isnan()].isnan().all()
+
+
+def test_the_exponential_where_a_factor_does_not_matter(library: ctypes.CDLL) -> None:
+    x = torch.cat([every_range(), torch.linspace(-140, 0, 200_001)])
+    x = x[~(x > 0)]
+    found, exact = mapped(library, "exp_raised", x).double(), x.double().exp() * 2.0**64
+    is_low = x < -131
+    unit = torch.from_numpy(np.spacing(exact.float().numpy())).double()
+    error = ((found - exact).abs() / unit)[~is_low & ~x.isnan()]
+    assert error.max() <= vector_math.MAX_ULP["fx_exp"]
+    assert ((found[is_low] >= 2.0**-125) & (found[is_low] < 2.0**-124)).all()
     assert found[x.isnan()].isnan().all()
 
 

@@ -338,7 +338,7 @@ class KernelPrinter(VectorLoops, ABC):
             return cpp_text.rounding(
                 operands[0], instruction.detail, self._facts.is_quiet, self._is_lone
             )
-        return self._shorter_forms.text(instruction) or cpp_text.expression(
+        return self._shorter_forms.text(position) or cpp_text.expression(
             instruction, operands, self._dtype(instruction.operands[:1], instruction.dtype)
         )
 

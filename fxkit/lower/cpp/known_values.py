@@ -98,6 +98,21 @@ class KnownValues:
         (exponent,) = self._body(value).operands
         return self._body(exponent).op == "sub" and self.is_at_most(0, exponent)
 
+    def is_only_shared(self, position: int) -> bool:
+        """Tell whether a power, and the sum of the row's, serve for nothing but its shares."""
+        users = self._users(position)
+        sums = {user for user in users if self._body(user).op == "reduce_add"}
+        shares = users - sums
+        return (
+            bool(shares)
+            and all(map(self.is_share, shares))
+            and all(self._users(total) == shares for total in sums)
+            and not any(store.value in {position, *sums} for store in self._kernel.stores)
+        )
+
+    def _users(self, position: int) -> set[int]:
+        return {p for p, i in enumerate(self._kernel.body) if position in i.operands}
+
     @functools.cached_property
     def told_nans(self) -> frozenset[int]:
         """Maxima and minima of rows that need not be NaN where the row has one."""

@@ -1,8 +1,9 @@
 """Operations that take less work where they stand than they do in general.
 
-The exponential of what is known to be small needs no look at overflow, a maximum with a number none
-at a second NaN, and the tanh of a log1p neither of the two. What the compiler does not know needs
-no look at its size before it becomes an integer.
+The exponential of what is known to be small needs no look at overflow, and less still where a
+factor does not matter; a maximum with a number needs none at a second NaN, and the tanh of a log1p
+neither of the two. What the compiler does not know needs no look at its size before it becomes an
+integer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from fxkit.lower.cpp.known_values import KnownValues
 from fxkit.lower.cpp.text import TYPES, integer_between
-from fxkit.lower.loops.loop_ir import Instruction, Kernel
+from fxkit.lower.loops.loop_ir import Kernel
 
 # What `fx_exp_down` serves: up to here exp needs no scaling in two steps.
 _MOST_EXPONENT = 40
@@ -36,15 +37,15 @@ class ShorterForms:
         self._facts = known
         self._ref = ref
 
-    def text(self, instruction: Instruction) -> str | None:
+    def text(self, position: int) -> str | None:
         """Return what takes less work than an operation does in general, or None."""
+        instruction = self._kernel.body[position]
         is_float = instruction.dtype == torch.float32
         match instruction.op, instruction.operands:
             case "max" | "min", (left, right):
                 return self._bounded(instruction.op == "max", left, right)
             case "exp", (operand,) if is_float:
-                is_low = self._facts.is_at_most(_MOST_EXPONENT, operand)
-                return f"fx_exp_down({self._ref(operand)})" if is_low else None
+                return self._exponential(position, operand)
             case "tanh", (operand,) if is_float:
                 return self._tanh_log1p(operand)
             case "add", (left, right) if is_float:
@@ -52,6 +53,13 @@ class ShorterForms:
             case "cast", (operand,):
                 return self._integer(operand, instruction.dtype)
         return None
+
+    def _exponential(self, position: int, operand: int) -> str | None:
+        """Return the exponential of what is small; times 2^64 where only shares of it are used."""
+        if not self._facts.is_at_most(_MOST_EXPONENT, operand):
+            return None
+        name = "fx_exp_raised" if self._facts.is_only_shared(position) else "fx_exp_down"
+        return f"{name}({self._ref(operand)})"
 
     def _integer(self, operand: int, dtype: torch.dtype) -> str | None:
         """Return the machine's own conversion, where the compiler has none to put in its place."""

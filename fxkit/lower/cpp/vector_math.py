@@ -58,8 +58,9 @@ template <class T> FX_INLINE long fx_long(T x) { return (long)x; }
 # exp(x) = 2^n (1 + (exp(r) - 1)), |r| <= ln(2)/2, where n plus the bias of an exponent is read from
 # the low bits of a float shifted by 2^23 and that bias. `fx_exp_within` serves -87 <= x <= 88.
 # Elsewhere the scale is applied in two steps, so that results that are subnormal are rounded once.
-# `fx_exp_down` serves x <= 40 and NaN, with the numbers of `fx_exp`. `fx_exp_plus_one` rounds once
-# what is computed of half of it: 2^128 is no float.
+# `fx_exp_down` serves x <= 40 and NaN, with the numbers of `fx_exp`. `fx_exp_raised` serves x <= 0
+# and NaN, with 2^64 times the exponential, and at least 2^-125. `fx_exp_plus_one` rounds once what
+# is computed of half of it: 2^128 is no float.
 _EXP = """\
 FX_INLINE float fx_exp_rest(float x, float n) {
   float r = fx_fma(n, -0x1.62e4p-1f, x);
@@ -91,6 +92,13 @@ FX_INLINE float fx_exp_down(float x) {
   float first = fx_float(fx_bits(shifted) << 23);
   float y = fx_fma(p, first, first) * 0x1p-64f;
   return x < -0x1.9fe368p+6f ? 0.0f : y;
+}
+FX_INLINE float fx_exp_raised(float x) {
+  float bounded = x < -131.0f ? -131.0f : x;
+  float shifted = fx_fma(bounded, 0x1.715476p+0f, 0x1.80017ep+23f);
+  float p = fx_exp_rest(bounded, shifted - 0x1.80017ep+23f);
+  float first = fx_float(fx_bits(shifted) << 23);
+  return fx_fma(p, first, first);
 }
 FX_INLINE float fx_exp_plus_one(float x) {
   float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8000fcp+23f);

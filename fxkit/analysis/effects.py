@@ -83,19 +83,19 @@ def effects_of(node: fx.Node) -> Effects:
     if call.operator.overload is None:
         return _without_schema(node, call)
     effects = _from_schema(node, call)
-    if call.name in _CONVERSIONS and _has_new_dtype(node):
+    if call.name in CONVERSIONS and _has_new_dtype(node, call):
         effects = replace(effects, aliases=())
         return PURE if effects == PURE else effects
     return effects
 
 
 # They give back their operand where it has the dtype asked for already.
-_CONVERSIONS = frozenset({"aten.to", "aten.type_as"})
+CONVERSIONS = frozenset({"aten.to", "aten.type_as"})
 
 
-def _has_new_dtype(node: fx.Node) -> bool:
+def _has_new_dtype(node: fx.Node, call: Call) -> bool:
     """Tell whether a conversion is known to change the dtype, so that it makes a new tensor."""
-    operand = node.args[0] if node.args else None
+    operand = call.arguments.get("self")
     known = type_of(operand) if isinstance(operand, fx.Node) else None
     made = type_of(node)
     if not (isinstance(known, TensorType) and isinstance(made, TensorType)):

@@ -70,7 +70,7 @@ UNDECLARED_ALIASES = frozenset(
     for name in """
     broadcast_tensors meshgrid unsafe_split unsafe_split_with_sizes unsafe_chunk
     histogramdd type_as atleast_1d atleast_2d atleast_3d cartesian_prod block_diag einsum
-    sum_to_size chain_matmul pad combinations alpha_dropout feature_dropout
+    sum_to_size chain_matmul combinations alpha_dropout feature_dropout
     feature_alpha_dropout linalg_multi_dot lift lift_fresh rrelu to_dense_backward
     """.split()
 )

@@ -20,7 +20,9 @@ from typing import Any
 
 from torch import fx
 
+from fxkit.analysis.effects import effects_of
 from fxkit.errors import PatternError
+from fxkit.ir.op import resolve
 from fxkit.patterns.fitting import Demands
 from fxkit.patterns.language import Operand
 from fxkit.patterns.matching import Match
@@ -64,8 +66,23 @@ class Template:
 
     @functools.cached_property
     def is_all_new(self) -> bool:
-        """Whether each of its values is computed by a node that it makes."""
-        return all(value in self.body for value in self.values if isinstance(value, fx.Node))
+        """Whether each of its values lies in memory of its own, as far as schemas tell."""
+        return not any(self.shared)
+
+    @functools.cached_property
+    def shared(self) -> tuple[tuple[fx.Node, ...], ...]:
+        """For each value the inputs whose memory it may share, by the schemas of what makes it."""
+        return tuple(map(self._shared_by, self.values))
+
+    def _shared_by(self, value: Any) -> tuple[fx.Node, ...]:
+        if not isinstance(value, fx.Node):
+            return ()
+        if value not in self.body:
+            return (value,)
+        call = resolve(value)
+        is_declared = call is not None and call.operator.overload is not None
+        shared = effects_of(value).aliases if is_declared else ()
+        return tuple(dict.fromkeys(i for operand in shared for i in self._shared_by(operand)))
 
     @functools.cached_property
     def demands(self) -> Demands:

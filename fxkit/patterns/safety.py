@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import fx
 
 from fxkit.analysis.dependencies import EffectOrder
-from fxkit.analysis.effects import PURE, all_pure, effects_of
+from fxkit.analysis.effects import CONVERSIONS, PURE, all_pure, effects_of
 from fxkit.analysis.moves import is_seen_apart
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_value
@@ -145,25 +145,38 @@ class Safety:
         return None
 
     def _new_alias(self, rule: Rule, match: Match) -> str | None:
-        """A replacement that is an operand itself shares its memory, which must not show."""
-        for output, value in zip(match.outputs, rule.template.values, strict=True):
-            operand = self._bound(rule, match, value)
-            if operand is None or not isinstance(type_of(output), (TensorType, type(None))):
+        """A replacement that is an operand, or may be a view of one, must not show that."""
+        template = rule.template
+        for output, value, inputs in zip(
+            match.outputs, template.values, template.shared, strict=True
+        ):
+            if not isinstance(type_of(output), (TensorType, type(None))):
                 continue
-            aliases = self._effects.order.aliases
-            if aliases.may_alias(operand, output):
-                if is_seen_apart(output, operand):
-                    return f"the caller gets a tensor each of %{output.name} and %{operand.name}"
-                continue
-            for node in (operand, output):
-                last = next(reversed(aliases.writers(node)), None)
-                if last is not None and output < last:
-                    return (
-                        f"%{output.name} would share memory with %{operand.name}, and "
-                        f"%{last.name} writes to it"
-                    )
-            if self._effects.is_shared(output) and self._effects.is_shared(operand):
-                return f"the caller would get %{output.name} sharing memory with %{operand.name}"
+            for shared in inputs:
+                operand = self._bound(rule, match, shared)
+                if operand is None or _is_converted(value, operand, output):
+                    continue
+                reason = self._shown(output, operand, is_itself=shared is value)
+                if reason is not None:
+                    return reason
+        return None
+
+    def _shown(self, output: fx.Node, operand: fx.Node, *, is_itself: bool) -> str | None:
+        """Return who would see that a result is, or shares memory with, an operand."""
+        aliases = self._effects.order.aliases
+        if aliases.may_alias(operand, output):
+            if is_itself and is_seen_apart(output, operand):
+                return f"the caller gets a tensor each of %{output.name} and %{operand.name}"
+            return None
+        for node in (operand, output):
+            last = next(reversed(aliases.writers(node)), None)
+            if last is not None and output < last:
+                return (
+                    f"%{output.name} would share memory with %{operand.name}, and "
+                    f"%{last.name} writes to it"
+                )
+        if self._effects.is_shared(output) and self._effects.is_shared(operand):
+            return f"the caller would get %{output.name} sharing memory with %{operand.name}"
         return None
 
     def _bound(self, rule: Rule, match: Match, value: object) -> fx.Node | None:
@@ -205,6 +218,16 @@ class _Effects:
         """Keep the mark of an alias set when it was joined with another."""
         if shared:
             self._shared.add(self.order.aliases.root(node))
+
+
+def _is_converted(value: fx.Node, operand: fx.Node, output: fx.Node) -> bool:
+    """Tell whether a replacement is known to convert an operand to another dtype, in new memory."""
+    call = resolve(value)
+    if call is None or call.name not in CONVERSIONS:
+        return False
+    before, after = type_of(operand), type_of(output)
+    is_known = isinstance(before, TensorType) and isinstance(after, TensorType)
+    return is_known and before.dtype != after.dtype
 
 
 def _attributes_of(node: fx.Node) -> list[Attribute]:

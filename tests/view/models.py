@@ -76,6 +76,33 @@ class Shared(nn.Module):
         return self.block(torch.sin(self.block(x)))
 
 
+class TwoResults(nn.Module):
+    """A layer that also returns what is in its middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.inner(x)
+        return torch.relu(y) + x, y
+
+
+class LateExit(nn.Module):
+    """Layers in layers, of which the last alone has a second result that is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.ModuleList(nn.ModuleList(TwoResults() for _ in range(3)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x
+        for layers in self.outer:
+            for layer in layers:
+                x, y = layer(x)
+        return x, y
+
+
 def stack(layers: int = 6) -> fx.GraphModule:
     """Return a trace of `Stack`."""
     return fx.symbolic_trace(Stack(layers))

@@ -32,7 +32,8 @@ def build_scene(hierarchy: Hierarchy, opened: set[Group]) -> Scene:
         opened: The groups whose insides are shown; a group in a closed one is not looked at.
     """
     scene = Scene()
-    level = _Level(_Subject(hierarchy, opened), hierarchy.root)
+    root = hierarchy.root
+    level = _Level(_Subject(hierarchy, opened), root, [list(_nodes(root))])
     level.emit(scene, _MARGIN, _MARGIN, 0, -1)
     scene.width = level.width + 2 * _MARGIN
     scene.height = level.height + 2 * _MARGIN
@@ -68,6 +69,12 @@ class _Subject:
 class _Level:
     """The inside of one opened group.
 
+    Args:
+        subject: What is laid out.
+        group: The group.
+        copies: The nodes of the group, then, in the same order, those of each group that it stands
+            for.
+
     Attributes:
         width: Of the inside, without the frame.
         height: Of the inside, without the frame.
@@ -77,10 +84,16 @@ class _Level:
         sides: How many values come from outside, and how many are read there.
     """
 
-    def __init__(self, subject: _Subject, group: Group) -> None:
+    def __init__(self, subject: _Subject, group: Group, copies: _Copies) -> None:
         self.group = group
         self._hierarchy = subject.hierarchy
-        self._items = [_item(subject, item) for item in group.items]
+        self._copies = copies
+        self._items: list[_Item] = []
+        start = 0
+        for item in group.items:
+            end = start + sum(len(member) for member in _members(item))
+            self._items.append(_item(subject, item, [copy[start:end] for copy in copies]))
+            start = end
         self._values: list[fx.Node] = []
         self.links, top, bottom = self._connect()
         self.sides = len(top), len(bottom)
@@ -111,7 +124,8 @@ class _Level:
         wanted: dict[tuple[fx.Node, int, fx.Node], None] = {}
         operands, users = self._hierarchy.operands, self._hierarchy.users
         top: dict[fx.Node, int] = {}
-        bottom: dict[fx.Node, int] = {}
+        leaving = _leaving(self._copies, users)
+        bottom = {node: i for i, node in enumerate(leaving)}
         for node, index in owner.items():
             for value, port in zip(operands[node], operands[stand_in[node]], strict=False):
                 if owner.get(value) == index:
@@ -119,8 +133,6 @@ class _Level:
                 if value not in owner:
                     top.setdefault(value, len(top))
                 wanted[value, index, port] = None
-            if self.group.path and any(user not in owner for user in users[node]):
-                bottom.setdefault(node, len(bottom))
         links: dict[Link, fx.Node] = {}
         for value, index, port in wanted:
             entry = self._items[index].entry(port)
@@ -189,7 +201,7 @@ class _Level:
 class _LeafItem:
     """A node, or a module that is drawn as one box."""
 
-    def __init__(self, hierarchy: Hierarchy, item: Leaf | Group) -> None:
+    def __init__(self, hierarchy: Hierarchy, item: Leaf | Group, copies: _Copies) -> None:
         self.leaf = item.only if isinstance(item, Group) else item
         self.group = item if isinstance(item, Group) else None
         self.members = _members(item)
@@ -200,9 +212,7 @@ class _LeafItem:
         longest = max(first * CHARACTER, columns(self.detail) * SMALL_CHARACTER)
         self.width = max(longest + 2 * _BOX_PAD, 56.0)
         self.height = 40.0 if self.detail else 28.0
-        inside = set(self.nodes)
-        users = hierarchy.users
-        outside = [node for node in self.nodes if any(u not in inside for u in users[node])]
+        outside = _leaving(copies, hierarchy.users)
         self._is_bundle = len(outside) > _EXITS
         spread = [] if self._is_bundle else outside
         step = min(26.0, (self.width - 24) / max(len(spread), 1))
@@ -262,9 +272,9 @@ class _LeafItem:
 class _FrameItem:
     """A module that is opened."""
 
-    def __init__(self, subject: _Subject, group: Group) -> None:
+    def __init__(self, subject: _Subject, group: Group, copies: _Copies) -> None:
         self.group = group
-        self.level = _Level(subject, group)
+        self.level = _Level(subject, group, copies)
         self.members = _members(group)
         self.nodes = self.members[0]
         title = columns(clip(group.title, _NAME_LENGTH)) + columns(group.kind) + 3
@@ -330,12 +340,27 @@ class _FrameItem:
 
 
 _Item = _LeafItem | _FrameItem
+_Copies = list[list[fx.Node]]
 
 
-def _item(subject: _Subject, item: Leaf | Group) -> _Item:
+def _item(subject: _Subject, item: Leaf | Group, around: _Copies) -> _Item:
+    """Make an item, of its nodes in each copy of the group that it is in."""
+    size = len(_members(item)[0])
+    copies = [nodes[at : at + size] for nodes in around for at in range(0, len(nodes), size)]
     if isinstance(item, Group) and item in subject.opened and item.only is None:
-        return _FrameItem(subject, item)
-    return _LeafItem(subject.hierarchy, item)
+        return _FrameItem(subject, item, copies)
+    return _LeafItem(subject.hierarchy, item, copies)
+
+
+def _leaving(copies: _Copies, users: dict[fx.Node, list[fx.Node]]) -> list[fx.Node]:
+    """Return the nodes of the first copy that, in it or in another, are read outside."""
+    found: set[int] = set()
+    for nodes in copies:
+        inside = set(nodes)
+        found.update(
+            i for i, node in enumerate(nodes) if any(user not in inside for user in users[node])
+        )
+    return [copies[0][i] for i in sorted(found)]
 
 
 def _members(item: Leaf | Group) -> list[list[fx.Node]]:

@@ -30,6 +30,7 @@ GRAPHS: dict[str, Callable[[], fx.GraphModule]] = {
     "hostile": models.hostile,
     "shared": lambda: fx.symbolic_trace(models.Shared()),
     "unequal": lambda: fx.symbolic_trace(models.Unequal()),
+    "late exit": lambda: fx.symbolic_trace(models.LateExit()),
     "random": lambda: models.random_graph(150),
     "long edges": lambda: models.random_graph(80, seed=3, reach=80),
 }
@@ -404,6 +405,38 @@ def test_a_browser_is_shown_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(browser.opened.removeprefix("file://"))
     assert "fx-viewer" in path.read_text()
     path.unlink()
+
+
+@DEPTHS
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_value_that_leaves_one_of_the_folded_layers_leaves_their_frame(
+    depth: int | str | None, last: int
+) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(models.TwoResults() for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            seconds = []
+            for layer in self.layers:
+                x, second = layer(x)
+                seconds.append(second)
+            return x, seconds[last]
+
+    view = draw(fx.symbolic_trace(Model()), depth=depth)
+    assert (f"layers_{last}_inner", "output") in {(e.value, e.target) for e in view.scene.lines}
+
+
+def test_a_value_that_leaves_one_repetition_leaves_their_frame() -> None:
+    graph = fx.Graph()
+    x = total = graph.placeholder("x")
+    for _ in range(1000):
+        x = graph.call_function(torch.relu, (x,))
+        total = graph.call_method("sum", (x,))
+    graph.output((x, total))
+    view = draw(fx.GraphModule(torch.nn.Module(), graph), depth=None)
+    assert (total.name, "output") in {(e.value, e.target) for e in view.scene.lines}
 
 
 def test_drawing_is_deterministic() -> None:

@@ -40,12 +40,13 @@ class Demands:
         """Return why the replacement can't be made with what a match bound, or None if it can.
 
         Args:
-            bindings: Capture → what it stands for.
+            bindings: Capture → what it stands for; one that a match left out stands for None.
         """
-        for name, value in bindings.items():
+        for name, uses in self._uses.items():
+            value = bindings.get(name)
             if isinstance(value, (fx.Node, Attribute)):
                 continue
-            for use in self._uses.get(name, ()):
+            for use in uses:
                 if not use.takes(value):
                     return f"{use.operator} of the replacement takes no {_kind(value)} for {name!r}"
         return None

@@ -21,7 +21,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.language import operand
 from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern import Pattern, PatternBuilder, output_values, trace_template
-from fxkit.patterns.rewriting import Rule, Template, Where
+from fxkit.patterns.rewriting import Rule, Template, Where, check_sides
 from fxkit.tracing.symbolic import symbolic_trace
 
 Side = Callable[..., Any] | nn.Module
@@ -120,14 +120,9 @@ def _rule(
     builder = PatternBuilder(searched)
     outputs = builder.outputs(output_values(searched))
     template = Template(replacing, output_values(replacing))
-    if len(template.values) != len(outputs):
-        raise PatternError(
-            f"expected as many results as the pattern has, {len(outputs)}, "
-            f"got {len(template.values)}",
-            hint="return one replacement for each value that the pattern returns",
-        )
     shown = shown if shown.isidentifier() else name
     found = Pattern(outputs, tuple(builder.captures), shown, operands or {})
+    check_sides(found, template)
     function = before.forward if isinstance(before, nn.Module) else before
     return Rule(
         name=shown,

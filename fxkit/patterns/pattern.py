@@ -199,6 +199,11 @@ class Pattern:
                 return tuple(dict.fromkeys(_first_operators(value)))
         return ()
 
+    @functools.cached_property
+    def bound(self) -> frozenset[str]:
+        """The captures that stand somewhere in it; a match may leave out those of an optional."""
+        return frozenset(v.name for v in _below(self.outputs) if isinstance(v, Capture))
+
     def __len__(self) -> int:
         return len(self.operations)
 
@@ -445,9 +450,14 @@ def _first_operators(value: Any) -> Iterator[str]:
 
 def _operations(outputs: tuple[PatternNode, ...]) -> Iterator[Operation]:
     """Yield the operations below the outputs, each once, operands before users."""
+    return (value for value in _below(outputs) if isinstance(value, Operation))
+
+
+def _below(outputs: tuple[PatternNode, ...]) -> Iterator[PatternNode]:
+    """Yield the pattern nodes below the outputs and these, each once, operands before users."""
     seen: set[int] = set()
 
-    def visit(value: Any) -> Iterator[Operation]:
+    def visit(value: Any) -> Iterator[PatternNode]:
         if isinstance(value, (list, tuple)):
             for item in value:
                 yield from visit(item)
@@ -455,8 +465,7 @@ def _operations(outputs: tuple[PatternNode, ...]) -> Iterator[Operation]:
             seen.add(id(value))
             for inner in _inside(value):
                 yield from visit(inner)
-            if isinstance(value, Operation):
-                yield value
+            yield value
 
     for output in outputs:
         yield from visit(output)

@@ -196,7 +196,8 @@ def rule(
 
     Raises:
         PatternError: When a side can't be traced, is a bare parameter, or the sides do not agree in
-            parameters or number of results; with `at`, when the rule is first used.
+            parameters or number of results, or the replacement takes a parameter that the pattern
+            does not use; with `at`, when the rule is first used.
 
     Example:
         >>> import torch, fxkit
@@ -258,6 +259,29 @@ def check_rules(rules: Any) -> list[Rule]:
                 hint="make one with fxkit.rule(before, after)",
             )
     return given
+
+
+def check_sides(found: Pattern, template: Template) -> None:
+    """Refuse a replacement that can't take the place of what its pattern matches.
+
+    Raises:
+        PatternError: When it has another number of results, or takes a parameter that stands
+            nowhere in the pattern.
+    """
+    if len(template.values) != len(found.outputs):
+        raise PatternError(
+            f"expected as many results as the pattern has, {len(found.outputs)}, "
+            f"got {len(template.values)}",
+            hint="return one replacement for each value that the pattern returns",
+        )
+    taken = [str(node.target) for node in template.graph.nodes if node in template.inputs]
+    unbound = [name for name in taken if name in found.captures and name not in found.bound]
+    if unbound:
+        raise PatternError(
+            f"expected a replacement of parameters that the pattern {found.name} computes with, "
+            f"got {', '.join(unbound)}",
+            hint="use it in the pattern, or take it out of the replacement",
+        )
 
 
 def objection_of(verdict: Any) -> str | None:
@@ -369,12 +393,7 @@ def _made(
 
     def checked() -> tuple[Pattern, Template]:
         found, template = follow()
-        if len(template.values) != len(found.outputs):
-            raise PatternError(
-                f"expected as many results as the pattern has, {len(found.outputs)}, "
-                f"got {len(template.values)}",
-                hint="return one replacement for each value that the pattern returns",
-            )
+        check_sides(found, template)
         return found, template
 
     code = inspect.unwrap(function)

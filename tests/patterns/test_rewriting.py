@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fxkit
 from fxkit.errors import PatternError
+from fxkit.patterns.importers import from_replace_pattern
+from fxkit.patterns.language import optional
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.rules import RULES
 
@@ -62,6 +65,51 @@ def test_what_is_wrong_in_a_rule_is_told_when_it_is_used() -> None:
     one_sided = fxkit.rule(lambda x: torch.neg(x), at="aten.neg", name="one_sided")
     with pytest.raises(PatternError, match="to return"):
         fxkit.rewrite(fxkit.symbolic_trace(lambda x: -x), one_sided)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [lambda x, y: torch.sin(x) + y, lambda x, y: y, lambda x, y: torch.cat([x, y])],
+)
+def test_a_replacement_takes_only_what_the_pattern_uses(after: Any) -> None:
+    refused = pytest.raises(PatternError, match="the pattern exponential computes with, got y")
+    with refused:
+        fxkit.rule(lambda x, y: torch.exp(x), after, name="exponential")
+    with refused:
+        fxkit.rule(lambda x, y: (torch.exp(x), after(x, y)), name="exponential")
+    with pytest.raises(PatternError, match="got y"):
+        from_replace_pattern([(lambda x, y: torch.exp(x), after)])
+    late = fxkit.rule(lambda x, y: torch.exp(x), after, name="exponential", at="aten.exp")
+    with refused:
+        fxkit.rewrite(fxkit.symbolic_trace(lambda x: torch.exp(x)), late)
+
+
+def test_a_parameter_that_neither_side_uses_is_fine() -> None:
+    unused = fxkit.rule(lambda x, y: torch.exp(x), lambda x, y: torch.sin(x), exact=False)
+    gm = fxkit.symbolic_trace(lambda x: torch.exp(x))
+    assert fxkit.rewrite(gm, unused).count == 1
+
+
+def test_an_optional_operand_that_was_left_out_goes_only_where_none_may_stand() -> None:
+    scaled = fxkit.rule(
+        lambda x, s: torch.tanh(optional(lambda t: t * s)(x)),
+        lambda x, s: torch.sin(x) + s,
+        exact=False,
+    )
+    gm = fxkit.symbolic_trace(lambda x: torch.tanh(x))
+    report = fxkit.rewrite(gm, scaled)
+    assert report.count == 0
+    assert "takes no None for 's'" in str(report.refusals)
+    gm = fxkit.symbolic_trace(lambda x: torch.tanh(x * 2))
+    assert fxkit.rewrite(gm, scaled).count == 1
+    assert torch.equal(gm(torch.ones(2)), torch.ones(2).sin() + 2)
+    layer = fxkit.rule(
+        lambda x, w, b: torch.relu(F.linear(x, w, b)),
+        lambda x, w, b: torch.tanh(F.linear(x, w, b)),
+        exact=False,
+    )
+    gm = fxkit.symbolic_trace(lambda x, w: torch.relu(F.linear(x, w)))
+    assert fxkit.rewrite(gm, layer).count == 1
 
 
 def test_a_rule_that_is_not_followed_yet_can_be_copied_and_changed() -> None:

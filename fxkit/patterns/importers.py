@@ -137,7 +137,9 @@ def _rule(
 def _graph_of(side: Side) -> fx.Graph:
     """Return a graph of a side, which the caller may change."""
     if isinstance(side, fx.GraphModule):
-        return copy.deepcopy(side.graph)
+        graph = copy.deepcopy(side.graph)
+        graph.owning_module = side
+        return graph
     if isinstance(side, nn.Module):
         return symbolic_trace(side).graph
     return trace_template(side)

@@ -22,7 +22,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from fxkit.errors import PatternError
-from fxkit.ir.op import Call, resolve
+from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import source_of
 from fxkit.patterns import language
@@ -333,13 +333,14 @@ class PatternBuilder:
         if node.target in _MARKS:
             return self._build_mark(node)
         call = resolve(node)
-        if call is None:
+        source = source_of(node)
+        if call is None or has_own_values(node):
             raise PatternError(
                 f"expected operations on the parameters, got {node.op} {node.target!r}",
                 node=format_node(node),
+                source=None if source is None else str(source),
                 hint="pass tensors that a pattern needs as parameters",
             )
-        source = source_of(node)
         arguments = {key: self._build(_whole(value, node)) for key, value in call.arguments.items()}
         return Operation(call.name, arguments, "" if source is None else str(source))
 
@@ -366,6 +367,14 @@ def _whole(value: Any, node: fx.Node) -> Any:
     one = value[0]
     is_given = any(given is one for given in (*node.args, *node.kwargs.values()))
     return one if is_given and all(item is one for item in value) else value
+
+
+def has_own_values(node: fx.Node) -> bool:
+    """Tell whether a template's node reads a tensor or a module that is no operand of it."""
+    if node.op != "call_module":
+        return node.op == "get_attr"
+    call = None if node.graph.owning_module is None else resolve(node)
+    return call is None or any(isinstance(v, Attribute) for v in call.arguments.values())
 
 
 def operand_nodes(call: Call) -> list[fx.Node]:

@@ -23,6 +23,8 @@ from torch import fx
 from fxkit.analysis.effects import effects_of
 from fxkit.errors import PatternError
 from fxkit.ir.op import resolve
+from fxkit.ir.printer import format_node
+from fxkit.ir.provenance import source_of
 from fxkit.patterns.fitting import Demands
 from fxkit.patterns.language import Operand
 from fxkit.patterns.matching import Match
@@ -195,9 +197,10 @@ def rule(
             in. Then the functions are not followed before a graph has one of them.
 
     Raises:
-        PatternError: When a side can't be traced, is a bare parameter, or the sides do not agree in
-            parameters or number of results, or the replacement takes a parameter that the pattern
-            does not use; with `at`, when the rule is first used.
+        PatternError: When a side can't be traced, is a bare parameter, or reads a tensor or module
+            that is no parameter; when the sides do not agree in parameters or number of results, or
+            the replacement takes a parameter that the pattern does not use. With `at`, all this
+            when the rule is first used.
 
     Example:
         >>> import torch, fxkit
@@ -265,8 +268,8 @@ def check_sides(found: Pattern, template: Template) -> None:
     """Refuse a replacement that can't take the place of what its pattern matches.
 
     Raises:
-        PatternError: When it has another number of results, or takes a parameter that stands
-            nowhere in the pattern.
+        PatternError: When it has another number of results, takes a parameter that stands nowhere
+            in the pattern, or reads a tensor or a module that is no parameter.
     """
     if len(template.values) != len(found.outputs):
         raise PatternError(
@@ -281,6 +284,16 @@ def check_sides(found: Pattern, template: Template) -> None:
             f"expected a replacement of parameters that the pattern {found.name} computes with, "
             f"got {', '.join(unbound)}",
             hint="use it in the pattern, or take it out of the replacement",
+        )
+    own = next((node for node in template.body if node.op in ("get_attr", "call_module")), None)
+    if own is not None:
+        source = source_of(own)
+        raise PatternError(
+            f"expected a replacement of operations on its parameters, got {own.op} {own.target!r}",
+            node=format_node(own),
+            source=None if source is None else str(source),
+            hint="pass tensors that the pattern binds as parameters, write functions for modules, "
+            "as F.linear; for new weights use fxkit.find and edit.add_attribute",
         )
 
 

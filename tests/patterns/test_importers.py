@@ -52,6 +52,7 @@ class Once(nn.Module):
         (fx.symbolic_trace(Twice()), lambda z: torch.relu(z)),
         (lambda z: F.relu(z.relu()), Once()),
         (nn.Sequential(nn.ReLU(), nn.ReLU()), nn.ReLU()),
+        (fx.symbolic_trace(nn.Sequential(nn.ReLU(), nn.ReLU())), nn.ReLU()),
     ],
 )
 def test_modules_and_graph_modules(pair) -> None:

@@ -84,6 +84,41 @@ def test_a_replacement_takes_only_what_the_pattern_uses(after: Any) -> None:
         fxkit.rewrite(fxkit.symbolic_trace(lambda x: torch.exp(x)), late)
 
 
+_WEIGHT, _LAYER, _ACTIVATION = torch.ones(3), torch.nn.Linear(3, 3), torch.nn.ReLU()
+_OWN_VALUES = [
+    lambda x: torch.sin(x) * _WEIGHT,
+    lambda x: _LAYER(x),
+    lambda x: torch.sin(_ACTIVATION(x)),
+    lambda x: torch.sin(x) + _LAYER.weight,
+]
+
+
+@pytest.mark.parametrize("own", _OWN_VALUES)
+def test_neither_side_of_a_rule_reads_a_tensor_or_module_of_its_own(own: Any) -> None:
+    def plain(x):
+        return torch.exp(x)
+
+    with pytest.raises(PatternError, match="replacement of operations on its parameters") as after:
+        fxkit.rule(plain, own)
+    assert "add_attribute" in str(after.value)
+    assert "test_rewriting.py" in str(after.value)
+    with pytest.raises(PatternError, match="expected operations on the parameters"):
+        fxkit.rule(own, plain)
+    with pytest.raises(PatternError, match="replacement of operations"):
+        from_replace_pattern([(plain, own)])
+    with pytest.raises(PatternError, match="replacement of operations"):
+        fxkit.rule(lambda x: (torch.exp(x), own(x)))
+
+
+def test_what_a_rule_can_not_add_an_edit_can() -> None:
+    gm = fxkit.symbolic_trace(lambda x: torch.exp(x))
+    with fxkit.edit(gm) as e:
+        for match in fxkit.find(gm, lambda x: torch.exp(x)):
+            weight = e.add_attribute("weight", _WEIGHT)
+            e.replace(match.root, e.call(torch.mul, match["x"], weight, before=match.root))
+    assert torch.equal(gm(2 * _WEIGHT), 2 * _WEIGHT)
+
+
 def test_a_parameter_that_neither_side_uses_is_fine() -> None:
     unused = fxkit.rule(lambda x, y: torch.exp(x), lambda x, y: torch.sin(x), exact=False)
     gm = fxkit.symbolic_trace(lambda x: torch.exp(x))

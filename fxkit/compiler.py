@@ -96,7 +96,7 @@ class Compiled:
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the program; the first call with inputs of a kind captures and compiles it."""
         way = self._last_way
         if way is not None and not kwargs:

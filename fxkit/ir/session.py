@@ -25,6 +25,7 @@ from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.given_nodes import check_path, check_target, node_in, operands_in
 from fxkit.ir.journal import snapshot
 from fxkit.ir.journalled_graph import JournalledGraph
+from fxkit.ir.names import keep_module_name
 from fxkit.ir.printer import format_node, format_source, format_value
 from fxkit.ir.surgery import erase_node, insert_node
 from fxkit.ir.types import KEY as TYPE_KEY
@@ -315,6 +316,7 @@ class EditSession(JournalledGraph):
         """Give a node another name, made unique when taken."""
         node = self._given(node)
         old = node.name
+        keep_module_name(self.graph)
         node._rename(name)
         self._record("rename", node, f"%{old} -> %{node.name}",
                      lambda: self._restore_name(node, old))  # fmt: skip

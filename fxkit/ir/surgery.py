@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import fx
 
+from fxkit.ir.names import MODULE_NAME, keep_module_name
+
 _set = object.__setattr__
 
 
@@ -30,6 +32,8 @@ def insert_node(
     """
     graph = place.graph
     names = graph._graph_namespace
+    if name == MODULE_NAME:
+        keep_module_name(graph)
     node = fx.Node(graph, names.create_name(name, None), op, target, args, kwargs)
     for hook in getattr(graph.owning_module, "_create_node_hooks", None) or ():
         hook(node)

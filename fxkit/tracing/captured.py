@@ -117,7 +117,7 @@ class Captured:
         self._pauses = Pauses()
         self._warned = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the program: through a graph whose guards hold, else in Python."""
         if active_recorder() is not None or torch._C._are_functorch_transforms_active():
             # What is around this one sees the program itself: another capture, or torch.func.

@@ -58,7 +58,7 @@ class Exported:
         args, kwargs = program.example_inputs or ((), {})
         self.args, self.kwargs = tuple(args), dict(kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the exported graph."""
         return self.graph_module(*args, **kwargs)
 

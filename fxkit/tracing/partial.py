@@ -80,7 +80,7 @@ class Partial:
         self._is_watching = False
         self._compiled = torch.compile(fn, backend=self._take, dynamic=dynamic)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the program: its graphs, and Python between them."""
         return self._compiled(*args, **kwargs)
 

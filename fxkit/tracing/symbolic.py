@@ -18,6 +18,7 @@ from torch.fx.proxy import TraceError
 
 from fxkit.analysis.type_inference.declared_types import is_quantizer
 from fxkit.errors import CaptureError, FxkitError, UnsupportedError
+from fxkit.ir.names import MODULE_NAME, distinct_names, keep_module_name
 from fxkit.tracing.callables import Program, program_of
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding import guards as g
@@ -30,7 +31,12 @@ from fxkit.tracing.recorder.rollback import (
     same_random_states,
     set_random_states,
 )
-from fxkit.tracing.runs.recording import module_guards, placeholder_names, structure_guard
+from fxkit.tracing.runs.recording import (
+    module_guards,
+    parameter_names,
+    placeholder_names,
+    structure_guard,
+)
 from fxkit.tracing.runs.variants import Variant
 from fxkit.tracing.values.regions import Modes, Regions, read_ambient
 from fxkit.tracing.values.structure import Blueprint
@@ -252,6 +258,7 @@ class SymbolicTracer(fx.Tracer):
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
         """Return a function of placeholders, and those placeholders."""
+        keep_module_name(self.graph)
         program = self.program
         if program is None or program.is_plain:
             return super().create_args_for_root(root_fn, is_module, concrete_args)
@@ -321,13 +328,24 @@ class SymbolicTracer(fx.Tracer):
         """Return the placeholder that stands for a node."""
         return _Placeholder(node, self)
 
-    def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
+    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Append a node, with where it comes from."""
-        if self.regions is not None and kind != "placeholder":
+        if kind == "placeholder":
+            return self._create(kind, self._parameter_name(target), *args, **kwargs)
+        if self.regions is not None:
             ambient = read_ambient()
             if ambient != self.regions.state:
                 self.regions.follow(ambient)
-        return self._create(kind, *args, **kwargs)
+        return self._create(kind, target, *args, **kwargs)
+
+    def _parameter_name(self, name: str) -> str:
+        """Return what generated code calls a parameter, with its stars."""
+        plain = name.lstrip("*")
+        if plain != MODULE_NAME or self.program is None:
+            return name
+        others = parameter_names(self.program.function, keywords=True)
+        free = distinct_names([*(other for other in others if other != plain), plain])[-1]
+        return name.replace(plain, free)
 
     def _emit(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
         return self._create("call_function", target, args, {})

@@ -16,6 +16,7 @@ from torch import fx
 
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.attributes import find_attribute
+from fxkit.ir.names import append_placeholder, keep_module_name
 from fxkit.tracing.functional.observation import SIDE_NODES, Observation, is_read, observe
 from fxkit.tracing.values.refusals import Refusal
 
@@ -130,7 +131,7 @@ def flatten(gm: fx.GraphModule, args: Sequence[torch.Tensor]) -> FlatProgram:
 
 def _lift(gm: fx.GraphModule) -> tuple[fx.GraphModule, tuple[str, ...]]:
     """Copy a graph with each attribute that it reads as a placeholder behind the others."""
-    graph = fx.Graph()
+    graph = keep_module_name(fx.Graph())
     values: dict[fx.Node, fx.Node] = {}
     attributes: dict[str, fx.Node] = {}
     for node in gm.graph.find_nodes(op="placeholder"):
@@ -138,7 +139,7 @@ def _lift(gm: fx.GraphModule) -> tuple[fx.GraphModule, tuple[str, ...]]:
     for node in gm.graph.find_nodes(op="get_attr"):
         name = str(node.target)
         if name not in attributes:
-            attributes[name] = graph.placeholder(name.replace(".", "_"))
+            attributes[name] = append_placeholder(graph, name.replace(".", "_"))
             attributes[name].meta.update(node.meta)
         values[node] = attributes[name]
     for node in gm.graph.nodes:

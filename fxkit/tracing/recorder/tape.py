@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from fxkit.ir.names import append_placeholder, keep_module_name
 from fxkit.ir.provenance import source_of
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import MEMORY_KEY, TensorType, type_of_value
@@ -63,7 +64,7 @@ class Tape:
 
     def __init__(self, leaves: Iterable[tuple[str, torch.Tensor]], surroundings: Origins) -> None:
         super().__init__()
-        self.graph = fx.Graph()
+        self.graph = keep_module_name(fx.Graph())
         self.outside: list[Outside] = []
         self.reads: list[Read] = []
         self.placeholders: list[fx.Node] = []
@@ -102,14 +103,15 @@ class Tape:
         """Append a placeholder for a number, and return it."""
         self._has_numbers = True
         name = re.sub(r"\W+", "_", name).strip("_")
-        return self.graph.placeholder(name if name.isidentifier() else f"number_{name}")
+        name = name if name.isidentifier() else f"number_{name}"
+        return append_placeholder(self.graph, name)
 
     def make_input(self, outside: Outside) -> fx.Node:
         """Turn a tensor of the graph module into a placeholder, and return it."""
         node, graph = outside.node, self.graph
         first = next(other for other in graph.nodes if other.op != "placeholder")
         with graph.inserting_before(first):
-            placeholder = graph.placeholder(outside.target.replace(".", "_"))
+            placeholder = append_placeholder(graph, outside.target.replace(".", "_"))
         placeholder.meta.update(node.meta)
         key = storage_key(outside.tensor)
         memory = self._memories.setdefault(key, len(self.placeholders))
@@ -232,7 +234,7 @@ class Tape:
             node.meta[TYPE_KEY] = type_of_value(value)
 
     def _place_leaf(self, index: int, name: str, tensor: torch.Tensor) -> None:
-        node = self.graph.placeholder(name)
+        node = append_placeholder(self.graph, name)
         self.placeholders.append(node)
         self._set_type(node, tensor)
         node.meta[MEMORY_KEY] = self._memories.setdefault(storage_key(tensor), index)

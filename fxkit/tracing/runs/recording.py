@@ -14,6 +14,7 @@ from torch import fx
 
 from fxkit.errors import CaptureError
 from fxkit.ir.modes import has_function_modes
+from fxkit.ir.names import distinct_names
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.free_numbers import NumberInput
@@ -457,7 +458,7 @@ def placeholder_names(fn: Callable[..., Any], paths: list[str]) -> list[str]:
         path = re.sub(r"^args\[(\d+)\]", parameter, path)
         return re.sub(r"\W+", "_", path).strip("_") or "arg"
 
-    return [name(path) for path in paths]
+    return distinct_names([name(path) for path in paths])
 
 
 def parameter_names(fn: Callable[..., Any], *, keywords: bool = False) -> list[str]:

@@ -162,6 +162,11 @@ class Graph:
     def __getitem__(self, name: str | fx.Node) -> GraphNode:
         if isinstance(name, fx.Node):
             return self._view(name)
+        if not isinstance(name, str):
+            raise FxkitError(
+                f"expected the name of a node, got {name!r:.60}",
+                hint="write g['relu']; list(g) has the nodes in order",
+            )
         view = self._by_name.get(name)
         if view is None:
             raise FxkitError(
@@ -203,8 +208,12 @@ class Graph:
             shape: Sizes; None fits any size.
             where: A predicate of your own.
 
+        Raises:
+            FxkitError: When the operator can't be one, or the dtype is none.
+
         Cost: linear in the nodes.
         """
+        _check_wanted(operator, dtype)
         if isinstance(operator, torch.nn.Module):
             operator = type(operator)
         name = None if operator is None else operator_name(operator)
@@ -260,18 +269,27 @@ class Graph:
     def cut(self, sources: Iterable[Given], targets: Iterable[Given]) -> list[GraphNode]:
         """Return a smallest set of nodes that every path from `sources` to `targets` goes through.
 
+        Raises:
+            FxkitError: When there are no sources or no targets.
+
         Cost: a maximum flow (networkx), in practice near linear times the size of the cut.
         """
         import networkx
 
+        starts, ends = [*map(self._node, sources)], [*map(self._node, targets)]
+        if not starts or not ends:
+            raise FxkitError(
+                f"expected nodes to cut between, got no {'targets' if starts else 'sources'}",
+                hint="give at least one node on either side",
+            )
         flow = networkx.DiGraph()
         for view in self:
             flow.add_edge((view.name, "in"), (view.name, "out"), capacity=1)
             for producer in view.producers:
                 flow.add_edge((producer.name, "out"), (view.name, "in"))
-        for node in map(self._node, sources):
+        for node in starts:
             flow.add_edge("source", (node.name, "in"))
-        for node in map(self._node, targets):
+        for node in ends:
             flow.add_edge((node.name, "out"), "target")
         _, (reached, _) = networkx.minimum_cut(flow, "source", "target")
         return [v for v in self if (v.name, "in") in reached and (v.name, "out") not in reached]
@@ -439,6 +457,21 @@ def _is_at(found: provenance.Source | None, wanted: str) -> bool:
     file, _, line = wanted.partition(":")
     same_file = found.file == file or found.file.endswith(f"/{file}")
     return same_file and (not line or found.line == int(line))
+
+
+def _check_wanted(operator: Any, dtype: Any) -> None:
+    if operator is not None and not isinstance(operator, str) and not callable(operator):
+        raise FxkitError(
+            f"expected an operator, got {type(operator).__name__} {operator!r:.60}",
+            hint="give one function or name, as torch.relu or 'relu'; call find for each",
+        )
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        named = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+        known = isinstance(getattr(torch, named, None), torch.dtype)
+        raise FxkitError(
+            f"expected a torch.dtype, got {type(dtype).__name__} {dtype!r:.60}",
+            hint=f"write dtype=torch.{named if known else 'float32'}",
+        )
 
 
 def _fits_shape(found: tuple[int, ...] | None, wanted: tuple[int | None, ...]) -> bool:

@@ -46,6 +46,36 @@ def test_find_in_every_spelling(spelling: Any) -> None:
     assert len(graph(_model()).find(spelling)) == 3
 
 
+@pytest.mark.parametrize(
+    ("wanted", "message", "hint"),
+    [
+        ({"operator": [torch.relu]}, "expected an operator, got list", "call find for each"),
+        ({"operator": 3}, "expected an operator, got int 3", "'relu'"),
+        ({"dtype": "float64"}, "expected a torch.dtype, got str", "dtype=torch.float64"),
+        ({"dtype": float}, "expected a torch.dtype, got type", "dtype=torch.float"),
+    ],
+)
+def test_find_refuses_what_no_node_can_be(wanted: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(FxkitError, match=message) as refused:
+        graph(_model()).find(**wanted)
+    assert hint in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("name", [slice(1, 3), 3, ["relu"], None])
+def test_a_node_is_asked_for_by_its_name(name: Any) -> None:
+    with pytest.raises(FxkitError, match="expected the name of a node") as refused:
+        graph(_model())[name]
+    assert refused.value.hint
+
+
+def test_a_cut_needs_two_sides() -> None:
+    g = graph(_model())
+    with pytest.raises(FxkitError, match="got no sources"):
+        g.cut([], ["output"])
+    with pytest.raises(FxkitError, match="got no targets"):
+        g.cut(g.inputs, [])
+
+
 def test_find_by_place_line_type_and_predicate() -> None:
     g = graph(_model())
     relu = g.find(torch.relu)

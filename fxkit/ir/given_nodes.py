@@ -54,7 +54,8 @@ def operands_in(graph: fx.Graph, value: Any) -> Any:
         value: An operand, or a tuple, list, dict or slice of operands.
 
     Raises:
-        RewriteError: When a node is of another graph, or a tensor or module is given as it is.
+        RewriteError: When a node is of another graph, or a tensor, a module or an object that no
+            code can write down is given as it is.
     """
     if isinstance(value, fx.Node) or hasattr(value, "fx_node"):
         return node_in(graph, value)
@@ -70,7 +71,25 @@ def operands_in(graph: fx.Graph, value: Any) -> Any:
             f"expected nodes and plain values as operands, got a {type(value).__name__}",
             hint="give edit.add_attribute('name', value), which the module keeps",
         )
+    if type(value).__repr__ is object.__repr__:
+        raise RewriteError(
+            f"expected nodes and plain values as operands, got {value!r:.60}",
+            hint="give numbers, texts, dtypes or lists of them; a function may hold the object",
+        )
     return value
+
+
+def check_name(name: Any) -> None:
+    """Refuse what is no name.
+
+    Raises:
+        RewriteError: When it is no text, or empty.
+    """
+    if not isinstance(name, str) or not name:
+        raise RewriteError(
+            f"expected a name, got {type(name).__name__} {name!r:.60}",
+            hint="give a text, such as 'relu_1'",
+        )
 
 
 def check_target(op: str, target: Any) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import keyword
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.fx.node import map_arg
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
 from fxkit.ir.given_graphs import check_graph_module
-from fxkit.ir.given_nodes import check_path, check_target, node_in, operands_in
+from fxkit.ir.given_nodes import check_name, check_path, check_target, node_in, operands_in
 from fxkit.ir.journal import snapshot
 from fxkit.ir.journalled_graph import JournalledGraph
 from fxkit.ir.names import keep_module_name
@@ -113,6 +114,8 @@ class EditSession(JournalledGraph):
     ) -> fx.Node:
         """Insert a node of any kind; `call` is the short form."""
         check_target(op, target)
+        if name is not None:
+            check_name(name)
         if not isinstance(args, (tuple, list)):
             raise RewriteError(
                 f"expected a tuple of operands, got {format_value(args)}",
@@ -315,6 +318,7 @@ class EditSession(JournalledGraph):
     def rename(self, node: fx.Node, name: str) -> None:
         """Give a node another name, made unique when taken."""
         node = self._given(node)
+        check_name(name)
         old = node.name
         keep_module_name(self.graph)
         node._rename(name)
@@ -342,9 +346,10 @@ class EditSession(JournalledGraph):
 
     def register(self, name: str, value: Any) -> str:
         """Register an attribute on the root module without reading it; return its free name."""
+        check_name(name)
         wished = name = name.replace(".", "_")
         count = 0
-        while hasattr(self.gm, name):
+        while hasattr(self.gm, name) or keyword.iskeyword(name):
             count += 1
             name = f"{wished}_{count}"
         if isinstance(value, torch.nn.Parameter):

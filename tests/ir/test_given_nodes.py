@@ -141,3 +141,40 @@ def test_parts_and_explanations_take_them_too():
     gelu = fxkit.graph(gm).find(F.gelu)[0]
     told = {str(fxkit.explain(gm, rule, at=at)) for at in (gelu.name, gelu, gelu.fx_node)}
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("name", [3, "", None])
+def test_a_name_is_a_text(name: Any) -> None:
+    gm = fxkit.symbolic_trace(nn.ReLU())
+    relu = fxkit.graph(gm).find(torch.relu)[0].fx_node
+    refused = pytest.raises(RewriteError, match="expected a name, got")
+    with refused, fxkit.edit(gm) as e:
+        e.rename(relu, name)
+    with refused, fxkit.edit(gm) as e:
+        e.add_attribute(name, torch.ones(1))
+    if name is not None:
+        with refused, fxkit.edit(gm) as e:
+            e.call(torch.neg, relu, name=name)
+    assert torch.equal(gm(torch.ones(1)), torch.ones(1))
+
+
+def test_an_operand_is_something_that_code_can_say() -> None:
+    gm = fxkit.symbolic_trace(nn.ReLU())
+    for operand in (object(), [1, object()], {"a": object()}):
+        with (
+            pytest.raises(RewriteError, match="got <object object") as refused,
+            fxkit.edit(gm) as e,
+        ):
+            e.call(torch.relu, operand)
+        assert refused.value.hint
+
+
+def test_an_attribute_has_no_keyword_for_a_name() -> None:
+    gm = fxkit.symbolic_trace(nn.ReLU())
+    relu = fxkit.graph(gm).find(torch.relu)[0].fx_node
+    with fxkit.edit(gm) as e:
+        one = e.add_attribute("class", torch.ones(1), before=relu)
+        made = e.call(torch.add, relu, one, after=relu)
+        e.set_output(made)
+    assert one.target == "class_1"
+    assert torch.equal(gm(torch.ones(1)), torch.tensor([2.0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -101,6 +102,8 @@ class _Memory:
         self.edit = edit
         self.context = context
         self.aliases = AliasSets(edit.graph)
+        inputs = edit.graph.find_nodes(op="placeholder")
+        self.inputs = Counter(node.meta.get(MEMORY_KEY) for node in inputs)
         self.tensors: dict[fx.Node, _Tensor] = {}
         self.attributes: dict[str, _Tensor] = {}
         self.parts: dict[fx.Node, _Tensor] = {}
@@ -161,7 +164,7 @@ class _Memory:
             return None
         if node.op == "placeholder":
             self.tensors[node] = _Tensor(node, known)
-            return "inputs share memory" if MEMORY_KEY in node.meta else None
+            return "inputs share memory" if self._has_shared_memory(node) else None
         path = str(node.target)
         tensor = self.attributes.setdefault(path, _Tensor(node, known))
         self.tensors[node] = tensor
@@ -170,6 +173,10 @@ class _Memory:
         others = [t for p, t in self.attributes.items() if p != path]
         tied = any(self.aliases.may_alias(t.node, node) for t in others)
         return f"{path} shares memory with another attribute" if tied else None
+
+    def _has_shared_memory(self, placeholder: fx.Node) -> bool:
+        memory = placeholder.meta.get(MEMORY_KEY)
+        return memory is not None and self.inputs[memory] > 1
 
     def _look_at_view(self, node: fx.Node, known: Any) -> str | None:
         call = resolve(node)

@@ -190,6 +190,28 @@ def test_what_changes_shape_in_place_is_left():
     assert "changes the shape" in notes_of(fxkit.symbolic_trace(program), X)[0]
 
 
+def test_a_captured_graph_writes_through_a_view_of_its_input():
+    def program(x):
+        return x.view(6, 4).add_(1) * 2
+
+    gm = fxkit.capture(program, (X.clone(),)).graph_module
+    passes = [DecomposeToAten(), Functionalise()]
+    PassManager(passes, verify="numerics", args=(X.clone(),)).run(gm)
+    x = X.clone()
+    torch.testing.assert_close(gm(x), (X.view(6, 4) + 1) * 2)
+    torch.testing.assert_close(x, X + 1)
+
+
+def test_captured_inputs_that_share_memory_are_left():
+    def program(x, row):
+        row.add_(1)
+        return x * 2
+
+    x = X.clone()
+    gm = fxkit.capture(program, (x, x[0])).graph_module
+    assert "inputs share memory" in notes_of(gm, x, x[0])[0]
+
+
 def test_a_parameter_that_wants_a_gradient_is_left():
     class Moves(nn.Module):
         def __init__(self):

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fxkit.analysis.dependencies import ancestors
 from fxkit.analysis.effects import AliasSets
+from fxkit.analysis.type_inference.declared_types import without_numbers
 from fxkit.analysis.type_inference.fake_tensors import fake_mode, tensors_of, without_log
 from fxkit.analysis.type_inference.symbolic_shapes import SymbolicShapes
 from fxkit.analysis.type_inference.type_errors import finder
@@ -406,4 +407,5 @@ def _run_on_fakes(node: fx.Node, symbols: list[Symbol]) -> Any:
 
 def _call_fake_module(module: Any, args: Any, kwargs: Any) -> Any:
     tensors = {name: fake_value(TensorType.of(t)) for name, t in tensors_of(module)}
-    return torch.func.functional_call(module, tensors, args, kwargs)
+    with without_numbers(module):
+        return torch.func.functional_call(module, tensors, args, kwargs)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.types import TensorType, contiguous_stride
@@ -71,19 +72,36 @@ def declared_type_of_call(node: fx.Node, root: nn.Module) -> Callable[..., Any] 
 
 
 @contextlib.contextmanager
-def quantizers_aside(module: nn.Module) -> Iterator[None]:
-    """Let the quantisers in a module give back what they take, as far as types go.
+def without_numbers(module: nn.Module) -> Iterator[None]:
+    """Let no part of a module ask a tensor for a number that types do not depend on.
 
-    A module may call them in its hooks, or on its weights.
+    A quantiser gives back what it takes; a module may call it in its hooks, or on its weights. A
+    batch normalisation without momentum does not divide by the number of batches it has seen.
     """
-    inside = [part for part in module.modules() if is_quantizer(part)]
-    for part in inside:
-        part.__dict__["forward"] = _itself
+    parts = list(module.modules())
+    instead = [(part.__dict__, *replaced) for part in parts for replaced in _aside(part)]
+    before = [own.get(name, _MISSING) for own, name, _ in instead]
+    for own, name, value in instead:
+        own[name] = value
     try:
         yield
     finally:
-        for part in inside:
-            del part.__dict__["forward"]
+        for (own, name, _), value in zip(instead, before, strict=True):
+            if value is _MISSING:
+                del own[name]
+            else:
+                own[name] = value
+
+
+_MISSING = object()
+
+
+def _aside(part: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield each attribute of a module that stands in the way of types, and what replaces it."""
+    if is_quantizer(part):
+        yield "forward", _itself
+    if isinstance(part, _BatchNorm) and part.momentum is None:
+        yield "momentum", 0.0
 
 
 def _itself(x: Any) -> Any:

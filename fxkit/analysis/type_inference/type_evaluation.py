@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fxkit.analysis.type_inference import type_errors
 from fxkit.analysis.type_inference.bounded_layouts import with_eager_strides
-from fxkit.analysis.type_inference.declared_types import declared_type_of_call, quantizers_aside
+from fxkit.analysis.type_inference.declared_types import declared_type_of_call, without_numbers
 from fxkit.analysis.type_inference.fake_tensors import (
     as_fake,
     entered,
@@ -24,6 +24,7 @@ from fxkit.analysis.type_inference.fake_tensors import (
     tensors_of,
 )
 from fxkit.analysis.type_inference.indexing import with_any_place
+from fxkit.analysis.type_inference.passive_numbers import ANY_NUMBER, passive_numbers
 from fxkit.analysis.type_inference.real_runs import may_run, run_on_zeros
 from fxkit.analysis.type_inference.symbolic_shapes import SymbolicShapes
 from fxkit.analysis.type_inference.type_facts import (
@@ -393,13 +394,14 @@ class Evaluation:
         return self.values[node]
 
     def _call_live(self, node: fx.Node) -> Any:
-        fresh: dict[fx.Node, Any] = {}
+        fresh = dict.fromkeys(self._passive(node), ANY_NUMBER)
 
         def fill(operand: fx.Node) -> Any:
+            if operand in fresh:
+                return fresh[operand]
             if operand in self._live:
                 return self._live[operand]
-            if operand not in fresh:
-                fresh[operand] = concrete(self.values[operand], materialise)
+            fresh[operand] = concrete(self.values[operand], materialise)
             return fresh[operand]
 
         with entered(self._mode):
@@ -417,6 +419,11 @@ class Evaluation:
         if self._is_recorded(node, self.memory.table.abstract(result)):
             return self._observed.number_of(node)
         return result
+
+    def _passive(self, node: fx.Node) -> Iterable[fx.Node]:
+        """Return the operands whose value is not known, and need not be."""
+        unknown = {o for o in node._input_nodes if isinstance(self.values[o], Symbol)}
+        return unknown & passive_numbers(node) if unknown else ()
 
     def _instead(self, node: fx.Node, error: Exception) -> Any:
         """Return what stands for the result of a call that can't run on fake tensors."""
@@ -461,7 +468,7 @@ class Evaluation:
         if not isinstance(module, torch.nn.Module):
             return module(*args, **kwargs)
         tensors = {name: self._fake(tensor) for name, tensor in tensors_of(module)}
-        with quantizers_aside(module):
+        with without_numbers(module):
             return torch.func.functional_call(module, tensors, args, kwargs)
 
     def _arguments(self, node: fx.Node, fill: Any) -> tuple[Any, Any]:

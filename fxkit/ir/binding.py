@@ -73,7 +73,7 @@ def _new_binder(target: Any) -> _Binder | None:
     home = getattr(target, "__module__", None) or ""
     declared = getattr(target, OPERATOR_NAME, None)
     if isinstance(declared, str):
-        return functools.partial(_schemaless, declared)
+        return functools.partial(schemaless_call, declared)
     if home == "_operator":
         return functools.partial(_infix, name)
     if target is builtins.getattr:
@@ -92,7 +92,7 @@ def _new_binder(target: Any) -> _Binder | None:
 
 
 def _python_function_binder(target: Any, name: str) -> _Binder | None:
-    pure = functools.partial(_schemaless, f"torch.nn.functional.{name}")
+    pure = functools.partial(schemaless_call, f"torch.nn.functional.{name}")
     if target is getattr(F, name, None):
         if name in op_table.NN_FUNCTIONS:
             spelled = functools.partial(_spelled, name, op_table.NN_FUNCTIONS[name])
@@ -107,7 +107,7 @@ def _python_function_binder(target: Any, name: str) -> _Binder | None:
         if name in op_table.TORCH_FUNCTIONS:
             return functools.partial(_spelled, name, op_table.TORCH_FUNCTIONS[name])
         if name in op_table.PURE_TORCH_FUNCTIONS:
-            return functools.partial(_schemaless, f"torch.{name}")
+            return functools.partial(schemaless_call, f"torch.{name}")
     if target is getattr(torch.Tensor, name, None):
         return functools.partial(_method, name)
     return None
@@ -158,7 +158,7 @@ def _method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call
     if name in _PYTHON_METHODS:
         return python_call(name, args, kwargs)
     if name in op_table.PURE_TORCH_FUNCTIONS:
-        return _schemaless(f"torch.{name}", args, kwargs)
+        return schemaless_call(f"torch.{name}", args, kwargs)
     if name == "to" and len(args) > 1 and isinstance(args[1], (str, torch.device)):
         names = ("device", "dtype", "non_blocking", "copy")
         return _aten("to", args[:1], {**dict(zip(names, args[1:], strict=False)), **kwargs})
@@ -319,14 +319,15 @@ def _named(packet: str, overload: Any, bound: dict[str, Any]) -> Call:
     return Call(_operator(packet, overload), bound)
 
 
-def _schemaless(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def schemaless_call(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """Return a call of an operator that has a name, and no schema."""
     arguments = {str(position): value for position, value in enumerate(args)}
     return Call(operator_named(name), {**arguments, **kwargs})
 
 
 def python_call(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
     """Return a call of plain Python, on numbers and containers."""
-    return _schemaless(f"python.{name}", args, kwargs)
+    return schemaless_call(f"python.{name}", args, kwargs)
 
 
 def opaque_call(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -337,7 +338,7 @@ def opaque_call(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         name = getattr(target, "__qualname__", None) or type(target).__qualname__
         home = getattr(target, "__module__", None)
         name = f"{home}.{name}" if home and home != "builtins" else name
-    return _schemaless(f"opaque.{name}", args, kwargs)
+    return schemaless_call(f"opaque.{name}", args, kwargs)
 
 
 def _may_be_tensor(value: Any) -> bool:

@@ -31,6 +31,7 @@ from fxkit.ir.binding import (
     is_hashable,
     opaque_call,
     python_call,
+    schemaless_call,
 )
 from fxkit.ir.call import OPERATOR_NAME, Call, Operator, operator_named
 from fxkit.ir.recipe import Recipe, form_of, learn
@@ -232,6 +233,8 @@ def _resolve_module(node: fx.Node) -> Call:
     name = f"{cls.__module__}.{cls.__qualname__}"
     if isinstance(module, fx.GraphModule):
         return opaque_call("torch.fx.GraphModule", node.args, node.kwargs)
+    if name == _CHECK_OF_INPUTS and not _has_hooks(module, but="forward"):
+        return schemaless_call("guard.check_inputs", node.args, node.kwargs)
     if not isinstance(module, nn.Module) or _has_hooks(module):
         return opaque_call(name, node.args, node.kwargs)
     if cls is nn.Identity:
@@ -250,6 +253,10 @@ def _resolve_module(node: fx.Node) -> Call:
     return opaque_call(name, node.args, node.kwargs) if call.operator.is_opaque else call
 
 
+# What torch.export puts first in a program: it raises where inputs differ from those exported for.
+_CHECK_OF_INPUTS = "torch.export._unlift.GuardsFn"
+
+
 def _module_value(module: nn.Module, path: str, attribute: str) -> Any:
     value = getattr(module, attribute)
     if attribute == "training" and hasattr(module, "running_mean"):
@@ -257,11 +264,11 @@ def _module_value(module: nn.Module, path: str, attribute: str) -> Any:
     return Attribute(f"{path}.{attribute}") if isinstance(value, torch.Tensor) else value
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module, but: str = "") -> bool:
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or "forward" in module.__dict__
+        or ("forward" in module.__dict__ and but != "forward")
     )

@@ -204,7 +204,7 @@ def aten(gm: fx.GraphModule) -> Iterator[Complaint]:
     for node, call in _calls(gm):
         if isinstance(node.target, _OVERLOADS) or call.operator.is_opaque:
             continue
-        if not (node.op == "call_function" and _is_plain_python(call)):
+        if not _is_left_as_it_is(node, call):
             yield node, f"calls {_spelling(node)}, no overload"
 
 
@@ -212,13 +212,20 @@ def aten(gm: fx.GraphModule) -> Iterator[Complaint]:
 def core_aten(gm: fx.GraphModule) -> Iterator[Complaint]:
     """Every call of a known operator is in the core set (`building_blocks/core_operators.py`)."""
     for node, call in _calls(gm):
-        if call.operator.is_opaque or (node.op == "call_function" and _is_plain_python(call)):
+        if call.operator.is_opaque or _is_left_as_it_is(node, call):
             continue
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             yield node, f"calls {_spelling(node)}, no overload"
         elif not is_core(target):
             yield node, f"calls {target}, which is not in the core set"
+
+
+def _is_left_as_it_is(node: fx.Node, call: Call) -> bool:
+    """Tell whether a call has no overload to be spelled as: of plain Python, or a check."""
+    if node.op == "call_module":
+        return call.name.startswith("guard.")
+    return node.op == "call_function" and _is_plain_python(call)
 
 
 def _is_plain_python(call: Call) -> bool:

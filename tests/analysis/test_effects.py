@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from fxkit.analysis.effects import AliasSets, effects_of, written_attributes
+from fxkit.analysis.effects import AliasSets, Effects, effects_of, written_attributes
 from fxkit.ir.op import Attribute
 from fxkit.tracing.symbolic import symbolic_trace
 from tests.operator_samples import samples
@@ -118,6 +118,14 @@ def test_unknown_calls_may_do_anything() -> None:
     assert not effects.is_pure
     assert "nothing is known" in effects.describe()
     assert effects_of(x).describe() == "pure"
+
+
+def test_the_check_of_inputs_of_an_exported_module_only_raises() -> None:
+    gm = torch.export.export(nn.Linear(2, 2), (torch.randn(4, 2),)).module()
+    (node,) = gm.graph.find_nodes(op="call_module", target="_guards_fn")
+    assert effects_of(node) == Effects(may_raise=True)
+    gm._guards_fn.register_forward_hook(lambda *_: None)
+    assert effects_of(node).is_opaque
 
 
 def test_training_batch_norm_writes_its_statistics() -> None:

@@ -147,6 +147,15 @@ def test_equal_layers_are_worked_out_once(monkeypatch):
     assert len(calls) == 1
 
 
+def test_an_exported_module_keeps_its_check_of_inputs():
+    sizes = ({0: torch.export.Dim("rows", min=2, max=8)},)
+    gm = torch.export.export(nn.Linear(2, 2), (torch.randn(4, 2),), dynamic_shapes=sizes).module()
+    PassManager([DecomposeToCore()], verify="numerics", args=(torch.randn(4, 2),)).run(gm)
+    assert overloads(gm) <= CORE_OPERATORS
+    with pytest.raises(AssertionError, match="Guard failed"):
+        gm(torch.randn(10, 2))
+
+
 def test_layout_is_kept():
     gm = lowered(lambda x: F.silu(x).relu(), X.to(memory_format=torch.channels_last))
     assert gm(X.to(memory_format=torch.channels_last)).is_contiguous(

@@ -224,6 +224,8 @@ class _Memory:
             self.tensors[node] = target
         elif isinstance(known, TensorType):
             self.tensors[node] = _Tensor(node, known)
+        elif any(not _is_taking_of_part(user) for user in node.users):
+            return f"the results of %{node.name} are taken whole"
         self.forms[node] = form
         return None
 
@@ -316,8 +318,10 @@ class _Memory:
         values, result = form.compute(emit, call, current)
         for name, value in zip(form.written, values, strict=True):
             self._assign(self.tensors[call.arguments[name]], value, node)
-        if result is not None:
+        if node in self.tensors and result is not None:
             self.tensors[node].value = result
+        for user in list(node.users) if node not in self.tensors else ():
+            self.edit.set_args(user, (result, *user.args[1:]), user.kwargs)
         self.gone.append(node)
 
     def _assign(self, tensor: _Tensor, value: fx.Node, before: fx.Node) -> None:
@@ -365,6 +369,11 @@ class _Memory:
                 self.edit.call(
                     torch.ops.aten.copy_.default, tensor.node, last[tensor], before=output
                 )
+
+
+def _is_taking_of_part(node: fx.Node) -> bool:
+    call = resolve(node)
+    return call is not None and call.name == "python.getitem"
 
 
 def _wants_gradient(node: fx.Node) -> bool:

@@ -170,6 +170,53 @@ def test_buffers_keep_their_changes(training):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+class InstanceNorms(nn.Module):
+    """The statistics of instances, from a module, a function, and one without weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.InstanceNorm2d(3, track_running_stats=True, affine=True)
+        self.other = nn.InstanceNorm2d(3, track_running_stats=True)
+
+    def forward(self, x):
+        mean, variance = self.other.running_mean, self.other.running_var
+        y = F.instance_norm(self.one(x), mean, variance, None, None, True, 0.2)
+        return y + self.other.running_var[:, None, None]
+
+
+@pytest.mark.parametrize("spelling", ["traced", "captured", "exported"])
+def test_statistics_of_instances_are_kept(spelling):
+    model, x = InstanceNorms(), torch.randn(2, 3, 4, 4)
+    if spelling == "traced":
+        gm = fxkit.symbolic_trace(model)
+    elif spelling == "captured":
+        gm = fxkit.capture(model, (x,)).graph_module
+    else:
+        gm = torch.export.export(model, (x,)).module()
+    reference = copy.deepcopy(model)
+    PassManager([DecomposeToAten(), Functionalise()], verify="numerics", args=(x,)).run(gm)
+    assert property_named("functional").check(gm) is None
+    for _ in range(3):
+        torch.testing.assert_close(gm(x), reference(x))
+
+
+def test_statistics_of_a_batch_are_results_beside_the_buffers():
+    def program(x, mean, variance):
+        y, center, _ = torch.native_batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5)
+        return y, center + mean
+
+    gm = functional(program, torch.randn(2, 3, 4), torch.zeros(3), torch.ones(3))
+    assert "_native_batch_norm_legit_functional.default" in targets(gm)
+
+
+def test_statistics_that_are_taken_whole_are_left():
+    def program(x, mean, variance):
+        return torch.native_batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5)
+
+    gm = fxkit.symbolic_trace(program)
+    assert "taken whole" in notes_of(gm, torch.randn(2, 3, 4), torch.zeros(3), torch.ones(3))[0]
+
+
 def notes_of(gm: fx.GraphModule, *args) -> list[str]:
     PassManager([DecomposeToAten()], args=args).run(gm)
     propagate_types(gm, args)

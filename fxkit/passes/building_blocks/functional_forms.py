@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ class FunctionalForm:
     Attributes:
         written: Names of the arguments that it writes, in order.
         compute: `(emit, call, current)` → the values to write, in order, and what else the call
-            returns; `current` gives an operand's present value.
+            returns, or what holds its results first; `current` gives an operand's present value.
         returns_written: Whether it returns what it wrote.
     """
 
@@ -42,6 +43,13 @@ def functional_form(call: Call) -> FunctionalForm | str:
         return f"nothing is known of {call.name}"
     if overload is _aten.batch_norm.default:
         return FunctionalForm(("running_mean", "running_var"), _batch_norm, False)
+    if overload in _WITH_STATISTICS:
+        return FunctionalForm(("running_mean", "running_var"), _native_batch_norm, False)
+    if overload is _aten.instance_norm.default:
+        known = type_of(call.arguments["input"])
+        if not isinstance(known, TensorType) or known.is_symbolic:
+            return "the sizes of what is normalised are not known"
+        return FunctionalForm(("running_mean", "running_var"), _instance_norm, False)
     if torch.Tag.inplace_view in overload.tags:
         return f"{overload} changes the shape of its operand"
     if overload._schema.name == "aten::copy_":
@@ -54,6 +62,10 @@ def functional_form(call: Call) -> FunctionalForm | str:
     if plain is None or not written:
         return f"there is no operator that computes what {overload} writes"
     return FunctionalForm(written, functools.partial(_call_plain, plain))
+
+
+# They return the mean and the deviation of the batch beside the result.
+_WITH_STATISTICS = (_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
 
 
 @functools.cache
@@ -123,13 +135,19 @@ def _draw(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[list[f
 
 
 def _batch_norm(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[list[Any], Any]:
-    """Normalise a batch, and return its statistics beside the result.
+    """Normalise a batch, and return its statistics beside the result."""
+    values, several = _native_batch_norm(emit, call, current)
+    return values, emit(operator.getitem, several, 0)
+
+
+def _native_batch_norm(
+    emit: Emit, call: Call, current: Callable[[Any], Any]
+) -> tuple[list[Any], Any]:
+    """Normalise a batch, and return its statistics behind the results.
 
     The operator keeps the statistics that it is given for its derivative, so it is given copies:
     the buffers themselves are written at the end.
     """
-    import operator
-
     names = (
         "input",
         "weight",
@@ -143,7 +161,30 @@ def _batch_norm(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[
     given = {name: current(call.arguments[name]) for name in names}
     for name in ("running_mean", "running_var"):
         given[name] = emit(_aten.clone.default, given[name])
-    both = emit(_aten._native_batch_norm_legit_functional.default, *given.values())
-    return [emit(operator.getitem, both, 3), emit(operator.getitem, both, 4)], emit(
-        operator.getitem, both, 0
-    )
+    several = emit(_aten._native_batch_norm_legit_functional.default, *given.values())
+    return [emit(operator.getitem, several, index) for index in (3, 4)], several
+
+
+def _instance_norm(emit: Emit, call: Call, current: Callable[[Any], Any]) -> tuple[list[Any], Any]:
+    """Normalise each channel of each image as a channel of one image.
+
+    Source: instance_norm in aten/src/ATen/native/Normalization.cpp
+    """
+    image, known = current(call.arguments["input"]), type_of(call.arguments["input"])
+    assert isinstance(known, TensorType)
+    batch, channels, *sizes = known.shape
+    names = ("weight", "bias", "running_mean", "running_var")
+    given = [current(call.arguments[name]) for name in names]
+    repeated = [v if v is None else emit(_aten.repeat.default, v, [batch]) for v in given]
+    dense = emit(_aten.contiguous.default, image)
+    one = emit(_aten.view.default, dense, [1, batch * channels, *sizes])
+    numbers = [current(call.arguments[name]) for name in ("use_input_stats", "momentum", "eps")]
+    several = emit(_aten._native_batch_norm_legit_functional.default, one, *repeated, *numbers)
+
+    def mean(index: int) -> fx.Node:
+        statistics = emit(operator.getitem, several, index)
+        each = emit(_aten.view.default, statistics, [batch, channels])
+        return emit(_aten.mean.dim, each, [0])
+
+    result = emit(operator.getitem, several, 0)
+    return [mean(3), mean(4)], emit(_aten.view.default, result, list(known.shape))

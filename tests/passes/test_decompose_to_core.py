@@ -147,6 +147,17 @@ def test_equal_layers_are_worked_out_once(monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("pad", [(1, 1), (8, 0, 0, 2), (-1, 3, 2, -2), (0, 0), (-1, -1)])
+def test_padding_in_a_circle_writes_nothing(pad):
+    lowered(lambda x: F.pad(x.neg(), (*pad, 0, 0)[:4], mode="circular"), X)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_convolution_that_pads_in_a_circle(layout):
+    x = X.to(memory_format=layout)
+    lowered(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular")), x)
+
+
 def test_an_exported_module_keeps_its_check_of_inputs():
     sizes = ({0: torch.export.Dim("rows", min=2, max=8)},)
     gm = torch.export.export(nn.Linear(2, 2), (torch.randn(4, 2),), dynamic_shapes=sizes).module()

@@ -90,6 +90,7 @@ class _Recorder(OperatorMode):
         self.recording = Recording()
         self._expansion = expansion
         self._values: dict[int, Value] = {}
+        self._overwritten: list[tuple[int, Value]] = []
         self._kept: list[Any] = list(operands)
         for position, tensor in enumerate(operands):
             self._values.setdefault(id(tensor), Value(None, position))
@@ -117,20 +118,23 @@ class _Recorder(OperatorMode):
 
     def attempt(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a function with its operators recorded; where it writes on the way, without that."""
-        mark = len(self.recording.steps)
+        mark, writes = len(self.recording.steps), len(self._overwritten)
         try:
             with self:
                 return function(*args, **kwargs)
         except Writes:
             del self.recording.steps[mark:]
+            while len(self._overwritten) > writes:
+                key, value = self._overwritten.pop()
+                self._values[key] = value
             with self:
                 return torch.func.functionalize(function)(*args, **kwargs)
 
     def _overwrites(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Compute what an operator writes into a tensor of this recording, which stands for it now.
 
-        Other tensors in the same memory can't be read any more. False when it has to be done in
-        another way, or can't be.
+        To read others in the same memory is `Writes`. False when it has to be done in another way,
+        or can't be.
         """
         target: Any = args[0] if args else None
         known, plain = self._values.get(id(target)), without_writing(func)
@@ -143,8 +147,8 @@ class _Recorder(OperatorMode):
         value = self._values.get(id(written))
         if value is None or type_of_value(written) != type_of_value(target):
             return False
-        for key in alike:
-            self._values.pop(key, None)
+        stale = [(key, self._values.pop(key)) for key in alike if key in self._values]
+        self._overwritten.extend(stale)
         self._values[id(target)] = value
         return True
 
@@ -186,6 +190,8 @@ class _Recorder(OperatorMode):
         known = self._values.get(id(tensor))
         if known is not None:
             return known
+        if any(key == id(tensor) for key, _ in self._overwritten):
+            raise Writes("a tensor shows what was written through another")
         if isinstance(tensor, FakeTensor):
             raise Unrecordable("a tensor comes from outside of the call")
         return Constant(tensor)

@@ -22,10 +22,10 @@ def expansion_of(overload: Any) -> Callable[..., Any] | None:
         Writes: When it writes.
         Unrecordable: When torch has no decomposition of it.
     """
+    if overload._schema.is_mutable:  # `copy_` too, which is for the end of a graph
+        raise Writes(f"{overload} writes")
     if is_core(overload):
         return None
-    if overload._schema.is_mutable:
-        raise Writes(f"{overload} writes")
     for table in (_own_table(), _core_table()):
         if overload in table:
             return table[overload]
@@ -67,6 +67,8 @@ def _own_table() -> dict[Any, Callable[..., Any]]:
         aten.cudnn_batch_norm.default: _batch_norm,
         aten.rms_norm.default: _rms_norm,
         aten.adaptive_avg_pool2d.default: _adaptive_average,
+        aten.pad.default: _pad,
+        aten._pad_circular.default: _pad_circular,
         **recurrent_layers(),
         aten.var_mean.default: _var_mean_of_all,
         aten.var_mean.dim: _var_mean_by_bias,
@@ -120,6 +122,27 @@ def _adaptive_average(x: Any, size: list[int]) -> Any:
         means = aten.view.default(aten.mean.dim(x, [-1, -2]), [batch, 1, 1, channels])
         return aten.permute.default(means, [0, 3, 1, 2])
     return torch.ops.aten._adaptive_avg_pool2d.default(x, size)
+
+
+def _pad(x: Any, pad: list[int], mode: str = "constant", value: float | None = None) -> Any:
+    """Pad a tensor; around in a circle, torch does it by writing."""
+    if mode == "circular":
+        return _pad_circular(x, pad)
+    return torch.ops.aten.pad.default(x, pad, mode, value)
+
+
+def _pad_circular(x: Any, pad: list[int]) -> Any:
+    """Put the end of each axis, the last first, before its start, and its start behind its end."""
+    aten = torch.ops.aten
+    for position, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        axis = x.dim() - 1 - position
+        if min(before, after) < 0:
+            x = aten.slice.Tensor(x, axis, max(-before, 0), x.shape[axis] - max(-after, 0))
+        size = x.shape[axis]
+        start = aten.slice.Tensor(x, axis, 0, max(after, 0))
+        end = aten.slice.Tensor(x, axis, size - max(before, 0), size)
+        x = aten.cat.default([end, x, start], axis)
+    return x
 
 
 def _var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:

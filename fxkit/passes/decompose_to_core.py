@@ -78,6 +78,12 @@ class _Lowering:
         if node.target is torch.ops.aten.dim.default:
             self._give_number(node, len(type_of(node.all_input_nodes[0]).shape))
             return
+        if node.target is torch.ops.aten.item.default:
+            number = torch.ops.aten._local_scalar_dense.default
+            new = self.edit.call(number, *node.args, before=node)
+            set_type(new, type_of(node))
+            self.edit.replace(node, new)
+            return
         operands = list(dict.fromkeys(node.all_input_nodes))
         recording = self._recording(node, operands)
         mark = self.edit.mark()
@@ -178,8 +184,25 @@ def _fakeable(node: fx.Node) -> Any:
     known = type_of(node)
     if isinstance(known, (TensorType, Symbol)) or _holds_tensors(known):
         return known
+    if known is not None and _is_told_by_types(node):
+        return known
     raise Unrecordable(f"it depends on %{node.name}, which may differ from call to call")
 
 
 def _holds_tensors(known: Any) -> bool:
     return isinstance(known, (tuple, list)) and any(isinstance(k, TensorType) for k in known)
+
+
+def _is_told_by_types(node: fx.Node) -> bool:
+    """Tell whether a number or tuple is computed from the sizes of tensors alone."""
+    call = resolve(node)
+    if call is None:
+        return False
+    if call.name in _SIZES or (call.name == "python.getattr" and node.args[1:] == ("shape",)):
+        return True
+    operands = node.all_input_nodes
+    is_python = call.name.startswith("python.") and bool(operands)
+    return is_python and all(_is_told_by_types(operand) for operand in operands)
+
+
+_SIZES = frozenset({"aten.size", "aten.sym_size", "aten.numel", "aten.sym_numel", "aten.dim"})

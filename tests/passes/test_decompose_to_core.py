@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxkit
 from fxkit.analysis.tensor_types import propagate_types
@@ -145,6 +146,36 @@ def test_equal_layers_are_worked_out_once(monkeypatch):
     )
     lowered(nn.Sequential(*(nn.Linear(4, 4) for _ in range(12))), torch.randn(2, 4))
     assert len(calls) == 1
+
+
+def by_data(x):
+    return x * (x.sum() * 0 + 2).item()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.reshape(-1).reshape(x.shape),
+        lambda x: x.reshape(x.size(0), -1).reshape(x.shape[0] * x.shape[1], 64),
+        lambda x: x.flatten().reshape(x.size()).reshape([x.numel() // 8, 8]),
+        lambda x: x.neg().mean(-1).reshape(x.shape[:3]),
+        by_data,
+    ],
+)
+def test_sizes_and_numbers_from_nodes(program):
+    lowered(program, X)
+
+
+def test_constants_of_a_traced_program():
+    def program(x):
+        start = torch.zeros(3)
+        start[0] = 1
+        return x + torch.tensor([1.0, 2.0, 3.0]) * start
+
+    x = torch.randn(3)
+    gm = make_fx(program)(x)
+    PassManager([DecomposeToAten(), DecomposeToCore()], verify="numerics", args=(x,)).run(gm)
+    assert overloads(gm) <= CORE_OPERATORS
 
 
 @pytest.mark.parametrize("pad", [(1, 1), (8, 0, 0, 2), (-1, 3, 2, -2), (0, 0), (-1, -1)])

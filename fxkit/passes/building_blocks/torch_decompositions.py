@@ -76,6 +76,7 @@ def _own_table() -> dict[Any, Callable[..., Any]]:
         aten._embedding_bag_forward_only.default: aten._embedding_bag.default,
         aten.empty_permuted.default: _empty_permuted,
         aten.lift_fresh.default: lambda x: aten.alias.default(x),
+        aten.lift_fresh_copy.default: aten.clone.default,
         aten._reshape_alias.default: lambda x, size, stride: aten.view.default(x, size),
         aten._unsafe_view.default: lambda x, size: aten.view.default(x, size),
         prims.convert_element_type.default: lambda x, dtype: aten._to_copy.default(x, dtype=dtype),

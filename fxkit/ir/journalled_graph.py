@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import fx
@@ -18,18 +19,23 @@ class JournalledGraph:
 
     Attributes:
         gm: The module under edit.
-        graph: Its graph.
         by: Who makes the changes that come next.
         journal: What was changed so far, each a `Change`, oldest first.
     """
 
     def __init__(self, gm: fx.GraphModule, by: str = "") -> None:
         self.gm = gm
-        self.graph = gm.graph
         self.by = by
         self.journal = Journal()
+        self._start = 0
+        self._compiled: Entry | None = None
         self._size = len(gm.graph.nodes)
         self._name_counts = dict(gm.graph._graph_namespace._base_count)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph of the module."""
+        return self.gm._graph
 
     @property
     def is_modified(self) -> bool:
@@ -40,19 +46,64 @@ class JournalledGraph:
         """Return the present place in the journal, for `undo`."""
         return len(self.journal)
 
-    def undo(self, to: int = 0) -> None:
-        """Take back every change after the place that `mark` returned; all when left out."""
+    def undo(self, to: int | None = None) -> None:
+        """Take back every change after the place that `mark` returned.
+
+        Without a place, all of them; in a block that joined an open session, all of the block's.
+        """
         entries = self.journal.entries
+        to = self._start if to is None else to
         while len(entries) > to:
             self._take_back(entries.pop())
         if not entries:
             self.graph._graph_namespace._base_count = dict(self._name_counts)
 
-    def check(self) -> None:
+    @contextlib.contextmanager
+    def savepoint(self, by: str = "") -> Iterator[None]:
+        """Check and compile what the block changes when it ends, or take it back when it raises.
+
+        Args:
+            by: Who makes the changes of the block; as before when left out.
+        """
+        outer = self._start, self.by
+        start = self._start = self.mark()
+        self.by = by or self.by
+        try:
+            yield
+            if self.mark() > start:
+                self.check(start)
+            self.recompile()
+        except BaseException as error:
+            if self._takes_back(error):
+                is_changed = self.mark() > start
+                self.undo(start)
+                self.recompile(always=is_changed)
+            raise
+        finally:
+            self._start, self.by = outer
+
+    def recompile(self, *, always: bool = False) -> None:
+        """Bring the module's code up to date, when it is not, or always."""
+        if always or self._latest is not self._compiled:
+            self.gm.recompile()
+            self._compiled = self._latest
+
+    def take_over(self, inner: JournalledGraph) -> None:
+        """Add what another session has changed in the same module, and end with its code."""
+        is_compiled = inner._latest is inner._compiled
+        was_compiled = self._latest is self._compiled
+        self.journal.entries.extend(inner.journal.entries)
+        if is_compiled and was_compiled:
+            self._compiled = self._latest
+
+    def check(self, since: int = 0) -> None:
         """Check the invariants of what was changed.
 
         When the graph has another number of nodes than the journal tells, or was swapped for
         another, somebody changed it behind the session's back, and all of it is checked.
+
+        Args:
+            since: The place in the journal from which on changes are looked at.
 
         Cost: linear in the changes, or in the graph.
 
@@ -62,15 +113,25 @@ class JournalledGraph:
         entries = self.journal.entries
         kinds = Counter(entry[0] for entry in entries)
         expected = self._size + kinds["insert"] - kinds["erase"]
-        if expected != len(self.graph.nodes) or kinds["adopt"] or 4 * len(entries) > expected:
+        recent = entries[since:]
+        if expected != len(self.graph.nodes) or kinds["adopt"] or 4 * len(recent) > expected:
             verify(self.gm)
             return
-        touched = {entry[1]: None for entry in entries if entry[1] is not None}
+        touched = {entry[1]: None for entry in recent if entry[1] is not None}
         verify(self.gm, only=[node for node in touched if not node._erased])
 
     def diff(self) -> str:
         """Return the journal as text, one change a line."""
         return "\n".join(str(change) for change in self.journal)
+
+    @property
+    def _latest(self) -> Entry | None:
+        entries = self.journal.entries
+        return entries[-1] if entries else None
+
+    def _takes_back(self, error: BaseException) -> bool:
+        """Tell whether a block that ends with this error is to be taken back."""
+        return True
 
     def _note(self, kind: str, node: fx.Node, undo: Any) -> None:
         """Write a change of a node's operands or target down."""

@@ -27,6 +27,7 @@ from fxkit.ir.given_nodes import check_name, check_path, check_target, node_in, 
 from fxkit.ir.journal import snapshot
 from fxkit.ir.journalled_graph import JournalledGraph
 from fxkit.ir.names import keep_module_name
+from fxkit.ir.open_sessions import open_on, opened
 from fxkit.ir.printer import format_node, format_source, format_value
 from fxkit.ir.surgery import erase_node, insert_node
 from fxkit.ir.types import KEY as TYPE_KEY
@@ -384,11 +385,11 @@ class EditSession(JournalledGraph):
             if node.op in ("get_attr", "call_module") and not hasattr(self.gm, top):
                 setattr(self.gm, top, getattr(other, top))
                 self._record("attribute", top, top, lambda top=top: delattr(self.gm, top))
-        self.graph = self.gm._graph = other.graph
+        self.gm._graph = other.graph
         self.graph.owning_module = self.gm
 
         def undo() -> None:
-            self.graph = self.gm._graph = old
+            self.gm._graph = old
             old.owning_module = self.gm
 
         self._record("adopt", type(other).__name__, f"{len(old.nodes)} -> {len(self.graph.nodes)} "
@@ -447,6 +448,10 @@ def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
     On leaving, what was changed is checked and the module recompiled, once. When anything raises,
     inside or in that check, graph, attributes and code are as they were.
 
+    Inside of a session that this thread has open on the same module, such as in a pass, that very
+    session is given out: what changes inside goes into its journal, and is taken back with it. An
+    error inside takes back the changes since this call.
+
     Args:
         gm: The module to change, in place.
         by: Who changes it, for provenance: a pass's name.
@@ -467,17 +472,15 @@ def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
         erase     %_0 = aten.relu(%input_1)
     """
     check_graph_module(gm)
+    around = open_on(gm)
+    if isinstance(around, EditSession):
+        with around.savepoint(by):
+            yield around
+        return
     session = EditSession(gm, by)
     try:
-        yield session
-        if session.is_modified:
-            session.check()
-            gm.recompile()
-    except BaseException:
-        if session.is_modified:
-            session.undo()
-            gm.recompile()
-        raise
+        with opened(session), session.savepoint():
+            yield session
     finally:
         session.close()
 

@@ -11,6 +11,7 @@ from torch import fx
 from fxkit import config
 from fxkit.analysis.tensor_types import TypeAnalysis
 from fxkit.errors import NumericsError, PassError, PostconditionError
+from fxkit.ir.open_sessions import opened
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.verifier import verify
 from fxkit.passes.base import Pass, PassContext
@@ -71,7 +72,6 @@ class Execution:
         self.session = self._recorder.session = TrackedSession(self.gm, self._recorder.boundary)
         self._analyses = Analyses(self.session)
         self.checks = contracts.PropertyChecks(self.session)
-        self._code_of: Any = None
         self._places = _places(manager.items)
         self._max_nodes = manager.max_nodes or 10 * len(self.gm.graph.nodes) + 10_000
         self._types: TypeAnalysis | None = None
@@ -81,6 +81,10 @@ class Execution:
 
     def run(self) -> PassResult:
         """Run all passes; see `PassManager.run`."""
+        with opened(self.session):
+            return self._run()
+
+    def _run(self) -> PassResult:
         if self.manager.verify != "off":
             verify(self.gm)
         if self.subject.args is not None:
@@ -96,7 +100,7 @@ class Execution:
         except _Stopped as stopped:
             self._stopped = str(stopped)
         finally:
-            self._recompile()
+            self.session.recompile()
         if self.manager.verify != "off":
             self._check_no_stray_edit()
         return PassResult(
@@ -189,12 +193,12 @@ class Execution:
         """
         session, manager = self.session, self.manager
         for instrument in manager.instruments:
-            self._recompile()
+            self.session.recompile()
             instrument.before(current, self.gm)
         context = self._context()
         held = self.checks.holding(current.preserves) if self._is_checked else []
         if self._numbers is not None:
-            self._recompile()
+            self.session.recompile()
             self._numbers.prepare(current.numerics)
         mark, first_site = session.mark(), len(session.rewrites)
         nodes_before = len(session.graph.nodes)
@@ -291,7 +295,7 @@ class Execution:
             self.session.limits = Limits()
 
     def _check_numbers(self, numbers: NumbersCheck, current: Pass) -> None:
-        self._recompile()
+        self.session.recompile()
 
         def before() -> fx.GraphModule:
             return self._recorder.timeline()[-1].graph_module
@@ -316,7 +320,7 @@ class Execution:
         if self.manager.reproduce is not None:
             told.repro = reproduce(self.manager, self.subject, current, told)
         for instrument in self.manager.instruments:
-            self._recompile()
+            self.session.recompile()
             instrument.failed(current, told, self.gm)
         return told
 
@@ -330,18 +334,10 @@ class Execution:
 
     def _tell(self, current: Pass, record: PassRecord) -> None:
         for instrument in self.manager.instruments:
-            self._recompile()
+            self.session.recompile()
             if record.modified:
                 instrument.changed(current, record, self.gm)
             instrument.after(current, record, self.gm)
-
-    def _recompile(self) -> None:
-        """Bring the module's code up to date, when it is not."""
-        entries = self.session.journal.entries
-        now = entries[-1] if entries else None
-        if now is not self._code_of:
-            self.gm.recompile()
-            self._code_of = now
 
 
 def _places(items: tuple[Any, ...]) -> dict[tuple[int, ...], str]:

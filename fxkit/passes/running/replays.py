@@ -10,6 +10,7 @@ from torch import fx
 from fxkit.analysis.reproducing.flat_program import copy_graph_module
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.ir.journal import Change
+from fxkit.ir.open_sessions import opened
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.running.analyses import Analyses
 from fxkit.passes.running.tracking import Rewrite, TrackedSession
@@ -67,7 +68,8 @@ class Replay:
         session = TrackedSession(gm, lambda: None)
         session.by = self.current.name
         context = PassContext(self.args, {}, analyses=Analyses(session))
-        self.current.apply(session, context)
+        with opened(session):
+            self.current.apply(session, context)
         return session
 
 

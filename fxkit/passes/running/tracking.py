@@ -112,8 +112,9 @@ class TrackedSession(EditSession):
         self.check_limits()
         super().set_args(node, args, kwargs)
 
-    def undo(self, to: int = 0) -> None:
+    def undo(self, to: int | None = None) -> None:
         """Take changes back, and forget the rewrites that made them."""
+        to = self._start if to is None else to
         super().undo(to)
         if self.whole_at is not None and self.whole_at > to:
             self.whole_at = None
@@ -130,6 +131,9 @@ class TrackedSession(EditSession):
             )
         if limits.deadline is not None and time.monotonic() > limits.deadline:
             raise out_of_time()
+
+    def _takes_back(self, error: BaseException) -> bool:
+        return not isinstance(error, RewritesSpent)
 
     @contextlib.contextmanager
     def _rewriting(self, originals: tuple[fx.Node, ...], by: str, inner: Any) -> Iterator[None]:

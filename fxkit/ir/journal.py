@@ -10,6 +10,7 @@ from torch.fx.node import map_arg
 
 from fxkit.ir.printer import format_node
 from fxkit.ir.types import KEY as TYPE_KEY
+from fxkit.ir.wide_operands import EarlierOperands
 
 Snapshot = tuple[str, Any, Any, Any, Any, Any]
 
@@ -20,14 +21,20 @@ def snapshot(node: fx.Node) -> Snapshot:
     return (node.op, node.target, node._args, node._kwargs, meta.get(TYPE_KEY), meta.get("val"))
 
 
+def snapshot_with(node: fx.Node, operands: EarlierOperands) -> Snapshot:
+    """Return the `snapshot` of a wide node, without holding a copy of its operands."""
+    meta = node.meta
+    return (node.op, node.target, operands, node._kwargs, meta.get(TYPE_KEY), meta.get("val"))
+
+
 class NodeRecord:
     """What a node was at one moment, in the form that the printer takes."""
 
-    __slots__ = ("__dict__", "_args", "_kwargs", "graph", "meta", "name", "op", "target")
+    __slots__ = ("__dict__", "_held", "_kwargs", "graph", "meta", "name", "op", "target")
 
     def __init__(self, node: fx.Node, name: str, was: Snapshot) -> None:
         self.name, self.graph = name, node.graph
-        self.op, self.target, self._args, self._kwargs, known, value = was
+        self.op, self.target, self._held, self._kwargs, known, value = was
         self.meta = {TYPE_KEY: known} if known is not None else {}
         if value is not None:
             self.meta["val"] = value
@@ -35,7 +42,11 @@ class NodeRecord:
     @property
     def args(self) -> Any:
         """The positional operands."""
-        return self._args
+        if isinstance(self._held, EarlierOperands):
+            self._held = self._held.args
+        return self._held
+
+    _args = args
 
     @property
     def kwargs(self) -> Any:
@@ -46,7 +57,7 @@ class NodeRecord:
     def all_input_nodes(self) -> list[fx.Node]:
         """The operands, as a node of torch.fx lists them."""
         found: dict[fx.Node, None] = {}
-        map_arg((self._args, self._kwargs), lambda n: found.setdefault(n))
+        map_arg((self.args, self._kwargs), lambda n: found.setdefault(n))
         return list(found)
 
     _input_nodes = all_input_nodes

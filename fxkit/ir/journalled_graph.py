@@ -12,6 +12,7 @@ from torch import fx
 from fxkit.ir.journal import Entry, Journal, snapshot
 from fxkit.ir.surgery import erase_node, revive_node
 from fxkit.ir.verifier import verify
+from fxkit.ir.wide_operands import Exchange, settle
 
 
 class JournalledGraph:
@@ -29,6 +30,7 @@ class JournalledGraph:
         self.journal = Journal()
         self._start = 0
         self._compiled: Entry | None = None
+        self._unsettled: set[fx.Node] = set()
         self._size = len(gm.graph.nodes)
         self._name_counts = dict(gm.graph._graph_namespace._base_count)
 
@@ -55,8 +57,18 @@ class JournalledGraph:
         to = self._start if to is None else to
         while len(entries) > to:
             self._take_back(entries.pop())
+        self.settle()
         if not entries:
             self.graph._graph_namespace._base_count = dict(self._name_counts)
+
+    def settle(self) -> None:
+        """Let the nodes with very many operands list them in order. Cost: linear in those.
+
+        While their operands are exchanged one by one, `all_input_nodes` has another order.
+        """
+        for node in self._unsettled:
+            settle(node)
+        self._unsettled.clear()
 
     @contextlib.contextmanager
     def savepoint(self, by: str = "") -> Iterator[None]:
@@ -70,6 +82,7 @@ class JournalledGraph:
         self.by = by or self.by
         try:
             yield
+            self.settle()
             if self.mark() > start:
                 self.check(start)
             self.recompile()
@@ -146,6 +159,8 @@ class JournalledGraph:
         kind, node, _, _, what, undo = entry
         if callable(undo):
             undo()
+            if isinstance(undo, Exchange):
+                self._unsettled.add(undo.node)
             return
         assert node is not None
         if kind == "insert":

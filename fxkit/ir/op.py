@@ -36,7 +36,7 @@ from fxkit.ir.binding import (
 from fxkit.ir.call import OPERATOR_NAME, Call, Operator, operator_named
 from fxkit.ir.recipe import Recipe, form_of, learn
 from fxkit.ir.types import KEY as TYPE_KEY
-from fxkit.ir.types import type_of
+from fxkit.ir.types import TensorType, type_of
 
 __all__ = [
     "OPERATOR_NAME",
@@ -51,6 +51,7 @@ __all__ = [
 ]
 
 _CACHE = "_fxkit_call"
+_KEPT = "_fxkit_operator"
 
 
 def resolve(node: fx.Node) -> Call | None:
@@ -97,8 +98,32 @@ def operator_of(node: fx.Node) -> Operator | None:
     operator = operator_of_overload(node.target)
     if operator is not None:
         return operator
+    kept = node.__dict__.get(_KEPT)
+    if kept is not None and _is_of(node, kept):
+        return kept[4]
     call = resolve(node)
     return None if call is None else call.operator
+
+
+def keep_operator(node: fx.Node, before: tuple[Any, ...], old: fx.Node, new: fx.Node) -> None:
+    """Let a node keep the operator that is known of it, when an operand became one of its type.
+
+    Args:
+        node: The node, with its operands as they are now.
+        before: Its operands by position as they were, when that operator was found.
+        old: The operand that went.
+        new: The operand in its place.
+    """
+    was, now = type_of(old), type_of(new)
+    if was is not now and not (isinstance(was, TensorType) and was == now):
+        return
+    known = node.__dict__.get(_KEPT)
+    if known is None or known[1] is not before:
+        known = node.__dict__.get(_CACHE)
+        if known is None or known[1] is not before or known[4] is None:
+            return
+        known = (*known[:4], known[4].operator)
+    node.__dict__[_KEPT] = (known[0], node._args, *known[2:])
 
 
 def operator_of_overload(target: Any) -> Operator | None:
@@ -215,6 +240,14 @@ def _resolve(op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 _UNKNOWN: Any = object()
+
+
+def _is_of(node: fx.Node, kept: tuple[Any, ...]) -> bool:
+    """Tell whether what was noted of a node holds for its target and operands as they are now."""
+    target, args, kwargs, is_final, _ = kept
+    if target is not node.target or args is not node._args or kwargs is not node._kwargs:
+        return False
+    return is_final or not _is_typed(node)
 
 
 def _is_typed(node: fx.Node) -> bool:

@@ -24,14 +24,16 @@ from fxkit.errors import RewriteError
 from fxkit.ir import provenance
 from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.given_nodes import check_name, check_path, check_target, node_in, operands_in
-from fxkit.ir.journal import snapshot
+from fxkit.ir.journal import snapshot, snapshot_with
 from fxkit.ir.journalled_graph import JournalledGraph
 from fxkit.ir.names import keep_module_name
+from fxkit.ir.op import keep_operator
 from fxkit.ir.open_sessions import open_on, opened
 from fxkit.ir.printer import format_node, format_source, format_value
 from fxkit.ir.surgery import erase_node, insert_node
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type
+from fxkit.ir.wide_operands import WIDE, WideOperands, is_flat
 
 
 class EditSession(JournalledGraph):
@@ -50,6 +52,7 @@ class EditSession(JournalledGraph):
         super().__init__(gm, by)
         self._originals: tuple[fx.Node, ...] = ()
         self._is_closed = False
+        self._wide: dict[fx.Node, WideOperands] = {}
 
     def close(self) -> None:
         """Take no more changes."""
@@ -231,6 +234,8 @@ class EditSession(JournalledGraph):
                     source=format_source(user),
                     hint="insert the new node right after the old one",
                 )
+            if len(user._input_nodes) >= WIDE and self._exchange(user, old, new):
+                continue
             undo = user._args, user._kwargs
             user.replace_input_with(old, new)
             entries.append(("rewire", user, user.name, self.by, snapshot(user), undo))
@@ -394,6 +399,23 @@ class EditSession(JournalledGraph):
 
         self._record("adopt", type(other).__name__, f"{len(old.nodes)} -> {len(self.graph.nodes)} "
                      "nodes", undo)  # fmt: skip
+
+    def _exchange(self, user: fx.Node, old: fx.Node, new: fx.Node) -> bool:
+        """Exchange an operand of a node that has very many, unless they are nested deeper."""
+        operands = self._wide.get(user)
+        if operands is None or not operands.is_current:
+            if not is_flat(user):
+                return False
+            operands = self._wide[user] = WideOperands(user)
+        for hook in getattr(self.gm, "_replace_hooks", None) or ():
+            hook(old=old, new=new.name, user=user)
+        before = user._args
+        undo = operands.exchange(old, new)
+        self._unsettled.add(user)
+        keep_operator(user, before, old, new)
+        what = snapshot_with(user, undo.after)
+        self.journal.entries.append(("rewire", user, user.name, self.by, what, undo))
+        return True
 
     def _given(self, value: Any) -> fx.Node:
         if self._is_closed:

@@ -140,6 +140,7 @@ class _Run:
             node, level = self._queue.pop()
             if not node._erased:
                 self._visit(node, level)
+        self.session.settle()
         refusals = tuple((rule, root, why) for (rule, root), why in self.refusals.items())
         return RewriteReport(tuple(self.sites), refusals, self.tallies, stopped)
 

@@ -254,6 +254,7 @@ class Execution:
             raise out_of_time() from None
         finally:
             session.limits = Limits()
+            session.settle()
         return True
 
     @property

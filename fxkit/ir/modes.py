@@ -4,7 +4,20 @@ new tensors lie."""
 from __future__ import annotations
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch.utils._device import DeviceContext
+
+
+def is_followed() -> bool:
+    """Tell whether calls are followed operator by operator without a mode.
+
+    So do function transforms, forward-mode differentiation and `torch.jit.trace`.
+    """
+    return bool(
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 def has_modes() -> bool:

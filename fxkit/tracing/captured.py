@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxkit.errors import CaptureError
+from fxkit.ir.modes import is_followed
 from fxkit.tracing.branches.both_sides import record_both_sides
 from fxkit.tracing.guarding.free_numbers import changed_numbers
 from fxkit.tracing.guarding.guards import Call, Guard, GuardFailed, Mismatch
@@ -119,8 +119,8 @@ class Captured:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the program: through a graph whose guards hold, else in Python."""
-        if active_recorder() is not None or torch._C._are_functorch_transforms_active():
-            # What is around this one sees the program itself: another capture, or torch.func.
+        if active_recorder() is not None or is_followed():
+            # Another capture, torch.func or a tracer around this one sees the program itself.
             return self.fn(*args, **kwargs)
         call, kwargs = self._call(args, kwargs)
         if any(variant.has_opaque_calls for variant in self._variants):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -162,6 +163,34 @@ def test_transforms_and_settings_are_seen(slow_ways: list[int]) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     check(program, fn, X, slow=0, count=slow_ways)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_forward_mode_differentiation_is_seen(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() * 2 + 1
+
+    program = warm(fn, X)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(X, torch.randn(6, 8))
+        expected = forward_ad.unpack_dual(fn(dual)).tangent
+        for _ in range(3):
+            torch.testing.assert_close(forward_ad.unpack_dual(program(dual)).tangent, expected)
+    check(program, fn, X, slow=0, count=slow_ways)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_tracer_sees_the_program_itself(slow_ways: list[int]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() * 2 + 1
+
+    x = X.clone()
+    program = warm(fn, x)
+    traced = torch.jit.trace(program, x)
+    torch.testing.assert_close(traced(X + 1), fn(X + 1))
+    check(program, fn, x, slow=0, count=slow_ways)
+    fresh = fxkit.compile(fn)
+    torch.testing.assert_close(torch.jit.trace(fresh, x)(X + 1), fn(X + 1))
 
 
 FACTOR = 2.0

@@ -27,6 +27,7 @@ from fxkit.analysis.type_inference.type_facts import (
     with_operands,
 )
 from fxkit.analysis.type_inference.type_modes import is_intercepted
+from fxkit.ir.modes import is_followed
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
 
@@ -97,7 +98,7 @@ def may_run(node: fx.Node, operands: list[Facts], expected: Any) -> bool:
         return False
     if not _is_contained(node) or is_intercepted():
         return False
-    if torch._C._are_functorch_transforms_active():
+    if is_followed():
         return False
     results = [leaf for leaf in pytree.tree_leaves(expected) if type(leaf) is TensorType]
     known = [*results, *(facts.type for facts in operands)]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxkit.ir.modes import is_followed
+
 
 def has_calls(namespace: Any, calls: Mapping[str, int]) -> bool:
     """Tell whether torch has operators as they are known.
@@ -44,9 +46,9 @@ def serve(input: Tensor, operands: Sequence[Tensor | None]) -> bool:
 
 
 def _is_watched() -> bool:
-    """Tell whether a function transform or a mode looks at the calls."""
+    """Tell whether a function transform, a tracer or a mode looks at the calls."""
     return bool(
-        torch._C._are_functorch_transforms_active()
+        is_followed()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
     )

@@ -20,6 +20,7 @@ import torch
 
 from fxkit import config
 from fxkit.errors import BuildError
+from fxkit.ir.modes import is_followed
 from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.build import cache_folder, is_built, library_path
 from fxkit.lower.cpp.toolchain import Linking
@@ -100,7 +101,7 @@ def _is_quiet() -> bool:
         torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_any_autocast_enabled()
-        or torch._C._are_functorch_transforms_active()
+        or is_followed()
     )
 
 

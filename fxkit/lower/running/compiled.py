@@ -18,7 +18,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.collector import paused_collector
 from fxkit.errors import UnsupportedError
 from fxkit.ir import types
-from fxkit.ir.modes import has_modes
+from fxkit.ir.modes import has_modes, is_followed
 from fxkit.ir.types import TensorType, type_of, type_of_value
 from fxkit.lower.loops.attention import is_attention
 from fxkit.lower.loops.loop_ir import Kernel
@@ -489,6 +489,6 @@ def _mode() -> str | None:
         return "a torch mode is active"
     if torch._C._is_any_autocast_enabled():
         return "autocast is on"
-    if torch._C._are_functorch_transforms_active():
-        return "a function transform is active"
+    if is_followed():
+        return "a function transform or a tracer is active"
     return None

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
-from fxkit.ir.modes import has_modes
+from fxkit.ir.modes import has_modes, is_followed
 from fxkit.ir.types import TensorType, type_of
 from fxkit.tracing.functional.aot_autograd import Decompositions, partition, trace_functional
 from fxkit.tracing.functional.differentiation import Backward, Differentiable
@@ -142,8 +141,8 @@ class FunctionalProgram:
 
     def _objection(self) -> str | None:
         """Return why the captured graph itself has to run, or None."""
-        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-            return "a function transform is active"
+        if is_followed():
+            return "a function transform or a tracer is active"
         if has_modes():
             return "a torch mode is active"
         if self.backward is None and torch.is_grad_enabled() and self._is_differentiable:

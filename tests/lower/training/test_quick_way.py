@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -161,3 +162,17 @@ def test_function_transforms_see_the_program() -> None:
     found = torch.func.grad(lambda x: program(x)[0].sum())(x.detach())
     expected = torch.func.grad(lambda x: net(x)[0].sum())(x.detach())
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_tangents_and_tracers_are_seen() -> None:
+    net, x = Net().requires_grad_(False), inputs()
+    program = warm(net, x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        for found, expected in zip(program(dual), net(dual), strict=True):
+            tangents = [forward_ad.unpack_dual(t).tangent for t in (found, expected)]
+            torch.testing.assert_close(*tangents)
+    other = inputs()
+    traced = torch.jit.trace(lambda given: program(given), x)
+    torch.testing.assert_close(traced(other), net(other))

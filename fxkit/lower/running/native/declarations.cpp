@@ -38,6 +38,33 @@ struct LocalKeys {
 };
 extern __thread LocalKeys local_keys __asm__("_ZN3c104impl26raw_local_dispatch_key_setE");
 
+// The globals of torch.autograd.forward_ad, which tell how deep within forward-mode
+// differentiation the process is.
+struct DualLevel {
+  PyObject *globals, *name;
+};
+static DualLevel dual_level;
+
+static bool find_dual_level(void) {
+  PyObject* module = PyImport_ImportModule("torch.autograd.forward_ad");
+  if (!module) return false;
+  dual_level.globals = Py_NewRef(PyModule_GetDict(module));
+  dual_level.name = PyUnicode_InternFromString("_current_level");
+  Py_DECREF(module);
+  if (!dual_level.name) return false;
+  if (PyDict_GetItemWithError(dual_level.globals, dual_level.name)) return true;
+  if (!PyErr_Occurred()) PyErr_SetString(PyExc_ImportError, "no level of forward-mode AD");
+  return false;
+}
+
+// Whether tensors may carry tangents; so it is where that can't be told.
+static bool is_in_dual_level(void) {
+  PyObject* level = PyDict_GetItemWithError(dual_level.globals, dual_level.name);
+  if (!level || !PyLong_Check(level)) return PyErr_Clear(), true;
+  int overflow;
+  return PyLong_AsLongAndOverflow(level, &overflow) != -1 || overflow;
+}
+
 enum { INLINE = 5 };
 
 // Where things lie in a Python tensor and in a TensorImpl; found by `find_layout`.

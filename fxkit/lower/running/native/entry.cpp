@@ -341,7 +341,7 @@ static bool state_holds(Entry* self) {
 }
 
 static bool entry_holds(Entry* self, PyObject* const* args, Py_ssize_t count) {
-  return count == self->argument_count && !count_function_modes() &&
+  return count == self->argument_count && !count_function_modes() && !is_in_dual_level() &&
          local_keys.included == self->keys.included &&
          local_keys.excluded == self->keys.excluded &&
          aoti_torch_grad_mode_is_enabled() == self->with_grad && arguments_hold(self, args) &&
@@ -398,7 +398,7 @@ PyMODINIT_FUNC PyInit_fxkit_binding(void) {
   if (!module) return nullptr;
   pool_start();
   MISS = PyObject_CallNoArgs((PyObject*)&PyBaseObject_Type);
-  if (MISS && !PyModule_AddObject(module, "MISS", Py_NewRef(MISS)) &&
+  if (MISS && !PyModule_AddObject(module, "MISS", Py_NewRef(MISS)) && find_dual_level() &&
       add_type(module, "Program", &program_type) && add_type(module, "Entry", &entry_type))
     return module;
   Py_DECREF(module);

@@ -406,9 +406,9 @@ static bool needs_no_grad(Program* self, PyObject* const* args) {
   return true;
 }
 
-// Whether no mode is on that has to see each call of torch.
+// Whether nothing is on that has to see each call of torch.
 static bool is_quiet(void) {
-  if (count_function_modes()) return false;
+  if (count_function_modes() || is_in_dual_level()) return false;
   if (!local_keys.included && !local_keys.excluded) return true;
   return local_keys.included == layout.inference.included &&
          local_keys.excluded == layout.inference.excluded;

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from fxkit.tracing.functional.recurrent_dropout import dropout_between_layers
+
 _NAMES = ("silu_backward", "mish_backward", "hardshrink", "softshrink")
 
 # What is changed belongs to all threads: the first of them changes it, the last one puts it back.
@@ -24,12 +26,16 @@ _within: list[contextlib.ExitStack] = []
 
 @contextlib.contextmanager
 def kept_whole() -> Iterator[None]:
-    """Let tracing leave operators whole that eager computes by a kernel of their own."""
+    """Let tracing leave operators whole that eager computes by a kernel of their own.
+
+    Recurrent layers, which it spells out, keep their dropout.
+    """
     with _lock:
         _within.append(contextlib.ExitStack())
         if len(_within) == 1:
             for name in _NAMES:
                 _within[0].enter_context(_whole(getattr(torch.ops.aten, name).default))
+            _within[0].enter_context(dropout_between_layers())
     try:
         yield
     finally:

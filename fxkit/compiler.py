@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -82,6 +85,14 @@ class Compiled:
         fast: bool = False,
         backend: Backend | None = None,
     ) -> None:
+        self._options: dict[str, Any] = {
+            "passes": passes,
+            "train": train,
+            "dynamic": dynamic,
+            "tune": tune,
+            "fast": fast,
+            "backend": backend,
+        }
         self._passes = passes
         self._fast = fast
         self._policy = Policy(rounds=not fast, splits=fast)
@@ -127,6 +138,28 @@ class Compiled:
         entries.learn(args)
         self._left.learn(args)
         return result
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Bind the program to an instance where what it was made of would be bound."""
+        fn = self.captured.fn
+        if instance is None or not hasattr(type(fn), "__get__"):
+            return self
+        bound = fn.__get__(instance, owner)
+        is_method = isinstance(bound, MethodType) and bound is not fn
+        return MethodType(self, instance) if is_method else self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        """Make a program of a copy of what this one was made of; it compiles kernels of its own."""
+        return _compiled_again(type(self), copy.deepcopy(self.captured.fn, memo), self._options)
+
+    def __reduce__(self) -> Any:
+        """Pickle what the program was made of, and its options; by name where that finds it."""
+        fn = self.captured.fn
+        found = _named_like(fn)
+        if found is self:
+            return fn.__qualname__
+        is_ours = isinstance(found, Compiled) and found.captured.fn is fn
+        return _compiled_again, (type(self), found if is_ours else fn, self._options)
 
     @property
     def builds(self) -> int:
@@ -249,6 +282,18 @@ class Compiled:
             example = None if has_free_sizes else args
             PassManager(passes, verify="structure", args=example).run(copied)
         return copied
+
+
+def _compiled_again(kind: type[Compiled], fn: Any, options: dict[str, Any]) -> Compiled:
+    return kind(fn.captured.fn if isinstance(fn, Compiled) else fn, **options)
+
+
+def _named_like(fn: Callable[..., Any]) -> Any:
+    """Return what a function's name finds in its module, or None."""
+    found: Any = sys.modules.get(getattr(fn, "__module__", None) or "")
+    for name in getattr(fn, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _asks_for_gradients(gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -294,3 +297,86 @@ def test_a_compiled_program_inside_of_another_is_watched():
             torch.testing.assert_close(outer(x), (x * factor).exp() + 1)
             torch.testing.assert_close(outer(x[:2]), (x[:2] * factor).exp() + 1)
     assert outer.captured.whole
+
+
+@fxkit.compile
+def named(x: torch.Tensor) -> torch.Tensor:
+    return x.exp() * 2
+
+
+class Scaled(torch.nn.Module):
+    """A layer whose class compiles its methods."""
+
+    def __init__(self, flag: bool) -> None:
+        super().__init__()
+        self.flag = flag
+        self.linear = torch.nn.Linear(4, 4)
+
+    @fxkit.compile
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x).tanh()
+        return y * 2 if self.flag else y + 1
+
+    @staticmethod
+    @fxkit.compile
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() * 2
+
+    @classmethod
+    @fxkit.compile
+    def raised(cls, x: torch.Tensor) -> torch.Tensor:
+        return x.exp() + len(cls.__name__)
+
+
+class ScaledAgain(Scaled):
+    """Calls the compiled method of its base."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 3
+
+
+def test_methods_are_bound() -> None:
+    x = torch.randn(3, 4)
+    nets, again = (Scaled(True), Scaled(False)), ScaledAgain(True)
+    for _ in range(3):
+        for net in nets:
+            y = net.linear(x).tanh()
+            torch.testing.assert_close(net(x), y * 2 if net.flag else y + 1)
+            net.flag = not net.flag
+            torch.testing.assert_close(net.forward(x), y * 2 if net.flag else y + 1)
+        torch.testing.assert_close(Scaled.doubled(x), x.exp() * 2)
+        torch.testing.assert_close(nets[0].raised(x), x.exp() + 6)
+        torch.testing.assert_close(again(x), again.linear(x).tanh() * 6)
+
+
+def test_modules_in_a_class_are_not_bound() -> None:
+    class Holder:
+        act = fxkit.compile(torch.nn.Tanh())
+
+    assert Holder().act is Holder.act
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_programs_are_copied_and_pickled(again: Callable[[Any], Any]) -> None:
+    x = torch.randn(3, 4)
+    program = fxkit.compile(torch.nn.Linear(4, 4), fast=True)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    net.act = fxkit.compile(net[0])
+    for _ in range(2):
+        other = again(program)
+        assert other._options == program._options
+        torch.testing.assert_close(other(x), program(x))
+        with torch.no_grad():
+            other.captured.fn.weight.add_(1)
+        assert not torch.equal(other(x), program(x))
+        twin = again(net)
+        assert twin.act.captured.fn is twin[0] is not net[0]
+        torch.testing.assert_close(twin(x), net(x))
+
+
+def test_named_programs_are_pickled_by_name() -> None:
+    assert pickle.loads(pickle.dumps(named)) is named
+    other = copy.deepcopy(named)
+    assert other is not named and other.captured.fn is named.captured.fn
+    third = pickle.loads(pickle.dumps(other))
+    assert third is not named and third.captured.fn is named.captured.fn

@@ -98,6 +98,7 @@ class LateExit(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = x
         for layers in self.outer:
+            assert isinstance(layers, nn.ModuleList)
             for layer in layers:
                 x, y = layer(x)
         return x, y

@@ -22,10 +22,10 @@ from fxkit.lower.cuda.devices import is_on_gpu
 from fxkit.lower.packed.rewriting import pack_convolutions
 from fxkit.lower.running import binding
 from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
-from fxkit.lower.running.compiled import to_cpp_as_recorded, typed
+from fxkit.lower.running.compiled import left_to_eager, to_cpp_as_recorded, typed
 from fxkit.lower.running.entry import Entries, Way
 from fxkit.lower.running.kernel_stock import KernelStock
-from fxkit.lower.running.left_to_eager import LeftToEager
+from fxkit.lower.running.left_to_eager import LeftToEager, gradients_inside
 from fxkit.lower.running.specialising import Specialiser, assumptions, holds_expressions
 from fxkit.lower.training.fused_step import FusedStep, is_step
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
@@ -182,6 +182,9 @@ class Compiled:
     def _backend(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         if self._other_backend is not None:
             return self._other_backend(self._rewritten_or_recorded(gm, args), args)
+        reason = gradients_inside(gm, args)
+        if reason is not None:
+            return self._noted(left_to_eager(fx.GraphModule(gm, _copy_graph(gm.graph)), reason))
         if not has_free_sizes(gm):
             module = self._lower(gm, args)
             self._stock.see(args)
@@ -242,6 +245,10 @@ class Compiled:
             is_fused = any(region.kernel is not None for region in module.regions)
             how = "is compiled as it was recorded" if is_fused else "runs in eager"
             warnings.warn(f"{error}\n  The captured graph {how}.", stacklevel=2)
+        return self._noted(module)
+
+    def _noted(self, module: CompiledModule | TrainingModule) -> CompiledModule | TrainingModule:
+        """Take note of a module that was made for a captured graph."""
         is_trained = isinstance(module, TrainingModule)
         is_left = module.reason is not None if is_trained else not module.has_kernels
         if is_left and self._passes is None:  # the default ones change no results

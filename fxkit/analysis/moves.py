@@ -143,17 +143,36 @@ class Moves:
 
 
 def is_seen_apart(node: fx.Node, other: fx.Node) -> bool:
-    """Tell whether the caller gets two tensors that would be one if `other` stood for a node.
+    """Tell whether anybody would notice that two tensors are one, if `other` stood for a node.
 
     They may share their memory: a name, a flag or a shape that is set of one is not the other's.
+    The program may set it, or the caller who gets both.
     """
-    if not any(user.op == "output" for user in node.users):
-        return False
     call = resolve(node)
     if call is not None and call.name in GIVES_ITSELF:
         return False
+    if any(map(_may_set, (*node.users, *other.users))):
+        return True
+    if not any(user.op == "output" for user in node.users):
+        return False
     is_outside = other.op in ("placeholder", "get_attr")
     return is_outside or any(user.op == "output" for user in other.users)
+
+
+# Calls that set something of a tensor that other tensors with its memory do not have.
+_SETTING = frozenset(
+    """
+    aten.requires_grad_ aten.detach_ aten.retain_grad aten.t_ aten.transpose_ aten.swapaxes_
+    aten.swapdims_ aten.squeeze_ aten.unsqueeze_ aten.resize_ aten.resize_as_ aten.set_
+    aten.as_strided_ aten.rename_ python.setattr
+    """.split()
+)
+
+
+def _may_set(user: fx.Node) -> bool:
+    """Tell whether a call may set something of an operand beside its numbers."""
+    call = resolve(user)
+    return call is not None and (call.name in _SETTING or effects_of(user).is_opaque)
 
 
 _PINNED = {"placeholder": "an input", "output": "the result"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -144,3 +145,57 @@ def test_passes_that_were_asked_for_stay_in_force(asked: list[int]):
     for _ in range(3):
         compiled(x)
     assert len(asked) == 3
+
+
+def asking(x: torch.Tensor) -> torch.Tensor:
+    y = x.detach()
+    y.requires_grad_(True)
+    return (y * 2).sin()
+
+
+def forces(x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        y = x.detach().requires_grad_()
+        return torch.autograd.grad((y.sin() ** 2).sum(), y)[0]
+
+
+@pytest.mark.parametrize("program", [asking, forces])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_gradients_that_a_program_asks_for(
+    program: Callable[[torch.Tensor], torch.Tensor], enabled: bool
+) -> None:
+    compiled = fxkit.compile(program)
+    with torch.set_grad_enabled(enabled):
+        for _ in range(3):
+            x = torch.randn(30, 20)
+            found, expected = compiled(x), program(x)
+            torch.testing.assert_close(found, expected)
+            assert found.requires_grad == expected.requires_grad and not x.requires_grad
+
+
+def test_gradients_that_a_program_turns_on() -> None:
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return (x * weight).sin()
+
+    compiled = fxkit.compile(program)
+    weight = torch.randn(20, requires_grad=True)
+    with torch.no_grad():
+        for _ in range(3):
+            result = compiled(torch.randn(30, 20), weight)
+            assert result.requires_grad
+    result.sum().backward()
+    assert weight.grad is not None
+
+
+def test_gradients_that_are_turned_on_for_nothing_are_compiled() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return (x * 2).sin().exp()
+
+    compiled = fxkit.compile(program)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(300, 200)
+            torch.testing.assert_close(compiled(x), program(x))
+    assert compiled.modules[0].has_kernels

@@ -146,6 +146,23 @@ class Checked(nn.Module):
         return x * 2
 
 
+def test_detach_stays_where_something_is_set_of_the_result_or_of_the_operand():
+    def of_result(x):
+        y = x.detach()
+        y.requires_grad_()
+        return y * 2
+
+    def of_operand(x):
+        y = x * 2
+        z = y.detach()
+        y.requires_grad_()
+        return z + 1
+
+    for function in (of_result, of_operand):
+        names, notes = names_left(function)
+        assert "detach" in names and "a tensor each" in notes[0]
+
+
 def test_checks_that_types_answer_go():
     names, notes = names_left(Checked())
     assert "_assert_async" in names

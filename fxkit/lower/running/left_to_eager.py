@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import fx, nn
+
+from fxkit.ir.op import resolve
 
 # After so many calls guards are asked again: another graph may serve by now.
 CALLS_ON_TRUST = 64
@@ -64,6 +67,26 @@ class LeftToEager:
         self._trusted.pop(kind, None)
         if ran and len(self._trusted) < MAX_KINDS:
             self._trusted[kind] = (ran[-1], CALLS_ON_TRUST)
+
+
+def gradients_inside(gm: fx.GraphModule, args: Iterable[torch.Tensor]) -> str | None:
+    """Return where a program itself turns gradients on, which no kernel follows; else None.
+
+    Args:
+        gm: The captured program.
+        args: Its inputs.
+    """
+    tensors = (*args, *gm.parameters(), *gm.buffers())
+    is_wanted = not torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    for node in gm.graph.nodes:
+        call = resolve(node)
+        if call is None:
+            continue
+        if call.name == "aten.requires_grad_" and call.arguments.get("requires_grad") is not False:
+            return f"%{node.name} asks for gradients"
+        if is_wanted and node.target is torch._C._set_grad_enabled and node.args == (True,):
+            return f"%{node.name} turns gradients on"
+    return None
 
 
 def _kind(args: tuple[Any, ...]) -> Kind | None:

@@ -72,7 +72,7 @@ class Change(NamedTuple):
 
     Attributes:
         kind: `insert`, `erase`, `rewire` (arguments or target changed), `move`, `rename`,
-            `attribute`, `adopt` (the whole graph).
+            `retype` (its recorded type is another), `attribute`, `adopt` (the whole graph).
         name: The node, or the attribute's qualified name.
         what: What happened: text, or a record of the node.
         by: The rule or pass that did it.

@@ -331,6 +331,15 @@ class EditSession(JournalledGraph):
         self._record("rename", node, f"%{old} -> %{node.name}",
                      lambda: self._restore_name(node, old))  # fmt: skip
 
+    def retype(self, node: fx.Node, known: Any) -> None:
+        """Record another type of a node, as `type_of` gives it; None for one that is not known."""
+        node = self._given(node)
+        before = node.meta.get(TYPE_KEY)
+        _set_or_forget(node, known)
+        text = "unknown" if known is None else str(known)
+        self._record("retype", node, f"%{node.name}: {text}",
+                     lambda: _set_or_forget(node, before))  # fmt: skip
+
     # Changing the module.
 
     def add_attribute(self, name: str, value: Any, *, before: fx.Node | None = None) -> fx.Node:
@@ -461,6 +470,13 @@ class _OnBehalf:
 
     def __exit__(self, *_: object) -> None:
         self._session._originals, self._session.by = self._other
+
+
+def _set_or_forget(node: fx.Node, known: Any) -> None:
+    if known is None:
+        node.meta.pop(TYPE_KEY, None)
+    else:
+        set_type(node, known)
 
 
 @contextlib.contextmanager

@@ -11,13 +11,13 @@ import torch
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
+from fxkit.analysis.retyping import Retyping
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
-from fxkit.passes.building_blocks.retyping import Retyping
 from fxkit.passes.building_blocks.weights import Weights
 
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from fxkit.analysis.retyping import Retyping
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
-from fxkit.passes.building_blocks.retyping import Retyping
 from fxkit.passes.building_blocks.weights import Weights
 
 

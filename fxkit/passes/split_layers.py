@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from torch import fx
 
+from fxkit.analysis.retyping import Retyping
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
-from fxkit.passes.building_blocks.retyping import Retyping
 from fxkit.passes.building_blocks.weights import Weights
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import fx
@@ -17,6 +18,7 @@ from torch.fx.node import map_arg
 
 from fxkit import config
 from fxkit.analysis.cost import cost_of
+from fxkit.analysis.retyping import spread_types
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.collector import paused_collector
 from fxkit.errors import RewriteError
@@ -33,6 +35,9 @@ from fxkit.patterns.rewriting import Rule, check_rules, objection_of
 from fxkit.patterns.safety import Safety
 from fxkit.patterns.straight import find_match
 from fxkit.patterns.worklist import Worklist
+
+# Rules defined in here are proven, types and all.
+_OWN_RULES = str(Path(__file__).parents[1])
 
 # A rule whose result it rewrites again and again, this often in a row, is taken to have no end.
 _MAX_GENERATIONS = 64
@@ -232,6 +237,8 @@ class _Run:
             for output, value in zip(match.outputs, values, strict=True):
                 users.extend(output.users)
                 self._substitute(output, value, match.matched)
+            if not candidate.file.startswith(_OWN_RULES):
+                spread_types(self.session, [v for v in inserted if v in values])
         gone = self._erase(originals, values)
         self._grow_old(candidate, match, gone, inserted)
         self.sites.append(

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from fxkit.analysis.retyping import Retyping
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import type_of
 from fxkit.passes.base import PassContext
-from fxkit.passes.building_blocks.retyping import Retyping
 from fxkit.passes.building_blocks.sharing import Sharing
 
 

@@ -1,4 +1,4 @@
-"""Try a change, work out the types of what follows from it, and take it back where they don't fit.
+"""Work out the types of what follows from a change, and take it back where they don't fit.
 
 Two tensors with equal numbers may still differ in memory layout. A pass that changes the layout of
 a value asks here whether all that is computed from it can live with that, and whether the caller
@@ -8,7 +8,7 @@ gets what he got before.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,48 @@ from torch.utils import _pytree as pytree
 
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.tensor_types import infer_type
+from fxkit.analysis.type_inference.type_facts import symbols_in
+from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
+
+
+def spread_types(session: EditSession, made: Iterable[fx.Node]) -> None:
+    """Record the types of new nodes that differ from those of what they replace, and what follows.
+
+    A new node that can't be run on tensors without data keeps the type of what it replaces; where
+    another node can't, its type is not known any more. Cost: linear in the nodes that are visited,
+    those that are new or take what got another type.
+
+    Args:
+        session: The session that made them.
+        made: The nodes, with the types of what they replace.
+    """
+    queue = _Queue(made)
+    new = set(made)
+    for node in queue:
+        old = node.meta.get(TYPE_KEY)
+        if old is None:
+            continue
+        now = _inferred(node, old)
+        node.meta[TYPE_KEY] = old
+        if now is None and node in new:
+            continue
+        if now is not None and pytree.tree_leaves(old) == pytree.tree_leaves(now):
+            continue
+        session.retype(node, now)
+        queue.push(node.users)
+
+
+def _inferred(node: fx.Node, old: Any) -> Any:
+    """Return a node's type by those of its operands; None where they, or it, can't be known."""
+    is_known = all(type_of(operand) is not None for operand in node.all_input_nodes)
+    if node.op == "output" or not is_known or effects_of(node).is_opaque:
+        return None
+    now = infer_type(node)
+    if now is None or (symbols_in(now) and not symbols_in(old)):  # the data decide sizes
+        return None
+    return _with_gradient(node, now, old)
 
 
 class Retyping:
@@ -63,11 +103,8 @@ def _restore(before: dict[fx.Node, Any]) -> None:
 
 
 def _spread(changed: Iterable[fx.Node], before: dict[fx.Node, Any]) -> str | None:
-    queue = [(node._sort_key, id(node), node) for node in dict.fromkeys(changed)]
-    heapq.heapify(queue)
-    queued = {node for _, _, node in queue}
-    while queue:
-        _, _, node = heapq.heappop(queue)
+    queue = _Queue(changed)
+    for node in queue:
         if node.op == "output":
             return "the caller would get a tensor of another memory layout"
         old = type_of(node)
@@ -81,11 +118,28 @@ def _spread(changed: Iterable[fx.Node], before: dict[fx.Node, Any]) -> str | Non
             continue
         if old is not None and effects_of(node).writes:
             return f"%{node.name} writes to a tensor that would have another memory layout"
-        for user in node.users:
-            if user not in queued:
-                queued.add(user)
-                heapq.heappush(queue, (user._sort_key, id(user), user))
+        queue.push(node.users)
     return None
+
+
+class _Queue:
+    """Nodes to visit in the order of the graph, each once."""
+
+    def __init__(self, nodes: Iterable[fx.Node]) -> None:
+        self._heap: list[tuple[Any, int, fx.Node]] = []
+        self._queued: set[fx.Node] = set()
+        self.push(nodes)
+
+    def push(self, nodes: Iterable[fx.Node]) -> None:
+        """Add what has not been in the queue."""
+        for node in nodes:
+            if node not in self._queued:
+                self._queued.add(node)
+                heapq.heappush(self._heap, (node._sort_key, id(node), node))
+
+    def __iter__(self) -> Iterator[fx.Node]:
+        while self._heap:
+            yield heapq.heappop(self._heap)[2]
 
 
 def _with_gradient(node: fx.Node, new: Any, old: Any) -> Any:

@@ -240,7 +240,7 @@ def trace_template(function: Callable[..., Any]) -> fx.Graph:
         PatternError: When it can't be traced.
     """
     from fxkit.errors import CaptureError
-    from fxkit.tracing.symbolic import trace_function
+    from fxkit.tracing.short_functions import trace_function
 
     for parameter in _signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

@@ -127,27 +127,9 @@ def symbolic_trace(
     return _trace(SymbolicTracer(leaf_modules), root, concrete_args)
 
 
-def trace_function(function: Callable[..., Any]) -> fx.Graph:
-    """Do as `symbolic_trace` for a small function without state; return its graph alone.
-
-    Making a module of a graph, and standing in for the functions of `math`, cost more than to
-    follow a few lines.
-
-    Args:
-        function: The function.
-
-    Raises:
-        CaptureError: As for `symbolic_trace`.
-    """
-    try:
-        return _traced(SymbolicTracer(wraps_math=False), function)
-    except CaptureError:
-        return _traced(SymbolicTracer(), function)
-
-
 def _trace(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.GraphModule:
     with MadeTensors() as made:
-        graph = _traced(tracer, root, concrete_args)
+        graph = traced(tracer, root, concrete_args)
     made.check(graph, tracer.root, _name_of(root))
     gm = fx.GraphModule(tracer.root, graph, _name_of(root))
     _take_constants_back(tracer, graph)
@@ -158,7 +140,12 @@ def _name_of(root: Any) -> str:
     return type(root).__name__ if isinstance(root, torch.nn.Module) else _function_name(root)
 
 
-def _traced(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.Graph:
+def traced(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.Graph:
+    """Return the graph that a tracer makes, and leave modules and random numbers as they were.
+
+    Raises:
+        CaptureError: When the program needs more than a placeholder, or draws random numbers.
+    """
     name = getattr(root, "__name__", None) or _name_of(root)
     random = random_states()
     modes = Modes.now()
@@ -252,7 +239,13 @@ class SymbolicTracer(fx.Tracer):
         if program.owner is not None:
             self.traced_func_name = program.name if program.is_method else "forward"
             return super().trace(program.owner, concrete_args)
-        return super().trace(program.function if program.is_plain else _stand_in, concrete_args)
+        return self.follow(program.function if program.is_plain else _stand_in, concrete_args)
+
+    def follow(
+        self, function: Callable[..., Any], concrete_args: dict[str, Any] | None
+    ) -> fx.Graph:
+        """Return the graph of a function of Python."""
+        return super().trace(function, concrete_args)
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None

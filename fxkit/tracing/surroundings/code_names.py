@@ -67,10 +67,14 @@ def names_in(code: CodeType) -> CodeNames:
     }
     codes, strings, values = [code], set(), set()
     asked, reflected = set(), set()
+    asks_by_computed_name = False
     for part in codes:
-        values.update(_values(part))
-        for of, name in _by_text(part):
-            (reflected if name is None else asked).add(of if name is None else name)
+        instructions = _instructions(part)
+        values.update(_values(instructions))
+        if not _BY_TEXT.isdisjoint(part.co_names):
+            for of, name in _by_text(instructions):
+                (reflected if name is None else asked).add(of if name is None else name)
+            asks_by_computed_name |= _computes_names(instructions)
         found["attributes"].update(_in_patterns(part))
         for kind, name in _named(part):
             found[kind].add(name)
@@ -86,8 +90,7 @@ def names_in(code: CodeType) -> CodeNames:
         frozenset(found["stored"]),
         frozenset(found["imports"]),
         frozenset(codes),
-        not _REFLECTIVE.isdisjoint(used)
-        or (not _READS_BY_NAME.isdisjoint(used) and any(map(_computes_names, codes))),
+        asks_by_computed_name or not _REFLECTIVE.isdisjoint(used),
         frozenset(strings),
         frozenset(values),
         frozenset(asked),
@@ -95,14 +98,18 @@ def names_in(code: CodeType) -> CodeNames:
     )
 
 
-def _values(code: CodeType) -> Iterator[str]:
+def _instructions(code: CodeType) -> list[dis.Instruction]:
+    return [it for it in dis.get_instructions(code) if it.opname not in ("CACHE", "EXTENDED_ARG")]
+
+
+def _values(instructions: list[dis.Instruction]) -> Iterator[str]:
     """Iterate over the names that code loads other than as the function of a call.
 
     CPython puts a null below a function that it is about to call: by an instruction of its own, or
     together with a global or a method, which a bit of the argument tells.
     """
     is_next, is_called = False, False
-    for instruction in dis.get_instructions(code):
+    for instruction in instructions:
         name, arg = instruction.opname, instruction.arg or 0
         if name in _TAKES_VALUES:
             has_null = name in _FLAGGED and bool(arg & 1)
@@ -114,9 +121,8 @@ def _values(code: CodeType) -> Iterator[str]:
         is_next = name == "PUSH_NULL"
 
 
-def _computes_names(code: CodeType) -> bool:
+def _computes_names(instructions: list[dis.Instruction]) -> bool:
     """Tell whether code asks for an attribute by a name that is not written there as a constant."""
-    instructions = _of(code)
     for place, instruction in enumerate(instructions):
         if instruction.argval not in _READS_BY_NAME or not instruction.opname.startswith("LOAD_"):
             continue
@@ -125,10 +131,6 @@ def _computes_names(code: CodeType) -> bool:
         if _text_given(instructions, place) is None:
             return True
     return False
-
-
-def _of(code: CodeType) -> list[dis.Instruction]:
-    return [it for it in dis.get_instructions(code) if it.opname not in ("CACHE", "EXTENDED_ARG")]
 
 
 def _text_given(instructions: list[dis.Instruction], place: int) -> str | None:
@@ -159,14 +161,11 @@ def _text_given(instructions: list[dis.Instruction], place: int) -> str | None:
     return None
 
 
-def _by_text(code: CodeType) -> Iterator[tuple[str, str | None]]:
+def _by_text(instructions: list[dis.Instruction]) -> Iterator[tuple[str, str | None]]:
     """Iterate over `(variable, attribute)` for each attribute that is named by a text.
 
     The attribute is None where its name is computed, or where all attributes are asked for.
     """
-    if not any(name in _BY_TEXT for name in code.co_names):
-        return
-    instructions = _of(code)
     for place, instruction in enumerate(instructions):
         name, is_load = instruction.argval, instruction.opname.startswith("LOAD_")
         if not is_load or not isinstance(name, str):

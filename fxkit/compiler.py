@@ -25,8 +25,9 @@ from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
 from fxkit.lower.running.compiled import left_to_eager, to_cpp_as_recorded, typed
 from fxkit.lower.running.entry import Entries, Way
 from fxkit.lower.running.kernel_stock import KernelStock
-from fxkit.lower.running.left_to_eager import LeftToEager, gradients_inside
+from fxkit.lower.running.left_to_eager import LeftToEager, left_because
 from fxkit.lower.running.specialising import Specialiser, assumptions, holds_expressions
+from fxkit.lower.training.checkpoints import with_checkpoints
 from fxkit.lower.training.fused_step import FusedStep, is_step
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.passes.base import Pass
@@ -182,7 +183,7 @@ class Compiled:
     def _backend(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         if self._other_backend is not None:
             return self._other_backend(self._rewritten_or_recorded(gm, args), args)
-        reason = gradients_inside(gm, args)
+        reason = left_because(gm, args)
         if reason is not None:
             return self._noted(left_to_eager(fx.GraphModule(gm, _copy_graph(gm.graph)), reason))
         if not has_free_sizes(gm):
@@ -417,6 +418,7 @@ def dynamo_backend(
             f"expected no option but passes and fast, got {', '.join(chosen)}",
             hint='write torch.compile(fn, backend="fxkit", options={"passes": [...]})',
         )
+    with_checkpoints(gm)
     return Compiled(gm.forward, None if passes is None else tuple(passes), fast=fast)
 
 

@@ -178,21 +178,47 @@ def test_what_cannot_be_called_is_refused():
         fxkit.compile(3)
 
 
-@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@torch.library.custom_op("fxkit_tests::halves", mutates_args=())
+def halves(x: torch.Tensor) -> torch.Tensor:
+    return x[: x.shape[0] // 2].clone()
+
+
+@halves.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)  # which is wrong
+
+
 def test_a_graph_whose_types_are_not_to_be_had_runs_in_eager() -> None:
-    def select(x: torch.Tensor, mask: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return torch.masked_select(x, mask, out=out)  # it gives `out` another size
+    def fill(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        return result.copy_(halves(x))
 
-    x, mask = torch.randn(6), torch.tensor([True, False] * 3)
-    compiled = fxkit.compile(select)
+    compiled = fxkit.compile(fill)
+    x = torch.randn(6)
     with pytest.warns(UserWarning, match="captured graph runs in eager"):
-        first = compiled(x, mask, torch.empty(6))
-    assert torch.equal(first, x[mask])
-    assert torch.equal(compiled(x, mask, torch.empty(6)), x[mask])
+        first = compiled(x, torch.empty(3))
+    assert torch.equal(first, x[:3])
+    assert torch.equal(compiled(x, torch.empty(3)), x[:3])
+
+
+def test_a_node_whose_type_is_not_to_be_had_costs_that_node_only() -> None:
+    def fill(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        scaled = torch.tanh(x * 2 + 1)
+        added = halves(scaled).add_(other)
+        return torch.exp(added + 1) * added
+
+    x = torch.randn(6, 8)
+    compiled = fxkit.compile(fill)
+    with pytest.warns(UserWarning, match="is compiled as it was recorded"):
+        compiled(x, torch.ones(3, 8))
+    for factor in (1, 2, 3):
+        other = torch.full((3, 8), float(factor))
+        torch.testing.assert_close(compiled(x, other), fill(x, other))
+    assert "tanh" in compiled.report()
+    assert "calls: 0 fused" not in compiled.report()
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_a_node_whose_type_is_not_to_be_had_costs_that_node_only() -> None:
+def test_a_result_that_gives_its_place_another_size() -> None:
     def select(x: torch.Tensor, mask: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         scaled = torch.tanh(x * 2 + 1)
         chosen = torch.masked_select(scaled, mask, out=out)
@@ -201,8 +227,6 @@ def test_a_node_whose_type_is_not_to_be_had_costs_that_node_only() -> None:
     x = torch.randn(6, 8)
     masks = [torch.rand(6, 8) > 0.5, torch.zeros(6, 8, dtype=torch.bool), torch.rand(6, 8) > 0.1]
     compiled = fxkit.compile(select)
-    with pytest.warns(UserWarning, match="is compiled as it was recorded"):
-        compiled(x, masks[0], torch.empty(6))
     for mask in (*masks, *masks):
         ours, eagers = torch.empty(6), torch.empty(6)
         expected = select(x, mask, eagers)
@@ -380,3 +404,58 @@ def test_named_programs_are_pickled_by_name() -> None:
     assert other is not named and other.captured.fn is named.captured.fn
     third = pickle.loads(pickle.dumps(other))
     assert third is not named and third.captured.fn is named.captured.fn
+
+
+def by_inference(x: torch.Tensor) -> torch.Tensor:
+    return x + 1 if x.is_inference() else x - 1
+
+
+def by_leaf(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.is_leaf else x * 3
+
+
+def by_version(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 + x._version)
+
+
+def _histories() -> list[torch.Tensor]:
+    """Return tensors of one type that were made in different ways."""
+    leaf = torch.ones(4, requires_grad=True)
+    with torch.inference_mode():
+        made = torch.ones(4) * 1
+    written = torch.ones(4).add_(1)
+    return [torch.ones(4), made, written, leaf, leaf * 1, (torch.ones(2, 4) * leaf)[0]]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", [by_inference, by_leaf, by_version])
+def test_what_a_program_asks_about_the_history_of_a_tensor(
+    program: Callable[[torch.Tensor], torch.Tensor], dynamic: bool | None
+) -> None:
+    compiled = fxkit.compile(program, dynamic=dynamic)
+    histories = [x for x in _histories() if not (program is by_version and x.is_inference())]
+    for x in histories * 2:
+        torch.testing.assert_close(compiled(x), program(x))
+
+
+def test_a_view_made_without_gradients_whose_base_was_written_to() -> None:
+    base = torch.ones(6, 6, requires_grad=True)
+    with torch.no_grad():
+        view = base[:3]
+        view.mul_(2)
+        assert torch.equal(fxkit.compile(lambda x: x * 2 + 1)(view), view * 2 + 1)
+
+
+def test_inputs_that_get_another_shape(recwarn: pytest.WarningsRecorder) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.unsqueeze_(0)
+        x.t_()
+        return x * 2
+
+    compiled = fxkit.compile(program)
+    for _ in range(2):
+        x = torch.randn(4)
+        same = x.clone()
+        torch.testing.assert_close(compiled(x), program(same))
+        assert x.shape == same.shape == (4, 1)
+    assert not recwarn.list

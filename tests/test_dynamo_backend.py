@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fxkit.compiler import dynamo_backend
 from fxkit.errors import UnsupportedError
@@ -139,3 +140,33 @@ def _count_training(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr("fxkit.compiler.to_cpp_training", make)
     return made
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def part(z: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(torch.tanh(self.linear(z)), 0.5)
+
+        return checkpoint(part, x, use_reentrant=False) * 2
+
+
+def test_a_checkpoint_with_dropout() -> None:
+    net = _Checkpointed()
+    compiled = torch.compile(net, backend="fxkit")
+    for grad in (True, False, True):
+        found = []
+        for program in (net, compiled):
+            net.zero_grad()
+            torch.manual_seed(0)
+            x = torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_()
+            with torch.set_grad_enabled(grad):
+                y = program(x)
+            if grad:
+                y.square().sum().backward()
+            found.append((y.detach(), x.grad, *(p.grad for p in net.parameters())))
+        for ours, eager in zip(*found, strict=True):
+            torch.testing.assert_close(ours, eager)

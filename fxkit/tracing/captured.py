@@ -11,14 +11,12 @@ from torch import fx
 
 from fxkit.errors import CaptureError
 from fxkit.ir.modes import is_followed
-from fxkit.tracing.branches.both_sides import record_both_sides
 from fxkit.tracing.guarding.free_numbers import changed_numbers
 from fxkit.tracing.guarding.guards import Call, Guard, GuardFailed, Mismatch
 from fxkit.tracing.opaque_code.automatic_calls import call_through
 from fxkit.tracing.opaque_code.opaque_calls import called_once, repeats_calls
 from fxkit.tracing.recorder.recorded import OpaqueCall
 from fxkit.tracing.recorder.recorder import active_recorder
-from fxkit.tracing.runs.dynamic_recording import record_free
 from fxkit.tracing.runs.free_sizes import (
     FreeAxes,
     Request,
@@ -27,7 +25,6 @@ from fxkit.tracing.runs.free_sizes import (
     seen_to_change,
 )
 from fxkit.tracing.runs.invocation import Invocation
-from fxkit.tracing.runs.number_recording import record_with_numbers
 from fxkit.tracing.runs.pauses import Pauses
 from fxkit.tracing.runs.recording import Attempt, parameter_names, record
 from fxkit.tracing.runs.state import Learned, replaced_tensors
@@ -353,10 +350,15 @@ class Captured:
         self, invocation: Invocation, attempt: Attempt, free: FreeAxes, has_numbers: bool
     ) -> None:
         """Put a graph for more calls in the place of that for one, if there is one."""
-        # One that takes numbers runs as it is: backends compile graphs of tensors.
-        if has_numbers and _is_replaced(attempt, record_with_numbers(invocation, attempt)):
-            return
+        if has_numbers:
+            from fxkit.tracing.runs.number_recording import record_with_numbers
+
+            # One that takes numbers runs as it is: backends compile graphs of tensors.
+            if _is_replaced(attempt, record_with_numbers(invocation, attempt)):
+                return
         if self._control_flow:
+            from fxkit.tracing.branches.both_sides import record_both_sides
+
             found, self._branches = record_both_sides(invocation, attempt)
             free = {} if _is_replaced(attempt, found) else free
         self._let_free(invocation, attempt, free)
@@ -367,6 +369,8 @@ class Captured:
         assert static is not None
         found: Variant | Failure | None = None
         if free:
+            from fxkit.tracing.runs.dynamic_recording import record_free
+
             found = record_free(invocation, self._backend, attempt, free)
         if isinstance(found, Failure):
             self._static_because = found

@@ -199,3 +199,17 @@ def test_gradients_that_are_turned_on_for_nothing_are_compiled() -> None:
             x = torch.randn(300, 200)
             torch.testing.assert_close(compiled(x), program(x))
     assert compiled.modules[0].has_kernels
+
+
+def test_quantised_inputs(recwarn: pytest.WarningsRecorder) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.dequantize() * 2
+
+    compiled = fxkit.compile(program)
+    for scale in (0.1, 0.5, 0.1):
+        x = torch.quantize_per_tensor(torch.randn(4, 4), scale, 0, torch.qint8)
+        torch.testing.assert_close(compiled(x), program(x), rtol=0, atol=0)
+    assert "quantised" in compiled.report()
+    recwarn.clear()
+    compiled(x)
+    assert not recwarn.list

@@ -76,6 +76,17 @@ def missing_input(node: fx.Node) -> InvalidGraphError:
     )
 
 
+def unfollowed(node: fx.Node, error: Exception) -> InvalidGraphError:
+    """Return the error for a tensor that torch knows no fake of, such as a quantised one."""
+    return InvalidGraphError(
+        f"expected tensors whose types can be followed without numbers, got %{node.name}: "
+        f"{_first(error)}",
+        node=format_node(node),
+        source=format_source(node),
+        hint="take that part out of the graph with fxkit.opaque",
+    )
+
+
 def observed_otherwise(
     node: fx.Node, error: Exception, then: tuple[Any, ...], now: tuple[Any, ...]
 ) -> InvalidGraphError:

@@ -371,9 +371,9 @@ class Evaluation:
     def _run_live(self, node: fx.Node) -> Any:
         """Run a node of any kind on tensors that keep their memory and history."""
         if node.op == "placeholder":
-            result = pytree.tree_map_only(torch.Tensor, self._fake, self._given(node))
+            result = self._fakes_of(node, self._given(node))
         elif node.op == "get_attr":
-            result = self._fake(find_attribute(self._gm, str(node.target)))
+            result = self._fakes_of(node, find_attribute(self._gm, str(node.target)))
         elif node.op == "output":
             return self._returned(node)
         else:
@@ -473,6 +473,13 @@ class Evaluation:
 
     def _arguments(self, node: fx.Node, fill: Any) -> tuple[Any, Any]:
         return map_arg(node.args, fill), map_arg(node.kwargs, fill)
+
+    def _fakes_of(self, node: fx.Node, value: Any) -> Any:
+        """Return a value with fakes in the place of its tensors."""
+        try:
+            return pytree.tree_map_only(torch.Tensor, self._fake, value)
+        except RuntimeError as error:
+            raise type_errors.unfollowed(node, error) from error
 
     def _fake(self, value: Any) -> Any:
         """Return the fake of a real tensor, the same one each time."""

@@ -96,7 +96,7 @@ class FactTable:
         if known.stride is None or not _is_plain(tensor):
             return self._facts(self._core(known, False, False, False), 0, WHOLE, False, True)
         core = self._core(known, tensor.is_conj(), tensor.is_neg(), True)
-        is_leaf = tensor.is_leaf if known.requires_grad else True
+        is_leaf = _is_leaf(tensor) if known.requires_grad else True
         if not tensor._is_view():
             is_made = is_result or is_fake(tensor)
             offset = read_number(tensor.storage_offset()) if is_made else 0
@@ -278,6 +278,13 @@ def is_fake(tensor: torch.Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # a view made in no_grad, whose base was written to since
+        return False
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -69,14 +69,19 @@ class LeftToEager:
             self._trusted[kind] = (ran[-1], CALLS_ON_TRUST)
 
 
-def gradients_inside(gm: fx.GraphModule, args: Iterable[torch.Tensor]) -> str | None:
-    """Return where a program itself turns gradients on, which no kernel follows; else None.
+def left_because(gm: fx.GraphModule, args: Iterable[torch.Tensor]) -> str | None:
+    """Return why a program is left to eager before anything is tried with it, or None.
+
+    No kernel follows a program that itself turns gradients on, and of quantised tensors not even
+    types are known without numbers.
 
     Args:
         gm: The captured program.
         args: Its inputs.
     """
     tensors = (*args, *gm.parameters(), *gm.buffers())
+    if any(tensor.is_quantized for tensor in tensors):
+        return "an input is quantised"
     is_wanted = not torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     for node in gm.graph.nodes:
         call = resolve(node)

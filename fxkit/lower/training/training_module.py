@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -14,10 +14,11 @@ from torch import fx, nn
 from fxkit.lower.loops.regions import Policy, Region
 from fxkit.lower.running.compiled import CompiledModule, LowerReport, to_cpp
 from fxkit.lower.running.kernel_stock import KernelStock
-from fxkit.lower.training.decompositions import decompositions
-from fxkit.tracing.functional.functional_program import FunctionalProgram
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
+
+if TYPE_CHECKING:
+    from fxkit.tracing.functional.functional_program import FunctionalProgram
 
 MAX_SIZES = 8
 
@@ -146,6 +147,10 @@ class TrainingModule(nn.Module):
     def _make(self, args: tuple[torch.Tensor, ...]) -> _Built:
         if any(a.layout is not torch.strided for a in args):
             raise Refusal("an input is not dense")
+        # Imported where a program is trained: most programs are not, and start sooner.
+        from fxkit.lower.training.decompositions import decompositions
+        from fxkit.tracing.functional.functional_program import FunctionalProgram
+
         program = FunctionalProgram(self.graph_module, args, decompositions(), train=True)
         forward = self._lowered(program.forward, "forward")
         gradient = program.backward

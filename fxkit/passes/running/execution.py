@@ -20,7 +20,6 @@ from fxkit.passes.running.analyses import Analyses
 from fxkit.passes.running.failures import failure, reproduce
 from fxkit.passes.running.groups import FixedPoint, Group, When, leaves
 from fxkit.passes.running.history import TimelineRecorder
-from fxkit.passes.running.numbers import NumbersCheck, explained
 from fxkit.passes.running.records import PassRecord, PassResult
 from fxkit.passes.running.scheduling import satisfy
 from fxkit.passes.running.subjects import Subject, sample_inputs
@@ -30,6 +29,7 @@ from fxkit.patterns.rewrite_report import Tally
 
 if TYPE_CHECKING:
     from fxkit.passes.manager import PassManager
+    from fxkit.passes.running.numbers import NumbersCheck
 
 
 ALARM_DELAY = 0.25
@@ -91,6 +91,8 @@ class Execution:
             self._output_type = self._bring_types_up_to_date()
         self._recorder.begin()
         if self.manager.verify == "numerics":
+            from fxkit.passes.running.numbers import NumbersCheck
+
             args, kwargs = self.subject.args, self.subject.kwargs
             if args is None:
                 args, kwargs = sample_inputs(self.gm), {}
@@ -304,6 +306,8 @@ class Execution:
         try:
             numbers.check(current.numerics, before)
         except NumericsError as error:
+            from fxkit.passes.running.numbers import explained
+
             written = ", ".join(numbers.written)
             numbers.put_back()
             difference = numbers.locate(before(), current.numerics)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx.node import has_side_effect
 
+from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.errors import CaptureError
 from fxkit.ir.op import OPERATOR_NAME
 from fxkit.ir.types import TensorType
@@ -68,6 +69,11 @@ def check_value(value: Any, expected: Any, what: str, source: str) -> None:
 
 
 setattr(check_value, OPERATOR_NAME, "guard.check_value")
+
+
+@declare_type(check_value)
+def _nothing(*_: Any) -> None:
+    """Return None: what a guard looks at may be another thing where types alone are known."""
 
 
 def is_same(value: Any, expected: Any) -> bool:

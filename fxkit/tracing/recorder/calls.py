@@ -69,7 +69,7 @@ _METADATA = frozenset(
     is_sparse is_sparse_csr is_quantized is_nested is_vulkan is_ipu is_xla is_mtia is_maia
     itemsize nbytes
     size dim numel nelement ndimension stride element_size is_contiguous is_floating_point
-    is_complex is_signed get_device __len__ dim_order has_names is_same_size is_inference
+    is_complex is_signed get_device __len__ dim_order has_names is_same_size
     result_type promote_types can_cast is_tensor
     """.split()
 )

@@ -205,7 +205,8 @@ class Session:
         self._check_undo(undo)
         module = _graph_module(recorder)
         numbers, values = self.number_inputs()
-        inputs = (*parts.tensors, *values, *(item.tensor for item in extras))
+        tensors = map(_as_it_came, parts.tensors, self.types)
+        inputs = (*tensors, *values, *(item.tensor for item in extras))
         self.settle(module, inputs)
         return Variant(
             module,
@@ -427,6 +428,14 @@ def module_guards(modules: list[tuple[str, torch.nn.Module, bool]]) -> list[g.Gu
 def _graph_module(recorder: Recorder) -> fx.GraphModule:
     root: dict[str, Any] = {item.target: item.tensor for item in recorder.outside}
     return fx.GraphModule({**root, **recorder.modules}, recorder.graph)
+
+
+def _as_it_came(tensor: torch.Tensor, known: TensorType) -> torch.Tensor:
+    """Return an argument, or zeros in its place where the program has given it another shape."""
+    if known.stride is None or (tensor.shape == known.shape and tensor.stride() == known.stride):
+        return tensor
+    made = torch.empty_strided(known.shape, known.stride, dtype=known.dtype, device=known.device)
+    return made.zero_().requires_grad_(known.requires_grad)
 
 
 def _label_and_values(content: Content | None) -> tuple[Any, list[Any]]:

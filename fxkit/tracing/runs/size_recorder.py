@@ -32,7 +32,7 @@ _WITHOUT_SIZES = frozenset(
     """
     dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_mps is_xpu is_mkldnn is_sparse
     is_sparse_csr is_quantized is_nested is_vulkan is_ipu is_xla is_mtia is_maia itemsize dim
-    ndimension element_size is_floating_point is_complex is_signed get_device has_names is_inference
+    ndimension element_size is_floating_point is_complex is_signed get_device has_names
     result_type promote_types can_cast is_tensor
     """.split()
 )

@@ -131,7 +131,15 @@ def _trace(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.G
     with MadeTensors() as made:
         graph = traced(tracer, root, concrete_args)
     made.check(graph, tracer.root, _name_of(root))
-    gm = fx.GraphModule(tracer.root, graph, _name_of(root))
+    try:
+        gm = fx.GraphModule(tracer.root, graph, _name_of(root))
+    except SyntaxError as error:
+        raise CaptureError(
+            f"expected names that code can be made of, got attributes of {_name_of(root)} that it "
+            f"can't: {error.text or error}",
+            hint="rename what is called by a keyword of Python or holds quotes, or use "
+            "fxkit.capture(fn, args), which gives it another name",
+        ) from error
     _take_constants_back(tracer, graph)
     return gm
 

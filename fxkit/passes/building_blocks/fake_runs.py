@@ -59,13 +59,25 @@ def operators_under(node: fx.Node, context: Context) -> list[Any] | None:
 def _run(node: fx.Node, context: Context, log: _OperatorLog | None) -> Any:
     if any(type_of(operand) is None for operand in node.all_input_nodes):
         return None
-    with fake_mode(), torch.no_grad():
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: fake_value(type_of(n)))
+    with fake_mode():
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: _operand(type_of(n)))
         try:
             with context, log or contextlib.nullcontext():
                 return type_of_value(_call(node, args, kwargs))
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
             return None
+
+
+def _operand(known: Any) -> Any:
+    """Make a value of a recorded type."""
+    if not isinstance(known, TensorType) or not known.requires_grad:
+        return fake_value(known)
+    made, one = fake_value(known), torch.ones((), dtype=known.dtype, device=known.device)
+    try:
+        with torch.enable_grad():  # made by autograd, so that it may be written to
+            return made.add_(one.requires_grad_())
+    except RuntimeError:  # elements that share memory
+        return made.requires_grad_()
 
 
 def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -76,5 +88,5 @@ def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
         return getattr(args[0], target)(*args[1:], **kwargs)
     module = find_attribute(node.graph.owning_module, target)
     held = [*module.named_parameters(), *module.named_buffers()]
-    fakes = {name: fake_value(TensorType.of(tensor)) for name, tensor in held}
+    fakes = {name: _operand(TensorType.of(tensor)) for name, tensor in held}
     return torch.func.functional_call(module, fakes, args, kwargs)

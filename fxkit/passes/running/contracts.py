@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from fxkit.analysis.type_inference.type_observations import Observations
 from fxkit.errors import PassError, PostconditionError
 from fxkit.ir.printer import format_type
 from fxkit.ir.types import TensorType
@@ -102,7 +103,7 @@ def check_idempotent(current: Pass, session: TrackedSession, context: PassContex
     Raises:
         PostconditionError: When it does.
     """
-    mark, rewrites = session.mark(), len(session.rewrites)
+    mark, rewrites, types = session.mark(), len(session.rewrites), Observations(session.graph)
     try:
         current.apply(session, context)
     except Exception as error:
@@ -119,6 +120,7 @@ def check_idempotent(current: Pass, session: TrackedSession, context: PassContex
             hint="mend the pass, or set is_idempotent = False",
         )
     del session.rewrites[rewrites:]
+    types.restore()
 
 
 def check_types(expected: Any, got: Any, *, drops_gradients: bool = False) -> None:

@@ -64,7 +64,9 @@ class TimelineRecorder:
         assert self.session is not None
         expected: dict[fx.Node, _State | None] = {}
         for delta in self._deltas:
-            expected = dict(delta.states) if delta.is_whole else {**expected, **delta.states}
+            if delta.is_whole:
+                expected.clear()
+            expected.update(delta.states)
         for node in self.session.graph.nodes:
             state = expected.pop(node, None)
             if state is None or not _is_as_noted(node, state):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fxkit.tracing.functional.recurrent_dropout import dropout_between_layers
+from fxkit.tracing.functional.recurrent_layers import trained_layers
 
 _NAMES = ("silu_backward", "mish_backward", "hardshrink", "softshrink")
 
@@ -28,14 +28,14 @@ _within: list[contextlib.ExitStack] = []
 def kept_whole() -> Iterator[None]:
     """Let tracing leave operators whole that eager computes by a kernel of their own.
 
-    Recurrent layers, which it spells out, keep their dropout.
+    Recurrent layers, which it spells out, are those that can be trained.
     """
     with _lock:
         _within.append(contextlib.ExitStack())
         if len(_within) == 1:
             for name in _NAMES:
                 _within[0].enter_context(_whole(getattr(torch.ops.aten, name).default))
-            _within[0].enter_context(dropout_between_layers())
+            _within[0].enter_context(trained_layers())
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ up during the run and was neither recorded nor found here has no known origin, a
 from __future__ import annotations
 
 import functools
+import keyword
 import logging
 import operator
 import re
@@ -261,13 +262,14 @@ def attribute_name(place: Place, taken: set[str]) -> str:
 
 @functools.cache
 def _is_reserved(name: str) -> bool:
-    return hasattr(fx.GraphModule, name) or name in _STANDARD or name.isdigit()
+    known = hasattr(fx.GraphModule, name) or name in _STANDARD
+    return known or name.isdigit() or keyword.iskeyword(name)
 
 
 @functools.cache
 def _is_of_module(name: str) -> bool:
-    """Tell whether modules have an attribute of this name, which no tensor can take."""
-    return hasattr(torch.nn.Module(), name)
+    """Tell whether no tensor can take this name: modules have it already, or Python."""
+    return hasattr(torch.nn.Module(), name) or keyword.iskeyword(name)
 
 
 def _prefixes(name: str) -> list[str]:

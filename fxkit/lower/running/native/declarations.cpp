@@ -65,6 +65,26 @@ static bool is_in_dual_level(void) {
   return PyLong_AsLongAndOverflow(level, &overflow) != -1 || overflow;
 }
 
+// torch._C._autograd._top_saved_tensors_default_hooks, which returns hooks for the tensors that
+// autograd saves, or None.
+static PyObject* top_hooks;
+
+static bool find_saved_tensor_hooks(void) {
+  PyObject* module = PyImport_ImportModule("torch._C._autograd");
+  if (!module) return false;
+  top_hooks = PyObject_GetAttrString(module, "_top_saved_tensors_default_hooks");
+  Py_DECREF(module);
+  return top_hooks;
+}
+
+// Whether there are such hooks; so it is where that can't be told.
+static bool has_saved_tensor_hooks(void) {
+  PyObject* found = PyObject_CallOneArg(top_hooks, Py_True);
+  if (!found) return PyErr_Clear(), true;
+  Py_DECREF(found);
+  return found != Py_None;
+}
+
 enum { INLINE = 5 };
 
 // Where things lie in a Python tensor and in a TensorImpl; found by `find_layout`.

@@ -342,6 +342,7 @@ static bool state_holds(Entry* self) {
 
 static bool entry_holds(Entry* self, PyObject* const* args, Py_ssize_t count) {
   return count == self->argument_count && !count_function_modes() && !is_in_dual_level() &&
+         (self->is_program || !self->with_grad || !has_saved_tensor_hooks()) &&
          local_keys.included == self->keys.included &&
          local_keys.excluded == self->keys.excluded &&
          aoti_torch_grad_mode_is_enabled() == self->with_grad && arguments_hold(self, args) &&
@@ -399,6 +400,7 @@ PyMODINIT_FUNC PyInit_fxkit_binding(void) {
   pool_start();
   MISS = PyObject_CallNoArgs((PyObject*)&PyBaseObject_Type);
   if (MISS && !PyModule_AddObject(module, "MISS", Py_NewRef(MISS)) && find_dual_level() &&
+      find_saved_tensor_hooks() &&
       add_type(module, "Program", &program_type) && add_type(module, "Entry", &entry_type))
     return module;
   Py_DECREF(module);

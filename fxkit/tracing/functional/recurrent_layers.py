@@ -1,12 +1,17 @@
-"""The dropout between recurrent layers, which torch loses where it spells them out while it traces.
+"""Recurrent layers in training, where torch spells them out while it traces.
 
-Source: torch/_decomp/decompositions.py, `_rnn_helper`, torch 2.13: its condition
-`num_layers < i - 1` holds for no layer.
+It loses the dropout between layers, for its condition `num_layers < i - 1` holds for none. And it
+takes oneDNN's layer, which keeps nothing for a backward, unless the input requires a gradient;
+weights may without it.
+
+Source: torch/_decomp/decompositions.py, `_rnn_helper` and `select_one_layer_lstm_function`, torch
+2.13.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,20 +19,32 @@ import torch
 
 
 @contextlib.contextmanager
-def dropout_between_layers() -> Iterator[None]:
-    """Let torch's loops over recurrent layers drop out what goes from one layer to the next."""
+def trained_layers() -> Iterator[None]:
+    """Let torch spell out recurrent layers as they are trained: with dropout, and a backward."""
     from torch._decomp import decompositions
 
-    kept: Any = decompositions
-    loop = getattr(kept, "_rnn_helper", None)
-    if loop is None:
-        yield
-        return
-    kept._rnn_helper = _with_dropout(loop)
+    changes = {"_rnn_helper": _with_dropout, "select_one_layer_lstm_function": _with_backward}
+    before = {name: getattr(decompositions, name, None) for name in changes}
+    known = {name: function for name, function in before.items() if function is not None}
+    for name, function in known.items():
+        setattr(decompositions, name, changes[name](function))
     try:
         yield
     finally:
-        kept._rnn_helper = loop
+        for name, function in known.items():
+            setattr(decompositions, name, function)
+
+
+def _with_backward(choose: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: Any, hidden: Any, params: Any) -> Any:
+        from torch._decomp import decompositions
+
+        tensors = [*hidden, *itertools.chain.from_iterable(params)]
+        if any(tensor.requires_grad for tensor in tensors):
+            return decompositions.one_layer_lstm
+        return choose(x, hidden, params)
+
+    return run
 
 
 def _with_dropout(loop: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Recurrent layers that are trained drop out between layers as eager does."""
+"""Recurrent layers that are trained: their dropout and their gradients are those of eager."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from torch import nn
 from torch._decomp import decompositions
 
+import fxkit
+from fxkit.lower.training import training_module
 from fxkit.tracing.functional.aot_autograd import trace_functional
-from fxkit.tracing.functional.recurrent_dropout import dropout_between_layers
+from fxkit.tracing.functional.recurrent_layers import trained_layers
 
 LAYERS: dict[str, Callable[[], nn.RNNBase]] = {
     "gru": lambda: nn.GRU(4, 5, 3, dropout=0.5, bidirectional=True, batch_first=True),
@@ -40,15 +42,33 @@ def test_random_numbers_are_those_of_eager(make: Callable[[], nn.RNNBase]) -> No
             assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_torchs_loop_is_put_back() -> None:
-    before = decompositions._rnn_helper
-    with dropout_between_layers():
-        assert decompositions._rnn_helper is not before
-    assert decompositions._rnn_helper is before
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())
+def test_gradients_where_only_the_weights_ask_for_one(
+    make: Callable[[], nn.RNNBase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_module, "CALL_SECONDS", 0.0)
+    net = make()
+    compiled = fxkit.compile(net)
+    for length in (3, 3, 4):
+        x, found = torch.randn(length, 6, 4), []
+        for program in (net, compiled):
+            torch.manual_seed(0)
+            net.zero_grad()
+            program(x)[0].square().sum().backward()
+            found.append([weight.grad for weight in net.parameters()])
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_torchs_functions_are_put_back() -> None:
+    names = ("_rnn_helper", "select_one_layer_lstm_function")
+    before = [getattr(decompositions, name) for name in names]
+    with trained_layers():
+        assert all(getattr(decompositions, n) is not b for n, b in zip(names, before, strict=True))
+    assert all(getattr(decompositions, n) is b for n, b in zip(names, before, strict=True))
 
 
 def test_torch_loses_the_dropout() -> None:
-    """Where it no longer does, `recurrent_dropout` is not needed."""
+    """Where it no longer does, `_with_dropout` is not needed."""
     given: list[float] = []
 
     def layer(x: torch.Tensor, *args: object) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fxkit
 from fxkit.errors import UnsupportedError
@@ -459,3 +461,37 @@ def test_inputs_that_get_another_shape(recwarn: pytest.WarningsRecorder) -> None
         torch.testing.assert_close(compiled(x), program(same))
         assert x.shape == same.shape == (4, 1)
     assert not recwarn.list
+
+
+def test_a_block_that_is_checkpointed_after_a_plain_call() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 256), nn.GELU(), nn.Dropout(0.1))
+    compiled = fxkit.compile(net)
+    for is_checkpointed in (False, False, True, True, False):
+        found = []
+        for program in (net, compiled):
+            torch.manual_seed(1)
+            x = torch.randn(512, 256).requires_grad_()
+            y = checkpoint(program, x, use_reentrant=False) if is_checkpointed else program(x)
+            y.square().sum().backward()
+            found.append(x.grad)
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_hooks_are_given_what_eager_saves() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x).exp() * x
+
+    compiled = fxkit.compile(program)
+    for is_hooked in (False, False, True):
+        seen: list[list[torch.Tensor]] = []
+        for called in (program, compiled):
+            x, saved = torch.ones(4, requires_grad=True), []
+            seen.append(saved)
+            hooks = torch.autograd.graph.saved_tensors_hooks(
+                lambda t, saved=saved: saved.append(t) or t, lambda t: t
+            )
+            with hooks if is_hooked else contextlib.nullcontext():
+                called(x).sum().backward()
+        torch.testing.assert_close(seen[1], seen[0])
+        assert bool(seen[0]) == is_hooked

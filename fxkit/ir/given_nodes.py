@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from fxkit.errors import RewriteError
-from fxkit.ir.printer import format_node
+from fxkit.ir.printer import format_node, format_value
 
 KINDS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
 
@@ -103,6 +103,11 @@ def check_target(op: str, target: Any) -> None:
             f"expected the kind of a node, got {op!r}", hint=f"write one of {', '.join(KINDS)}"
         )
     if op != "call_function":
+        if not isinstance(target, str):
+            raise RewriteError(
+                f"expected the name of what a {op} takes, got {format_value(target)}",
+                hint="give a path as text; edit.register('name', module) puts a module there",
+            )
         return
     if isinstance(target, nn.Module) or (
         isinstance(target, type) and issubclass(target, nn.Module)
@@ -116,6 +121,19 @@ def check_target(op: str, target: Any) -> None:
         raise RewriteError(
             f"expected a function to call, got {type(target).__name__} {target!r:.60}",
             hint="give a function, a method as '.view', or the path of a submodule",
+        )
+
+
+def check_args(args: Any) -> None:
+    """Refuse operands that come as something else than a tuple or a list.
+
+    Raises:
+        RewriteError: When they do.
+    """
+    if not isinstance(args, (tuple, list)):
+        raise RewriteError(
+            f"expected a tuple of operands, got {format_value(args)}",
+            hint="write (x,) for a single operand",
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from fxkit.errors import RewriteError
 from fxkit.ir.journal import Entry, Journal, snapshot
 from fxkit.ir.surgery import erase_node, revive_node
 from fxkit.ir.verifier import verify
@@ -52,9 +53,17 @@ class JournalledGraph:
         """Take back every change after the place that `mark` returned.
 
         Without a place, all of them; in a block that joined an open session, all of the block's.
+
+        Raises:
+            RewriteError: When there is no such place.
         """
         entries = self.journal.entries
         to = self._start if to is None else to
+        if not 0 <= to <= len(entries):
+            raise RewriteError(
+                f"expected a place in a journal of {len(entries)} changes, got {to}",
+                hint="give what edit.mark() returned, or nothing to take all back",
+            )
         while len(entries) > to:
             self._take_back(entries.pop())
         self.settle()

@@ -23,13 +23,20 @@ from torch.fx.node import map_arg
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
 from fxkit.ir.given_graphs import check_graph_module
-from fxkit.ir.given_nodes import check_name, check_path, check_target, node_in, operands_in
+from fxkit.ir.given_nodes import (
+    check_args,
+    check_name,
+    check_path,
+    check_target,
+    node_in,
+    operands_in,
+)
 from fxkit.ir.journal import snapshot, snapshot_with
 from fxkit.ir.journalled_graph import JournalledGraph
 from fxkit.ir.names import keep_module_name
 from fxkit.ir.op import keep_operator
 from fxkit.ir.open_sessions import open_on, opened
-from fxkit.ir.printer import format_node, format_source, format_value
+from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.surgery import erase_node, insert_node
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type
@@ -120,11 +127,7 @@ class EditSession(JournalledGraph):
         check_target(op, target)
         if name is not None:
             check_name(name)
-        if not isinstance(args, (tuple, list)):
-            raise RewriteError(
-                f"expected a tuple of operands, got {format_value(args)}",
-                hint="write (x,) for a single operand",
-            )
+        check_args(args)
         args, kwargs = self._operands(args), dict(self._operands(kwargs or {}))
         before = None if before is None else self._given(before)
         after = None if after is None else self._given(after)
@@ -270,6 +273,7 @@ class EditSession(JournalledGraph):
     ) -> None:
         """Give a node other operands; keyword operands stay when `kwargs` is left out."""
         node = self._given(node)
+        check_args(args)
         args, kwargs = self._operands(tuple(args)), kwargs and self._operands(kwargs)
         undo = node._args, node._kwargs
         node._update_args_kwargs(args, undo[1] if kwargs is None else kwargs)

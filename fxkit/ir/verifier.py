@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator
 
 import torch
 from torch import fx
+from torch.fx.graph import _PyTreeCodeGen
+from torch.utils._pytree import tree_leaves
 
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.attributes import ABSENT, find_attribute
@@ -68,6 +70,7 @@ def _faults(gm: fx.GraphModule) -> Iterator[Fault]:
         for user in node.users:
             if user not in defined or node not in user._input_nodes:
                 yield node, f"expected %{user.name} to use it, got no such operand", _USE_EDIT
+    yield from _structure_faults(graph)
 
 
 def _faults_of_some(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> Iterator[Fault]:
@@ -85,6 +88,28 @@ def _faults_of_some(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> Iterator[
         for user in node.users:
             if user < node or user._erased or node not in user._input_nodes:
                 yield node, f"expected %{user.name} to use it, got no such operand", _USE_EDIT
+    yield from _structure_faults(gm.graph)
+
+
+def _structure_faults(graph: fx.Graph) -> Iterator[Fault]:
+    """Hold inputs and results against the nesting that generated code takes and gives them in."""
+    if not isinstance(graph._codegen, _PyTreeCodeGen):
+        return
+    told = graph._codegen.pytree_info
+    inputs = graph.find_nodes(op="placeholder")
+    if told.in_spec is not None and told.in_spec.num_leaves != len(inputs):
+        yield None, *_nested("inputs", told.in_spec.num_leaves, len(inputs))
+    output = next(reversed(graph.nodes))
+    results = len(tree_leaves(output.args[0]))
+    if told.out_spec is not None and told.out_spec.num_leaves != results:
+        yield output, *_nested("results", told.out_spec.num_leaves, results)
+
+
+def _nested(what: str, expected: int, got: int) -> tuple[str, str]:
+    return (
+        f"expected {expected} {what}, which the module's calls are nested by, got {got}",
+        "make the graph flat first: gm.graph.set_codegen(torch.fx.graph.CodeGen())",
+    )
 
 
 def _is_before(operand: fx.Node, node: fx.Node) -> bool:

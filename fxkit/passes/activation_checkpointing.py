@@ -17,6 +17,7 @@ from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.data_reads import reads_data
 from fxkit.passes.building_blocks.parts import Part, outline_parts
 from fxkit.passes.building_blocks.saved_tensors import Memory, saved_memories
+from fxkit.passes.options import check_at_least
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ class ActivationCheckpointing(Pass):
 
     requires: ClassVar[tuple[str, ...]] = ("shapes_known",)
     is_idempotent: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        check_at_least(self, "budget", 0)
+        check_at_least(self, "min_nodes", 1)
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Find what is kept, choose the parts, outline them. Cost: linear times the logarithm.

@@ -30,6 +30,7 @@ from fxkit.passes.building_blocks.autocast_lists import (
 )
 from fxkit.passes.building_blocks.casts import cast_results_back, insert_cast, result_types
 from fxkit.passes.building_blocks.fake_runs import operators_under, type_under, without_autocast
+from fxkit.passes.options import check_lower_precision
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Autocast(Pass):
 
     requires: ClassVar[tuple[str, ...]] = ("shapes_known",)
     numerics: ClassVar[str] = "changed"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        check_lower_precision(self)
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear; changed nodes run on fake tensors once or twice.

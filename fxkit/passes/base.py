@@ -23,6 +23,7 @@ from torch import fx
 
 from fxkit.errors import PassError
 from fxkit.ir.session import EditSession
+from fxkit.passes.options import check_types
 from fxkit.passes.running.analyses import Analyses
 from fxkit.patterns.rewrite_report import RewriteReport
 
@@ -83,6 +84,15 @@ class Pass:
     preserves: ClassVar[tuple[str, ...]] = ()
     is_idempotent: ClassVar[bool] = True
     numerics: ClassVar[str] = "exact"
+
+    def __post_init__(self) -> None:
+        """Check the options of fxkit's own passes, when they are not those that they have anyway.
+
+        Raises:
+            UnsupportedError: When one is of another type than it is to be.
+        """
+        if type(self).__module__.startswith("fxkit.") and str(self) != self.name:
+            check_types(self)
 
     @property
     def name(self) -> str:

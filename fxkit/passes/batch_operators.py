@@ -19,6 +19,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
 from fxkit.passes.building_blocks.weights import Weights
+from fxkit.passes.options import check_at_least
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ class BatchOperators(Pass):
     max_bytes: int = 4096
 
     numerics: ClassVar[str] = "close"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        check_at_least(self, "fewest", 2)
+        check_at_least(self, "max_bytes", 0)
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Lift, then merge group by group until there are no more.

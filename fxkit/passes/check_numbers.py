@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
+from fxkit.analysis.effects import effects_of
 from fxkit.errors import NumericsError
+from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType
 from fxkit.passes.base import Pass, PassContext
@@ -56,6 +59,8 @@ class NumberCheck(Probe):
 class CheckNumbers(Chosen, Pass):
     """Raise as soon as a chosen node gives NaN, and say which node and line that was.
 
+    Memory that nothing was written to yet may hold anything, and is not looked at.
+
     Rewrites:
         %a = aten.log(%x); return %a  →  %a = aten.log(%x); opaque.NumberCheck(%a); return %a
 
@@ -69,5 +74,31 @@ class CheckNumbers(Chosen, Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Insert a check after each chosen node. Cost: linear."""
-        for node in self.nodes(edit.gm):
-            insert_probe(edit, node, NumberCheck(Place.of(node), self.infinite))
+        blank = _blank(edit.graph)
+        for node in self.nodes(edit.gm, context):
+            if node not in blank:
+                insert_probe(edit, node, NumberCheck(Place.of(node), self.infinite))
+
+
+_EMPTY = frozenset(
+    f"aten.{name}"
+    for name in "empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
+)
+
+
+def _blank(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes whose memory nothing was written to when they are made."""
+    roots: dict[fx.Node, fx.Node] = {}
+    written: set[fx.Node] = set()
+    blank: set[fx.Node] = set()
+    for node in graph.nodes:
+        effects, call = effects_of(node), resolve(node)
+        written.update(roots[it] for it in effects.writes if it in roots)  # type: ignore[index]
+        if call is not None and call.name in _EMPTY:
+            roots[node] = node
+        for shared in effects.aliases:
+            if shared in roots:
+                roots[node] = roots[shared]
+        if node in roots and roots[node] not in written:
+            blank.add(node)
+    return blank

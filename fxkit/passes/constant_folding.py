@@ -14,6 +14,7 @@ from fxkit.analysis.effects import effects_of
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.options import check_at_least
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class ConstantFolding(Pass):
     def drops_gradients(self) -> bool:
         """Tell whether parameters are constants."""
         return self.fold_parameters
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        check_at_least(self, "max_bytes", 0)
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the edges, and that of the folded nodes."""

@@ -82,11 +82,15 @@ class PassManager:
                 f"expected verify to be one of {', '.join(VERIFY_LEVELS)}, got {verify!r}",
                 hint="leave it out to get 'each'",
             )
-        instruments = tuple(instruments)
-        _check_given(passes, args, instruments)
+        given = instruments if isinstance(instruments, Iterable) else (instruments,)
+        instruments = tuple(given)
+        _check_given(passes, args, kwargs, instruments)
+        for name, folder in (("dump_on_change", dump_on_change), ("reproduce", reproduce)):
+            _check_folder(name, folder)
         self.items = items_of(tuple(passes))
         for current in self.passes:
             check_words(current)
+        self._check_names(print_after)
         self.verify = verify
         self.args = args
         self.kwargs = dict(kwargs or {})
@@ -94,6 +98,17 @@ class PassManager:
         self.max_seconds = max_seconds
         self.max_nodes = max_nodes
         self.reproduce = reproduce
+
+    def _check_names(self, names: Any) -> None:
+        if isinstance(names, bool):
+            return
+        known = {current.name for current in self.passes}
+        for name in [names] if isinstance(names, str) else names:
+            if name not in known:
+                raise PassError(
+                    f"expected print_after to name passes of this list, got {name!r}",
+                    hint=f"they are {', '.join(sorted(known)) or 'none'}",
+                )
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -123,6 +138,8 @@ class PassManager:
             PostconditionError: When a pass broke the graph, its types, its numbers, or what it says
                 of itself; the graph is as it was before that pass.
         """
+        _check_count("stop_after", stop_after)
+        _check_count("max_rewrites", max_rewrites)
         subject = Subject.of(program, self.args, self.kwargs)
         return Execution(self, subject, stop_after, max_rewrites).run()
 
@@ -162,7 +179,20 @@ class PassManager:
         return f"PassManager([{', '.join(map(str, self.items))}], verify={self.verify!r})"
 
 
-def _check_given(passes: Any, args: Any, instruments: Any) -> None:
+def _check_count(name: str, count: Any) -> None:
+    if count is not None and (not isinstance(count, int) or count < 0):
+        raise PassError(f"expected {name} to be a number from 0 on, got {count!r}")
+
+
+def _check_folder(name: str, folder: Any) -> None:
+    if folder is not None and not isinstance(folder, (str, Path)):
+        raise PassError(
+            f"expected {name} to be a folder, got {type(folder).__name__}",
+            hint="give its path, as text or a pathlib.Path",
+        )
+
+
+def _check_given(passes: Any, args: Any, kwargs: Any, instruments: Any) -> None:
     if isinstance(passes, (Pass, Group, str)) or not isinstance(passes, Iterable):
         raise PassError(
             f"expected a list of passes, got {type(passes).__name__}",
@@ -172,6 +202,11 @@ def _check_given(passes: Any, args: Any, instruments: Any) -> None:
         raise PassError(
             f"expected a tuple of example inputs, got {type(args).__name__}",
             hint="write args=(x,) for a single input",
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise PassError(
+            f"expected example keyword inputs by name, got {type(kwargs).__name__}",
+            hint="write kwargs={'mask': mask}",
         )
     for one in instruments:
         if not isinstance(one, Instrument):

@@ -19,6 +19,7 @@ from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.casts import cast_results_back, insert_cast, result_types
 from fxkit.passes.building_blocks.fake_runs import type_under, without_autocast
+from fxkit.passes.options import check_at_least, check_lower_precision
 
 # Where the time goes, and where a product of rounded operands is summed in float32 anyhow.
 _PRODUCTS = frozenset(
@@ -76,6 +77,12 @@ class MixedPrecision(Pass):
 
     requires: ClassVar[tuple[str, ...]] = ("shapes_known",)
     numerics: ClassVar[str] = "changed"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        check_lower_precision(self)
+        check_at_least(self, "min_elements", 0)
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear; changed nodes run on fake tensors once."""

@@ -49,5 +49,5 @@ class ObserveValues(Chosen, Pass):
         if self.callback is None:
             context.notes.append("there is no callback to call")
             return
-        for node in self.nodes(edit.gm):
+        for node in self.nodes(edit.gm, context):
             insert_probe(edit, node, Observer(Place.of(node), self.callback))

@@ -77,5 +77,5 @@ class PrintValues(Chosen, Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Insert a printer after each chosen node. Cost: linear."""
-        for node in self.nodes(edit.gm):
+        for node in self.nodes(edit.gm, context):
             insert_probe(edit, node, Printer(Place.of(node), self.write))

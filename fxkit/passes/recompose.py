@@ -11,6 +11,7 @@ from torch import fx
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.options import check_among
 from fxkit.patterns.engine import rewrite_in
 from fxkit.patterns.reasons import explain
 from fxkit.patterns.rewrite_report import RewriteReport
@@ -37,6 +38,12 @@ class Recompose(Pass):
 
     numerics: ClassVar[str] = "close"
 
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.only:
+            check_among(self, "only", _names())
+
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Run the rules that may round otherwise to their fixpoint."""
         report = rewrite_in(edit, self._rules())
@@ -48,10 +55,20 @@ class Recompose(Pass):
             context.notes.append(f"attention stays at {len(left) - _MOST_NOTES} more places")
 
     def _rules(self) -> list[Rule]:
-        inexact = [rule for _, rule in RULES.items() if not rule.exact]
-        if not self.only:
-            return inexact
-        return [rule for rule in inexact if {rule.name, Path(rule.file).stem} & {*self.only}]
+        return [rule for rule in _inexact() if not self.only or _names_of(rule) & {*self.only}]
+
+
+def _inexact() -> list[Rule]:
+    return [rule for _, rule in RULES.items() if not rule.exact]
+
+
+def _names_of(rule: Rule) -> set[str]:
+    """Return by what a rule can be chosen: its name, and that of the file it is in."""
+    return {rule.name, Path(rule.file).stem}
+
+
+def _names() -> list[str]:
+    return sorted(set().union(*map(_names_of, _inexact())))
 
 
 # What may stand between a softmax and the product that it weighs.

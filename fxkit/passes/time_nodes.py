@@ -87,7 +87,7 @@ class TimeNodes(Chosen, Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Insert a start before and a stop after each chosen node. Cost: linear."""
-        for node in self.nodes(edit.gm):
+        for node in self.nodes(edit.gm, context):
             if node.op == "placeholder":
                 continue
             place, clock = Place.of(node), _Clock()

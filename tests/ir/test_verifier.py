@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+import fxkit
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.verifier import verify
 from fxkit.tracing.symbolic import symbolic_trace
@@ -132,3 +133,24 @@ def test_sound_graphs_pass() -> None:
     for program in (_Owner(), nn.Sequential(), lambda x: x, lambda: 3, nn.Transformer):
         if not isinstance(program, type):
             verify(symbolic_trace(program))
+
+
+class _Two(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.relu(x)
+        return y, y + 1
+
+
+def test_results_that_do_not_fit_how_calls_are_nested() -> None:
+    x = torch.ones(2)
+    gm = torch.export.export(_Two(), (x,)).module()
+    (relu,) = (node for node in gm.graph.nodes if "relu" in node.name)
+    with pytest.raises(InvalidGraphError, match="expected 2 results"), fxkit.edit(gm) as edit:
+        edit.set_output((*gm.graph.output_node().args[0], relu))
+    assert len(gm(x)) == 2
+    with pytest.raises(InvalidGraphError, match="expected 1 inputs"), fxkit.edit(gm) as edit:
+        edit.insert("placeholder", "scale", after=gm.graph.find_nodes(op="placeholder")[0])
+    gm.graph.set_codegen(fx.graph.CodeGen())
+    with fxkit.edit(gm) as edit:
+        edit.set_output((*gm.graph.output_node().args[0], relu))
+    assert len(gm(x)) == 3

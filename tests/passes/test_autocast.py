@@ -273,3 +273,30 @@ def _is_repeatable(sample: Sample) -> bool:
             return is_same(sample.run()[0], sample.run()[0])
     except (RuntimeError, ValueError, TypeError, NotImplementedError):
         return False
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Linear(16, 16)
+        self.bias = nn.Parameter(torch.zeros(1, 2, 7, 7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.queries(x).view(2, 7, 2, 8).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q, q, q, attn_mask=self.bias)
+        return attended.transpose(1, 2).contiguous().view(2, 7, 16).relu_()
+
+
+@pytest.mark.parametrize(
+    "chosen", [fxkit.passes.Autocast(), fxkit.passes.MixedPrecision()], ids=str
+)
+@pytest.mark.parametrize("verify", ["each", "structure"])
+def test_recorded_types_are_those_of_a_run(chosen: fxkit.passes.Pass, verify: str) -> None:
+    x = torch.randn(2, 7, 16)
+    gm = fxkit.symbolic_trace(_Attention())
+    PassManager([chosen], args=(x,), verify=verify).run(gm)
+    recorded = {node: type_of(node) for node in gm.graph.nodes if node.op != "output"}
+    fxkit.propagate_types(gm, (x,))
+    assert {node: type_of(node) for node in recorded} == recorded
+    PassManager([fxkit.passes.Canonicalise()], args=(x,)).run(gm)
+    assert gm(x).shape == x.shape

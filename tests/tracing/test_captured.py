@@ -16,6 +16,7 @@ from torch import fx, nn
 from fxkit.errors import CaptureError
 from fxkit.tracing.captured import MAX_EVICTIONS, MAX_VARIANTS, Captured, RecaptureWarning
 from fxkit.tracing.live import capture
+from fxkit.tracing.symbolic import symbolic_trace
 
 
 class Net(nn.Module):
@@ -316,3 +317,20 @@ def test_copies_and_pickles_capture_graphs_of_their_own(mode: str):
             twin.fn.weight.zero_()
         assert torch.equal(twin(a), twin.fn(a)) and not torch.equal(twin(a), net(a))
     assert copy.copy(captured).fn is net
+
+
+class _Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"in": nn.Linear(4, 4), "class": nn.Linear(4, 4)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers["class"](self.layers["in"](x))
+
+
+def test_modules_that_are_called_by_keywords() -> None:
+    net, x = _Keywords(), torch.randn(2, 4)
+    assert torch.equal(capture(net, (x,))(x), net(x))
+    assert torch.equal(capture(net, (x,), mode="aten")(x), net(x))
+    with pytest.raises(CaptureError, match="names that code can be made of"):
+        symbolic_trace(net)

@@ -18,6 +18,7 @@ from fxkit.analysis.objects import GraphNode, graph
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
+from fxkit.passes.base import PassContext
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,20 @@ class Chosen:
     source: str | None = None
     where: Callable[[GraphNode], bool] | None = None
 
-    def nodes(self, gm: fx.GraphModule) -> list[fx.Node]:
-        """Return the chosen nodes that may hold a tensor, other probes left out."""
+    def nodes(self, gm: fx.GraphModule, context: PassContext) -> list[fx.Node]:
+        """Return the chosen nodes that may hold a tensor, other probes left out.
+
+        Args:
+            gm: The module.
+            context: Takes a note when there are none.
+        """
         found = graph(gm).find(
             self.operator, module=self.module, source=self.source, where=self.where
         )
-        return [v.fx_node for v in found if _may_hold_tensor(gm, v.fx_node)]
+        nodes = [v.fx_node for v in found if _may_hold_tensor(gm, v.fx_node)]
+        if not nodes:
+            context.notes.append("no node that may hold a tensor is chosen")
+        return nodes
 
 
 def _may_hold_tensor(gm: fx.GraphModule, node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ from torch import fx
 
 from fxkit.collector import paused_collector
 from fxkit.errors import CaptureError, FxkitError, InvalidGraphError, UnsupportedError
+from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.modes import is_followed
 from fxkit.lower import CompiledModule, Policy, to_cpp
 from fxkit.lower.cuda.devices import is_on_gpu
@@ -424,7 +425,7 @@ def dynamo_backend(
 
 def _copy_graph(graph: fx.Graph) -> fx.Graph:
     """Copy a graph with its types and provenance, so that a pipeline leaves the captured one."""
-    copied = fx.Graph()
+    copied = fx.Graph(tracer_cls=CodeTracer)
     values: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         values[node] = copied.node_copy(node, values.__getitem__)

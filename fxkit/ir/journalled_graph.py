@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from fxkit.errors import RewriteError
+from fxkit.ir.code_tracer import read_by_code
 from fxkit.ir.journal import Entry, Journal, snapshot
 from fxkit.ir.surgery import erase_node, revive_node
 from fxkit.ir.verifier import verify
@@ -107,6 +108,7 @@ class JournalledGraph:
     def recompile(self, *, always: bool = False) -> None:
         """Bring the module's code up to date, when it is not, or always."""
         if always or self._latest is not self._compiled:
+            read_by_code(self.gm)
             self.gm.recompile()
             self._compiled = self._latest
 

@@ -18,6 +18,7 @@ from torch.fx.proxy import TraceError
 
 from fxkit.analysis.type_inference.declared_types import is_quantizer
 from fxkit.errors import CaptureError, FxkitError, UnsupportedError
+from fxkit.ir.code_tracer import read_by_code
 from fxkit.ir.names import MODULE_NAME, distinct_names, keep_module_name
 from fxkit.tracing.callables import Program, program_of
 from fxkit.tracing.captured import Captured
@@ -141,6 +142,7 @@ def _trace(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.G
             "fxkit.capture(fn, args), which gives it another name",
         ) from error
     _take_constants_back(tracer, graph)
+    read_by_code(gm)
     return gm
 
 

@@ -11,6 +11,8 @@ from fxkit.ir.attributes import find_attribute
 from fxkit.ir.provenance import provenance_of
 from fxkit.ir.types import KEY, type_by_others
 
+_ABSENT: Any = object()
+
 
 class Observations:
     """The types of all nodes as they were at one moment.
@@ -20,12 +22,12 @@ class Observations:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._types = {node: node.meta.get(KEY) for node in graph.nodes}
+        self._types = {node: node.meta.get(KEY, _ABSENT) for node in graph.nodes}
 
     def type_of(self, node: fx.Node) -> Any:
         """Return what was known of a node's value, or None."""
         known = self._types[node] if node in self._types else node.meta.get(KEY)
-        return type_by_others(node) if known is None else known
+        return type_by_others(node) if known is None or known is _ABSENT else known
 
     def number_of(self, node: fx.Node) -> Any:
         """Return the number that a node read out of a tensor when it was captured, or None."""
@@ -43,7 +45,7 @@ class Observations:
     def restore(self) -> None:
         """Bring the types back to what they were."""
         for node, known in self._types.items():
-            if known is not None:
+            if known is not _ABSENT:
                 node.meta[KEY] = known
             else:
                 node.meta.pop(KEY, None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from fxkit.errors import RewriteError
+from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import set_type, type_of
@@ -54,7 +55,7 @@ class Part:
 
         It returns one value when one node is used outside, else a tuple of them.
         """
-        graph = fx.Graph()
+        graph = fx.Graph(tracer_cls=CodeTracer)
         copies: dict[fx.Node, fx.Node] = {}
         for node in self.inputs:
             copies[node] = graph.placeholder(node.name)

@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from fxkit.analysis.effects import AliasSets, effects_of
+from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.types import KEY, TensorType, type_of
 from fxkit.tracing.branches.sides import cond
 from fxkit.tracing.guarding import guards as g
@@ -75,7 +76,7 @@ class _Joining:
                 if node.op == "get_attr":
                     self._keys[node] = ("attribute", _identity(_attribute(module, node)))
         self._values: dict[Key, Any] = {}
-        self._graph = fx.Graph()
+        self._graph = fx.Graph(tracer_cls=CodeTracer)
         self._env: dict[Key, fx.Node] = {}
 
     def _pair_prefix(self, ours: list[fx.Node], theirs: list[fx.Node]) -> None:
@@ -354,7 +355,7 @@ def _side(
     keys: dict[fx.Node, Key],
 ) -> fx.GraphModule:
     """Return the graph of one side."""
-    graph, root = fx.Graph(), {}
+    graph, root = fx.Graph(tracer_cls=CodeTracer), {}
     env: dict[Any, fx.Node] = {}
     for key, node in operands.items():
         env[key] = graph.placeholder(node.name)

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fxkit.analysis.type_inference.fake_tensors import without_log
+from fxkit.ir.code_tracer import read_by_code
 from fxkit.tracing.functional.kept_whole import kept_whole
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
@@ -63,6 +64,7 @@ def trace_functional(
         raise Refusal(f"torch can't trace it: {said(error)}") from error
     finally:
         set_random_states(state)
+    read_by_code(found)
     return found
 
 
@@ -86,9 +88,12 @@ def partition(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.G
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     try:
-        return min_cut_rematerialization_partition(joint, None, num_fwd_outputs=results)
+        parts = min_cut_rematerialization_partition(joint, None, num_fwd_outputs=results)
     except Exception as error:
         raise Refusal(f"torch can't split it: {said(error)}") from error
+    for part in parts:
+        read_by_code(part)
+    return parts
 
 
 def said(error: Exception) -> str:

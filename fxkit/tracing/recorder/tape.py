@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.names import append_placeholder, keep_module_name
 from fxkit.ir.provenance import source_of
 from fxkit.ir.types import KEY as TYPE_KEY
@@ -64,7 +65,7 @@ class Tape:
 
     def __init__(self, leaves: Iterable[tuple[str, torch.Tensor]], surroundings: Origins) -> None:
         super().__init__()
-        self.graph = keep_module_name(fx.Graph())
+        self.graph = keep_module_name(fx.Graph(tracer_cls=CodeTracer))
         self.outside: list[Outside] = []
         self.reads: list[Read] = []
         self.placeholders: list[fx.Node] = []

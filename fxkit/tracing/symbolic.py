@@ -9,7 +9,7 @@ import operator
 import sys
 import traceback
 from collections.abc import Callable, Collection
-from types import FrameType
+from types import BuiltinFunctionType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -195,6 +195,24 @@ class _Placeholder(fx.Proxy):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+    @classmethod
+    def __torch_function__(
+        cls, orig_method: Any, types: Any, args: Any = None, kwargs: Any = None
+    ) -> fx.Proxy:
+        """Record a call. To tell methods, torch lists all that can be overridden, in 10 ms."""
+        first = args[0] if args else None
+        if not isinstance(first, cls) or not _is_function(orig_method):
+            return super().__torch_function__(orig_method, types, args, kwargs)
+        tracer: Any = first.tracer
+        name = tracer.graph._target_to_str(orig_method.__name__)
+        return tracer.create_proxy("call_function", orig_method, args, kwargs or {}, name=name)
+
+
+def _is_function(called: Any) -> bool:
+    """Tell whether something is a function of torch that is no method of tensors, for sure."""
+    is_plain = isinstance(called, (BuiltinFunctionType, FunctionType))
+    return is_plain and getattr(torch.Tensor, called.__name__, None) is not called
 
 
 def _follow_in_place(name: str) -> None:

@@ -25,8 +25,13 @@ _BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr"})
 _READS_BY_NAME = frozenset({"getattr", "hasattr"})
 _READS_ALL = frozenset({"vars", "dir"})
 _BY_TEXT = _BY_NAME | _READS_ALL | {"__dict__"}
-_TAKES_VALUES = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR"})
+_VARIABLES = ("LOAD_FAST", "LOAD_DEREF")
+_TAKES_VALUES = {
+    dis.opmap[name]: name for name in (*_VARIABLES, "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR")
+}
 _FLAGGED = ("LOAD_GLOBAL", "LOAD_ATTR") if sys.version_info >= (3, 12) else ("LOAD_GLOBAL",)
+_EXTENDED, _CACHE = dis.opmap["EXTENDED_ARG"], dis.opmap["CACHE"]
+_PUSH_NULL, _MATCH_CLASS = dis.opmap["PUSH_NULL"], dis.opmap["MATCH_CLASS"]
 _PATHS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR"})
 
 
@@ -69,9 +74,9 @@ def names_in(code: CodeType) -> CodeNames:
     asked, reflected = set(), set()
     asks_by_computed_name = False
     for part in codes:
-        instructions = _instructions(part)
-        values.update(_values(instructions))
+        values.update(_values(part))
         if not _BY_TEXT.isdisjoint(part.co_names):
+            instructions = _instructions(part)
             for of, name in _by_text(instructions):
                 (reflected if name is None else asked).add(of if name is None else name)
             asks_by_computed_name |= _computes_names(instructions)
@@ -102,23 +107,36 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
     return [it for it in dis.get_instructions(code) if it.opname not in ("CACHE", "EXTENDED_ARG")]
 
 
-def _values(instructions: list[dis.Instruction]) -> Iterator[str]:
+def _operations(code: CodeType) -> Iterator[tuple[int, int]]:
+    """Iterate over the operation and the argument of each instruction; faster than `dis` is."""
+    instructions, extended = code.co_code, 0
+    for place in range(0, len(instructions), 2):
+        operation, argument = instructions[place], instructions[place + 1] | extended
+        extended = argument << 8 if operation == _EXTENDED else 0
+        if operation not in (_EXTENDED, _CACHE):
+            yield operation, argument
+
+
+def _values(code: CodeType) -> Iterator[str]:
     """Iterate over the names that code loads other than as the function of a call.
 
     CPython puts a null below a function that it is about to call: by an instruction of its own, or
     together with a global or a method, which a bit of the argument tells.
     """
     is_next, is_called = False, False
-    for instruction in instructions:
-        name, arg = instruction.opname, instruction.arg or 0
-        if name in _TAKES_VALUES:
-            has_null = name in _FLAGGED and bool(arg & 1)
+    names, name_of_variable = code.co_names, code._varname_from_oparg  # type: ignore[attr-defined]
+    for operation, argument in _operations(code):
+        name = _TAKES_VALUES.get(operation)
+        if name is None:
+            is_called = False
+        else:
+            has_null = name in _FLAGGED and bool(argument & 1)
             is_called = is_next or has_null or (is_called and name == "LOAD_ATTR")
             if not is_called:
-                yield instruction.argval
-        else:
-            is_called = False
-        is_next = name == "PUSH_NULL"
+                is_variable = name in _VARIABLES
+                shift = _SHIFTS.get(name, 0)
+                yield name_of_variable(argument) if is_variable else names[argument >> shift]
+        is_next = operation == _PUSH_NULL
 
 
 def _computes_names(instructions: list[dis.Instruction]) -> bool:
@@ -206,15 +224,11 @@ def _kinds() -> dict[int, list[tuple[str, int]]]:
 
 
 _KINDS = _kinds()
-_EXTENDED = dis.opmap["EXTENDED_ARG"]
-_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 
 
 def _named(code: CodeType) -> Iterator[tuple[str, str]]:
     """Iterate over `(kind, name)` for each instruction that names something."""
-    instructions, names, extended = code.co_code, code.co_names, 0
-    for place in range(0, len(instructions), 2):
-        operation, argument = instructions[place], instructions[place + 1] | extended
-        extended = argument << 8 if operation == _EXTENDED else 0
+    names = code.co_names
+    for operation, argument in _operations(code):
         for kind, shift in _KINDS.get(operation, ()):
             yield kind, names[argument >> shift]

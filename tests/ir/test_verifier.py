@@ -146,11 +146,11 @@ def test_results_that_do_not_fit_how_calls_are_nested() -> None:
     gm = torch.export.export(_Two(), (x,)).module()
     (relu,) = (node for node in gm.graph.nodes if "relu" in node.name)
     with pytest.raises(InvalidGraphError, match="expected 2 results"), fxkit.edit(gm) as edit:
-        edit.set_output((*gm.graph.output_node().args[0], relu))
+        edit.set_output((*gm.graph.output_node().all_input_nodes, relu))
     assert len(gm(x)) == 2
     with pytest.raises(InvalidGraphError, match="expected 1 inputs"), fxkit.edit(gm) as edit:
         edit.insert("placeholder", "scale", after=gm.graph.find_nodes(op="placeholder")[0])
     gm.graph.set_codegen(fx.graph.CodeGen())
     with fxkit.edit(gm) as edit:
-        edit.set_output((*gm.graph.output_node().args[0], relu))
+        edit.set_output((*gm.graph.output_node().all_input_nodes, relu))
     assert len(gm(x)) == 3

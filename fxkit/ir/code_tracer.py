@@ -58,7 +58,7 @@ class CodeTracer(fx.Tracer):
         """Return the graph of a module, by its code where that is torch.fx's own."""
         try:
             return _Reader(root).graph
-        except (_Unread, KeyError):
+        except (_Unread, KeyError, NameError):
             return super().trace(root, concrete_args)
 
 
@@ -77,7 +77,6 @@ class _Reader:
         if not isinstance(source, str):
             raise _Unread
         self.graph = keep_module_name(fx.Graph(tracer_cls=CodeTracer))
-        self._root = root
         self._globals = type(root).forward.__globals__
         self._values: dict[str, Any] = {}
         self._written: fx.Node | None = None

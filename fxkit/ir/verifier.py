@@ -93,13 +93,13 @@ def _faults_of_some(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> Iterator[
 
 def _structure_faults(graph: fx.Graph) -> Iterator[Fault]:
     """Hold inputs and results against the nesting that generated code takes and gives them in."""
-    if not isinstance(graph._codegen, _PyTreeCodeGen):
+    output = next(reversed(graph.nodes), None)
+    if type(graph._codegen) is not _PyTreeCodeGen or output is None or output.op != "output":
         return
     told = graph._codegen.pytree_info
     inputs = graph.find_nodes(op="placeholder")
     if told.in_spec is not None and told.in_spec.num_leaves != len(inputs):
         yield None, *_nested("inputs", told.in_spec.num_leaves, len(inputs))
-    output = next(reversed(graph.nodes))
     results = len(tree_leaves(output.args[0]))
     if told.out_spec is not None and told.out_spec.num_leaves != results:
         yield output, *_nested("results", told.out_spec.num_leaves, results)

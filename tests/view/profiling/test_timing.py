@@ -68,7 +68,7 @@ def test_a_reading_of_the_processors_clock_costs_what_lies_between_two() -> None
 def test_time_outside_of_nodes_is_told() -> None:
     found = quick(models.stack(1), models.stack_args())
     spent = found.node_seconds
-    slow = replace(found, end_to_end=4 * spent, quartiles=(4 * spent, 4 * spent))
+    slow = replace(found, end_to_end=4 * spent, quartiles=(4 * spent, 4 * spent), noise=0.0)
     assert slow.outside_seconds == pytest.approx(3 * spent)
     assert "outside of nodes " in slow.table()
     assert " (75.0 %)" in next(line for line in slow.summary() if "outside of nodes" in line)

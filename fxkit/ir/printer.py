@@ -77,7 +77,8 @@ def format_type(value_type: Any) -> str:
     if value_type is None:
         return "?"
     kind = value_type.kind if isinstance(value_type, Symbol) else type(value_type)
-    return f"{kind.__name__} {value_type}"
+    is_told = kind.__repr__ is not object.__repr__  # by more than where it lies in memory
+    return f"{kind.__name__} {value_type}" if is_told else kind.__name__
 
 
 def format_arguments(call: Call) -> str:

@@ -142,3 +142,5 @@ def test_types() -> None:
     assert format_type(matrix) == "f16[2,3]"
     assert format_type((matrix, 3, None)) == "(f16[2,3], int 3, ?)"
     assert format_type({"a": matrix}) == "{a: f16[2,3]}"
+    assert format_type(object()) == "object"  # and not where it lies
+    assert format_type(torch.Size([2])) == "(int 2)"

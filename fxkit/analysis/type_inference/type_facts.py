@@ -228,8 +228,18 @@ def materialise(facts: Facts, *, keep_grad: bool = False) -> torch.Tensor:
         return made
     if facts.is_leaf or facts.is_view or not keep_grad:
         return made.requires_grad_()
+    return made_by_autograd(made)
+
+
+def made_by_autograd(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as one that autograd has made: it needs a gradient, and may be written to.
+
+    Raises:
+        RuntimeError: When elements share memory.
+    """
     with torch.enable_grad():
-        return made.add_(torch.ones((), dtype=known.dtype, device=known.device, requires_grad=True))
+        one = torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
+        return tensor.add_(one)
 
 
 def _inside_of_storage(facts: Facts, shape: Any, stride: Any) -> torch.Tensor:

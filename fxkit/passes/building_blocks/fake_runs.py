@@ -11,6 +11,7 @@ from torch.fx.node import map_arg
 
 from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.analysis.tensor_types import fake_mode, fake_value
+from fxkit.analysis.type_inference.type_facts import made_by_autograd
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.types import TensorType, type_of, type_of_value
 
@@ -70,12 +71,11 @@ def _run(node: fx.Node, context: Context, log: _OperatorLog | None) -> Any:
 
 def _operand(known: Any) -> Any:
     """Make a value of a recorded type."""
+    made = fake_value(known)
     if not isinstance(known, TensorType) or not known.requires_grad:
-        return fake_value(known)
-    made, one = fake_value(known), torch.ones((), dtype=known.dtype, device=known.device)
+        return made
     try:
-        with torch.enable_grad():  # made by autograd, so that it may be written to
-            return made.add_(one.requires_grad_())
+        return made_by_autograd(made)
     except RuntimeError:  # elements that share memory
         return made.requires_grad_()
 

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from fxkit.collector import paused_collector
+from fxkit.compiled_model import CompiledModel, as_model, program_of
 from fxkit.errors import CaptureError, FxkitError, InvalidGraphError, UnsupportedError
 from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.modes import is_followed
@@ -35,6 +36,7 @@ from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
 from fxkit.tracing.captured import Captured
+from fxkit.tracing.recorder.recorder import active_recorder
 from fxkit.tracing.runs.free_sizes import Request
 
 
@@ -70,7 +72,7 @@ class Compiled:
 
     Attributes:
         captured: The captured program, with its guards and graphs.
-        modules: What was compiled, one module for each captured graph, and for one of free sizes
+        compiled_modules: What was compiled, one for each captured graph, and for one of free sizes
             one for each set of sizes that it ran with; the last one last.
     """
 
@@ -101,7 +103,7 @@ class Compiled:
         self._other_backend = backend
         self._train = train
         self._tune = tune
-        self.modules: list[CompiledModule | TrainingModule] = []
+        self.compiled_modules: list[CompiledModule | TrainingModule] = []
         self._stock = KernelStock()
         self.captured = Captured(fn, backend=self._backend, dynamic=dynamic)
         self._entries = Entries(self.captured, may_leave=passes is None and backend is None)
@@ -131,7 +133,7 @@ class Compiled:
                 entries.use(way)
                 self._last_way = way
                 return result if way.finish is None else way.finish(result)
-        if is_followed():
+        if active_recorder() is not None or is_followed():
             return self.captured(*args)  # which runs the program itself: nothing to learn
         binding.start()
         if self._left.takes(args):
@@ -150,7 +152,11 @@ class Compiled:
         is_method = isinstance(bound, MethodType) and bound is not fn
         return MethodType(self, instance) if is_method else self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+    def __copy__(self) -> Any:
+        """Make a program of a shallow copy of what this one was made of."""
+        return _compiled_again(type(self), copy.copy(self.captured.fn), self._options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Make a program of a copy of what this one was made of; it compiles kernels of its own."""
         return _compiled_again(type(self), copy.deepcopy(self.captured.fn, memo), self._options)
 
@@ -177,9 +183,9 @@ class Compiled:
 
     def report(self) -> str:
         """Return what was fused and what was not, for each compiled graph, as text."""
-        if not self.modules:
+        if not self.compiled_modules:
             return "nothing has been compiled yet: call it first"
-        return "\n\n".join(str(module.report()) for module in self.modules)
+        return "\n\n".join(str(module.report()) for module in self.compiled_modules)
 
     def _backend(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         if self._other_backend is not None:
@@ -257,7 +263,7 @@ class Compiled:
             self._left.watch(module)
         if is_trained and is_left and self._train:
             warnings.warn(f"trained in eager: {module.reason}", stacklevel=2)
-        self.modules.append(module)
+        self.compiled_modules.append(module)
         return module
 
     def _is_trained(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:
@@ -293,8 +299,8 @@ class Compiled:
         return copied
 
 
-def _compiled_again(kind: type[Compiled], fn: Any, options: dict[str, Any]) -> Compiled:
-    return kind(fn.captured.fn if isinstance(fn, Compiled) else fn, **options)
+def _compiled_again(kind: type[Compiled], fn: Any, options: dict[str, Any]) -> Any:
+    return as_model(kind(fn.captured.fn if isinstance(fn, Compiled) else fn, **options))
 
 
 def _named_like(fn: Callable[..., Any]) -> Any:
@@ -311,7 +317,7 @@ def _asks_for_gradients(gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> b
 
 
 def compile(
-    fn: Callable[..., Any] | None = None,
+    fn: Any = None,
     *,
     passes: tuple[Pass, ...] | None = None,
     train: bool | None = None,
@@ -351,7 +357,9 @@ def compile(
             is, which tells a fault of capture and passes from one of lowering.
 
     Returns:
-        A `Compiled`, callable like `fn`; as a decorator with options, the decorator.
+        A `Compiled`, callable like `fn`. For a module a `CompiledModel`: an instance of a subclass
+        of its class, with its state, to use in its place. As a decorator with options, the
+        decorator.
 
     Raises:
         UnsupportedError: When `fn` or the backend can't be called.
@@ -373,6 +381,8 @@ def compile(
             hint="pass a function or a module",
         )
     chosen = None if passes is None else tuple(passes)
+    if isinstance(fn, CompiledModel):
+        fn = program_of(fn).captured.fn
     if is_step(fn):
         return FusedStep(fn.__self__)  # type: ignore[attr-defined]
     made_by = _run_graph if backend == "eager" else backend
@@ -381,7 +391,7 @@ def compile(
             f"expected a function of a graph and its inputs, or 'eager', got {made_by!r}",
             hint="leave backend out to get kernels",
         )
-    return Compiled(fn, chosen, backend=made_by, **options)
+    return as_model(Compiled(fn, chosen, backend=made_by, **options))
 
 
 def _run_graph(gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:

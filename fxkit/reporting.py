@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fxkit.compiled_model import CompiledModel, program_of
 from fxkit.compiler import Compiled
 from fxkit.errors import UnsupportedError
 from fxkit.lower import CompiledModule
@@ -65,6 +66,8 @@ def report(
     inputs = (tuple(args or ()), dict(kwargs or {}))
     if isinstance(subject, PassResult):
         return _of_passes(subject, title or "What the passes did").save(path)
+    if isinstance(subject, CompiledModel):
+        subject = program_of(subject)
     if isinstance(subject, Compiled):
         subject, has_inputs = _last_compiled(subject, has_inputs, *inputs)
     if isinstance(subject, CompiledModule):
@@ -99,7 +102,7 @@ def _last_compiled(
     """Return what was compiled last, after a call, and whether it takes the inputs as they are."""
     if has_inputs:
         subject(*args, **kwargs)
-    modules = [module for module in subject.modules if isinstance(module, CompiledModule)]
+    modules = [module for module in subject.compiled_modules if isinstance(module, CompiledModule)]
     if not modules:
         raise UnsupportedError(
             "expected a compiled program that has been called without gradients, got one with no "

@@ -48,8 +48,8 @@ def test_module_with_nested_results_and_new_shapes():
     fast = fxkit.compile(net)
     for shape in ((4, 8), (4, 8), (2, 3, 8), (4, 8)):
         assert_same(fast(inputs(*shape)), net(inputs(*shape)))
-    assert len(fast.modules) == 2, "one build a shape, and none on coming back"
-    assert all(module.regions for module in fast.modules)
+    assert len(fast.compiled_modules) == 2, "one build a shape, and none on coming back"
+    assert all(module.regions for module in fast.compiled_modules)
 
 
 @torch.no_grad()
@@ -94,7 +94,7 @@ def test_what_nobody_has_any_more_is_freed(is_trained):
     with torch.set_grad_enabled(is_trained):
         for _ in range(2):
             fast(inputs(128, 64))
-    left = [weakref.ref(found) for found in (net, *net.parameters(), *fast.modules)]
+    left = [weakref.ref(found) for found in (net, *net.parameters(), *fast.compiled_modules)]
     del net, fast
     gc.collect()
     assert [found() for found in left] == [None] * len(left)
@@ -172,7 +172,9 @@ def test_texts_are_written_once_at_each_call(capsys, is_trained):
             found = capsys.readouterr()
             program(x)
             assert found == capsys.readouterr()
-    assert fast.modules and (is_trained or all(m.report().calls for m in fast.modules))
+    assert fast.compiled_modules and (
+        is_trained or all(m.report().calls for m in fast.compiled_modules)
+    )
 
 
 def test_what_cannot_be_called_is_refused():
@@ -390,7 +392,7 @@ def test_programs_are_copied_and_pickled(again: Callable[[Any], Any]) -> None:
     net.act = fxkit.compile(net[0])
     for _ in range(2):
         other = again(program)
-        assert other._options == program._options
+        assert other.program._options == program.program._options
         torch.testing.assert_close(other(x), program(x))
         with torch.no_grad():
             other.captured.fn.weight.add_(1)

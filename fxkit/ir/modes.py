@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 import torch.autograd.forward_ad as forward_ad
+import torch.fx._symbolic_trace as fx_tracing
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.utils._device import DeviceContext
 
@@ -12,13 +13,15 @@ from torch.utils._device import DeviceContext
 def is_followed() -> bool:
     """Tell whether calls are followed operator by operator without a mode.
 
-    So do function transforms, forward-mode differentiation and `torch.jit.trace`. Hooks for the
-    tensors that autograd saves are given each of them, and those of a checkpoint stop its program.
+    So do function transforms, forward-mode differentiation, `torch.fx` and `torch.jit.trace`. Hooks
+    for the tensors that autograd saves are given each of them, and those of a checkpoint stop its
+    program.
     """
     return bool(
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
+        or fx_tracing._is_fx_tracing_flag
         or (torch.is_grad_enabled() and _top_saved_tensors_default_hooks(True) is not None)
     )
 

@@ -96,7 +96,7 @@ class Captured:
         }
         self._control_flow = control_flow and mode == "whole"
         self._branches: tuple[str, ...] = ()
-        self.fn = fn
+        self.fn = self.plain = fn
         self.mode = mode
         self._dynamic = dynamic
         self._static_because: Failure | None = None
@@ -118,7 +118,7 @@ class Captured:
         """Run the program: through a graph whose guards hold, else in Python."""
         if active_recorder() is not None or is_followed():
             # Another capture, torch.func or a tracer around this one sees the program itself.
-            return self.fn(*args, **kwargs)
+            return self.plain(*args, **kwargs)
         call, kwargs = self._call(args, kwargs)
         if any(variant.has_opaque_calls for variant in self._variants):
             with called_once() as start_over:

@@ -275,7 +275,7 @@ with torch.no_grad():
     compiled = fxkit.compile(block)
     x = torch.randn(2, 5, 8)
     assert torch.allclose(compiled(x), block(x), atol=1e-5)
-assert compiled.modules[0].native_program is not None
+assert compiled.compiled_modules[0].native_program is not None
 print(*[name for name in sys.argv[1:] if name in sys.modules])
 """
 
@@ -305,7 +305,7 @@ with torch.no_grad():
         compiled, expected = fxkit.compile(program), program(*args)
         pairs = zip(tree_leaves(compiled(*args)), tree_leaves(expected))
         assert all(torch.allclose(found, wanted, atol=1e-5) for found, wanted in pairs)
-        assert compiled.modules, program
+        assert compiled.compiled_modules, program
 print(*[name for name in sys.argv[1:] if name in sys.modules])
 """
 

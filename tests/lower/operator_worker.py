@@ -250,14 +250,18 @@ def is_chance(run: Program, compiled: Program, tensors: list[torch.Tensor]) -> b
 
 def _manner(compiled: Any, tensors: list[torch.Tensor]) -> dict[str, str]:
     """Say whether generated code ran, or why not."""
-    regions = [region for module in compiled.modules for region in module.regions]
-    if any(region.kernel for region in regions) and any(map(_has_run, compiled.modules)):
+    regions = [region for module in compiled.compiled_modules for region in module.regions]
+    if any(region.kernel for region in regions) and any(map(_has_run, compiled.compiled_modules)):
         return {"status": "generated", "reason": ""}
-    if not compiled.modules:
+    if not compiled.compiled_modules:
         why = compiled.explain(*tensors).splitlines()[0].rpartition("got one where ")[2]
         return {"status": "aten", "reason": f"no graph was captured: {why}"}
-    reasons = [m.reason for m in compiled.modules if isinstance(m, TrainingModule) and m.reason]
-    reasons += [reason for module in compiled.modules for reason in module.reasons.values()]
+    reasons = [
+        m.reason for m in compiled.compiled_modules if isinstance(m, TrainingModule) and m.reason
+    ]
+    reasons += [
+        reason for module in compiled.compiled_modules for reason in module.reasons.values()
+    ]
     found = reasons[0] if reasons else "it computes nothing: it is a view"
     return {"status": "aten", "reason": re.sub(r"no row for \S+", "no row for it", found)}
 

@@ -33,8 +33,8 @@ def check(net: torch.nn.Module, inputs: Inputs) -> CompiledModule:
         eager, exact = _tensors(net(**inputs)), _tensors(wide(**_doubled(inputs)))
         for _ in range(2):
             _hold(_tensors(compiled(**inputs)), eager, exact)
-    assert len(compiled.modules) == 1
-    module = compiled.modules[0]
+    assert len(compiled.compiled_modules) == 1
+    module = compiled.compiled_modules[0]
     assert isinstance(module, CompiledModule) and module.report().eager_calls == {}
     return module
 
@@ -49,7 +49,7 @@ def check_sizes(net: torch.nn.Module, samples: list[Inputs]) -> None:
         for inputs in samples:
             eager, exact = _tensors(net(**inputs)), _tensors(wide(**_doubled(inputs)))
             _hold(_tensors(compiled(**inputs)), eager, exact)
-    assert compiled.modules
+    assert compiled.compiled_modules
 
 
 def _shorter(inputs: Inputs, length: int) -> Inputs:

@@ -82,7 +82,7 @@ def test_first_calls_do_not_wait_for_it(slow: threading.Event) -> None:
     compiled = fxkit.compile(program)
     for _ in range(5):  # more often than a way in is tried to be made
         torch.testing.assert_close(compiled(x), program(x))
-    (module,) = compiled.modules
+    (module,) = compiled.compiled_modules
     assert binding.is_awaited() and binding.loaded() is None and not compiled._entries.ways
     assert module.report().calls == 4  # the first was the program itself, recorded
     slow.set()

@@ -114,8 +114,8 @@ def test_no_build_after_the_second_size(
                 builds = compiled.builds
     assert not built
     assert compiled.builds == builds
-    assert len(compiled.modules) == len(SIZES)
-    assert all(module.report().calls for module in compiled.modules)
+    assert len(compiled.compiled_modules) == len(SIZES)
+    assert all(module.report().calls for module in compiled.compiled_modules)
 
 
 def test_training_at_other_sizes(built: list[tuple[str, ...]]) -> None:
@@ -140,7 +140,7 @@ def test_sizes_that_come_late_are_lowered_when_they_come_again(
         for length in (5, 6, 7, 8, 7, 7):
             x = torch.randn(3, length)
             torch.testing.assert_close(compiled(x), torch.softmax(x * 2, -1))
-    assert len(compiled.modules) == 3
+    assert len(compiled.compiled_modules) == 3
 
 
 def test_a_static_graph_keeps_its_numbers_in_the_text() -> None:
@@ -149,7 +149,7 @@ def test_a_static_graph_keeps_its_numbers_in_the_text() -> None:
         for length in (15, 26):
             compiled(torch.randn(3, length))
     assert compiled.builds == 0
-    for module, length in zip(compiled.modules, (15, 26), strict=True):
+    for module, length in zip(compiled.compiled_modules, (15, 26), strict=True):
         assert f"j < {length}" in module.source
         assert "numbers" not in module.source
 
@@ -160,8 +160,8 @@ def test_what_never_changes_stays_in_the_text() -> None:
         for batch in (3, 4, 5):
             compiled(torch.randn(batch, 300))
     assert compiled.builds == 2
-    assert "tile < n0" in compiled.modules[-1].source
-    assert "j < 300" in compiled.modules[-1].source
+    assert "tile < n0" in compiled.compiled_modules[-1].source
+    assert "j < 300" in compiled.compiled_modules[-1].source
 
 
 def test_a_stock_counts_what_was_not_in_it() -> None:
@@ -194,7 +194,7 @@ def test_a_product_may_change_hands_without_a_build(
     with torch.no_grad():
         for number, length in enumerate((5, 9, 70, 11, 90, 300)):
             compare(compiled, fn, (torch.randn(length, 16),))
-            report = compiled.modules[-1].report()
+            report = compiled.compiled_modules[-1].report()
             owners.append("the library is faster" in str(report))
             if number == 1:
                 built.clear()

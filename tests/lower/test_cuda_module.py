@@ -327,7 +327,7 @@ def test_compile_picks_the_gpu_by_its_inputs() -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(compiled(x.cuda()).cpu(), compiled(x))
-    assert [("__global__" in m.source) for m in compiled.modules] == [True, False]
+    assert [("__global__" in m.source) for m in compiled.compiled_modules] == [True, False]
 
 
 def _as_tuple(value: Any) -> tuple[torch.Tensor, ...]:

@@ -58,7 +58,7 @@ def test_defaults_change_nothing(default: str, name: str) -> None:
         found, expected = compiled(x), program(x)
         assert (found.dtype, found.device) == (expected.dtype, expected.device)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert all(module.report().calls for module in compiled.modules)
+    assert all(module.report().calls for module in compiled.compiled_modules)
 
 
 def test_gradients_with_another_default_device() -> None:

@@ -25,7 +25,7 @@ def test_layers_that_are_alike_are_built_once() -> None:
         compiled = fxkit.compile(model)
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), model(x))
-        (module,) = compiled.modules
+        (module,) = compiled.compiled_modules
         fused = [region for region in module.regions if region.kernel is not None]
         made.append((len(fused), len(module.kernels), len(module.source)))
     (few, *shallow), (many, *deep) = made

@@ -144,5 +144,5 @@ def test_free_numbers_of_rows_and_lengths() -> None:
         x, y = randn(rows, 7), randn(7)
         torch.testing.assert_close(compiled(x, y), gelu_of_sum(x, y))
     assert compiled.builds == builds
-    module = compiled.modules[-1]
+    module = compiled.compiled_modules[-1]
     assert isinstance(module, CompiledModule) and "[j - begin]" in module.source

@@ -44,7 +44,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def _eager_calls(compiled: Compiled) -> list[int]:
-    return [m.report().eager_calls for m in compiled.modules if isinstance(m, TrainingModule)]
+    return [
+        m.report().eager_calls for m in compiled.compiled_modules if isinstance(m, TrainingModule)
+    ]
 
 
 def test_small_programs_run_themselves(asked: list[int]):
@@ -71,7 +73,7 @@ def test_graphs_without_kernels_are_the_programs_own(asked: list[int]):
         for _ in range(10):
             torch.testing.assert_close(compiled(x), net(x))
     assert len(asked) <= 1
-    (module,) = compiled.modules
+    (module,) = compiled.compiled_modules
     assert not module.has_kernels and module.calls_in_eager >= 20
     assert sum(module.report().eager_calls.values()) == module.calls_in_eager
 
@@ -102,7 +104,7 @@ def test_other_kinds_of_calls_are_compiled(asked: list[int]):
     with torch.no_grad():
         compiled(small)
     assert len(asked) == 2
-    reasons = [m.reason for m in compiled.modules if isinstance(m, TrainingModule)]
+    reasons = [m.reason for m in compiled.compiled_modules if isinstance(m, TrainingModule)]
     assert len(reasons) == 2 and reasons[0] is not None and reasons[1] is None
 
 
@@ -135,7 +137,7 @@ def test_a_program_that_pays_by_now_is_compiled():
     for _ in range(CALLS_ON_TRUST + 1):
         found = compiled(x)
     torch.testing.assert_close(found, net(x))
-    last = compiled.modules[-1]
+    last = compiled.compiled_modules[-1]
     assert isinstance(last, TrainingModule) and last.reason is None
 
 
@@ -198,7 +200,7 @@ def test_gradients_that_are_turned_on_for_nothing_are_compiled() -> None:
         for _ in range(3):
             x = torch.randn(300, 200)
             torch.testing.assert_close(compiled(x), program(x))
-    assert compiled.modules[0].has_kernels
+    assert compiled.compiled_modules[0].has_kernels
 
 
 def test_quantised_inputs(recwarn: pytest.WarningsRecorder) -> None:

@@ -184,6 +184,6 @@ def test_free_sizes_and_none() -> None:
         expected = ROWS["layer_norm"](x, y)
         assert torch.allclose(compiled(x, y), expected, rtol=2e-2, atol=2e-2)
         assert same_bits(pointwise(x, y), EXACT["chain"](x, y))
-    module = pointwise.modules[-1]
+    module = pointwise.compiled_modules[-1]
     assert isinstance(module, CompiledModule)
     assert "fx_pairs(" in module.source and "numbers[0]" in module.source

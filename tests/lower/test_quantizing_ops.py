@@ -78,7 +78,7 @@ def test_gradients_pass_where_nothing_was_clamped() -> None:
         (found,) = torch.autograd.grad(fast(x), x)
     (expected,) = torch.autograd.grad(program(x), x)
     torch.testing.assert_close(found, expected)
-    (module,) = fast.modules
+    (module,) = fast.compiled_modules
     assert isinstance(module, TrainingModule) and module.reason is None
     assert not module.reasons
 
@@ -97,7 +97,7 @@ def test_channels_in_training(axis: int) -> None:
     expected = program(x, scale, zero)
     assert same(found, expected)
     assert same(gradient, torch.autograd.grad(expected, x, torch.ones_like(found))[0])
-    module = next(m for m in fast.modules if isinstance(m, TrainingModule))
+    module = next(m for m in fast.compiled_modules if isinstance(m, TrainingModule))
     assert any(region.kernel for region in module.regions)
     zero[1] = 500
     with pytest.raises(RuntimeError, match="must be between"):

@@ -60,7 +60,7 @@ def test_forward_and_backward_have_reasons(monkeypatch: pytest.MonkeyPatch):
     x = torch.randn(64, 3, 200, requires_grad=True)
     compiled = fxkit.compile(lambda x, k: torch.relu(F.conv1d(x, k) + 1).sigmoid() * 2, train=True)
     compiled(x, torch.randn(8, 3, 5)).sum().backward()
-    module = compiled.modules[-1]
+    module = compiled.compiled_modules[-1]
     assert isinstance(module, TrainingModule) and module.reason is None
     whole = [n for n, why in module.reasons.items() if why == "the library computes convolutions"]
     assert {name.split(".")[0] for name in whole} == {"forward", "backward"}

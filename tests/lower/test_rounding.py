@@ -47,7 +47,7 @@ def compiled_for(program: Program, *args: Tensor, **options: bool) -> fxkit.Comp
 
 
 def kernels_of(compiled: fxkit.Compiled) -> list[str]:
-    (module,) = compiled.modules
+    (module,) = compiled.compiled_modules
     assert isinstance(module, CompiledModule)
     return [region.kernel for region in module.regions if region.kernel is not None]
 

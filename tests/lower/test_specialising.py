@@ -196,4 +196,4 @@ def run_at(compiled: Any) -> None:
         for length in (5, 6, 7):
             x = torch.randn(3, length)
             torch.testing.assert_close(compiled(x), scaled(x))
-    assert all(module.has_kernels for module in compiled.modules)
+    assert all(module.has_kernels for module in compiled.compiled_modules)

@@ -126,7 +126,7 @@ def test_only_fast_splits_and_only_where_the_unit_is(monkeypatch, tmp_path):
         compiled = fxkit.compile(lambda x, w: torch.relu(x @ w), fast=fast)
         with config.using_cache_dir(tmp_path), torch.no_grad():
             compiled(x, w)
-        return SPLIT in compiled.modules[0].source
+        return SPLIT in compiled.compiled_modules[0].source
 
     assert not is_split(fast=False)
     assert is_split(fast=True) == matrix_unit.is_available()

@@ -126,7 +126,7 @@ def test_compiled_turns(dtype: torch.dtype) -> None:
     with torch.no_grad():
         for _ in range(2):
             torch.testing.assert_close(fast(x, TURN), turned(x, TURN))
-    assert any(region.kernel for region in fast.modules[0].regions)
+    assert any(region.kernel for region in fast.compiled_modules[0].regions)
 
 
 def test_gradients_are_eagers_also_where_a_size_is_zero() -> None:

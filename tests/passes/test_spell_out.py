@@ -106,7 +106,7 @@ def test_attention_of_many_heads_is_products_and_attention(
     with torch.no_grad():
         for _ in range(2):
             torch.testing.assert_close(fast(X, Y), program(X, Y))
-    assert any(region.kernel for region in fast.modules[0].regions)
+    assert any(region.kernel for region in fast.compiled_modules[0].regions)
 
 
 def test_attention_of_other_sizes_is_spelled_out_for_them() -> None:
@@ -149,7 +149,7 @@ def test_losses_are_reduced_after_their_rows(name: str, kind: str) -> None:
     with torch.no_grad():
         for _ in range(2):
             torch.testing.assert_close(fast(X, Y), program(X, Y))
-    assert not fast.modules[0].reasons
+    assert not fast.compiled_modules[0].reasons
 
 
 def test_losses_without_rows_stay() -> None:

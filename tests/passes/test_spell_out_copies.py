@@ -76,7 +76,7 @@ class TestCompiled:
     def test_a_copy_joins_its_neighbours(self):
         compiled = fxkit.compile(lambda x: (x.mT + 1).reshape(2, 12) * 2)
         assert torch.equal(compiled(X), (X.mT + 1).reshape(2, 12) * 2)
-        (region,) = compiled.modules[0].regions
+        (region,) = compiled.compiled_modules[0].regions
         assert region.kernel is not None
         assert len(region.nodes) >= 3
 

@@ -57,7 +57,7 @@ def test_kernels_form_across_it_and_a_failed_guard_leaves_no_write():
             eager = ours.clone()
             torch.testing.assert_close(fast(ours), branching(eager))
             assert torch.equal(ours, eager)
-    fused = [r for r in fast.modules[0].regions if r.kernel]
+    fused = [r for r in fast.compiled_modules[0].regions if r.kernel]
     assert any({"exp", "add"} <= set(r.nodes) for r in fused), "add stood behind the guard"
 
 
@@ -77,6 +77,6 @@ def test_inputs_that_share_memory_stay_in_order():
             torch.testing.assert_close(fast(*pair), writes_one_reads_other(*wanted))
             assert torch.equal(ours, eager)
         fast(torch.arange(32.0), torch.arange(32.0))
-    shared, apart = (format_graph(module.graph_module) for module in fast.modules)
+    shared, apart = (format_graph(module.graph_module) for module in fast.compiled_modules)
     assert shared.count("aten.mul") == 2, "the write may change the second product"
     assert apart.count("aten.mul") == 1

@@ -350,7 +350,7 @@ def test_a_block_runs_in_three_kernels_at_all_sizes() -> None:
     for batch, size in ((1, 28), (2, 28), (2, 31), (3, 28)):
         x = rand(batch, 24, size, size)
         torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
-    whole = [[r.nodes for r in m.regions if r.kernel] for m in compiled.modules]
+    whole = [[r.nodes for r in m.regions if r.kernel] for m in compiled.compiled_modules]
     assert all(sum("convolution" in n for r in names for n in r) == 3 for names in whole)
     module.depth.weight.mul_(2)
     module.widened.running_var.add_(1)

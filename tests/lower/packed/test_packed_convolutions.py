@@ -50,7 +50,7 @@ def net() -> nn.Module:
 
 
 def is_packed(fast: fxkit.compiler.Compiled) -> bool:
-    (module,) = fast.modules
+    (module,) = fast.compiled_modules
     return any(n.target is packed.operator() for n in module.graph_module.graph.nodes)
 
 
@@ -104,9 +104,15 @@ def test_a_network_of_packed_convolutions(shape: tuple[int, ...]) -> None:
     check(fast, module, x)
     check(fast, module, x)
     assert is_packed(fast)
-    calls = [n for n in fast.modules[0].graph_module.graph.nodes if n.target is packed.operator()]
+    calls = [
+        n
+        for n in fast.compiled_modules[0].graph_module.graph.nodes
+        if n.target is packed.operator()
+    ]
     assert len(calls) == 4
-    assert not any("batch_norm" in n.name for n in fast.modules[0].graph_module.graph.nodes)
+    assert not any(
+        "batch_norm" in n.name for n in fast.compiled_modules[0].graph_module.graph.nodes
+    )
 
 
 def write_one(tensor: torch.Tensor, value: float) -> None:
@@ -212,7 +218,12 @@ def test_little_work_is_done_in_kernels(monkeypatch: pytest.MonkeyPatch) -> None
     fast = fxkit.compile(module)
     fast(x)
     check(fast, module, x)
-    names = [name for region in fast.modules[0].regions if region.kernel for name in region.nodes]
+    names = [
+        name
+        for region in fast.compiled_modules[0].regions
+        if region.kernel
+        for name in region.nodes
+    ]
     assert sum(name.startswith("convolution") for name in names) == 4
     monkeypatch.setenv("FXKIT_BACKEND", "eager")
     left = fxkit.compile(module)
@@ -380,7 +391,11 @@ def test_large_weights_that_are_used_once_are_left_as_they_are() -> None:
     fast = fxkit.compile(module)
     fast(x)
     check(fast, module, x)
-    calls = [n for n in fast.modules[0].graph_module.graph.nodes if n.target is packed.operator()]
+    calls = [
+        n
+        for n in fast.compiled_modules[0].graph_module.graph.nodes
+        if n.target is packed.operator()
+    ]
     assert [type_of(call).shape[1] for call in calls] == [512, 9]
 
 
@@ -486,7 +501,7 @@ def test_a_program_calls_the_function_and_not_the_operator(
     fast = fxkit.compile(module)
     fast(x)
     check(fast, module, x)
-    assert fast.modules[0].native_program is not None
+    assert fast.compiled_modules[0].native_program is not None
     seen = len(calls)
     fast(x)
     assert len(calls) - seen == 4

@@ -51,7 +51,7 @@ def net() -> Net:
 
 
 def is_packed(fast: fxkit.compiler.Compiled) -> bool:
-    module = fast.modules[0]
+    module = fast.compiled_modules[0]
     assert isinstance(module, fxkit.lower.CompiledModule)
     return any(node.target is packed.linear for node in module.lowered.graph.nodes)
 
@@ -143,7 +143,7 @@ def test_copies_other_sizes_and_threads() -> None:
         x = torch.randn(rows, 17)
         check(fast, module, x)
         check(beside, other, x)
-    copied = copy.deepcopy(fast.modules[-1])
+    copied = copy.deepcopy(fast.compiled_modules[-1])
     assert isinstance(copied, nn.Module)
     next(copied.graph_module.parameters()).mul_(3)
     check(fast, module, x)

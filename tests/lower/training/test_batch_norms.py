@@ -56,7 +56,7 @@ def _check(norm: nn.Module, x: torch.Tensor, *, train: bool = True) -> TrainingM
         scale = max(1e-2, float(right.double().norm()))
         error, allowed = (float((t.double() - right.double()).norm()) for t in (found, plain))
         assert error <= 2 * allowed + 2e-7 * scale
-    module = compiled.modules[-1]
+    module = compiled.compiled_modules[-1]
     assert isinstance(module, TrainingModule) and module.reason is None, compiled.report()
     return module
 

@@ -38,7 +38,7 @@ def _check(fn: Any, x: torch.Tensor, *others: torch.Tensor) -> TrainingModule:
         assert torch.equal(found.isnan(), plain.isnan())
         errors = [float((t.double() - right).nan_to_num().norm()) for t in (found, plain)]
         assert errors[0] <= 2 * errors[1] + 1e-6 * float(right.nan_to_num().norm())
-    module = compiled.modules[-1]
+    module = compiled.compiled_modules[-1]
     assert isinstance(module, TrainingModule) and module.reason is None, compiled.report()
     return module
 

@@ -40,7 +40,7 @@ def _trained(fn: Any, x: torch.Tensor) -> tuple[Any, Any, str]:
         results = program(given)
         weight = torch.arange(float(results[0].numel())).view(results[0].shape)
         found.append([*results, *torch.autograd.grad((results[0] * weight).sum(), given)])
-    module = compiled.modules[-1]
+    module = compiled.compiled_modules[-1]
     assert isinstance(module, TrainingModule) and module.program is not None, compiled.report()
     return found[0], found[1], module.program.forward.code
 
@@ -91,5 +91,7 @@ def test_the_call_stays_one_of_torch():
     x = torch.randn(2, 16, 12, 12, requires_grad=True)
     compiled = fxkit.compile(lambda x: F.max_pool2d(F.relu(x * 2), 2).exp() * 2)
     compiled(x)
-    reasons = [str(r.reason) for r in compiled.modules[-1].regions if "max_pool" in str(r.nodes)]
+    reasons = [
+        str(r.reason) for r in compiled.compiled_modules[-1].regions if "max_pool" in str(r.nodes)
+    ]
     assert reasons == ["eager's kernel is faster, whatever is taken in with it"]

@@ -56,6 +56,6 @@ def test_gradients_of_parts_are_eagers(name: str, dtype: torch.dtype) -> None:
 def test_kernels_compute_them(name: str) -> None:
     fast = fxkit.compile(PARTS[name])
     _step(fast, torch.randn(40, 70, 60))
-    module = fast.modules[-1]
+    module = fast.compiled_modules[-1]
     assert isinstance(module, TrainingModule) and module.reason is None
     assert not module.reasons

@@ -48,7 +48,7 @@ def _check(net: nn.Module, inputs: dict[str, torch.Tensor]) -> None:
         ours = _gradients(net, compiled, inputs)
     eager = _gradients(twin, twin, inputs)
     exact = _gradients(wide, wide, exact_inputs)
-    module = compiled.modules[-1]
+    module = compiled.compiled_modules[-1]
     assert isinstance(module, TrainingModule) and module.reason is None, compiled.report()
     assert module.report().backward.fused > 10  # type: ignore[union-attr]
     assert [a is None for a in ours] == [b is None for b in eager]

@@ -57,7 +57,7 @@ def _every_kernel_pays(monkeypatch: pytest.MonkeyPatch):
 
 
 def _training(compiled: Compiled) -> TrainingModule:
-    module = compiled.modules[-1]
+    module = compiled.compiled_modules[-1]
     assert isinstance(module, TrainingModule)
     return module
 
@@ -144,14 +144,17 @@ def test_without_gradients_the_same_program_runs_as_inference():
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), net(x))
     torch.testing.assert_close(compiled(x), net(x))
-    assert [type(m).__name__ for m in compiled.modules] == ["TrainingModule", "CompiledModule"]
+    assert [type(m).__name__ for m in compiled.compiled_modules] == [
+        "TrainingModule",
+        "CompiledModule",
+    ]
 
 
 def test_train_false_leaves_gradients_to_eager():
     compiled = fxkit.compile(lambda x: torch.tanh(x) * 2, train=False)
     x = torch.randn(8, 8, requires_grad=True)
     compiled(x).sum().backward()
-    assert not isinstance(compiled.modules[-1], TrainingModule)
+    assert not isinstance(compiled.compiled_modules[-1], TrainingModule)
     assert x.grad is not None
 
 

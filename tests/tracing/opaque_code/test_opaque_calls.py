@@ -145,7 +145,7 @@ def test_compiled_programs_keep_their_opaque_calls():
         for _ in range(3):
             torch.testing.assert_close(compiled(a), torch.softmax(a * 2, -1) + 1)
     assert len(seen) == 3
-    assert len(compiled.modules) == 1
+    assert len(compiled.compiled_modules) == 1
 
 
 def test_something_else_than_a_function():

@@ -249,7 +249,7 @@ def test_compiled_programs_take_any_size():
         for shape in [(3, 5), (4, 6), (3, 5), (1, 4)]:
             x = torch.randn(shape)
             torch.testing.assert_close(program(x), programs.makes_masks(x))
-    assert program.captured.recaptures == 1 and len(program.modules) == 3
+    assert program.captured.recaptures == 1 and len(program.compiled_modules) == 3
 
 
 def test_two_threads_with_different_sizes():

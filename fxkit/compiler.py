@@ -31,7 +31,8 @@ from fxkit.lower.running.left_to_eager import LeftToEager, left_because
 from fxkit.lower.running.specialising import Specialiser, assumptions, holds_expressions
 from fxkit.lower.training.checkpoints import with_checkpoints
 from fxkit.lower.training.fused_step import FusedStep, is_step
-from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
+from fxkit.lower.training.stages import StagedModule, to_cpp_in_stages
+from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
@@ -63,6 +64,9 @@ class _FreeForms:
             return self.gm, False
 
 
+# What runs in the place of a captured graph for certain sizes.
+Lowered = CompiledModule | TrainingModule | StagedModule
+
 # Makes a callable of a graph and of the tensors that it takes.
 Backend = Callable[[fx.GraphModule, tuple[torch.Tensor, ...]], Callable[..., Any]]
 
@@ -73,7 +77,8 @@ class Compiled:
     Attributes:
         captured: The captured program, with its guards and graphs.
         compiled_modules: What was compiled, one for each captured graph, and for one of free sizes
-            one for each set of sizes that it ran with; the last one last.
+            one for each set of sizes that it ran with; one for each stage where results are
+            computed from one another in training. The last one last.
     """
 
     _fxkit_stands_for = "captured"
@@ -124,6 +129,8 @@ class Compiled:
     def _another_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program another way than the last time."""
         last, self._last_way = self._last_way, None
+        if torch._C._len_torch_dispatch_stack():
+            return self.captured.plain(*args, **kwargs)  # a mode is to see the program's operators
         if kwargs:
             return self.captured(*args, **kwargs)
         entries = self._entries
@@ -205,7 +212,7 @@ class Compiled:
 
     def _lower_for_sizes(
         self, gm: fx.GraphModule, forms: dict[bool, _FreeForms], args: tuple[torch.Tensor, ...]
-    ) -> CompiledModule | TrainingModule:
+    ) -> Lowered:
         is_trained = self._is_trained(gm, args)
         if is_trained not in forms:
             forms[is_trained] = _FreeForms(gm, Specialiser(gm), self._rewritten_form(gm, args))
@@ -233,12 +240,12 @@ class Compiled:
         args: tuple[torch.Tensor, ...],
         stock: KernelStock | None = None,
         is_rewritten: bool = False,
-    ) -> CompiledModule | TrainingModule:
+    ) -> Lowered:
         policy = self._policy
         try:
             copied = gm if is_rewritten else self._rewritten(gm, args)
             if self._is_trained(gm, args):
-                module = to_cpp_training(copied, args, policy=policy, stock=stock)
+                module = to_cpp_in_stages(copied, args, policy=policy, stock=stock)
             elif is_on_gpu(copied, args):
                 from fxkit.lower.cuda.compiled import to_cuda
 
@@ -255,8 +262,13 @@ class Compiled:
             warnings.warn(f"{error}\n  The captured graph {how}.", stacklevel=2)
         return self._noted(module)
 
-    def _noted(self, module: CompiledModule | TrainingModule) -> CompiledModule | TrainingModule:
+    def _noted(self, module: Lowered) -> Lowered:
         """Take note of a module that was made for a captured graph."""
+        if isinstance(module, StagedModule):
+            if self._passes is None:
+                self._left.watch(module)
+            self.compiled_modules += module.compiled
+            return module
         is_trained = isinstance(module, TrainingModule)
         is_left = module.reason is not None if is_trained else not module.has_kernels
         if is_left and self._passes is None:  # the default ones change no results

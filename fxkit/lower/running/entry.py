@@ -13,6 +13,7 @@ from fxkit.lower.running import binding
 from fxkit.lower.running.by_sizes import BySizes
 from fxkit.lower.running.compiled import CompiledModule
 from fxkit.lower.running.program import is_plain, spec_of
+from fxkit.lower.training.stages import StagedModule
 from fxkit.lower.training.training_module import TrainingModule
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding.holders import ABSENT
@@ -31,7 +32,7 @@ _MAX_TRIES = 3
 _MAX_WAYS = 16
 
 # What can be run in the place of a graph.
-Module = CompiledModule | TrainingModule
+Module = CompiledModule | TrainingModule | StagedModule
 
 
 @dataclass(frozen=True, slots=True, eq=False)

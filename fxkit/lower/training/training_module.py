@@ -91,6 +91,12 @@ class _Built:
 class TrainingModule(nn.Module):
     """A graph whose forward and backward run as kernels under autograd; made by `to_cpp_training`.
 
+    Args:
+        gm: A captured graph.
+        policy: When a kernel pays.
+        stock: Kernels built for other sizes.
+        reason: Why it is left to eager whatever its inputs are, or None.
+
     Attributes:
         graph_module: The captured graph; parameters are read from it at each call.
         reason: Why it is left to eager, or None.
@@ -98,11 +104,17 @@ class TrainingModule(nn.Module):
     """
 
     def __init__(
-        self, gm: fx.GraphModule, policy: Policy | None, stock: KernelStock | None = None
+        self,
+        gm: fx.GraphModule,
+        policy: Policy | None,
+        stock: KernelStock | None = None,
+        *,
+        reason: str | None = None,
     ) -> None:
         super().__init__()
         self.graph_module = gm
-        self.reason: str | None = None
+        self.reason = reason
+        self._is_left = reason is not None
         self._policy = policy
         self._stock = stock
         self._built: dict[Any, _Built | None] = {}
@@ -136,10 +148,11 @@ class TrainingModule(nn.Module):
     def build(self, args: tuple[torch.Tensor, ...]) -> None:
         """Make the kernels for inputs of these types."""
         key = _key(args)
-        if len(self._built) >= MAX_SIZES:
+        if self._is_left or len(self._built) >= MAX_SIZES:
             return
+        leaves = tuple([a if a.is_leaf else a.detach().requires_grad_() for a in args])
         try:
-            self._built[key] = self._make(args)
+            self._built[key] = self._make(leaves)
         except Refusal as refusal:
             self.reason = refusal.reason
             self._built[key] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,9 @@ from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
 
 Decompositions = Mapping[Any, Callable[..., Any]]
+
+# Torch's tracing sets what belongs to all threads, such as whether autograd looks for anomalies.
+_one_at_a_time = threading.RLock()
 
 
 def trace_functional(
@@ -48,6 +52,7 @@ def trace_functional(
     state = random_states()
     try:
         with (
+            _one_at_a_time,
             kept_whole(),
             traceback.preserve_node_meta(),
             warnings.catch_warnings(),

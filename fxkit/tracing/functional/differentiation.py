@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C import _autograd
+from torch._C._functorch import (  # type: ignore[attr-defined]
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+)
 
 from fxkit.ir.types import TensorType, type_of
 from fxkit.tracing.functional.flat_program import FlatProgram
@@ -115,7 +119,7 @@ class Differentiable(torch.autograd.Function):
         computed = run(*inputs)
         del guard
         count = len(backward.is_wanted)
-        results = tuple(computed[:count])
+        results = tuple([_own(result) for result in computed[:count]])
         ctx.save_for_backward(*computed[count:])
         if backward.unwanted:
             ctx.mark_non_differentiable(*[results[position] for position in backward.unwanted])
@@ -124,8 +128,8 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: Any) -> Any:
         backward: Backward = ctx.program
-        if torch.is_grad_enabled():
-            return (None, None, *_differentiable_gradients(ctx, given))
+        if torch.is_grad_enabled() or any(map(_is_batched, given)):
+            return (None, None, *_gradients_in_eager(ctx, given))
         guard = _without_autocast()
         gradients = list(backward.run(*ctx.saved_tensors, *backward.tangents(given)))
         del guard
@@ -134,6 +138,18 @@ class Differentiable(torch.autograd.Function):
         if not _keeps_graph():
             ctx.inputs = None
         return (None, None, *gradients)
+
+
+def _own(result: torch.Tensor) -> torch.Tensor:
+    """Return a result as what autograd takes for no view: a caller may write to it in place."""
+    return result.detach() if result._is_view() else result
+
+
+def _is_batched(gradient: torch.Tensor | None) -> bool:
+    """Tell whether a gradient stands for many, one after the other along an axis unseen."""
+    if gradient is None:
+        return False
+    return is_functorch_wrapped_tensor(gradient) or is_legacy_batchedtensor(gradient)
 
 
 def _without_autocast() -> Any:
@@ -153,17 +169,19 @@ def _autocast_dtype() -> Any:
     return torch.get_autocast_dtype("cpu")
 
 
-def _differentiable_gradients(ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Compute gradients that autograd can follow: run the captured graph once more."""
+def _gradients_in_eager(ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Compute gradients that autograd or a transform can follow: run the captured graph again."""
     program: Backward = ctx.program
+    is_followed = torch.is_grad_enabled()
     program.again += 1
     if any(t._version != v for t, v in zip(ctx.inputs, ctx.versions, strict=True)):
         raise RuntimeError(_MODIFIED)
     state = random_states() if ctx.random is not None else None
     if ctx.random is not None:
         set_random_states(ctx.random)
+    autocast = torch.autocast("cpu", dtype=ctx.autocast, enabled=ctx.autocast is not None)
     try:
-        with torch.autocast("cpu", dtype=ctx.autocast, enabled=ctx.autocast is not None):
+        with torch.enable_grad(), autocast:
             results = program.flat.functional(*ctx.inputs)
     finally:
         if state is not None:
@@ -174,7 +192,7 @@ def _differentiable_gradients(ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ..
         [result for result, _ in pairs],
         wanted,
         [gradient for _, gradient in pairs],
-        create_graph=True,
+        create_graph=is_followed,
         allow_unused=True,
     )
     gradients = iter(found)

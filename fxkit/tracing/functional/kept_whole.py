@@ -1,7 +1,8 @@
 """Operators that torch spells out while it traces, though eager has a kernel for each of them.
 
 Spelled out, a gradient in 16 bits is rounded at each step, and at NaN, at knots and for negative
-zeros it is another one than that of eager's kernel.
+zeros it is another one than that of eager's kernel. A margin loss over several labels counts labels
+behind the last one then, and a dropout of everything draws random numbers.
 
 Source: torch/export/exported_program.py, `_override_composite_implicit_decomp`, torch 2.13.
 """
@@ -10,14 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from fxkit.tracing.functional.recurrent_layers import trained_layers
 
-_NAMES = ("silu_backward", "mish_backward", "hardshrink", "softshrink")
+_NAMES = (
+    *("silu_backward", "mish_backward", "hardshrink", "softshrink"),
+    "multilabel_margin_loss_forward",
+)
 
 # What is changed belongs to all threads: the first of them changes it, the last one puts it back.
 _lock = threading.Lock()
@@ -35,6 +39,7 @@ def kept_whole() -> Iterator[None]:
         if len(_within) == 1:
             for name in _NAMES:
                 _within[0].enter_context(_whole(getattr(torch.ops.aten, name).default))
+            _within[0].enter_context(_whole(torch.ops.aten.dropout.default, _dropout))
             _within[0].enter_context(trained_layers())
     try:
         yield
@@ -46,12 +51,14 @@ def kept_whole() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _whole(operator: Any) -> Iterator[None]:
-    """Take from an operator what torch's tracing would compute it by."""
-    kernels = operator.py_kernels
+def _whole(operator: Any, instead: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Take from an operator what torch's tracing would compute it by, or exchange it."""
+    kernels, key = operator.py_kernels, torch._C.DispatchKey
     before = dict(kernels)
-    kernels.pop(torch._C.DispatchKey.Autograd, None)
-    kernels[torch._C.DispatchKey.CompositeImplicitAutograd] = _nothing
+    kernels.pop(key.Autograd, None)
+    if instead is not None:
+        kernels[key.Autograd] = instead
+    kernels[key.CompositeImplicitAutograd] = instead or _nothing
     operator._dispatch_cache.clear()
     try:
         yield
@@ -59,6 +66,12 @@ def _whole(operator: Any) -> Iterator[None]:
         kernels.clear()
         kernels.update(before)
         operator._dispatch_cache.clear()
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    if not train or p == 0:
+        return x.clone()
+    return x * x.new_zeros(()) if p == 1 else torch.ops.aten.native_dropout(x, p, train)[0]
 
 
 def _nothing(*args: Any, **kwargs: Any) -> Any:

@@ -124,6 +124,7 @@ _UNTAGGED_DYNAMIC = frozenset(
 _REFUSED = {
     "backward": "backward() writes gradients into .grad",
     "register_hook": "a hook is Python code that runs in the backward pass",
+    "retain_grad": "a gradient is to be kept of a value that only the program has",
     "register_post_accumulate_grad_hook": "a hook is Python code that runs in the backward pass",
     "apply_": "apply_ calls Python for each element",
     "map_": "map_ calls Python for each element",

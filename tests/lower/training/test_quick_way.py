@@ -38,7 +38,7 @@ def inputs(*shape: int) -> Tensor:
 
 
 def warm(net: nn.Module, x: Tensor) -> Any:
-    program = fxkit.compile(net)
+    program = fxkit.compile(net).program
     for _ in range(3):
         program(x)
     assert program._entries.ways

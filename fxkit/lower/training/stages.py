@@ -1,0 +1,220 @@
+"""A trained graph of which some results are computed from others, in stages.
+
+A caller may want the gradient at a result, keep it, or hang a hook on it, while another result is
+computed from that one. Autograd sees nothing of what lies within one function. So the graph is cut
+where such a result is used first, and what follows takes it as an input, as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxkit.analysis.effects import effects_of
+from fxkit.ir.code_tracer import CodeTracer
+from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.loops.regions import Policy
+from fxkit.lower.running.kernel_stock import KernelStock
+from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
+from fxkit.tracing.functional.observation import MODES
+from fxkit.tracing.values.effects import write_text
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a graph.
+
+    Attributes:
+        graph_module: What it computes.
+        inputs: Names of the values that it takes, in the whole graph.
+        outputs: Names of those that it gives.
+    """
+
+    graph_module: fx.GraphModule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class StagedModule(nn.Module):
+    """Stages of one graph, each with a forward and a backward of its own.
+
+    Attributes:
+        graph_module: The whole graph.
+        stages: Its parts, in order.
+        compiled: What was compiled of each: all but the first when they are called first.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, stages: list[Stage], compiled: list[TrainingModule]
+    ) -> None:
+        super().__init__()
+        self.graph_module = gm
+        self.stages = stages
+        self.compiled = compiled
+        self._inputs = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+        self._outputs: Any = gm.graph.output_node().args[0]
+        self._has_run = False
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        """Run the stages, each on what those before it gave."""
+        values: dict[str, Any] = dict(zip(self._inputs, args, strict=True))
+        for stage, module in zip(self.stages, self.compiled, strict=True):
+            results = module(*[values[name] for name in stage.inputs])
+            values.update(zip(stage.outputs, results, strict=True))
+        self._has_run = True
+        results = fx.map_arg(self._outputs, lambda node: values[node.name])
+        return results if isinstance(self._outputs, fx.Node) else tuple(results)
+
+    @property
+    def calls_in_eager(self) -> int:
+        """How many calls ran in eager in all stages."""
+        return min(module.eager_calls for module in self.compiled)
+
+    def note_eager_call(self) -> None:
+        """Count a call that the program itself has run in the place of all stages."""
+        for module in self.compiled:
+            module.note_eager_call()
+
+    def way_for(self, args: tuple[torch.Tensor, ...]) -> Callable[..., Any] | None:
+        """Return what runs for inputs of just these types; None as long as nothing has run."""
+        return self.forward if self._has_run else None
+
+
+def to_cpp_in_stages(
+    gm: fx.GraphModule,
+    args: tuple[torch.Tensor, ...],
+    *,
+    policy: Policy | None = None,
+    stock: KernelStock | None = None,
+) -> TrainingModule | StagedModule:
+    """Compile a captured graph and its gradient, in stages where results hang on one another.
+
+    Args:
+        gm: A captured graph. It is not changed.
+        args: Inputs of the types to compile for.
+        policy: When a kernel pays.
+        stock: Kernels built for other sizes.
+
+    Returns:
+        A module that is called like `gm`. Where results hang on one another and the graph can't be
+        cut between them, one that is left to eager.
+    """
+    linked = linked_results(gm.graph)
+    starts = _starts(gm.graph, linked)
+    if not starts:
+        return to_cpp_training(gm, args, policy=policy, stock=stock)
+    if (reason := _objection(gm.graph, starts)) is not None:
+        return TrainingModule(gm, policy, stock, reason=reason)
+    stages = cut(gm, starts)
+    compiled = [TrainingModule(stage.graph_module, policy, stock) for stage in stages]
+    given = dict(zip((n.name for n in gm.graph.find_nodes(op="placeholder")), args, strict=True))
+    compiled[0].build(tuple([given[name] for name in stages[0].inputs]))
+    return StagedModule(gm, stages, compiled)
+
+
+def linked_results(graph: fx.Graph) -> set[fx.Node]:
+    """Return the results with a gradient from which others with a gradient are computed."""
+    output = graph.output_node()
+    results = [n for n in output.all_input_nodes if n.op.startswith("call_") and _is_followed(n)]
+    bits = {node: 1 << position for position, node in enumerate(dict.fromkeys(results))}
+    behind: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        behind[node] = 0
+        for operand in node.all_input_nodes:
+            behind[node] |= behind[operand] | bits.get(operand, 0)
+    needed = 0
+    for node in bits:
+        needed |= behind[node]
+    return {node for node, bit in bits.items() if bit & needed}
+
+
+def _is_followed(node: fx.Node) -> bool:
+    known = type_of(node)
+    return not isinstance(known, TensorType) or known.requires_grad is not False
+
+
+def _starts(graph: fx.Graph, linked: set[fx.Node]) -> set[fx.Node]:
+    """Return the nodes with which a stage begins, but for the first one."""
+    starts: set[fx.Node] = set()
+    given: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "output":
+            break
+        if not given.isdisjoint(node.all_input_nodes):
+            starts.add(node)
+            given = set()
+        if node in linked:
+            given.add(node)
+    return starts
+
+
+def _objection(graph: fx.Graph, starts: set[fx.Node]) -> str | None:
+    """Return why a graph can't be cut, or None."""
+    why = "results are computed from one another, and the graph can't be cut between them: "
+    before: set[fx.Node] = set()
+    stage: set[fx.Node] = set()
+    is_followed, autocasts, has_effects = True, 0, False
+    for node in graph.nodes:
+        if node in starts:
+            before, stage = before | stage, set()
+            if autocasts or not is_followed:
+                return f"{why}%{node.name} is in a mode that is set before"
+        stage.add(node)
+        if node.target in MODES:
+            is_followed = node.args[0] if node.target is torch._C._set_grad_enabled else is_followed
+            autocasts += _AUTOCASTS.get(node.target, 0)
+            continue
+        effects = effects_of(node)
+        if before and has_effects and effects.may_raise:
+            return f"{why}%{node.name} {effects.describe()}, after effects before it"
+        if any(written in before and written.op.startswith("call_") for written in effects.writes):
+            return f"{why}%{node.name} {effects.describe()}"
+        has_effects |= bool(effects.writes) or effects.is_random or node.target is write_text
+    return None
+
+
+_AUTOCASTS = {
+    torch.amp.autocast_mode._enter_autocast: 1,
+    torch.amp.autocast_mode._exit_autocast: -1,
+}
+
+
+def cut(gm: fx.GraphModule, starts: set[fx.Node]) -> list[Stage]:
+    """Cut a graph in front of some nodes.
+
+    Args:
+        gm: The graph. It is not changed.
+        starts: The nodes with which a stage begins, but for the first one.
+
+    Returns:
+        The stages, in order. Their modules share parameters and buffers with the graph.
+    """
+    groups: list[list[fx.Node]] = [[]]
+    for node in gm.graph.nodes:
+        if node in starts:
+            groups.append([])
+        if node.op.startswith("call_"):
+            groups[-1].append(node)
+    return [_stage(gm, group) for group in groups]
+
+
+def _stage(gm: fx.GraphModule, group: list[fx.Node]) -> Stage:
+    inside = set(group)
+    operands = dict.fromkeys(o for node in group for o in node.all_input_nodes if o not in inside)
+    inputs = [o for o in operands if o.op != "get_attr"]
+    outputs = [node for node in group if any(user not in inside for user in node.users)]
+    graph = fx.Graph(tracer_cls=CodeTracer)
+    values: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        values[node] = graph.placeholder(node.name)
+        if node.op == "placeholder":
+            values[node].meta = dict(node.meta)
+    for node in (*(o for o in operands if o.op == "get_attr"), *group):
+        values[node] = graph.node_copy(node, values.__getitem__)
+    graph.output(tuple(values[node] for node in outputs))
+    names = tuple(node.name for node in inputs), tuple(node.name for node in outputs)
+    return Stage(fx.GraphModule(gm, graph), *names)

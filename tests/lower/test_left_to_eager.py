@@ -215,3 +215,14 @@ def test_quantised_inputs(recwarn: pytest.WarningsRecorder) -> None:
     recwarn.clear()
     compiled(x)
     assert not recwarn.list
+
+
+def test_branches_with_gradients(recwarn: pytest.WarningsRecorder) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda v: v * 2, lambda v: v.sin(), (x,))
+
+    fast = fxkit.compile(program)
+    for x in (torch.ones(4), -torch.ones(4), torch.ones(4)):
+        gradients = [torch.autograd.grad(f(x.requires_grad_()).sum(), x) for f in (program, fast)]
+        torch.testing.assert_close(*gradients)
+    assert not recwarn.list and "the gradient of %cond" in fast.report()

@@ -82,8 +82,12 @@ def left_because(gm: fx.GraphModule, args: Iterable[torch.Tensor]) -> str | None
     tensors = (*args, *gm.parameters(), *gm.buffers())
     if any(tensor.is_quantized for tensor in tensors):
         return "an input is quantised"
-    is_wanted = not torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    is_differentiable = any(tensor.requires_grad for tensor in tensors)
+    is_trained = torch.is_grad_enabled() and is_differentiable
+    is_wanted = not torch.is_grad_enabled() and is_differentiable
     for node in gm.graph.nodes:
+        if is_trained and isinstance(node.target, torch._ops.HigherOrderOperator):
+            return f"the gradient of %{node.name} is that of the functions it calls"
         call = resolve(node)
         if call is None:
             continue

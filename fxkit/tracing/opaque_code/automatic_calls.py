@@ -241,7 +241,7 @@ class _Call:
 
         call.__name__ = getattr(function, "__name__", "call")
         call.__qualname__ = foreign_calls.name_of(function)
-        call.__module__ = _module_of(function)
+        call.__module__ = _home_of(function)
         setattr(call, AUTOMATIC, True)
         self._target = call
         self._frames = frames
@@ -312,6 +312,12 @@ def _check_owner(function: Any, kept: dict[int, Any]) -> None:
         f"its {type(owner).__qualname__} is made by the program",
         "keep it in a variable or an attribute that is older than the call",
     )
+
+
+def _home_of(function: Any) -> str:
+    """Return a module to name; not torch's, whose functions a graph's code calls by their names."""
+    module = _module_of(function)
+    return f"fxkit.{module}" if module.partition(".")[0] == "torch" else module
 
 
 def _module_of(function: Any) -> str:

@@ -236,3 +236,14 @@ def test_functions_that_c_code_calls_are_not_overlooked():
     captured(torch.ones(1, dtype=torch.float64))
     first = captured(torch.ones(1, dtype=torch.float64))
     assert captured(torch.ones(1, dtype=torch.float64)) > first
+
+
+def test_the_code_of_a_graph_calls_what_was_made_for_torchs_own_functions():
+    generator = torch.Generator().manual_seed(3)
+    gm = fxkit.capture(
+        lambda x: x * torch.rand(3, generator=generator), (torch.ones(3),)
+    ).graph_module
+    state = generator.get_state()
+    found = gm(torch.ones(3))
+    generator.set_state(state)
+    assert torch.equal(found, torch.rand(3, generator=generator))

@@ -4,12 +4,15 @@
 `aten.relu.default(x)` are calls of one operator, `aten.relu`. `resolve` gives a node's operator and
 its arguments, bound by the schema's names with the defaults filled in, once, in a cache.
 
+A result read by its name, `x.max(0).values`, is taken by its position: `python.getitem`.
+
 In-place and `out=` variants are operators of their own (`aten.relu_`, `aten.add_out`), since they
 have effects. What can't be told is opaque, and opaque means effectful.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -34,6 +37,7 @@ from fxkit.ir.binding import (
     schemaless_call,
 )
 from fxkit.ir.call import OPERATOR_NAME, Call, Operator, operator_named
+from fxkit.ir.named_results import place_of_result
 from fxkit.ir.recipe import Recipe, form_of, learn
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
@@ -69,6 +73,10 @@ def resolve(node: fx.Node) -> Call | None:
     if node.op not in _RESOLVERS:
         return _resolve_module(node) if node.op == "call_module" else None
     target: Any = node.target
+    if target is builtins.getattr:
+        taken = _named_result(node)
+        if taken is not None:
+            return taken
     args, kwargs = node._args, node._kwargs
     cached = node.__dict__.get(_CACHE)
     if (
@@ -99,7 +107,7 @@ def operator_of(node: fx.Node) -> Operator | None:
     if operator is not None:
         return operator
     kept = node.__dict__.get(_KEPT)
-    if kept is not None and _is_of(node, kept):
+    if kept is not None and _is_of(node, kept) and node.target is not builtins.getattr:
         return kept[4]
     call = resolve(node)
     return None if call is None else call.operator
@@ -240,6 +248,16 @@ def _resolve(op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 _UNKNOWN: Any = object()
+
+
+def _named_result(node: fx.Node) -> Call | None:
+    """Resolve `x.max(0).values`, which is `x.max(0)[0]`; not kept, since the operand decides."""
+    args = node._args
+    if len(args) != 2 or not isinstance(args[0], fx.Node) or not isinstance(args[1], str):
+        return None
+    source = operator_of(args[0])
+    place = None if source is None else place_of_result(source, args[1])
+    return None if place is None else python_call("getitem", (args[0], place), {})
 
 
 def _is_of(node: fx.Node, kept: tuple[Any, ...]) -> bool:

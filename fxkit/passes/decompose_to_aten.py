@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -155,6 +156,8 @@ class Spelling:
             self.edit.replace(node, operand)
         elif is_tensor and name == "getitem":
             self._take_over(node, indexing.read(self.edit, values[0], values[1], node))
+        elif name == "getitem" and node.target is getattr:
+            self._take_over(node, self.edit.call(operator.getitem, *values, before=node))
         elif is_tensor and name == "setitem":
             indexing.write(self.edit, values[0], values[1], values[2], node)
             self.give(node, None)
@@ -182,8 +185,6 @@ class Spelling:
 
     def _python_method(self, node: fx.Node) -> None:
         """Call a method of a container or number as a function of Python."""
-        import operator
-
         bare = str(node.target).strip("_")
         function = getattr(operator, bare, None)
         if str(node.target).startswith("__") and function is not None:
@@ -256,7 +257,7 @@ class Spelling:
                 map_arg(user.kwargs, lambda n: result if n is node else n),
             )
             return
-        part = result[user.args[1]]
+        part = result[taken.arguments["1"]]
         if isinstance(part, fx.Node):
             self.edit.replace(user, part)
             return

@@ -143,7 +143,9 @@ class _Lowering:
             if taken is None or taken.name != "python.getitem":
                 _put(self.edit, user, node, self._as_list(node, results))
         for user in list(node.users):
-            result = results[user.args[1]]
+            taken = resolve(user)
+            assert taken is not None
+            result = results[taken.arguments["1"]]
             if not isinstance(result, fx.Node) or not isinstance(type_of(user), TensorType):
                 raise Unrecordable("one of its results is no tensor")
             self._give_tensor(user, result, type_of(user))

@@ -181,7 +181,7 @@ class _Memory:
     def _look_at_view(self, node: fx.Node, known: Any) -> str | None:
         call = resolve(node)
         if call is not None and call.name == "python.getitem" and node.args[0] in self.parts:
-            source, part = self.parts[node.args[0]], node.args[1]  # type: ignore[index]
+            source, part = self.parts[node.args[0]], call.arguments["1"]  # type: ignore[index]
             view = node.args[0]
         else:
             try:

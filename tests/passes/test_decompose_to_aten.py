@@ -16,7 +16,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.printer import format_graph
 from fxkit.ir.session import edit
-from fxkit.passes import PassContext
+from fxkit.passes import Functionalise, PassContext
 from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.manager import PassManager
 from fxkit.passes.properties import property_named
@@ -160,6 +160,25 @@ def test_functions_without_an_operator_become_several():
     lowered(lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), image)
     lowered(lambda x: F.normalize(torch.norm(x, dim=1), dim=-1), image)
     lowered(lambda x: F.local_response_norm(x, 2), image)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.max(0).values, lambda x: torch.topk(x, 2).indices, lambda x: x.sort(-1).values,
+        lambda x: torch.linalg.qr(x).R, lambda x: torch.aminmax(x).max,
+        lambda x: torch.linalg.svd(x).S, lambda x: torch.frexp(x).exponent,
+        lambda x: torch.slogdet(x[:, :4]).logabsdet, lambda x: x.kthvalue(1).values.add_(1),
+    ],
+)  # fmt: skip
+def test_results_read_by_name_are_taken_by_place(program):
+    x = torch.randn(4, 5)
+    gm = lowered(program, x)
+    assert "python.getattr" not in str(fxkit.graph(gm))
+    assert torch.equal(gm(x), program(x))
+    passes = [DecomposeToAten(), Functionalise()]
+    functional = fxkit.symbolic_trace(program)
+    PassManager(passes, verify="numerics", args=(x,)).run(functional)
 
 
 def test_effects_stay_in_order():

@@ -128,7 +128,7 @@ def _result_of(node: fx.Node, call: Call) -> fx.Node:
         return node
     users = list(node.users)
     taken = resolve(users[0]) if len(users) == 1 else None
-    if taken is None or taken.name != "python.getitem" or users[0].args[1:] != (0,):
+    if taken is None or taken.name != "python.getitem" or taken.arguments["1"] != 0:
         raise Refused("more than its first result is used")
     return users[0]
 

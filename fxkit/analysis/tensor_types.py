@@ -34,6 +34,7 @@ from fxkit.errors import FxkitError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.given_graphs import check_graph_module, check_inputs
 from fxkit.ir.journal import Change
+from fxkit.ir.modes import without_modes
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import KEY, TensorType, set_type, type_of, type_of_value
 
@@ -69,7 +70,8 @@ def propagate_types(
     Raises:
         InvalidGraphError: When a node can't take its operands, naming node, source line and types.
     """
-    return TypeAnalysis(gm, args, kwargs, dynamic_shapes=dynamic_shapes).output_type
+    with without_modes():
+        return TypeAnalysis(gm, args, kwargs, dynamic_shapes=dynamic_shapes).output_type
 
 
 class TypeAnalysis:

@@ -3,11 +3,15 @@ new tensors lie."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.fx._symbolic_trace as fx_tracing
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def is_followed() -> bool:
@@ -41,3 +45,16 @@ def has_function_modes(*ours: type) -> bool:
         return False
     stack = torch.overrides._get_current_function_mode_stack()
     return any(not isinstance(mode, (DeviceContext, *ours)) for mode in stack)
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Compute with tensors of our own, which no dispatch mode of the caller's is to see.
+
+    A mode for fake tensors, in which AOTAutograd calls its backends, refuses real ones.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        yield
+        return
+    with _disable_current_modes():
+        yield

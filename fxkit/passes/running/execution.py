@@ -11,6 +11,7 @@ from torch import fx
 from fxkit import config
 from fxkit.analysis.tensor_types import TypeAnalysis
 from fxkit.errors import NumericsError, PassError, PostconditionError
+from fxkit.ir.modes import without_modes
 from fxkit.ir.open_sessions import opened
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.verifier import verify
@@ -81,7 +82,7 @@ class Execution:
 
     def run(self) -> PassResult:
         """Run all passes; see `PassManager.run`."""
-        with opened(self.session):
+        with opened(self.session), without_modes():
             return self._run()
 
     def _run(self) -> PassResult:

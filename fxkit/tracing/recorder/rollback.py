@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch._C import _autograd
 
+from fxkit.ir.modes import without_modes
+
 
 @dataclass(frozen=True, slots=True)
 class Undo:
@@ -98,5 +100,6 @@ def set_random_states(states: list[torch.Tensor]) -> None:
 
 
 def same_random_states(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    """Tell whether two results of `random_states` are the same."""
-    return len(some) == len(others) and all(map(torch.equal, some, others))
+    """Tell whether two results of `random_states` are the same; no mode sees that it is asked."""
+    with without_modes(), torch._C.DisableTorchFunction():
+        return len(some) == len(others) and all(map(torch.equal, some, others))

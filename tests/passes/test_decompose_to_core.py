@@ -12,8 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxkit
 from fxkit.analysis.tensor_types import propagate_types
+from fxkit.errors import PostconditionError
 from fxkit.ir.session import edit
-from fxkit.passes import PassContext
+from fxkit.passes import Functionalise, PassContext
+from fxkit.passes.building_blocks import torch_decompositions
 from fxkit.passes.building_blocks.core_operators import CORE_OPERATORS, core_operators_page, is_core
 from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.decompose_to_core import DecomposeToCore
@@ -202,6 +204,69 @@ def test_layout_is_kept():
     gm = lowered(lambda x: F.silu(x).relu(), X.to(memory_format=torch.channels_last))
     assert gm(X.to(memory_format=torch.channels_last)).is_contiguous(
         memory_format=torch.channels_last
+    )
+
+
+@pytest.mark.parametrize("offset", [0, 1, -2])
+@pytest.mark.parametrize("axes", [(0, 1), (-1, 0), (1, 2)])
+def test_writing_to_a_diagonal(offset, axes):
+    def program(x):
+        y = x + 1
+        y.diagonal(offset, *axes).mul_(2)
+        source = x.diagonal(offset, *axes) * 3
+        return y, torch.diagonal_scatter(x.transpose(0, 2), source, offset, *axes)
+
+    gm = fxkit.symbolic_trace(program)
+    x = torch.randn(4, 4, 4)
+    passes = [DecomposeToAten(), Functionalise(), DecomposeToCore()]
+    PassManager(passes, verify="numerics", args=(x,)).run(gm)
+    assert overloads(gm) <= CORE_OPERATORS
+    for got, expected in zip(gm(x), program(x), strict=True):
+        assert torch.equal(got, expected)
+        assert got.stride() == expected.stride()
+
+
+def test_writing_to_part_of_a_tensor():
+    x = torch.randn(4, 4)
+    lowered(lambda x: torch.select_scatter(x, x[0] * 2, 0, -1), x)
+    lowered(lambda x: torch.slice_scatter(x, x[:2] * 2, 0, 1, None, 2), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("decimals", [0, 2, -1, 3])
+def test_rounding_to_decimals(dtype, decimals):
+    x = (torch.randn(200) * 100).to(dtype)
+    gm = lowered(lambda x: torch.round(x, decimals=decimals), x)
+    assert torch.equal(gm(x), torch.round(x, decimals=decimals))
+
+
+@pytest.mark.parametrize("function", [torch.fmax, torch.fmin])
+def test_choosing_without_nans(function):
+    x = torch.tensor([1.0, -2.0, torch.nan, torch.nan, torch.inf, 3.0])
+    y = torch.tensor([2.0, torch.nan, 1.0, torch.nan, 1.0, -torch.inf], dtype=torch.float64)
+    gm = lowered(lambda x, y: function(x, y) + function(x, x.flip(0)), x, y)
+    expected = function(x, y) + function(x, x.flip(0))
+    assert torch.equal(gm(x, y).nan_to_num(7), expected.nan_to_num(7))
+    lowered(lambda x: function(x, x.flip(0)), torch.arange(5))
+
+
+def test_interpolation_between_two():
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    lowered(lambda x, y: torch.lerp(x, y, 0.3) + torch.lerp(x, y, y), x, y)
+
+
+def test_a_fault_of_a_decomposition_is_a_reason(monkeypatch):
+    def faulty(x, other):
+        raise AttributeError("no such thing")
+
+    table = {torch.ops.aten.hypot.default: faulty}
+    monkeypatch.setattr(torch_decompositions, "_own_table", lambda: table)
+    gm = fxkit.symbolic_trace(lambda x: torch.hypot(x, x))
+    with pytest.raises(PostconditionError, match="hypot") as caught:
+        PassManager([DecomposeToAten(), DecomposeToCore()], args=(torch.randn(3),)).run(gm)
+    assert caught.value.hint == (
+        "%hypot_1 stays a call of aten.hypot.default: it can't run on types alone: no such thing; "
+        "verify='structure' keeps what the pass could do"
     )
 
 

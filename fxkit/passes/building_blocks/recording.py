@@ -219,6 +219,18 @@ def _keep(_: Any) -> None:
     """Expand nothing."""
 
 
+# What torch and its decompositions raise on tensors without numbers, faults of theirs among it.
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
 def record(
     function: Callable[..., Any], types: Sequence[Any], expansion: Expansion = _keep
 ) -> Recording:
@@ -243,7 +255,7 @@ def record(
             recorder.recording.result = recorder.marked(result)
         except (ReadsNumber, NewSize) as error:
             raise Unrecordable(f"it depends on numbers, in {error.func}") from error
-        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        except _FAILURES as error:
             text = str(error).splitlines() or [type(error).__name__]
             raise Unrecordable(f"it can't run on types alone: {text[0]}") from error
     return recorder.recording

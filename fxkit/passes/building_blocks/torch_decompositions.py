@@ -79,6 +79,11 @@ def _own_table() -> dict[Any, Callable[..., Any]]:
         aten.lift_fresh_copy.default: aten.clone.default,
         aten._reshape_alias.default: lambda x, size, stride: aten.view.default(x, size),
         aten._unsafe_view.default: lambda x, size: aten.view.default(x, size),
+        aten.diagonal_scatter.default: _diagonal_scatter,
+        aten.fmax.default: functools.partial(_without_nans, aten.maximum.default),
+        aten.fmin.default: functools.partial(_without_nans, aten.minimum.default),
+        aten.round.decimals: _round,
+        prims.copy_strided.default: lambda x, stride: aten.clone.default(x),
         prims.convert_element_type.default: lambda x, dtype: aten._to_copy.default(x, dtype=dtype),
     }
 
@@ -144,6 +149,40 @@ def _pad_circular(x: Any, pad: list[int]) -> Any:
         end = aten.slice.Tensor(x, axis, size - max(before, 0), size)
         x = aten.cat.default([end, x, start], axis)
     return x
+
+
+def _diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Write a diagonal, whose axis is the last one of `source`, into rows and columns."""
+    aten = torch.ops.aten
+    rows, columns = dim1 % x.dim(), dim2 % x.dim()
+    order = [rows, columns, *(axis for axis in range(x.dim()) if axis not in (rows, columns))]
+    size, starts = source.shape[-1], (max(-offset, 0), max(offset, 0))
+    index = [torch.arange(start, start + size, device=x.device) for start in starts]
+    first = aten.permute.default(source, [source.dim() - 1, *range(source.dim() - 1)])
+    first = first.to(x.dtype)
+    written = aten.index_put.default(aten.permute.default(x, order), index, first)
+    return aten.permute.default(written, sorted(range(x.dim()), key=order.__getitem__))
+
+
+def _without_nans(choose: Any, x: Any, other: Any) -> Any:
+    """Choose one of two numbers; where one is NaN, the other."""
+    dtype = torch.result_type(x, other)
+    x, other = x.to(dtype), other.to(dtype)
+    if not dtype.is_floating_point:
+        return choose(x, other)
+    chosen = torch.where(torch.isnan(other), x, choose(x, other))
+    return torch.where(torch.isnan(x), other, chosen)
+
+
+def _round(x: Any, *, decimals: int) -> Any:
+    """Round to digits after the point, or in front of it; halves in float32."""
+    if not x.dtype.is_floating_point:
+        raise Unrecordable(f"torch rounds no {x.dtype} to decimals")
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    power = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return (torch.round(wide / power) * power).to(x.dtype)
+    return (torch.round(wide * power) / power).to(x.dtype)
 
 
 def _var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:

@@ -64,8 +64,12 @@ class PropertyChecks:
         """Return those of some properties that hold."""
         return [name for name in names if self.violation(name) is None]
 
-    def check_ensured(self, current: Pass) -> None:
+    def check_ensured(self, current: Pass, notes: Iterable[str] = ()) -> None:
         """Check that a pass did what it says it ensures.
+
+        Args:
+            current: The pass.
+            notes: What it said of the nodes that it left as they were.
 
         Raises:
             PostconditionError: When it did not.
@@ -73,7 +77,8 @@ class PropertyChecks:
         for name in current.ensures:
             violation = self.violation(name)
             if violation is not None:
-                raise _broken(violation, f"to ensure {name}")
+                left = [note for note in notes if note.startswith(f"%{violation.nodes[0]} ")]
+                raise _broken(violation, f"to ensure {name}", _kept(left[0]) if left else _MEND)
 
     def check_preserved(self, held: Iterable[str]) -> None:
         """Check that properties that held before a pass still hold.
@@ -84,16 +89,23 @@ class PropertyChecks:
         for name in held:
             violation = self.violation(name)
             if violation is not None:
-                raise _broken(violation, f"to preserve {name}")
+                raise _broken(violation, f"to preserve {name}", _MEND)
 
 
-def _broken(violation: Violation, promise: str) -> PostconditionError:
+_MEND = "mend the pass, or leave the promise out of its contract"
+
+
+def _kept(note: str) -> str:
+    return f"{note}; verify='structure' keeps what the pass could do"
+
+
+def _broken(violation: Violation, promise: str, hint: str) -> PostconditionError:
     source = next((s for s in violation.sources if s), None)
     return PostconditionError(
         f"expected the pass {promise}, got a graph where {violation.reason}",
         node=violation.lines[0],
         source=source,
-        hint="mend the pass, or leave the promise out of its contract",
+        hint=hint,
     )
 
 

@@ -211,7 +211,7 @@ class Execution:
         try:
             is_whole = self._apply(current, context)
             finished = time.perf_counter()
-            self._check(current, held, mark, is_whole)
+            self._check(current, context, held, mark, is_whole)
         except BaseException as error:
             if not isinstance(error, Exception):
                 self._undo(mark)
@@ -264,7 +264,9 @@ class Execution:
     def _is_checked(self) -> bool:
         return self.manager.verify in ("each", "numerics")
 
-    def _check(self, current: Pass, held: list[str], mark: int, is_whole: bool) -> None:
+    def _check(
+        self, current: Pass, context: PassContext, held: list[str], mark: int, is_whole: bool
+    ) -> None:
         """Hold what a pass did against what it says of itself."""
         modified = self.session.mark() > mark
         if modified and self.manager.verify != "off":
@@ -280,7 +282,7 @@ class Execution:
         contracts.check_types(self._output_type, output_type, drops_gradients=drops_gradients)
         self._output_type = output_type
         if is_whole:
-            self.checks.check_ensured(current)
+            self.checks.check_ensured(current, context.notes)
         if modified:
             self.checks.check_preserved(held)
         if modified and is_whole and current.is_idempotent and self._max_rewrites is None:

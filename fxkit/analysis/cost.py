@@ -7,7 +7,8 @@ formula is None, never zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -318,7 +319,8 @@ def _elements(func: Any, args: Any, result: Any) -> int | None:
     if torch.Tag.inplace_view in func.tags:
         return 0
     if packet == "aten._scaled_dot_product_flash_attention_for_cpu":
-        return _attention_flops(*args[:3])
+        query, key, value = args[:3]
+        return _attention_flops(query.shape[:-2], query, key, value)
     tensors = [t for t in _leaves([result]) if isinstance(t, torch.Tensor)]
     if tensors:
         known = count(packet.removeprefix("aten.").removesuffix("_"), args, tensors[0])
@@ -331,13 +333,17 @@ def _elements(func: Any, args: Any, result: Any) -> int | None:
     return None
 
 
-def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+@flop_formula("aten.scaled_dot_product_attention")
+def _of_attention(node: fx.Node, types: Mapping[str, Any]) -> int:
+    """Count both products, whichever kernel the sizes of the heads leave to torch."""
+    batch = type_of(node).shape[:-2]
+    return _attention_flops(batch, types["query"], types["key"], types["value"])
+
+
+def _attention_flops(batch: Sequence[int], query: Any, key: Any, value: Any) -> int:
     """Count both products of `softmax(q k^T) v`; torch has no formula for its CPU kernel."""
-    *batch, rows, width = query.shape
-    count = rows * key.shape[-2] * (width + value.shape[-1])
-    for size in batch:
-        count *= size
-    return 2 * count
+    rows, width = query.shape[-2:]
+    return 2 * math.prod(batch) * rows * key.shape[-2] * (width + value.shape[-1])
 
 
 def _empty(value: Any, node: fx.Node, device: torch.device | None = None) -> Any:

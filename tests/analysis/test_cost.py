@@ -38,6 +38,13 @@ _FORMULAS: dict[str, tuple[Any, list[tuple[int, ...]], int, int]] = {
                 2 * 6 * 36 * 2 * 9, 256 + 108 + 216),
     "attention": (F.scaled_dot_product_attention, [(2, 3, 5, 8)] * 3, 4 * 2 * 3 * 5 * 5 * 8,
                   4 * 240),
+    "attention, narrow values": (F.scaled_dot_product_attention,
+                                 [(2, 4, 7, 8), (2, 4, 9, 8), (2, 4, 9, 6)],
+                                 2 * 2 * 4 * 7 * 9 * (8 + 6), 8 * (56 + 72 + 54 + 42)),
+    "attention, shared keys": (
+        lambda x, y, z: F.scaled_dot_product_attention(x, y, z, enable_gqa=True),
+        [(2, 4, 7, 8), (2, 2, 9, 8), (2, 2, 9, 6)],
+        2 * 2 * 4 * 7 * 9 * (8 + 6), 8 * 56 + 4 * 72 + 4 * 54 + 8 * 42),
     "pointwise": (lambda x, y: x + y, [(3, 4), (4,)], 12, 12 + 4 + 12),
     "unary": (torch.exp, [(3, 4)], 12, 24),
     "reduction": (lambda x: x.sum(1), [(3, 4)], 12, 12 + 3),

@@ -50,6 +50,7 @@ class Moves:
         self._shared = {root(n) for n in (*outside, *self._output.all_input_nodes)}
         self._places = {node: place for place, node in enumerate(graph.nodes)}
         self._last_uses: dict[fx.Node, int] | None = None
+        self._set: dict[fx.Node, bool] = {}
 
     def may_move(self, node: fx.Node, *, before: fx.Node) -> Verdict:
         """Tell whether a node may go right before another one.
@@ -103,7 +104,7 @@ class Moves:
             return Verdict()
         aliases = self.order.aliases
         if aliases.may_alias(earlier, later):
-            is_apart = is_seen_apart(later, earlier)
+            is_apart = is_seen_apart(later, earlier, self._set)
             return Verdict("the caller gets a tensor each of both" if is_apart else None)
         for node in (earlier, later):
             if aliases.is_written(node):
@@ -142,21 +143,34 @@ class Moves:
         return self.order.aliases.root(node) in self._shared
 
 
-def is_seen_apart(node: fx.Node, other: fx.Node) -> bool:
+def is_seen_apart(node: fx.Node, other: fx.Node, known: dict[fx.Node, bool] | None = None) -> bool:
     """Tell whether anybody would notice that two tensors are one, if `other` stood for a node.
 
     They may share their memory: a name, a flag or a shape that is set of one is not the other's.
     The program may set it, or the caller who gets both.
+
+    Args:
+        node: The one to go.
+        other: The one to stay.
+        known: Of nodes that were asked for whether a user sets something; kept up to date. It stays
+            true of `other` when it takes over the users of a node that nobody would miss.
     """
     call = resolve(node)
     if call is not None and call.name in GIVES_ITSELF:
         return False
-    if any(map(_may_set, (*node.users, *other.users))):
+    known = {} if known is None else known
+    if _is_set(node, known) or _is_set(other, known):
         return True
     if not any(user.op == "output" for user in node.users):
         return False
     is_outside = other.op in ("placeholder", "get_attr")
     return is_outside or any(user.op == "output" for user in other.users)
+
+
+def _is_set(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
+    if node not in known:
+        known[node] = any(map(_may_set, node.users))
+    return known[node]
 
 
 # Calls that set something of a tensor that other tensors with its memory do not have.

@@ -257,13 +257,18 @@ class Graph:
         start, end = self._node(first), self._node(last)
         inside = {start, end, *(view.fx_node for view in self.between(start, end))}
         found: list[list[GraphNode]] = []
-        stack: list[tuple[fx.Node, tuple[fx.Node, ...]]] = [(start, (start,))]
-        while stack and len(found) < limit:
-            node, path = stack.pop()
-            if node is end:
-                found.append([self._view(n) for n in path])
+        path = [start]
+        ahead = [iter(start.users)]  # what is still to be followed from each node of the path
+        while path and len(found) < limit:
+            if path[-1] is end:
+                found.append([self._view(node) for node in path])
+            user = None if path[-1] is end else next((u for u in ahead[-1] if u in inside), None)
+            if user is None:
+                path.pop()
+                ahead.pop()
                 continue
-            stack.extend((user, (*path, user)) for user in reversed(node.users) if user in inside)
+            path.append(user)
+            ahead.append(iter(user.users))
         return found
 
     def cut(self, sources: Iterable[Given], targets: Iterable[Given]) -> list[GraphNode]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -212,6 +213,38 @@ def test_liveness_is_that_of_brute_force(gm: fx.GraphModule) -> None:
         assert live.last_use(node) is (nodes[max(users)] if users else node)
         expected = [n for n in nodes[: index + 1] if any(u in nodes[index + 1 :] for u in n.users)]
         assert live.live_after(node) == expected
+
+
+@_DRAWN
+@given(_dags(), st.integers(0, 8))
+def test_paths_are_those_of_brute_force(gm: fx.GraphModule, limit: int) -> None:
+    nodes = list(gm.graph.nodes)
+
+    def follow(path: list[fx.Node], end: fx.Node) -> list[list[fx.Node]]:
+        if path[-1] is end:
+            return [path]
+        return [whole for user in path[-1].users for whole in follow([*path, user], end)]
+
+    g = graph(gm)
+    for start, end in itertools.product(nodes[:3], nodes[-3:]):
+        got = [[view.fx_node for view in path] for path in g.paths(start, end, limit)]
+        assert got == follow([start], end)[:limit]
+
+
+def test_a_long_path_is_followed_in_memory_of_its_length() -> None:
+    chained = fx.Graph()
+    value = chained.placeholder("x")
+    for _ in range(3000):
+        value = chained.call_function(torch.add, (value, chained.call_function(F.relu, (value,))))
+    chained.output(value)
+    g = graph(fx.GraphModule(nn.Module(), chained))
+    g.between("x", "output")
+    tracemalloc.start()
+    (path,) = g.paths("x", "output", limit=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(path) > 3000
+    assert peak < 10_000_000
 
 
 def test_peak_of_memory() -> None:

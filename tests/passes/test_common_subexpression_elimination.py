@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import fx
 
 import fxkit
+from fxkit.analysis import moves
 from fxkit.passes import CommonSubexpressionElimination
 from fxkit.passes.manager import PassManager
 
@@ -119,6 +120,35 @@ def test_two_conversions_stay_two_tensors():
         a.add_(1)
         assert torch.equal(b, X.double())
     assert merged(lambda x: x.double() + x.double(), X) == 1
+
+
+def test_users_of_equal_views_are_asked_once_each(monkeypatch):
+    asked = []
+
+    def may_set(user):
+        asked.append(user)
+        return False
+
+    monkeypatch.setattr(moves, "_may_set", may_set)
+    graph = fx.Graph()
+    x = total = graph.placeholder("x")
+    for _ in range(50):
+        view = graph.call_method("view", (x, -1))
+        total = graph.call_function(torch.add, (view, total))
+    graph.output(total)
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    PassManager([CommonSubexpressionElimination()], verify="off").run(gm)
+    assert len(gm.graph.find_nodes(op="call_method", target="view")) == 1
+    assert len(asked) == 50
+
+
+def test_what_is_set_of_one_of_several_views_keeps_it():
+    def program(x):
+        views = [x.view(-1) for _ in range(4)]
+        views[2].t_()
+        return sum(view.sum() for view in views)
+
+    assert merged(program, X) == 2
 
 
 def test_not_merged_across_a_mode():

@@ -14,6 +14,7 @@ from torch import fx
 
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import effects_of
+from fxkit.ir.numbers import number_key
 from fxkit.ir.op import resolve
 from fxkit.ir.op_table import GIVES_ITSELF
 
@@ -219,6 +220,4 @@ def _frozen(value: Any) -> Hashable:
         return ("slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step))
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value))
-    if isinstance(value, float):
-        return ("float", value.hex())
-    return (type(value).__name__, value)
+    return (type(value).__name__, number_key(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -136,6 +137,11 @@ def every(*conditions: Where) -> Where:
 def is_number(value: Any) -> bool:
     """Tell whether a constant is a plain finite int or float."""
     return type(value) in (int, float) and value - value == 0
+
+
+def is_zero(value: Any) -> bool:
+    """Tell whether a constant is a zero without the sign of -0.0."""
+    return is_number(value) and value == 0 and math.copysign(1.0, value) > 0
 
 
 def _each(names: tuple[str, ...], check: Callable[[TensorType], str | None]) -> Where:

@@ -22,6 +22,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from fxkit.errors import PatternError
+from fxkit.ir.numbers import number_key
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import source_of
@@ -388,7 +389,7 @@ def is_same_constant(wanted: Any, got: Any, in_floating: bool) -> bool:
     """Tell whether a literal of a pattern equals one of a graph.
 
     An int and a float of the same value are the same only where the other operand is known to be
-    floating point, since `i64 * 2.0` is no integer.
+    floating point, since `i64 * 2.0` is no integer. Zeros of different sign are never the same.
     """
     if isinstance(wanted, (list, tuple)):
         return (
@@ -399,10 +400,10 @@ def is_same_constant(wanted: Any, got: Any, in_floating: bool) -> bool:
     if isinstance(got, (fx.Node, torch.Tensor)):
         return False
     if type(wanted) is type(got):
-        return wanted == got or (wanted != wanted and got != got)
+        return number_key(wanted) == number_key(got)
     numbers = (int, float)
-    if type(wanted) in numbers and type(got) in numbers:
-        return in_floating and wanted == got
+    if type(wanted) in numbers and type(got) in numbers and in_floating and wanted == got:
+        return wanted != 0 or number_key(float(wanted)) == number_key(float(got))
     return False
 
 

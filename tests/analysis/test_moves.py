@@ -82,6 +82,12 @@ def test_merging(first: str, second: str, reason: str | None) -> None:
     assert g.may_merge(g[first], g[second]).reason == reason
 
 
+def test_zeros_of_different_sign_are_not_merged() -> None:
+    g = _graph(lambda x: (x * complex(1, 0.0) + x * complex(1, -0.0), x / 0.0 + x / -0.0))
+    assert not g.may_merge(g["mul"], g["mul_1"])
+    assert not g.may_merge(g["truediv"], g["truediv_1"])
+
+
 def test_two_results_that_the_caller_sees_are_not_merged() -> None:
     g = _graph(lambda x: (torch.sin(x), torch.sin(x)))
     assert "the caller could see" in str(g.may_merge(g["sin"], g["sin_1"]))

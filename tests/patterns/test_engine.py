@@ -253,6 +253,26 @@ def test_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rewrite(symbolic_trace(program), _SIN).count == 0
 
 
+def test_zeros_of_different_sign_are_two_numbers() -> None:
+    to_abs = rule(lambda x: torch.copysign(x, 0.0), lambda x: torch.abs(x), name="to_abs")
+    same_bound = rule(
+        lambda x, low: torch.clamp(torch.clamp(x, min=low), min=low),
+        lambda x, low: torch.clamp(x, min=low),
+        name="same_bound",
+    )
+    args = (torch.tensor([-1.0, 1.0]),)
+    for program, count in (
+        (lambda x: torch.copysign(x, 0.0), 1),
+        (lambda x: torch.copysign(x, -0.0), 0),
+        (lambda x: torch.clamp(torch.clamp(x, min=-0.0), min=-0.0), 1),
+        (lambda x: torch.clamp(torch.clamp(x, min=-0.0), min=0.0), 0),
+    ):
+        gm = symbolic_trace(program)
+        propagate_types(gm, args)
+        assert rewrite(gm, [to_abs, same_bound]).count == count
+        assert torch.equal(gm(*args).signbit(), program(*args).signbit())
+
+
 def test_replacement_of_every_form() -> None:
     """An operand, a constant, a matched value, new nodes, several results."""
     x, y = torch.randn(3), torch.randn(3)

@@ -359,3 +359,10 @@ def _plain(gm: fx.GraphModule) -> str:
         node.meta.clear()
         node.name = f"v{index}"
     return format_graph(gm)
+
+
+def test_a_lower_bound_of_minus_zero_is_no_relu() -> None:
+    gm = symbolic_trace(lambda x: torch.clamp(x, min=-0.0))
+    propagate_types(gm, (_MATRIX,))
+    assert rewrite(gm, rules_in("bounds")).count == 0
+    assert torch.signbit(gm(-_MATRIX.abs())).all()

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.analysis.tensor_types import fake_mode, fake_value
+from fxkit.ir.numbers import number_key
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of, type_of_value
 from fxkit.passes.building_blocks.drawn_masks import drawn_mask, memory_order
@@ -276,7 +277,7 @@ def form_of_call(target: Any, node_args: Any) -> Hashable | None:
             position = nodes.setdefault(leaf, len(nodes))
             parts.append((position, _hashable_type(type_of(leaf))))
         else:
-            parts.append((type(leaf), leaf.hex() if isinstance(leaf, float) else leaf))
+            parts.append((type(leaf), number_key(leaf)))
     key = (target, str(spec), tuple(parts))
     try:
         hash(key)

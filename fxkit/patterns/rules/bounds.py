@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fxkit.patterns.conditions import floating, is_number, no_gradient
+from fxkit.patterns.conditions import floating, is_number, is_zero, no_gradient
 from fxkit.patterns.language import any_of, computed, operand
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import rule
@@ -49,7 +49,7 @@ def relu_of_positive(x):
 
 # Where x is at the bound, clamp passes the gradient and relu does not.
 @rule(at=("aten.clamp", "aten.clamp_min"),
-      where=[floating("x"), no_gradient("x"), {"zero": operand(value=lambda v: v == 0)}],
+      where=[floating("x"), no_gradient("x"), {"zero": operand(value=is_zero)}],
       samples=({"zero": 0}, {"zero": 0.0}))  # fmt: skip
 def relu_by_clamp(x, zero):
     """A lower bound of zero is a relu, which kernels take as their epilogue.

@@ -18,6 +18,7 @@ from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_node, format_source, format_value
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.axes import same_axes
+from fxkit.patterns.climbing import Climb
 from fxkit.patterns.pattern import (
     AnyOf,
     Capture,
@@ -27,6 +28,7 @@ from fxkit.patterns.pattern import (
     Operation,
     Pattern,
     PatternNode,
+    first_operators,
     is_same_constant,
 )
 
@@ -161,37 +163,20 @@ class _Search:
 
     def _other_outputs(self) -> bool:
         """Find the outputs that are not below the root, among the users of what matched."""
-        missing = [
-            output
-            for output in self.pattern.outputs
-            if output not in self.nodes and output not in self.values
-        ]
+        values = {**self.nodes, **self.values}
+        missing = [output for output in self.pattern.outputs if output not in values]
         if not missing:
             return True
-        output = missing[0]
+        climb = Climb(self.bindings, values, self.taken)
+        reached = [(output, climb.candidates(output)) for output in missing]
+        known = [(output, nodes) for output, nodes in reached if nodes is not None]
+        output, candidates = min(known, key=lambda pair: len(pair[1]), default=(missing[0], []))
         owner = output if isinstance(output, Operation) else self.pattern.operations[-1]
-        for candidate in self._candidates(output):
+        for candidate in candidates:
             if self._value(output, candidate, owner, self.root, self._other_outputs):
                 return True
-        return self._fail(owner, f"{owner.operator} beside the root", "no such node", self.root)
-
-    def _candidates(self, output: PatternNode) -> list[fx.Node]:
-        """Return the users of something that `output` takes and that is bound already."""
-        if isinstance(output, AnyOf):
-            return list(dict.fromkeys(n for c in output.choices for n in self._candidates(c)))
-        if isinstance(output, Named):
-            return self._candidates(output.inner)
-        if not isinstance(output, Operation):
-            return []
-        for argument in output.arguments.values():
-            bound: Any = None
-            if isinstance(argument, Capture):
-                bound = self.bindings.get(argument.name)
-            elif isinstance(argument, Operation):
-                bound = self.nodes.get(argument)
-            if isinstance(bound, fx.Node):
-                return [user for user in bound.users if user not in self.taken]
-        return []
+        expected = f"{' or '.join(first_operators(output))} beside the root"
+        return self._fail(owner, expected, "no such node", self.root)
 
     def _operation(self, wanted: Operation, node: fx.Node, rest: _Continuation) -> bool:
         self.steps += 1

@@ -188,7 +188,7 @@ class Pattern:
         Raises:
             PatternError: When the root may be any operand at all.
         """
-        return tuple(dict.fromkeys(_first_operators(self.root)))
+        return tuple(dict.fromkeys(first_operators(self.root)))
 
     @functools.cached_property
     def operand_operators(self) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ class Pattern:
             return ()
         for value in self.root.arguments.values():
             with contextlib.suppress(PatternError):
-                return tuple(dict.fromkeys(_first_operators(value)))
+                return tuple(dict.fromkeys(first_operators(value)))
         return ()
 
     @functools.cached_property
@@ -223,7 +223,8 @@ def pattern(
         operands: Capture → what it has to be.
 
     Raises:
-        PatternError: When the function can't be traced, or computes nothing.
+        PatternError: When the function can't be traced, computes nothing, or returns results that
+            have nothing in common.
     """
     if isinstance(function, Pattern):
         return function if operands is None else replace(function, operands=operands)
@@ -317,6 +318,7 @@ class PatternBuilder:
                     hint="a pattern that is one parameter would match every node; "
                     "return an operation",
                 )
+        _check_connected(built)
         return built
 
     def _build(self, value: Any) -> Any:
@@ -356,6 +358,27 @@ class PatternBuilder:
             return Named(values[0], values[1].value)
         link, hole, start, at_least, at_most = values
         return Chain(link, hole, start, at_least.value, at_most.value)
+
+
+def _check_connected(outputs: tuple[PatternNode, ...]) -> None:
+    """Refuse outputs that can't be found from one another.
+
+    Raises:
+        PatternError: When they have no parameter or operation in common, not even through others.
+    """
+    cones = [{v for v in _below((o,)) if not isinstance(v, Constant)} for o in outputs]
+    reached, apart = cones[0], cones[1:]
+    while apart:
+        near = [cone for cone in apart if not reached.isdisjoint(cone)]
+        if not near:
+            raise PatternError(
+                "expected results that share a parameter or an operation, got results with nothing "
+                "in common",
+                hint="make a rule of each result; or, where they meet further on in the graph, "
+                "return what they are computed into too",
+            )
+        apart = [cone for cone in apart if reached.isdisjoint(cone)]
+        reached = reached.union(*near)
 
 
 _MARKS = (language.alternatives, language.binding, language.chain, language.chain_operand)
@@ -438,19 +461,19 @@ def _copied(value: Any, known: dict[Any, Any]) -> Any:
     return known[value]
 
 
-def _first_operators(value: Any) -> Iterator[str]:
+def first_operators(value: Any) -> Iterator[str]:
     """Yield the operators that a pattern node may match at."""
     if isinstance(value, Operation):
         yield value.operator
     elif isinstance(value, AnyOf):
         for choice in value.choices:
-            yield from _first_operators(choice)
+            yield from first_operators(choice)
     elif isinstance(value, Named):
-        yield from _first_operators(value.inner)
+        yield from first_operators(value.inner)
     elif isinstance(value, Chain):
-        yield from _first_operators(value.link)
+        yield from first_operators(value.link)
         if value.at_least == 0:
-            yield from _first_operators(value.start)
+            yield from first_operators(value.start)
     else:
         raise PatternError(
             "expected a pattern that ends in an operation, got one that may be any operand",

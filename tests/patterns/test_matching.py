@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import fx, nn
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.ir.op import Attribute
 from fxkit.patterns.engine import find
+from fxkit.patterns.language import any_of, named, optional, repeated
 from fxkit.patterns.matching import Match, Miss, match_at
 from fxkit.patterns.matching import _Search as Search
 from fxkit.patterns.pattern import pattern
@@ -185,6 +187,95 @@ def test_several_results_below_each_other() -> None:
     shared = symbolic_trace(lambda x: (lambda n: (torch.exp(n), n))(-x))
     (found,) = find(shared, lambda v: (lambda n: (n, torch.exp(n)))(-v))
     assert [node.name for node in found.outputs] == ["neg", "exp"]
+
+
+def _rotated(q: Any, c: Any, s: Any) -> Any:
+    return q * c + torch.flip(q, [-1]) * s
+
+
+# pattern, program, how often it occurs there
+_SEVERAL_RESULTS: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
+    "operations beside the root": (
+        lambda x: (torch.relu(x) + 1, torch.tanh(x)),
+        lambda x: torch.tanh(x) * (torch.relu(x) + 1), 1,
+    ),
+    "operations below the root": (
+        lambda x: (torch.tanh(x), torch.relu(x) + 1),
+        lambda x: torch.tanh(x) * (torch.relu(x) + 1), 1,
+    ),
+    "far from what is bound": (
+        lambda x, y: (torch.exp(torch.relu(-x) + y).sum(), torch.tanh(x)),
+        lambda x, y: torch.tanh(x) * torch.exp(y + torch.relu(-x)).sum(), 1,
+    ),
+    "another operator far from it": (
+        lambda x, y: (torch.exp(torch.relu(-x) + y).sum(), torch.tanh(x)),
+        lambda x, y: torch.tanh(x) * torch.exp(y + torch.sigmoid(-x)).sum(), 0,
+    ),
+    "through one another": (
+        lambda x, y, z: (x + y, torch.sin(y * z), torch.cos(x)),
+        lambda x, y, z: torch.cos(x) - torch.sin(z * y) / (y + x), 1,
+    ),
+    "rotary embedding": (
+        lambda q, k, c, s: (_rotated(q, c, s), _rotated(k, c, s)),
+        lambda q, k, c, s: _rotated(q, c, s) @ _rotated(k, c, s), 2,
+    ),
+    "rotations of two angles": (
+        lambda q, k, c, s: (_rotated(q, c, s), _rotated(k, c, s)),
+        lambda q, k, c, s: _rotated(q, c, s) @ _rotated(k, s, c), 0,
+    ),
+    "in a list": (
+        lambda x, y: (torch.cat([-x, y]), torch.tanh(x)),
+        lambda x, y: torch.cat([-x, y]) * torch.tanh(x), 1,
+    ),
+    "an alternative": (
+        lambda x: (any_of(torch.relu, torch.sigmoid)(x) + 1, torch.tanh(x)),
+        lambda x: torch.tanh(x) * (torch.sigmoid(x) + 1), 1,
+    ),
+    "an optional operation": (
+        lambda x: (torch.exp(optional(torch.neg)(x)), torch.tanh(x)),
+        lambda x, y: torch.tanh(x) * torch.exp(x) + torch.tanh(y) * torch.exp(-y), 2,
+    ),
+    "a name": (
+        lambda x: (torch.exp(named(torch.neg(x), "n")), torch.tanh(x)),
+        lambda x: torch.tanh(x) * torch.exp(-x), 1,
+    ),
+    "a chain": (
+        lambda x: (torch.exp(repeated(torch.neg)(x)), torch.tanh(x)),
+        lambda x: torch.tanh(x) * torch.exp(x.neg().neg().neg()), 1,
+    ),
+    "a chain that is too short": (
+        lambda x: (torch.exp(repeated(torch.neg, at_least=2)(x)), torch.tanh(x)),
+        lambda x: torch.tanh(x) * torch.exp(-x), 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(_SEVERAL_RESULTS))
+def test_results_beside_the_root(case: str) -> None:
+    wanted, program, count = _SEVERAL_RESULTS[case]
+    found = find(symbolic_trace(program), wanted)
+    assert len(found) == count
+    assert all(len(set(match.outputs)) == len(match.outputs) for match in found)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_order_of_results_does_not_decide(order: tuple[int, ...]) -> None:
+    def wanted(x: Any, y: Any) -> tuple[Any, ...]:
+        results = torch.tanh(x), torch.relu(x) + y, torch.exp(torch.sin(y))
+        return tuple(results[place] for place in order)
+
+    gm = symbolic_trace(lambda a, b: torch.exp(b.sin()) - torch.tanh(a) * (b + torch.relu(a)))
+    (found,) = find(gm, wanted)
+    names = ("tanh", "add", "exp")
+    assert [node.name for node in found.outputs] == [names[place] for place in order]
+
+
+def test_a_result_that_is_not_there_is_named() -> None:
+    gm = symbolic_trace(lambda x: torch.tanh(x) * torch.relu(x))
+    missed = match_at(pattern(lambda x: (torch.relu(x) + 1, torch.tanh(x))), gm.graph.find_nodes(
+        op="call_function", target=torch.tanh)[0])  # fmt: skip
+    assert isinstance(missed, Miss)
+    assert (missed.expected, missed.got) == ("aten.add beside the root", "no such node")
 
 
 def test_commute_can_be_switched_off() -> None:

@@ -49,6 +49,11 @@ def test_several_results_end_with_the_root() -> None:
     assert found.root is found.outputs[-1]
 
 
+def test_results_that_share_something_through_others_are_a_pattern() -> None:
+    found = pattern(lambda x, y, z: (torch.relu(x), torch.tanh(z), x + y, y + z))
+    assert len(found.outputs) == 4
+
+
 def test_a_pattern_stays_itself() -> None:
     found = pattern(lambda x: torch.sin(x))
     assert pattern(found) is found
@@ -60,6 +65,8 @@ _MALFORMED: dict[str, tuple[Callable[..., Any], str]] = {
     "a constant": (lambda x: 3, "got a value"),
     "starred parameters": (lambda *args: torch.relu(args[0]), r"got \*args"),
     "starred keywords": (lambda **kwargs: torch.relu(kwargs["x"]), r"got \*kwargs"),
+    "results apart": (lambda x, y: (torch.relu(x), torch.tanh(y)), "with nothing in common"),
+    "two pairs apart": (lambda x, y: (-x, x + 1, y + 1, -y), "with nothing in common"),
     "a branch": (lambda x: torch.relu(x) if x.sum() > 0 else x, "can't be traced"),
     "a loop over a tensor": (lambda x: sum(row for row in x), "can't be traced"),
 }

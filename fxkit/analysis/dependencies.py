@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from torch import fx
 
@@ -29,11 +29,15 @@ class EffectOrder:
 
     Args:
         graph: The graph. Cost: linear in its edges; each query is linear in the operands.
+
+    Attributes:
+        aliases: Which nodes may share memory.
+        mode_changes: The nodes that change a mode (grad, autocast), in graph order.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         self.aliases = AliasSets(graph)
-        self._mode_changes = [n for n in self.aliases.effectful if effects_of(n).is_global]
+        self.mode_changes = [n for n in self.aliases.effectful if effects_of(n).is_global]
 
     def may_swap(self, a: fx.Node, b: fx.Node) -> bool:
         """Tell whether two nodes, neither computed from the other, may change places."""
@@ -49,7 +53,11 @@ class EffectOrder:
         return not (self._touches(a, b) or self._touches(b, a))
 
     def written_between(
-        self, value: fx.Node | Attribute, first: fx.Node, last: fx.Node
+        self,
+        value: fx.Node | Attribute,
+        first: fx.Node,
+        last: fx.Node,
+        but: Container[fx.Node] = (),
     ) -> fx.Node | None:
         """Return a node strictly between two others that may write to some memory, or None.
 
@@ -57,14 +65,15 @@ class EffectOrder:
             value: The node, or the module's parameter or buffer, whose memory is meant.
             first: The earlier of the two nodes.
             last: The later of the two nodes.
+            but: Nodes that don't count.
         """
         if not self.aliases.effectful:
             return None
-        return _first_between(self.aliases.writers(value), first, last)
+        return _first_between(self.aliases.writers(value), first, last, but)
 
     def mode_between(self, first: fx.Node, last: fx.Node) -> fx.Node | None:
         """Return a node strictly between two others that changes a mode (grad, autocast)."""
-        return _first_between(self._mode_changes, first, last)
+        return _first_between(self.mode_changes, first, last)
 
     def _touches(self, writer: fx.Node, other: fx.Node) -> bool:
         """Tell whether `writer` writes to memory that `other` reads, writes or returns."""
@@ -76,11 +85,17 @@ class EffectOrder:
         return False
 
 
-def _first_between(ordered: list[fx.Node], first: fx.Node, last: fx.Node) -> fx.Node | None:
+def _first_between(
+    ordered: list[fx.Node], first: fx.Node, last: fx.Node, but: Container[fx.Node] = ()
+) -> fx.Node | None:
     """Return the first of some nodes in graph order that is strictly between two others."""
     start = bisect.bisect_right(ordered, first._sort_key, key=lambda n: n._sort_key)
-    inside = ordered[start : start + 1]
-    return inside[0] if inside and inside[0] < last else None
+    for index in range(start, len(ordered)):
+        if not ordered[index] < last:
+            return None
+        if ordered[index] not in but:
+            return ordered[index]
+    return None
 
 
 def _is_global(effects: Effects) -> bool:

@@ -231,8 +231,10 @@ class _Run:
         originals = list(match.nodes.values())
         root = match.root
         source = provenance.source_of(root)
+        place = self._safety.place_of(candidate, match)
+        assert isinstance(place, fx.Node), place
         with self.session.on_behalf_of(originals, candidate.name):
-            inserted, values = self._insert(candidate, match)
+            inserted, values = self._insert(candidate, match, place)
             users: list[fx.Node] = []
             for output, value in zip(match.outputs, values, strict=True):
                 users.extend(output.users)
@@ -273,8 +275,10 @@ class _Run:
         for node in inserted if is_progress else (*inserted, *match.nodes.values()):
             ages[node] = oldest if is_progress else oldest + 1
 
-    def _insert(self, candidate: Rule, match: Match) -> tuple[list[fx.Node], list[Any]]:
-        """Copy the replacement in front of the root; return the new nodes and the results."""
+    def _insert(
+        self, candidate: Rule, match: Match, place: fx.Node
+    ) -> tuple[list[fx.Node], list[Any]]:
+        """Copy the replacement in front of a place; return the new nodes and the results."""
         template = candidate.template
         made: dict[fx.Node, Any] = {}
 
@@ -283,18 +287,18 @@ class _Run:
                 return made[node]
             if node.op == "placeholder":
                 value = match.bindings.get(str(node.target))
-                return self._read(value, match.root) if isinstance(value, Attribute) else value
+                return self._read(value, place) if isinstance(value, Attribute) else value
             return match.values[template.reuses[node]]
 
         inserted: list[fx.Node] = []
-        insert, root = self.session.insert_at, match.root
+        insert = self.session.insert_at
         for node in template.body:
             args = map_arg(node._args, substitute)
             if node.target is computation:
                 made[node] = node.meta[COMPUTES](*args)
                 continue
             kwargs = map_arg(node._kwargs, substitute) if node._kwargs else {}
-            made[node] = new = insert(root, node.op, node.target, args, kwargs, node.name)
+            made[node] = new = insert(place, node.op, node.target, args, kwargs, node.name)
             inserted.append(new)
         values = [substitute(v) if isinstance(v, fx.Node) else v for v in template.values]
         self._type(inserted, match, values)

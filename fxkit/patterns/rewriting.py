@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -87,6 +89,25 @@ class Template:
         return tuple(dict.fromkeys(i for operand in shared for i in self._shared_by(operand)))
 
     @functools.cached_property
+    def overlapping(self) -> tuple[tuple[int, int], ...]:
+        """Which two of its values, by position, may share memory; parts of one split do not."""
+        memories = [self._memory_of(value) for value in self.values]
+        pairs = itertools.combinations(range(len(memories)), 2)
+        return tuple(pair for pair in pairs if self._overlap(*(memories[p] for p in pair)))
+
+    def _overlap(self, one: frozenset[fx.Node], other: frozenset[fx.Node]) -> bool:
+        common = one & other
+        apart = (a.args[0] for a in one for b in other if _are_parts(a, b))
+        return bool(common) and not any(common <= self._memory_of(split) for split in apart)
+
+    def _memory_of(self, value: Any) -> frozenset[fx.Node]:
+        """Return the nodes of the graph whose memory a value may share, itself among them."""
+        if not isinstance(value, fx.Node):
+            return frozenset()
+        below = effects_of(value).aliases if value in self.body else ()
+        return frozenset({value}).union(*map(self._memory_of, below))
+
+    @functools.cached_property
     def demands(self) -> Demands:
         """Which constants its operators take for the captures."""
         return Demands(self.body)
@@ -102,6 +123,33 @@ class Template:
                 needed.add(node)
                 stack.extend(node.all_input_nodes)
         return tuple(node for node in self.graph.nodes if node in needed)
+
+
+def _are_parts(one: fx.Node, other: fx.Node) -> bool:
+    """Tell whether two nodes are different parts of one split, counted from the front."""
+    parts = _part(one), _part(other)
+    if None in parts or parts[0] == parts[1]:
+        return False
+    return one.args[0] is other.args[0]
+
+
+def _part(node: fx.Node) -> int | None:
+    """Return which part of a split a node is; None when it is none, or counted from the end."""
+    if node.op != "call_function" or node.target is not operator.getitem:
+        return None
+    whole, index = node.args
+    split = resolve(whole) if isinstance(whole, fx.Node) else None
+    is_split = split is not None and split.name in _SPLITS
+    return index if is_split and type(index) is int and index >= 0 else None
+
+
+# They give parts that do not overlap.
+_SPLITS = frozenset(
+    f"aten.{name}"
+    for name in """
+    chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind unsafe_chunk unsafe_split
+    """.split()
+)
 
 
 @dataclass(frozen=True, eq=False)

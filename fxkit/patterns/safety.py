@@ -1,6 +1,7 @@
 """Why a match may not be rewritten: the effects around it.
 
-A replacement is computed where the pattern's last node stood, from the operands as they are there.
+A replacement is computed where the pattern's last node stood, or, of several results, where all of
+the match may come together, from the operands as they are there.
 That is the same value only when nobody wrote to them since the first matched node took them, when
 no value that vanishes is used elsewhere, and when nothing that now shares memory is written.
 """
@@ -12,10 +13,11 @@ from torch import fx
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import CONVERSIONS, PURE, all_pure, effects_of
 from fxkit.analysis.moves import is_seen_apart
-from fxkit.ir.op import Attribute, resolve
+from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_value
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.matching import Match
+from fxkit.patterns.placing import attributes_of, bound_to, place_of
 from fxkit.patterns.rewriting import Rule
 
 
@@ -42,17 +44,32 @@ class Safety:
         """Return why the match may not be rewritten, or None when it may."""
         reason = self._escape(rule, match)
         if len(match.outputs) > 1:
-            reason = reason or self._late_part(match)
-        if self._all_pure and rule.template.is_all_new and len(match.outputs) == 1:
+            return reason or self._several(rule, match)
+        if self._all_pure and rule.template.is_all_new:
             return reason
-        reason = reason or self._early_user(rule, match)
         if reason is None and not self._all_pure and self._effects.order.aliases.effectful:
             reason = (
                 self._mode_change(match)
                 or self._written_operand(match)
-                or self._moved_effect(match)
+                or self._moved_effect(match, match.root)
             )
-        return reason or self._new_alias(rule, match)
+        return reason or self._new_alias(rule, match, match.root)
+
+    def place_of(self, rule: Rule, match: Match) -> fx.Node | str:
+        """Return the node right before which a replacement may stand, or why there is none."""
+        if len(match.outputs) == 1:
+            return match.root
+        return place_of(rule, match, None if self._all_pure else self._effects.order)
+
+    def _several(self, rule: Rule, match: Match) -> str | None:
+        """Several results are computed at one place, and the matched nodes come together there."""
+        place = self.place_of(rule, match)
+        if isinstance(place, str):
+            return place
+        reason = None if self._all_pure else self._moved_effect(match, place)
+        if self._all_pure and rule.template.is_all_new and not rule.template.overlapping:
+            return reason
+        return reason or self._new_alias(rule, match, place) or self._one_memory(rule, match, place)
 
     def inserted(self, node: fx.Node) -> None:
         """Take note of a node that a rewrite made."""
@@ -86,37 +103,11 @@ class Safety:
                     return f"%{node.name} is used outside of the match too, by %{user.name}"
         return None
 
-    def _late_part(self, match: Match) -> str | None:
-        """What takes the place of the root needs all operands, which may stand behind it.
-
-        The root is the last result of the pattern, and need not be the last one in the graph.
-        """
-        root = match.root
-        late = [node for node in match.matched if root < node]
-        for node in late:
-            for operand in node.all_input_nodes:
-                if operand not in match.matched and not operand < root:
-                    return f"%{operand.name}, which %{node.name} takes, comes after %{root.name}"
-        if late and not self._all_pure:
-            return f"%{late[0].name} of the match comes after %{root.name}, beside effects"
-        return None
-
     def _mode_change(self, match: Match) -> str | None:
         """All of a match must run under the same gradient and autocast mode."""
         first = next(iter(match.nodes.values()))  # they are in graph order
         change = self._effects.order.mode_between(first, match.root)
         return None if change is None else f"%{change.name} changes a mode in the middle of it"
-
-    def _early_user(self, rule: Rule, match: Match) -> str | None:
-        """Whoever uses one of several results must come after what takes its place."""
-        for output, value in zip(match.outputs, rule.template.values, strict=True):
-            place = self._bound(rule, match, value) or match.root
-            if place is output:
-                continue
-            for user in output.users:
-                if user < place and user not in match.matched:
-                    return f"%{user.name} uses %{output.name} before %{place.name}"
-        return None
 
     def _written_operand(self, match: Match) -> str | None:
         """No operand may change between the place where it was read and the root."""
@@ -124,27 +115,27 @@ class Safety:
         for node in matched:
             if node is match.root:
                 continue
-            for operand in (*node.all_input_nodes, *_attributes_of(node), node):
-                writer = self._effects.order.written_between(operand, node, match.root)
-                if writer is not None and writer not in matched:
+            for operand in (*node.all_input_nodes, *attributes_of(node), node):
+                writer = self._effects.order.written_between(operand, node, match.root, matched)
+                if writer is not None:
                     shown = format_value(operand)
                     return f"%{writer.name} may write to {shown} before %{match.root.name}"
         return None
 
-    def _moved_effect(self, match: Match) -> str | None:
-        """A matched node with an effect moves to the root's place: nothing may be in its way."""
+    def _moved_effect(self, match: Match, place: fx.Node) -> str | None:
+        """A matched node with an effect moves to the replacement: nothing may be in its way."""
         matched = match.matched
-        for node in matched:
-            if node is match.root or effects_of(node).is_pure:
+        for node in match.nodes.values():
+            if node is place or effects_of(node).is_pure:
                 continue
-            between = node.next
-            while between is not match.root:
+            between, end = (node.next, place) if node < place else (place, node)
+            while between is not end:
                 if between not in matched and not self._effects.order.may_swap(node, between):
                     return f"%{node.name} may not change places with %{between.name}"
                 between = between.next
         return None
 
-    def _new_alias(self, rule: Rule, match: Match) -> str | None:
+    def _new_alias(self, rule: Rule, match: Match, place: fx.Node) -> str | None:
         """A replacement that is an operand, or may be a view of one, must not show that."""
         template = rule.template
         for output, value, inputs in zip(
@@ -153,16 +144,32 @@ class Safety:
             if not isinstance(type_of(output), (TensorType, type(None))):
                 continue
             for shared in inputs:
-                operand = self._bound(rule, match, shared)
+                operand = bound_to(rule, match, shared)
                 if operand is None or _is_converted(value, operand, output):
                     continue
-                reason = self._shown(output, operand, is_itself=shared is value)
+                first = place.prev if place < output else output
+                reason = self._shown(output, operand, first, is_itself=shared is value)
                 if reason is not None:
                     return reason
         return None
 
-    def _shown(self, output: fx.Node, operand: fx.Node, *, is_itself: bool) -> str | None:
-        """Return who would see that a result is, or shares memory with, an operand."""
+    def _one_memory(self, rule: Rule, match: Match, place: fx.Node) -> str | None:
+        """Results that lay apart and share memory now must not show that."""
+        for one, other in rule.template.overlapping:
+            is_itself = rule.template.values[one] is rule.template.values[other]
+            results = match.outputs[one], match.outputs[other]
+            reason = self._shown(*results, place.prev, is_itself=is_itself)
+            if reason is not None:
+                return reason
+        return None
+
+    def _shown(
+        self, output: fx.Node, operand: fx.Node, first: fx.Node, *, is_itself: bool
+    ) -> str | None:
+        """Return who would see that a result is, or shares memory with, an operand.
+
+        What is written up to the `first` node is in what the result is made of.
+        """
         aliases = self._effects.order.aliases
         if aliases.may_alias(operand, output):
             if is_itself and is_seen_apart(output, operand):
@@ -170,7 +177,7 @@ class Safety:
             return None
         for node in (operand, output):
             last = next(reversed(aliases.writers(node)), None)
-            if last is not None and output < last:
+            if last is not None and first < last:
                 return (
                     f"%{output.name} would share memory with %{operand.name}, and "
                     f"%{last.name} writes to it"
@@ -178,15 +185,6 @@ class Safety:
         if self._effects.is_shared(output) and self._effects.is_shared(operand):
             return f"the caller would get %{output.name} sharing memory with %{operand.name}"
         return None
-
-    def _bound(self, rule: Rule, match: Match, value: object) -> fx.Node | None:
-        if not isinstance(value, fx.Node):
-            return None
-        if value.op == "placeholder":
-            bound = match.bindings.get(str(value.target))
-            return bound if isinstance(bound, fx.Node) else None
-        reused = rule.template.reuses.get(value)
-        return match.values.get(reused) if reused is not None else None
 
 
 class _Effects:
@@ -228,10 +226,3 @@ def _is_converted(value: fx.Node, operand: fx.Node, output: fx.Node) -> bool:
     before, after = type_of(operand), type_of(output)
     is_known = isinstance(before, TensorType) and isinstance(after, TensorType)
     return is_known and before.dtype != after.dtype
-
-
-def _attributes_of(node: fx.Node) -> list[Attribute]:
-    """Return the parameters and buffers that a called module brings itself."""
-    call = resolve(node) if node.op == "call_module" else None
-    values = () if call is None else call.arguments.values()
-    return [value for value in values if isinstance(value, Attribute)]

@@ -25,6 +25,25 @@ from tests.patterns.random_graphs import GRAPHS, SHAPE, difference, observe
 _OTHERS = (
     rule(lambda x: -torch.relu(x), lambda x: torch.clamp(-x, max=0.0), name="pushed_negation"),
     rule(lambda x, y: (x * y, x + y), lambda x, y: (y * x, x - (-y)), name="two_results"),
+    rule(lambda x: (torch.relu(x), -x), lambda x: (x.clamp(min=0), 0 - x), name="two_of_one"),
+    rule(
+        lambda x: (torch.relu(x), torch.relu(x)),
+        lambda x: (lambda r: (r, r))(torch.relu(x)),
+        name="two_as_one",
+    ),
+    rule(
+        lambda x, y: (torch.abs(-x), x + y, torch.sigmoid(y)),
+        lambda x, y: (x.abs(), y - (-x), 1 / (1 + torch.exp(-y))),
+        exact=False,
+        name="three_results",
+    ),
+    rule(
+        lambda x, y: (torch.rand_like(x), x * y),
+        lambda x, y: (torch.rand_like(x), y / (1 / x)),
+        exact=False,
+        name="noise_and_product",
+        where={"x": operand(constant=False)},
+    ),
     rule(lambda x, y: (x + y) * y, lambda x, y: x * y + y * y, exact=False, name="distributed"),
     rule(lambda x: torch.abs(-x), lambda x: torch.abs(x), name="abs_of_neg"),
     rule(
@@ -35,6 +54,7 @@ _OTHERS = (
     ),
     rule(lambda x: x.clone(), lambda x: x.mul(1.0), name="clone_as_product", benefit=-1),
 )
+_SEVERAL = sorted(found.name for found in _OTHERS if len(found.pattern.outputs) > 1)
 _RULES: dict[str, Rule] = {**dict(RULES.items()), **{found.name: found for found in _OTHERS}}
 
 _CASES: dict[str, Any] = {
@@ -85,6 +105,12 @@ def _check(
 @settings(_QUIET, max_examples=200)
 @given(**_CASES)
 def test_rewriting_random_graphs_shows_nothing(**case: Any) -> None:
+    _check(**case)
+
+
+@settings(_QUIET, max_examples=150)
+@given(**{**_CASES, "rules": st.just(_SEVERAL)})
+def test_rules_of_several_results_on_random_graphs_show_nothing(**case: Any) -> None:
     _check(**case)
 
 

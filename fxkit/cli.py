@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fxkit import __version__
-from fxkit.errors import FxkitError
+from fxkit.errors import FxkitError, UnsupportedError
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
@@ -39,8 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever reads has enough; nothing more may be written, not at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as error:
+        print(f"fxkit {options.command}: {_of_system(error)}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _of_system(error: OSError) -> FxkitError:
+    """Say of which file the system refused something; of none, it was the output."""
+    where = "the output" if error.filename is None else repr(str(error.filename))
+    return UnsupportedError(
+        f"expected to read or write {where}, got: {(error.strerror or str(error)).lower()}",
+        hint="make room on the disk, or choose another file or folder",
+    )
 
 
 def _write_any_character() -> None:
@@ -143,6 +156,7 @@ def _run_passes(options: argparse.Namespace) -> int:
     import torch
 
     import fxkit
+    from fxkit.ir.writing import check_file, writing
     from fxkit.passes import PASSES
     from fxkit.passes.pipelines import PIPELINES
     from fxkit.passes.running.listing import passes_of
@@ -153,6 +167,8 @@ def _run_passes(options: argparse.Namespace) -> int:
         verify=options.verify,
         reproduce=options.reproduce,
     )
+    if options.output is not None:
+        check_file(options.output)
     with torch.no_grad():
         result = manager.run(load_program(options.file), max_rewrites=options.max_rewrites)
     print(result.table())
@@ -160,7 +176,10 @@ def _run_passes(options: argparse.Namespace) -> int:
         print(f"\n{result.timings()}")
     print(f"\n{result.diff() or 'nothing changed'}")
     if options.output is not None:
+        written = io.BytesIO()
         with torch.no_grad():
-            torch.export.save(result.exported_program(), options.output)
+            torch.export.save(result.exported_program(), written)
+        with writing(options.output):
+            options.output.write_bytes(written.getbuffer())
         print(f"\n{options.output}")
     return EXIT_OK

@@ -245,6 +245,35 @@ def test_a_pipeline_runs_on_a_file_and_writes_one(
         torch.testing.assert_close(after.module()(x), before.module()(x))
 
 
+def test_a_result_that_can_not_be_written_is_refused_before_any_work(
+    convolution: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for output in (tmp_path / "none" / "s.pt2", tmp_path / "file" / "s.pt2", tmp_path):
+        arguments = ["passes", "run", "inference", str(convolution), "-o", str(output)]
+        assert cli.main(arguments) == 1
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        expected = f"fxkit passes: expected a path that can be written, got '{output}': "
+        assert printed.err.startswith(expected) and "hint:  choose a path" in printed.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full disk")
+def test_a_full_disk_is_a_message(
+    convolution: Path, exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["passes", "run", "debug", str(convolution), "-o", "/dev/full"]) == 1
+    assert "got '/dev/full': no space left on device" in capsys.readouterr().err
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "fxkit", "tree", str(exported)]
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "fxkit tree: expected to read or write the output, got: no space left on device\n"
+        "  hint:  make room on the disk, or choose another file or folder\n"
+    )
+
+
 def test_passes_run_by_name_with_options_and_limits(
     convolution: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -457,6 +457,16 @@ def test_a_failure_is_written_as_a_script_that_runs_alone(gm, tmp_path, failing,
     assert not list(tmp_path.rglob("*.pkl"))
 
 
+def test_a_folder_that_can_not_be_written_leaves_the_failure_to_be_told(gm, tmp_path):
+    (tmp_path / "file").touch()
+    manager = PassManager(
+        [failing_passes.FailsAtOnce("that")], args=(X,), reproduce=tmp_path / "file"
+    )
+    with pytest.raises(PassError, match="that") as caught:
+        manager.run(gm)
+    assert "no script: expected a folder that can be written" in caught.value.hint
+
+
 def test_a_pass_that_can_not_be_imported_leaves_a_script_of_the_program(gm, tmp_path):
     @pass_function
     def local(edit, context):

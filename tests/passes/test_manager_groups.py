@@ -12,7 +12,7 @@ from torch import fx, nn
 
 import fxkit
 from fxkit.analysis.dependencies import EffectOrder
-from fxkit.errors import PassError
+from fxkit.errors import PassError, UnsupportedError
 from fxkit.ir.printer import format_graph
 from fxkit.passes import FixedPoint, Group, Instrument, Pass, PassContext, When, pass_function
 from fxkit.passes.manager import PassManager
@@ -210,6 +210,14 @@ def test_graphs_are_printed_and_dumped(gm, capsys, tmp_path):
     assert file.getvalue().startswith("after nothing (1/2):\ngraph(%x):")
     PassManager([nothing, swap], print_after=["swap"]).run(gm)
     assert capsys.readouterr().out.startswith("after swap (2/2):")
+
+
+def test_a_folder_that_can_not_be_written_is_refused_before_any_pass(gm, tmp_path):
+    (tmp_path / "file").touch()
+    before = format_graph(gm)
+    with pytest.raises(UnsupportedError, match="expected a folder that can be written, got"):
+        PassManager([drop_one, swap], dump_on_change=tmp_path / "file" / "dump").run(gm)
+    assert format_graph(gm) == before
 
 
 def test_analyses_are_kept_until_the_journal_says_otherwise(gm):

@@ -16,6 +16,7 @@ from fxkit.analysis.reproducing.flat_program import flat_program
 from fxkit.analysis.reproducing.module_code import BARE_FUNCTION, PUT_FUNCTION, ModuleWriter
 from fxkit.analysis.reproducing.tensor_data import PLAIN_TENSOR_FUNCTION, TENSOR_FUNCTION
 from fxkit.ir.printer import format_graph
+from fxkit.ir.writing import writing
 
 SCRIPT = "run.py"
 DATA = "data.safetensors"
@@ -137,16 +138,21 @@ class Script:
         self.statements = check if isinstance(check, str) else (_CHECK if check else _RUN)
 
     def save(self, folder: Path) -> Path:
-        """Write script, data and graph into a folder; return the script's path."""
+        """Write script, data and graph into a folder; return the script's path.
+
+        Raises:
+            UnsupportedError: When the folder can't be written to.
+        """
         text = self.text(DATA)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.writer.data.save(folder / DATA)
         graphs = [
             f"{name}:\n{format_graph(gm, sources=True)}\n" for name, gm in self._graphs.items()
         ]
-        (folder / GRAPH).write_text("\n".join(graphs))
         script = folder / SCRIPT
-        script.write_text(text)
+        with writing(folder, "folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.writer.data.save(folder / DATA)
+            (folder / GRAPH).write_text("\n".join(graphs))
+            script.write_text(text)
         return script
 
     def text(self, data_file: str | None) -> str:

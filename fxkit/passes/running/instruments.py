@@ -19,6 +19,7 @@ from torch import fx
 
 from fxkit.errors import FxkitError
 from fxkit.ir.printer import format_graph
+from fxkit.ir.writing import check_folder, writing
 from fxkit.passes.base import Pass
 from fxkit.passes.running.records import PassRecord
 
@@ -72,10 +73,15 @@ class DumpOnChange(Instrument):
     folder: Path
     _count: list[int] = field(default_factory=lambda: [0], init=False, repr=False)
 
+    def before(self, current: Pass, gm: fx.GraphModule) -> None:
+        """Make the folder, so that no pass runs in vain."""
+        if not self.folder.is_dir():
+            check_folder(self.folder)
+
     def changed(self, current: Pass, record: PassRecord, gm: fx.GraphModule) -> None:
         """Write it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._count[0] += 1
         changes = "\n".join(f"  {change}" for change in record.changes)
         path = self.folder / f"{self._count[0]:02}_{current.name}.txt"
-        path.write_text(f"{format_graph(gm, sources=True)}\n\n{record.place}:\n{changes}\n")
+        with writing(path):
+            path.write_text(f"{format_graph(gm, sources=True)}\n\n{record.place}:\n{changes}\n")

@@ -6,7 +6,7 @@ import functools
 from importlib import resources
 from pathlib import Path
 
-from fxkit.errors import UnsupportedError
+from fxkit.ir.writing import writing
 from fxkit.view.texts.escaping import escape
 from fxkit.view.texts.theme import variables
 
@@ -90,14 +90,8 @@ def write_file(path: str | Path, content: str | bytes) -> Path:
     """
     path = Path(path)
     encoded = content.encode("utf-8", "replace") if isinstance(content, str) else content
-    try:
+    with writing(path):
         path.write_bytes(encoded)
-    except OSError as error:
-        raise UnsupportedError(
-            f"expected a path that can be written, got {str(path)!r}: "
-            f"{(error.strerror or str(error)).lower()}",
-            hint="choose a path in a folder that exists and is yours",
-        ) from error
     return path
 
 

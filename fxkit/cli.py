@@ -98,7 +98,7 @@ def _add_passes(commands: Any) -> None:
     actions = passes.add_subparsers(metavar="run")
     run = actions.add_parser("run", help="run passes on an exported program")
     run.add_argument(
-        "passes", metavar="PASSES", help="a pipeline, or passes with commas between them"
+        "passes", metavar="PASSES", help="pipelines and passes, with commas between them"
     )
     run.add_argument("file", type=Path, metavar="FILE.pt2", help="from torch.export.save")
     run.add_argument("-o", "--output", type=Path, metavar="FILE.pt2", help="where the result goes")

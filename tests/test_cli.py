@@ -287,12 +287,19 @@ def test_passes_run_by_name_with_options_and_limits(
     assert capsys.readouterr().out.endswith("stopped: the limit of 0 rewrites\n\nnothing changed\n")
     assert cli.main([*arguments, *setting]) == 0
     assert "constant_folding(max_bytes=7, fold_parameters=True)" in capsys.readouterr().out
+    assert cli.main(["passes", "run", "debug, common_subexpression_elimination", arguments[3]]) == 0
+    rows = capsys.readouterr().out.partition("\n\n")[0].splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [
+        *("type_propagation", "canonicalise", "dead_code_elimination"),
+        "common_subexpression_elimination",
+    ]
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (["shrink"], "expected the name of a pass, got 'shrink'"),
+        (["debug,shrink"], "the named orders are: simplify, inference, training"),
         (["training", "--set", "canonicalise"], "expected pass.option=value, got 'canonicalise'"),
         (["training", "--set", "autocast.dtype=half"], "expected an option of a pass that runs"),
         (["training", "--set", "canonicalise.x=1"], "expected an option of canonicalise, got 'x'"),

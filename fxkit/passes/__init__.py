@@ -5,6 +5,7 @@ fxkit.PassManager([fxkit.passes.Canonicalise(), fxkit.passes.DeadCodeElimination
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -43,6 +44,8 @@ PASSES: Registry[type[Pass]] = Registry("pass", __name__, _passes_of)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "pipelines":  # imported when it is asked for, since it imports every pass
+        return importlib.import_module(f"{__name__}.pipelines")
     if not name[:1].isupper():  # no pass; a module of this package may be half imported just now
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for cls in (cls for _, cls in PASSES.items()):

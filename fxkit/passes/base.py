@@ -152,7 +152,20 @@ def as_pass(candidate: Any) -> Pass:
         )
     if callable(candidate):
         return FunctionPass(candidate)
+    shown = f"the text {candidate!r}" if isinstance(candidate, str) else type(candidate).__name__
     raise PassError(
-        f"expected a pass or a function of a GraphModule, got {type(candidate).__name__}",
-        hint="derive from fxkit.passes.Pass",
+        f"expected a pass or a function of a GraphModule, got {shown}",
+        hint=_written_as(candidate) or "derive from fxkit.passes.Pass",
     )
+
+
+def _written_as(name: Any) -> str | None:
+    """Say how a pass or a named order is written in Python, if text names one."""
+    from fxkit.passes import PASSES
+    from fxkit.passes.pipelines import PIPELINES
+
+    if not isinstance(name, str):
+        return None
+    if name in PIPELINES:
+        return f"write *fxkit.passes.pipelines.PIPELINES[{name!r}]"
+    return f"write fxkit.passes.{PASSES[name].__name__}()" if name in PASSES else None

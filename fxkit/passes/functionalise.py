@@ -143,6 +143,7 @@ class _Memory:
         """Take note of a node that makes, shows or writes memory; return what is in the way."""
         effects, known = effects_of(node), type_of(node)
         if effects.is_opaque:
+            self._note_graph(node)
             return f"nothing is known of %{node.name}"
         if effects.writes:
             return self._look_at_write(node)
@@ -153,6 +154,15 @@ class _Memory:
         if isinstance(known, TensorType) and node not in self.tensors:
             self.tensors[node] = _Tensor(node, known)
         return None
+
+    def _note_graph(self, node: fx.Node) -> None:
+        """Say of a call of another graph, as the splitting passes make, what to do about it."""
+        call = resolve(node)
+        if call is not None and call.name == "opaque.torch.fx.GraphModule":
+            self.context.notes.append(
+                f"%{node.name} calls a graph of its own: run functionalise before what split the "
+                "graph, or put it back with fxkit.analysis.slices.inline"
+            )
 
     def _is_result_of_write(self, node: fx.Node) -> bool:
         """Tell whether a node takes one of the results of a call that writes and returns others."""

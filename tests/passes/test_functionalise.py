@@ -12,6 +12,7 @@ from torch import fx, nn
 
 import fxkit
 from fxkit.analysis.tensor_types import propagate_types
+from fxkit.errors import PostconditionError
 from fxkit.ir.printer import format_graph
 from fxkit.ir.session import edit
 from fxkit.passes import PassContext
@@ -285,3 +286,14 @@ def test_random_programs(gm):
 @given(gm=GRAPHS)
 def test_many_random_programs(gm):
     check_passes_on(gm, [DecomposeToAten(), Functionalise()])
+
+
+def test_a_called_graph_stays_and_the_error_says_what_to_do():
+    network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    gm, args = fxkit.symbolic_trace(network), (torch.randn(2, 8),)
+    PassManager([fxkit.passes.SplitBySize(2)], args=args).run(gm)
+    with pytest.raises(PostconditionError, match="%part_0 may write to anything") as caught:
+        PassManager([Functionalise()], args=args).run(gm)
+    assert caught.value.hint is not None
+    assert "run functionalise before what split the graph" in caught.value.hint
+    assert "fxkit.analysis.slices.inline" in caught.value.hint

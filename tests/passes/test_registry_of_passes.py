@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxkit
+from fxkit.errors import PassError
 from fxkit.ir.printer import format_graph
 from fxkit.ir.provenance import source_of
 from fxkit.passes import PASSES
@@ -106,6 +107,26 @@ def test_inference_pipeline_on_the_block():
 def test_unknown_pass_names_the_known_ones():
     with pytest.raises(AttributeError, match="Canonicalise"):
         fxkit.passes.Canonicalize  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("inference", "write *fxkit.passes.pipelines.PIPELINES['inference']"),
+        ("dead_code_elimination", "write fxkit.passes.DeadCodeElimination()"),
+        ("shrink", "derive from fxkit.passes.Pass"),
+    ],
+)
+def test_text_is_no_pass_and_the_hint_says_what_is(name, hint):
+    with pytest.raises(PassError, match=f"got the text '{name}'") as caught:
+        fxkit.PassManager([name])
+    assert caught.value.hint == hint
+
+
+def test_named_orders_are_there_without_another_import():
+    code = "import fxkit; print(*fxkit.passes.pipelines.DEBUG)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["type_propagation", "canonicalise", "dead_code_elimination"]
 
 
 def test_passes_are_all_found_whichever_module_is_imported_first():

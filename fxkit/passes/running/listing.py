@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fxkit.errors import PassError
+from fxkit.errors import FxkitError, PassError
 from fxkit.ir.text_table import aligned
 from fxkit.passes.base import Pass
 from fxkit.passes.properties import PROPERTIES
@@ -72,20 +72,17 @@ def passes_of(
     """Return the passes that a text names, with the options that settings give them.
 
     Args:
-        text: The name of a pipeline, or names of passes with commas between them.
+        text: Names of passes and pipelines, with commas between them.
         passes: The registry of passes.
         pipelines: The named orders.
         settings: `pass.option=value`, the value as Python writes it; a dtype by its name.
 
     Raises:
-        FxkitError: When there is no such pass.
+        FxkitError: When there is no such pass or pipeline.
         PassError: When there is no such option, or no such pass among those that are to run, or the
             value is of another kind.
     """
-    if text in pipelines:
-        chosen = list(pipelines[text])
-    else:
-        chosen = [passes[name.strip()]() for name in text.split(",")]
+    chosen = [p for name in text.split(",") for p in _named(name.strip(), passes, pipelines)]
     for setting in settings:
         target, has_value, value = setting.partition("=")
         name, has_option, option = target.partition(".")
@@ -103,6 +100,16 @@ def passes_of(
         for place in places:
             chosen[place] = _with(chosen[place], option, value)
     return chosen
+
+
+def _named(name: str, passes: Any, pipelines: dict[str, tuple[Pass, ...]]) -> tuple[Pass, ...]:
+    if name in pipelines:
+        return pipelines[name]
+    try:
+        return (passes[name](),)
+    except FxkitError as error:
+        error.hint = f"{error.hint}; the named orders are: {', '.join(pipelines)}"
+        raise
 
 
 def _with(current: Pass, option: str, text: str) -> Pass:

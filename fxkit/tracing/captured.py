@@ -61,9 +61,13 @@ class Captured:
     again by each call, and so are the texts that it prints. In mode `live` it is not: such a
     program is refused where it assigns, and otherwise holds what it read.
 
-    A run that does what no graph can repeat is not kept: it calls a clock or another function in C
-    that is not known to be harmless, draws random numbers from Python or NumPy, uses tensors of
-    unknown origin or of a subclass, or `torch.func`. `fxkit.opaque` keeps such a part in the graph.
+    In mode `whole`, calls that can't be looked into (clocks, files, Python's random numbers) stay
+    in the graph as opaque calls; in mode `live` a program that makes one is refused, and
+    `fxkit.opaque` keeps such a part in the graph. What `torch.func` transforms is recorded as the
+    operators that are left below the transforms.
+
+    A run is not kept when it uses tensor subclasses or tensors of unknown origin, does with the
+    result of an opaque call what no graph can follow, and the like; `explain` says what it was.
     Where recordings fail again and again, ever more calls go by, unrecorded, between two of them.
     Writes to a tensor's memory by foreign code (NumPy arrays excepted) are not seen.
 

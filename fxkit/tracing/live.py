@@ -53,7 +53,10 @@ def capture(
             takes for granted of free sizes becomes a guard, such as `x.shape[0] >= 2`. Where sizes
             can't be free, there is a graph for each. To free sizes the program runs a second time,
             on the state that it found, and leaves nothing behind; in mode `live`, which does not
-            see what a program does beside torch, that is done on request only.
+            see what a program does beside torch, that is done on request only. Mode `export` takes
+            what `torch.export.export` takes as `dynamic_shapes`, `partial` what `torch.compile`
+            takes as `dynamic`. It has no effect in mode `aten`, where there is always a graph for
+            each set of sizes.
         control_flow: Whether a branch on a tensor (`if x.sum() > 0:`) is to be one node with graphs
             for both sides, in mode `whole`. The program runs once for each way through its
             branches, and nothing of that is left behind. Where a side does more than to compute,

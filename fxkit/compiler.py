@@ -356,7 +356,8 @@ def compile(
         train: Whether to compile gradients: where they are asked for when left out; True also warns
             where a graph is trained in eager, with the reason; with False all are.
         dynamic: Which sizes of the arguments' tensors a captured graph leaves open, as
-            `fxkit.capture` takes it. Kernels are built for each set of sizes.
+            `fxkit.capture` takes it. One build serves many sizes; another is made where a
+            number in a kernel's text has to become one that is read at run time.
         tune: Whether to time each kernel against eager, with one thread and with all, and keep the
             fastest; compiling takes longer, once. Graphs with gradients are not tuned.
         fast: Whether results may be nearer to float64 than eager's. bf16 and f16 results stay
@@ -419,8 +420,8 @@ def dynamo_backend(
 ) -> Callable[..., Any]:
     """Compile one graph of Dynamo's; registered as `torch.compile(fn, backend="fxkit")`.
 
-    A graph of dynamic shapes is compiled once for each set of sizes that it is called with. Graphs
-    that need gradients get a compiled backward too.
+    Where Dynamo leaves sizes free, one build serves many of them, as with `compile`. Graphs that
+    need gradients get a compiled backward too.
 
     Args:
         gm: The graph that Dynamo has captured.

@@ -65,19 +65,20 @@ def _as_spelled(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
     return tuple(Recompose(_LIBRARY_CALLS) if isinstance(p, Recompose) else p for p in passes)
 
 
-_SIMPLIFY_CALLS = (*SIMPLIFY[:-1], RemoveInferenceNoOps(), *SIMPLIFY[-1:])
+_SIMPLIFY_IN_EVAL = (*SIMPLIFY[:-1], RemoveInferenceNoOps(), *SIMPLIFY[-1:])
 
-LOWERING = (SpellOut(), ComplexByParts(), *_as_spelled(_SIMPLIFY_CALLS), SpellOutCopies())
+LOWERING = (SpellOut(), ComplexByParts(), *_as_spelled(_SIMPLIFY_IN_EVAL), SpellOutCopies())
 """What `fxkit.compile` runs: `SIMPLIFY`, but of operators that were spelled out only attention,
 convolution and products are put together; and what torch spells out itself is spelled out first,
 sizes of complex numbers are computed from their parts, copies that nobody can tell from what they
 copy are left out, and what else copies is called a copy."""
 
-LOWERING_FAST = (SpellOut(), ComplexByParts(), *_SIMPLIFY_CALLS, SpellOutCopies())
+LOWERING_FAST = (SpellOut(), ComplexByParts(), *_SIMPLIFY_IN_EVAL, SpellOutCopies())
 """The same where results may be nearer to float64 than eager's."""
 
 LOWERING_TRAINING = _as_spelled(TRAINING)
-"""The same where gradients are asked for."""
+"""What `fxkit.compile` runs where gradients are asked for: `TRAINING`, but of operators that were
+spelled out only attention, convolution and products are put together."""
 
 QUANTIZATION_READY: tuple[Pass, ...] = (
     Canonicalise(),

@@ -66,7 +66,7 @@ def to_cuda(
     *,
     policy: Policy | None = None,
 ) -> CompiledModule:
-    """Compile the pointwise and normalising parts of a graph into fused kernels for a GPU.
+    """Compile what is pointwise, reduces or moves elements into fused kernels for a GPU.
 
     Kernels run on the device of the first input or parameter that is on a GPU, on the stream that
     is current when they are called, and are not waited for. All other nodes run in ATen as before.
@@ -82,6 +82,11 @@ def to_cuda(
     Returns:
         A module that is called like `gm`. Without nvcc, or when it fails, a warning is given and
         the module runs the original graph.
+
+    Raises:
+        InvalidGraphError: When an input is missing, or a node can't take its operands; names the
+            node, its source line and the types.
+        UnsupportedError: When `args` is not a tuple.
     """
     typed(gm, args, kwargs)
     chosen = CudaPolicy(gpu=_gpu_of(gm))

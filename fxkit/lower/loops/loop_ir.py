@@ -13,9 +13,9 @@ An embedding whose first row reads as zeros, as text:
     kernel [100] [64]
       %0: i64 = load in0[1, 0]
       %1: i64 = const 0
-      %2: bool = ge %0, %1
+      %2: b1 = ge %0, %1
       ...
-      %5: bool = check %4
+      %5: b1 = check %4
       %6: f32 = load in1[0, 1] + %0 * 64 if %5 else 0.0
       store out0[64, 1] %6
 
@@ -66,7 +66,7 @@ REGISTERS = frozenset(
 
 SUPPORTED = REGISTERS | set(STORAGE_ONLY)
 
-# The monoids that reduce a row. `sum` of floats is kept in float64 between blocks of the row.
+# The monoids that reduce a row. `add` of floats is kept in float64 between blocks of the row.
 MONOIDS = frozenset({"add", "mul", "max", "min", "and", "or"})
 
 # The monoids of scans. `logaddexp`, of float64 alone, adds numbers that are given by logarithms.

@@ -46,10 +46,11 @@ def to_cpp(
     tune: bool = False,
     stock: KernelStock | None = None,
 ) -> CompiledModule:
-    """Compile the pointwise and normalising parts of a graph into fused C++ kernels.
+    """Compile what is pointwise, reduces, moves elements, multiplies or attends into C++ kernels.
 
-    All other nodes run in ATen as before. Kernels have no formula for gradients: when gradients are
-    on and an input or a parameter asks for them, the original graph runs.
+    Neighbours share a kernel. All other nodes run in ATen as before. Kernels have no formula for
+    gradients: when gradients are on and an input or a parameter asks for them, the original graph
+    runs.
 
     Args:
         gm: A graph of torch-level or ATen-level calls. It is not changed, but for the types that
@@ -64,6 +65,20 @@ def to_cpp(
     Returns:
         A module that is called like `gm`. Without a C++ compiler, or when it fails, a warning is
         given and the module runs the original graph.
+
+    Raises:
+        InvalidGraphError: When an input is missing, or a node can't take its operands; names the
+            node, its source line and the types.
+        UnsupportedError: When `args` is not a tuple.
+
+    Example:
+        >>> import torch, fxkit
+        >>> gm = fxkit.symbolic_trace(lambda x: torch.softmax(x * 2, -1))
+        >>> compiled = fxkit.lower.to_cpp(gm, (torch.ones(64, 256),))
+        >>> [region.nodes for region in compiled.regions]
+        [('mul', 'softmax')]
+        >>> compiled(torch.ones(64, 256)).shape
+        torch.Size([64, 256])
     """
     typed(gm, args, kwargs)
     if stock is None:

@@ -1,10 +1,10 @@
 """Types of all nodes of a graph, found once and then kept true by the journals of edits.
 
 The type of most calls follows from a key: what is called and what is known of its operands
-(`type_keys`). Such a call runs on fake tensors once, and its result is remembered. Other calls
-(unknown functions, writes that change a tensor's own shape, sizes that the data decide) run on live
-fake tensors, which keep memory and history; so does every node that may share memory with their
-operands, and no other (`type_evaluation`).
+(`type_keys`). Such a call runs once, on a few zeros (`real_runs`) or on fake tensors, and its
+result is remembered. Other calls (unknown functions, writes that change a tensor's own shape, sizes
+that the data decide) run on live fake tensors, which keep memory and history; so does every node
+that may share memory with their operands, and no other (`type_evaluation`).
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def propagate_types(
 class TypeAnalysis:
     """The types of all nodes for inputs like the given ones, kept true while the graph is edited.
 
-    Cost: some 10 µs a node at first, and a run on fake tensors for each call whose like was not
-    seen before. An update costs as much for each node that it visits: those that changed, and those
-    after them as far as types change. Where calls run on live tensors, a change among those nodes
-    means a run from scratch.
+    Cost: some 10 µs a node at first, and a run on a few zeros or on fake tensors for each call
+    whose like was not seen before. An update costs as much for each node that it visits: those that
+    changed, and those after them as far as types change. Where calls run on live tensors, a change
+    among those nodes means a run from scratch.
 
     Args:
         gm: The module; each node's `type_of` is set.

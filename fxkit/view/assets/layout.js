@@ -1,6 +1,6 @@
 "use strict";
 // Places boxes in layers: ranks, order within a rank, coordinates, routes. The steps are those of
-// fxkit/view/layout.py, so that a module that is opened in the page looks like one that was drawn.
+// fxkit/view/drawings/layout.py, so that a module that is opened in the page looks like one that was drawn.
 const fxLayout = (() => {
   const GAP_RANKS = 30, TALL = 150, STUB_USES = 4, STUB_SPAN = 3, DUMMIES_PER_BOX = 4;
   const GAP_BOXES = 26, GAP_DUMMY = 13;

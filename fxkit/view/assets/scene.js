@@ -1,7 +1,7 @@
 "use strict";
 // From the data of a graph (schema fxkit.graph) to boxes, frames, lines and labels with coordinates.
 // Each open module is laid out by itself and then is one box of its parent's layout, as in
-// fxkit/view/scene.py.
+// fxkit/view/drawings/scene.py.
 const fxScene = (() => {
   const BOX_PAD = 12, MARGIN = 24, FRAME_PAD = 16, FRAME_HEAD = 30;
   const NAME_LENGTH = 42, NOTE_LENGTH = 26, STUB_TEXT = 30, EXITS = 12;

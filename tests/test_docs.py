@@ -8,6 +8,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -75,6 +76,21 @@ def test_every_variable_has_the_same_row_in_code_and_docs() -> None:
     in_code = row.findall(config.__doc__ or "")
     assert in_code
     assert in_code == row.findall((ROOT / "docs" / "configuration.md").read_text())
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["fxkit", "fxkit.patterns", "fxkit.passes", "fxkit.lower", "fxkit.view", "fxkit.testing"],
+)
+def test_the_reference_has_every_public_name(package: str) -> None:
+    page = (ROOT / "docs" / "reference.md").read_text()
+    targets = re.findall(r"^\.\. auto\w+:: (\S+)", page, re.MULTILINE)
+    members = re.findall(r"^   :members: (.+)", page, re.MULTILINE)
+    shown = {target.rpartition(".")[2] for target in targets} | {*", ".join(members).split(", ")}
+    module = importlib.import_module(package)
+    public = {n for n in module.__all__ if not isinstance(getattr(module, n), ModuleType)}
+    assert public
+    assert public <= shown
 
 
 def test_links_between_pages_lead_somewhere() -> None:

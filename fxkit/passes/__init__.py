@@ -41,6 +41,7 @@ def _passes_of(module: ModuleType) -> Iterator[tuple[str, type[Pass]]]:
 
 
 PASSES: Registry[type[Pass]] = Registry("pass", __name__, _passes_of)
+"""The class of each built-in pass by its name: `PASSES["canonicalise"]` is `Canonicalise`."""
 
 
 def __getattr__(name: str) -> Any:

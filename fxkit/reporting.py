@@ -59,8 +59,11 @@ def report(
         UnsupportedError: It is none of these, or a module without inputs.
 
     Example:
-        fxkit.report(model.eval(), "report.html", (x,))
-        fxkit.report(fxkit.PassManager(passes).run(gm), "passes.html")
+        >>> import torch, fxkit
+        >>> gm = fxkit.symbolic_trace(lambda x: torch.relu(torch.relu(x)))
+        >>> result = fxkit.PassManager([fxkit.passes.Canonicalise()]).run(gm)
+        >>> print(fxkit.report(result, "passes.html"))
+        passes.html
     """
     has_inputs = args is not None or kwargs is not None
     inputs = (tuple(args or ()), dict(kwargs or {}))

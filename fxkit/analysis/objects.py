@@ -438,6 +438,9 @@ def graph(gm: fx.GraphModule) -> Graph:
     Args:
         gm: The module whose graph to look at.
 
+    Returns:
+        The graph as objects; printed, it is the graph's text.
+
     Example:
         >>> import torch, fxkit
         >>> gm = fxkit.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))

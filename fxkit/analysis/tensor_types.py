@@ -69,6 +69,14 @@ def propagate_types(
 
     Raises:
         InvalidGraphError: When a node can't take its operands, naming node, source line and types.
+
+    Example:
+        >>> import torch, fxkit
+        >>> gm = fxkit.symbolic_trace(lambda x, y: torch.relu(x) @ y)
+        >>> print(fxkit.propagate_types(gm, (torch.ones(2, 3), torch.ones(3, 5))))
+        f32[2,5]
+        >>> print(fxkit.graph(gm)["relu"].type)
+        f32[2,3]
     """
     with without_modes():
         return TypeAnalysis(gm, args, kwargs, dynamic_shapes=dynamic_shapes).output_type

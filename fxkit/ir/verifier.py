@@ -36,6 +36,16 @@ def verify(gm: fx.GraphModule, only: Collection[fx.Node] | None = None) -> None:
     Raises:
         InvalidGraphError: On the first invariant that does not hold, with the node and its source.
         UnsupportedError: When it is no `GraphModule`.
+
+    Example:
+        >>> import torch, fxkit
+        >>> gm = fxkit.symbolic_trace(lambda x: x.relu())
+        >>> gm.graph.output("a second one")
+        output_1
+        >>> fxkit.verify(gm)
+        Traceback (most recent call last):
+        ...
+        fxkit.errors.InvalidGraphError: expected one output, at the end, got 2...
     """
     check_graph_module(gm)
     for node, message, hint in _faults(gm) if only is None else _faults_of_some(gm, only):

@@ -53,7 +53,21 @@ def find(
         wanted: A pattern, a function that computes it, or a rule.
         commute: Try the operands of commutative operators in both orders.
 
+    Returns:
+        The matches, each with the nodes it took and what the parameters stand for.
+
+    Raises:
+        PatternError: When `wanted` is no pattern.
+        UnsupportedError: When `gm` is no `GraphModule`.
+
     Cost: linear in the nodes.
+
+    Example:
+        >>> import torch, fxkit
+        >>> gm = fxkit.symbolic_trace(lambda x, y: (x + 1) * torch.sigmoid(x + 1) + y.sigmoid() * y)
+        >>> for found in fxkit.find(gm, lambda x: x * torch.sigmoid(x)):
+        ...     print(found.root, found["x"])
+        mul_1 y
     """
     check_graph_module(gm)
     rule = wanted if isinstance(wanted, Rule) else None
@@ -92,11 +106,28 @@ def rewrite(
             graph as it was once.
         limit: Bound on the number of rewrites; `FXKIT_MAX_REWRITES` when left out.
 
+    Returns:
+        What was done: each rewrite with its site, what was left alone and why, tries, hits and time
+        of each rule.
+
     Raises:
         RewriteError: When a rule's predicate or replacement raises, or a rule goes on rewriting its
             own result. The graph is then as it was before.
         PatternError: When something is given that is no rule.
         UnsupportedError: When `gm` is no `GraphModule`.
+
+    Example:
+        >>> import torch, fxkit
+        >>> @fxkit.rule
+        ... def negate_twice(x):
+        ...     return -(-x), x
+        >>> gm = fxkit.symbolic_trace(lambda x: torch.neg(x.neg()) + 1)
+        >>> len(fxkit.rewrite(gm, negate_twice).sites)
+        1
+        >>> print(fxkit.graph(gm))
+        graph(%x):
+          %add = aten.add(%x, 1)
+          return %add
     """
     rules = check_rules(rules)
     with paused_collector(), edit(gm) as session:

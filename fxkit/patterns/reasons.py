@@ -60,6 +60,19 @@ def explain(gm: fx.GraphModule, rule: Rule, at: Any = None) -> Explanation:
         FxkitError: When the graph has no node of that name, or it is no graph or no rule.
 
     Cost: linear in the nodes.
+
+    Example:
+        >>> import torch, fxkit
+        >>> @fxkit.rule
+        ... def negate_twice(x):
+        ...     return -(-x), x
+        >>> gm = fxkit.symbolic_trace(lambda x: -torch.abs(x))
+        >>> print(fxkit.explain(gm, negate_twice))
+        negate_twice does not apply at %neg
+        negate_twice at %neg: 1 of 2 operations matched
+        expected aten.neg, got aten.abs
+          node:  %abs_1 = aten.abs(%x)
+        ...
     """
     check_graph_module(gm)
     rule = check_rules(rule)[0]

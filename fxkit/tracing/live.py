@@ -70,6 +70,17 @@ def capture(
     Raises:
         CaptureError: When the program can't be held in one graph; says which line and what to do.
         UnsupportedError: When there is no such mode, or `args` is not a tuple.
+
+    Example:
+        >>> import torch, fxkit
+        >>> captured = fxkit.capture(lambda x: x.relu() + 1, (torch.ones(2),))
+        >>> print(fxkit.graph(captured.graph_module))
+        graph(%x: f32[2]):
+          %relu: f32[2] = aten.relu(%x)
+          %add: f32[2] = aten.add(%relu, 1)
+          return %add
+        >>> captured(torch.tensor([-1.0, 2.0])), captured.recaptures
+        (tensor([1., 3.]), 0)
     """
     _check(fn, args, kwargs, mode)
     if train and mode != "aten":

@@ -119,6 +119,14 @@ def symbolic_trace(
         CaptureError: When the program needs more than a placeholder; names the line and a remedy.
         UnsupportedError: When `root` can't be called, is a class or a generator function, or takes
             no arguments that are known.
+
+    Example:
+        >>> import torch, fxkit
+        >>> print(fxkit.graph(fxkit.symbolic_trace(lambda x: torch.relu(x) + 1)))
+        graph(%x):
+          %relu = aten.relu(%x)
+          %add = aten.add(%relu, 1)
+          return %add
     """
     if not callable(root):
         raise UnsupportedError(

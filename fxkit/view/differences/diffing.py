@@ -201,6 +201,22 @@ def diff(before: Any, after: Any, *, journal: Sequence[Edit] | None = None) -> G
 
     Returns:
         The differences; false when there are none.
+
+    Raises:
+        UnsupportedError: When one of the two holds no graph.
+
+    Example:
+        >>> import copy, torch, fxkit
+        >>> before = fxkit.symbolic_trace(lambda x: x.sin().sin() * 2)
+        >>> after = copy.deepcopy(before)
+        >>> with fxkit.edit(after) as e:
+        ...     sin = fxkit.graph(after)["sin_1"].fx_node
+        ...     e.replace(sin, e.call(torch.cos, *sin.args))
+        >>> print(fxkit.diff(before, after))
+        5 nodes before, 5 after: 1 replaced
+        ~ %sin_1 → %cos    # replaced: by edit
+          - %sin_1 = aten.sin(%sin)
+          + %cos = aten.cos(%sin)
     """
     modules = graph_module_of(before), graph_module_of(after)
     old, new = (list(gm.graph.nodes) for gm in modules)

@@ -142,8 +142,19 @@ def timeline(result: PassResult, *, title: str = "", max_nodes: int = 160) -> Ti
         title: What it is called; the module's class when left out.
         max_nodes: How many boxes are shown at first, about.
 
+    Returns:
+        A value with `.html()` and `.save(path)`, which a notebook shows with a slider.
+
     Raises:
         UnsupportedError: When it is no result of a run of passes.
+
+    Example:
+        >>> import torch, fxkit
+        >>> gm = fxkit.symbolic_trace(lambda x: torch.relu(torch.relu(x)).sin())
+        >>> fxkit.timeline(fxkit.PassManager([fxkit.passes.Canonicalise()]).run(gm))
+        passes: 1 step
+        0  as it was given: 5 nodes; as it was given
+        1  canonicalise: 4 nodes; 2 replaced; relu_of_relu × 1
     """
     if not isinstance(result, PassResult):
         raise UnsupportedError(

@@ -218,8 +218,20 @@ def draw(
         regions: The regions of a compiled module, to colour by them.
         errors: For node names their error against a reference.
 
+    Returns:
+        A value that a notebook shows, with `.around(node)`, `.svg()`, `.html()`, `.save(path)`.
+
     Raises:
         UnsupportedError: An argument has a value that it can't have.
+
+    Example:
+        >>> import torch, fxkit
+        >>> gm = fxkit.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+        >>> view = fxkit.draw(gm, color_by="family")
+        >>> view
+        Sequential: 4 nodes, drawn as 4 boxes
+        >>> print(view.save("model.svg"))
+        model.svg
     """
     _check(engine, depth)
     gm = graph_module_of(gm)

@@ -130,6 +130,16 @@ def tree(gm: Any, *, depth: int | None = None, fold: bool = True) -> Tree:
 
     Raises:
         UnsupportedError: When there is no graph, or `depth` is no count.
+
+    Example:
+        >>> import torch, fxkit
+        >>> gm = fxkit.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+        >>> print(fxkit.tree(gm))
+        Sequential    4 nodes        20
+        ├─ input_1    input
+        ├─ 0: Linear  aten.linear    20  container.py:... in forward
+        ├─ 1: ReLU    aten.relu          container.py:... in forward
+        └─ output     output
     """
     if depth is not None and depth < 0:
         raise UnsupportedError(

@@ -68,6 +68,15 @@ def profile(
 
     Raises:
         UnsupportedError: An argument has a value that it can't have.
+
+    Example:
+        >>> import torch, fxkit
+        >>> gm = fxkit.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+        >>> measured = fxkit.profile(gm, (torch.ones(2, 4),), iters=4)
+        >>> [(row.name, row.flops, row.bytes) for row in measured.rows]
+        [('_0', 64, 144), ('_1', 8, 64)]
+        >>> measured.peak_bytes
+        64
     """
     _check(metrics, warmup, iters)
     module = graph_module_of(gm)

@@ -15,6 +15,7 @@ from torch import fx
 
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower.cpp.build import build
+from fxkit.lower.cpp.calling_convention import print_packed
 from fxkit.lower.cpp.free_numbers import (
     FreeFloat,
     FreeInt,
@@ -25,7 +26,6 @@ from fxkit.lower.cpp.free_numbers import (
     packed_numbers,
     parted,
 )
-from fxkit.lower.cpp.packing import print_packed
 from fxkit.lower.cpp.printer import print_kernel, print_unit
 from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.loops.interpreter import interpret

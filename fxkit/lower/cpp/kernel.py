@@ -11,8 +11,8 @@ import torch
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import FreeInt, free_numbers, is_free
 from fxkit.lower.cpp.known_values import KnownValues
-from fxkit.lower.cpp.shorter_forms import ShorterForms
-from fxkit.lower.cpp.streams import streamed_bytes
+from fxkit.lower.cpp.streaming_stores import streamed_bytes
+from fxkit.lower.cpp.strength_reduction import ShorterForms
 from fxkit.lower.cpp.vector_loops import VectorLoops
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule, cost_of_point

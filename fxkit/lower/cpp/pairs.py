@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import torch
 
-from fxkit.lower.cpp.common_values import common_values
 from fxkit.lower.cpp.free_numbers import is_free
-from fxkit.lower.cpp.in_step import is_ordered, step_type
+from fxkit.lower.cpp.interleaving import is_ordered, step_type
 from fxkit.lower.cpp.kernel import unrounded
+from fxkit.lower.cpp.row_invariants import common_values
 from fxkit.lower.cpp.rows import BLOCK, TILE, RowPrinter
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass

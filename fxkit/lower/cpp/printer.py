@@ -21,15 +21,15 @@ from fxkit.lower.cpp.blocks.split_products import SplitProductPrinter, is_split
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.cpp.free_numbers import free_numbers
 from fxkit.lower.cpp.halves.staged import HALVES
-from fxkit.lower.cpp.in_step import IN_STEP, is_stepped
+from fxkit.lower.cpp.interleaving import IN_STEP, is_stepped
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
 from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.cpp.pairs import PAIRS, PairPrinter, is_paired
 from fxkit.lower.cpp.rows import RowPrinter
-from fxkit.lower.cpp.streams import STREAMS
+from fxkit.lower.cpp.streaming_stores import STREAMS
 from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
-from fxkit.lower.cpp.turned_rows import TURN, TurnedRowsPrinter, is_turned
+from fxkit.lower.cpp.transposed_rows import TURN, TurnedRowsPrinter, is_turned
 from fxkit.lower.loops.axis_order import with_an_axis
 from fxkit.lower.loops.loop_ir import WHOLE, Kernel
 from fxkit.lower.loops.unrolling import is_short, unrolled

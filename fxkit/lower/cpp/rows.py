@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from fxkit.lower.cpp import text as cpp_text
-from fxkit.lower.cpp.common_values import CommonValues, common_values
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.halves.moved import only_moves
 from fxkit.lower.cpp.halves.rows import HalfRows
 from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
-from fxkit.lower.cpp.in_step import is_ordered, is_stepped, step_type
+from fxkit.lower.cpp.interleaving import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
-from fxkit.lower.cpp.streams import streamed_accesses
+from fxkit.lower.cpp.row_invariants import CommonValues, common_values
+from fxkit.lower.cpp.streaming_stores import streamed_accesses
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule

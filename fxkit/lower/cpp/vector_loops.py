@@ -12,7 +12,7 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.halves.staged import BLOCK, StagedHalves
 from fxkit.lower.cpp.lines import Lines
-from fxkit.lower.cpp.streams import LINE_BYTES, ROOM, Room, element_bytes
+from fxkit.lower.cpp.streaming_stores import LINE_BYTES, ROOM, Room, element_bytes
 from fxkit.lower.loops.loop_ir import Access, Kernel
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fxkit.errors import BuildError
 from fxkit.lower.cpp.build import Library, build
-from fxkit.lower.cpp.packing import print_packed
+from fxkit.lower.cpp.calling_convention import print_packed
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.loops.loop_ir import Kernel

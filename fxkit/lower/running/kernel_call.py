@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fxkit.ir.types import TensorType
-from fxkit.lower.cpp.packing import SUFFIX
+from fxkit.lower.cpp.calling_convention import SUFFIX
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import cost_of_point
 

@@ -1,4 +1,4 @@
-"""From how many bytes on results are written past the caches; see `cpp.streams`."""
+"""From how many bytes on results are written past the caches; see `cpp.streaming_stores`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from fxkit.lower.cpp.streams import LEAST_BYTES, LINE_BYTES, ROOM, STREAMS
+from fxkit.lower.cpp.streaming_stores import LEAST_BYTES, LINE_BYTES, ROOM, STREAMS
 from fxkit.lower.running.kept_times import times_path
 from fxkit.lower.running.trials import times
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fxkit
 from fxkit.lower import CompiledModule, to_cpp
-from fxkit.lower.cpp.common_values import MIN_ROWS
+from fxkit.lower.cpp.row_invariants import MIN_ROWS
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

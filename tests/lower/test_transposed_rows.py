@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fxkit
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp.turned_rows import CHUNK, LONG_ROW, LONG_SCANNED_ROW
+from fxkit.lower.cpp.transposed_rows import CHUNK, LONG_ROW, LONG_SCANNED_ROW
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(-1),

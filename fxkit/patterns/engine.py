@@ -30,6 +30,7 @@ from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.patterns.language import COMPUTES, computation
 from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern import Pattern, pattern
+from fxkit.patterns.placing import Place
 from fxkit.patterns.rewrite_report import RewriteReport, Site, Tally
 from fxkit.patterns.rewriting import Rule, check_rules, objection_of
 from fxkit.patterns.safety import Safety
@@ -263,9 +264,11 @@ class _Run:
         root = match.root
         source = provenance.source_of(root)
         place = self._safety.place_of(candidate, match)
-        assert isinstance(place, fx.Node), place
+        assert isinstance(place, Place), place
         with self.session.on_behalf_of(originals, candidate.name):
-            inserted, values = self._insert(candidate, match, place)
+            for operand in place.lifted:
+                self.session.move(operand, before=place.before)
+            inserted, values = self._insert(candidate, match, place.before)
             users: list[fx.Node] = []
             for output, value in zip(match.outputs, values, strict=True):
                 users.extend(output.users)

@@ -2,7 +2,8 @@
 
 It is computed at one place, from the operands as they are there. So the matched nodes come together
 at that place: each may move as far as nobody writes to what it reads and no mode changes, the place
-comes after all operands, and whoever uses a result comes after the place.
+comes after all operands, and whoever uses a result comes after the place. A late operand, such
+as the weight of the next layer, is lifted to the place where that may be.
 """
 
 from __future__ import annotations
@@ -15,14 +16,31 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from fxkit.analysis.dependencies import EffectOrder
+from fxkit.analysis.effects import effects_of
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_value
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Rule
 
+# More operands than this are not lifted.
+_MOST_LIFTED = 16
 
-def place_of(rule: Rule, match: Match, order: EffectOrder | None) -> fx.Node | str:
-    """Return the node right before which a replacement may stand, or why there is none.
+
+@dataclass(frozen=True)
+class Place:
+    """Where a replacement goes.
+
+    Attributes:
+        before: The node right before which it stands.
+        lifted: Operands that have to go there too, in front of it, in their order.
+    """
+
+    before: fx.Node
+    lifted: tuple[fx.Node, ...] = ()
+
+
+def place_of(rule: Rule, match: Match, order: EffectOrder | None) -> Place | str:
+    """Return where a replacement may stand, or why there is no such place.
 
     It is the root where that may be, else the nearest place to it.
 
@@ -33,17 +51,59 @@ def place_of(rule: Rule, match: Match, order: EffectOrder | None) -> fx.Node | s
 
     Cost: linear in the match and its users, logarithmic in the writers of what it reads.
     """
-    taken = _taken_result(rule, match)
-    if taken is not None:
-        return taken
+    refusal = _taken_result(rule, match)
+    if refusal is not None:
+        return refusal
     limits = _Limits()
-    _limit_by_operands(limits, rule, match)
     early = _limit_by_users(limits, rule, match)
     if early is not None:
         return early
-    if order is not None and order.aliases.effectful:
+    order = order if order is not None and order.aliases.effectful else None
+    if order is not None:
         _limit_by_effects(limits, match, order)
-    return limits.place_near(match.root)
+    for reused in rule.template.reused:
+        limits.come_after(match.values.get(reused), "the replacement takes")
+    lifted = _liftable(match, limits.before[0], order) if limits.before is not None else []
+    for node in match.nodes.values():
+        for operand in node.all_input_nodes:
+            if operand not in match.matched and operand not in lifted:
+                limits.come_after(operand, f"%{node.name} takes")
+    return limits.place_near(match.root, tuple(lifted))
+
+
+def _liftable(match: Match, place: fx.Node, order: EffectOrder | None) -> list[fx.Node]:
+    """Return all that a match needs from behind a place, when that may be computed there.
+
+    It must be pure, not made of the match, and read what nobody writes to in between.
+    """
+    found: set[fx.Node] = set()
+    stack = [
+        operand
+        for node in match.nodes.values()
+        for operand in node.all_input_nodes
+        if operand not in match.matched and not operand < place
+    ]
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        if node in match.matched or len(found) >= _MOST_LIFTED or not _may_rise(node, place, order):
+            return []
+        found.add(node)
+        stack.extend(o for o in node.all_input_nodes if o in match.matched or not o < place)
+    return sorted(found, key=lambda node: node._sort_key)
+
+
+def _may_rise(node: fx.Node, place: fx.Node, order: EffectOrder | None) -> bool:
+    """Tell whether a node may go to an earlier place, as far as effects go."""
+    if node.op == "placeholder" or not effects_of(node).is_pure:
+        return False
+    if order is None:
+        return True
+    walls = [order.mode_changes]
+    walls += [order.aliases.writers(o) for o in (*node.all_input_nodes, *attributes_of(node), node)]
+    nearest = (_around(wall, node, frozenset())[0] for wall in walls)
+    return all(wall is None or wall < place for wall in nearest)
 
 
 def bound_to(rule: Rule, match: Match, value: object) -> fx.Node | None:
@@ -79,7 +139,7 @@ class _Limits:
         if node is not None and (self.before is None or node < self.before[0]):
             self.before = node, why
 
-    def place_near(self, root: fx.Node) -> fx.Node | str:
+    def place_near(self, root: fx.Node, lifted: tuple[fx.Node, ...]) -> Place | str:
         if self.after is not None and self.before is not None:
             (after, why_after), (before, why_before) = self.after, self.before
             if not after < before:
@@ -87,11 +147,11 @@ class _Limits:
                     f"the replacement would have to stand before %{before.name}, which "
                     f"{why_before}, and after %{after.name}, which {why_after}"
                 )
+        if self.before is not None and (lifted or self.before[0] < root):
+            return Place(self.before[0], lifted)
         if self.after is not None and not self.after[0] < root:
-            return self.after[0].next
-        if self.before is not None and self.before[0] < root:
-            return self.before[0]
-        return root
+            return Place(self.after[0].next)
+        return Place(root)
 
 
 def _taken_result(rule: Rule, match: Match) -> str | None:
@@ -103,15 +163,6 @@ def _taken_result(rule: Rule, match: Match) -> str | None:
         if output in operands:
             return f"%{output.name} is an operand of the match too"
     return None
-
-
-def _limit_by_operands(limits: _Limits, rule: Rule, match: Match) -> None:
-    for node in match.nodes.values():
-        for operand in node.all_input_nodes:
-            if operand not in match.matched:
-                limits.come_after(operand, f"%{node.name} takes")
-    for reused in rule.template.reused:
-        limits.come_after(match.values.get(reused), "the replacement takes")
 
 
 def _limit_by_users(limits: _Limits, rule: Rule, match: Match) -> str | None:

@@ -17,7 +17,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_value
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.matching import Match
-from fxkit.patterns.placing import attributes_of, bound_to, place_of
+from fxkit.patterns.placing import Place, attributes_of, bound_to, place_of
 from fxkit.patterns.rewriting import Rule
 
 
@@ -55,17 +55,18 @@ class Safety:
             )
         return reason or self._new_alias(rule, match, match.root)
 
-    def place_of(self, rule: Rule, match: Match) -> fx.Node | str:
-        """Return the node right before which a replacement may stand, or why there is none."""
+    def place_of(self, rule: Rule, match: Match) -> Place | str:
+        """Return where a replacement may stand, or why there is no such place."""
         if len(match.outputs) == 1:
-            return match.root
+            return Place(match.root)
         return place_of(rule, match, None if self._all_pure else self._effects.order)
 
     def _several(self, rule: Rule, match: Match) -> str | None:
         """Several results are computed at one place, and the matched nodes come together there."""
-        place = self.place_of(rule, match)
-        if isinstance(place, str):
-            return place
+        found = self.place_of(rule, match)
+        if isinstance(found, str):
+            return found
+        place = found.before
         reason = None if self._all_pure else self._moved_effect(match, place)
         if self._all_pure and rule.template.is_all_new and not rule.template.overlapping:
             return reason

@@ -18,6 +18,7 @@ from fxkit.ir.verifier import verify
 from fxkit.patterns.engine import find, rewrite
 from fxkit.patterns.rewriting import Rule, rule
 from fxkit.testing import assert_equivalent
+from fxkit.tracing import capture
 from fxkit.tracing.symbolic import symbolic_trace
 
 _NEG_NEG = rule(lambda x: x.neg().neg(), lambda x: x, name="neg_neg")
@@ -143,6 +144,22 @@ def _used_in_an_operand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.maximum(x, lower.exp()) + lower
 
 
+def _made_of_a_result(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    lower = torch.minimum(x, y)
+    return lower.exp() + torch.maximum(x, y.view(-1).view(4, 4) * lower)
+
+
+def _made_of_what_is_written(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    lower = torch.minimum(x, x).exp()
+    y.mul_(2)
+    return lower + torch.maximum(x, -y)
+
+
+def _made_of_random_numbers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    lower = torch.minimum(x, y).exp()
+    return lower + torch.maximum(x, torch.rand_like(y))
+
+
 def _used_before_a_write(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     lower = torch.minimum(x, x).exp()
     y.mul_(2)
@@ -198,6 +215,12 @@ _REFUSED: dict[str, Case] = {
     "used before a write": Case(_TWO_SIDES, _used_before_a_write,
                                 "before %exp, which uses %minimum, and after %mul_, which may "
                                 "write to %y"),
+    "made of a result": Case(_TWO_SIDES, _made_of_a_result,
+                             "before %exp, which uses %minimum, and after %mul, which %maximum"),
+    "made of what is written": Case(_TWO_SIDES, _made_of_what_is_written,
+                                    "before %exp, which uses %minimum, and after %neg, which"),
+    "made of random numbers": Case(_TWO_SIDES, _made_of_random_numbers,
+                                   "before %exp, which uses %minimum, and after %rand_like"),
     "write between results": Case(_TWO_SIDES, _wrote_between_results,
                                   "before %mul_, which may write to %y, and after %mul_"),
     "two results become one": Case(_TWICE_ALIKE, _result_of_two_written, "would share memory", 1),
@@ -514,6 +537,12 @@ _TOGETHER: dict[str, Callable[..., Any]] = {
     "an early user": lambda x, y: torch.minimum(x, y).exp() + torch.maximum(x, y),
     "a view of each": lambda x, y: torch.minimum(x, y).view(-1) @ torch.maximum(x, y).view(-1),
     "a view elsewhere": lambda x, y: (torch.minimum(x, y) + torch.maximum(x, y)).view(-1),
+    "views of the operands": lambda x, y: (
+        lambda v: torch.minimum(v, y.view(-1)).view(-1) + torch.maximum(v, y.view(-1))
+    )(x.view(-1)),
+    "an operand of several steps": lambda x, y: (
+        torch.minimum(x, x).exp() * torch.maximum(x, (-y).exp() * y + x)
+    ),
     "a write before": lambda x, y: (x.add_(1), torch.minimum(x, y), torch.maximum(x, y)),
     "a write after": lambda x, y: (torch.maximum(x, y) - torch.minimum(x, y), x.add_(1)),
     "a write to other memory": lambda x, y: (
@@ -592,3 +621,40 @@ def test_parts_of_a_split_are_not_one_memory() -> None:
     assert parts.template.overlapping == ()
     for one in (whole, equal, from_the_end):
         assert one.template.overlapping == ((0, 1),)
+
+
+def test_weights_that_are_read_late_are_lifted() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(4, 6), nn.Linear(4, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.q(x).view(-1, 2, 3) * self.k(x).view(-1, 2, 3)
+
+    @rule(exact=False)
+    def one_layer(x, a, b, c, d):
+        """One product for two."""
+        parts = F.linear(x, torch.cat([a, b]), torch.cat([c, d])).chunk(2, -1)
+        return (F.linear(x, a, c), F.linear(x, b, d)), (parts[0].clone(), parts[1].clone())
+
+    model, x = Heads(), torch.randn(5, 4)
+    for gm in (symbolic_trace(model), capture(model, (x,)).graph_module):
+        propagate_types(gm, (x,))
+        report = rewrite(gm, one_layer)
+        assert report.count == 1, report.refusals
+        verify(gm)
+        assert_equivalent(model, gm, (x,))
+
+
+def test_no_more_than_some_operands_are_lifted() -> None:
+    for steps, count in ((16, 1), (17, 0)):
+
+        def program(x: torch.Tensor, y: torch.Tensor, steps: int = steps) -> torch.Tensor:
+            lower = torch.minimum(x, y).exp()
+            for _ in range(steps):
+                y = torch.sin(y)
+            return lower + torch.maximum(x, y)
+
+        gm = symbolic_trace(lambda x, y, program=program: program(x, y))
+        assert rewrite(gm, _TWO_SIDES).count == count

@@ -1,8 +1,9 @@
-"""Why a rule did not apply: the nearest miss."""
+"""Why a rule did not apply, or a pattern does not occur: the nearest miss."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +15,22 @@ from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_node, format_source
 from fxkit.patterns.engine import refusal
 from fxkit.patterns.matching import Miss, match_at
+from fxkit.patterns.pattern import Pattern, pattern
 from fxkit.patterns.rewriting import Rule, check_rules
 from fxkit.patterns.safety import Safety
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What stands between a rule and a node.
+    """What stands between a rule, or a pattern, and a node.
 
     Attributes:
-        rule: Name of the rule.
-        applies: Whether it would be applied.
+        rule: Name of the rule or pattern.
+        applies: Whether the rule would be applied; of a pattern, whether it matches.
         node: Name of the node where its root was looked for.
         reason: What stopped it, as text; where it applies, what it matched.
         miss: The structural miss, when that is the reason.
+        is_rule: Whether a rule was asked for, and no pattern.
     """
 
     rule: str
@@ -35,21 +38,33 @@ class Explanation:
     node: str | None
     reason: str
     miss: Miss | None = None
+    is_rule: bool = True
 
     def __str__(self) -> str:
-        verb = "applies" if self.applies else "does not apply"
+        verb = _VERBS[self.is_rule, self.applies]
         place = f" at %{self.node}" if self.node else ""
         return f"{self.rule} {verb}{place}\n{self.reason}"
 
     __repr__ = __str__
 
 
-def explain(gm: fx.GraphModule, rule: Rule, at: Any = None) -> Explanation:
+# Whether it is a rule, and whether it fits.
+_VERBS = {
+    (True, True): "applies",
+    (True, False): "does not apply",
+    (False, True): "matches",
+    (False, False): "does not match",
+}
+
+
+def explain(
+    gm: fx.GraphModule, wanted: Rule | Pattern | Callable[..., Any], at: Any = None
+) -> Explanation:
     """Tell why a rule does not apply: how much matched, which node stopped it, which line.
 
     Args:
         gm: The module.
-        rule: The rule.
+        wanted: A rule; or, as for `find`, a pattern, or a function that computes it.
         at: The node where its root should match, or its name; the nearest miss in the graph when
             left out.
 
@@ -57,7 +72,7 @@ def explain(gm: fx.GraphModule, rule: Rule, at: Any = None) -> Explanation:
         The explanation; where several nodes could be meant, of the one where most matched.
 
     Raises:
-        FxkitError: When the graph has no node of that name, or it is no graph or no rule.
+        FxkitError: When the graph has no node of that name, or it is no graph, rule or pattern.
 
     Cost: linear in the nodes.
 
@@ -75,32 +90,37 @@ def explain(gm: fx.GraphModule, rule: Rule, at: Any = None) -> Explanation:
         ...
     """
     check_graph_module(gm)
-    rule = check_rules(rule)[0]
+    is_pattern = isinstance(wanted, Pattern) or (callable(wanted) and not isinstance(wanted, Rule))
+    asked = pattern(wanted) if is_pattern else check_rules(wanted)[0]
     if at is not None:
         at = getattr(at, "name", at)
         node = next((n for n in gm.graph.nodes if n.name == at), None)
         if node is None:
             raise FxkitError(f"expected the name of a node, got {at!r}", hint="print the graph")
-        return _explain_at(rule, node, Safety(gm.graph))
-    wanted = rule.pattern.root_operators
-    roots = [n for n in gm.graph.nodes if (call := resolve(n)) is not None and call.name in wanted]
+        return _explain_at(asked, node, Safety(gm.graph))
+    operators = asked.root_operators
+    roots = [n for n in gm.graph.nodes if (c := resolve(n)) is not None and c.name in operators]
     if not roots:
-        reason = f"expected {' or '.join(wanted)} somewhere in the graph, got none"
-        return Explanation(rule.name, False, None, reason)
+        reason = f"expected {' or '.join(operators)} somewhere in the graph, got none"
+        return Explanation(asked.name, False, None, reason, is_rule=not is_pattern)
     safety = Safety(gm.graph)
-    return max((_explain_at(rule, node, safety) for node in roots), key=_nearness)
+    return max((_explain_at(asked, node, safety) for node in roots), key=_nearness)
 
 
-def _explain_at(rule: Rule, node: fx.Node, safety: Safety) -> Explanation:
-    found = match_at(rule.pattern, node, commute=rule.commute)
+def _explain_at(asked: Rule | Pattern, node: fx.Node, safety: Safety) -> Explanation:
+    if isinstance(asked, Pattern):
+        found = match_at(asked, node)
+        miss = found if isinstance(found, Miss) else None
+        return Explanation(asked.name, miss is None, node.name, str(found), miss, is_rule=False)
+    found = match_at(asked.pattern, node, commute=asked.commute)
     if isinstance(found, Miss):
-        return Explanation(rule.name, False, node.name, str(found), found)
-    reason = refusal(rule, found) or safety.refusal(rule, found)
+        return Explanation(asked.name, False, node.name, str(found), found)
+    reason = refusal(asked, found) or safety.refusal(asked, found)
     if reason is not None:
-        text = f"all {len(rule.pattern)} operations matched, but {reason}"
+        text = f"all {len(asked.pattern)} operations matched, but {reason}"
         shown = "".join(_shown(n) for n in (node, *_named_in(reason, node)))
-        return Explanation(rule.name, False, node.name, text + shown)
-    return Explanation(rule.name, True, node.name, str(found))
+        return Explanation(asked.name, False, node.name, text + shown)
+    return Explanation(asked.name, True, node.name, str(found))
 
 
 def _named_in(reason: str, root: fx.Node) -> list[fx.Node]:

@@ -247,8 +247,9 @@ def rule(
     Raises:
         PatternError: When a side can't be traced, is a bare parameter, or reads a tensor or module
             that is no parameter; when the pattern's results have nothing in common; when the sides
-            do not agree in parameters or number of results, or the replacement takes a parameter
-            that the pattern does not use. With `at`, all this when the rule is first used.
+            do not agree in parameters or number of results; when the replacement returns None, or
+            takes a parameter that the pattern does not use. With `at`, all this when the rule is
+            first used.
 
     Example:
         >>> import torch, fxkit
@@ -316,9 +317,14 @@ def check_sides(found: Pattern, template: Template) -> None:
     """Refuse a replacement that can't take the place of what its pattern matches.
 
     Raises:
-        PatternError: When it has another number of results, takes a parameter that stands nowhere
-            in the pattern, or reads a tensor or a module that is no parameter.
+        PatternError: When it has another number of results, or None for one, takes a parameter that
+            stands nowhere in the pattern, or reads a tensor or a module that is no parameter.
     """
+    if any(value is None for value in template.values):
+        raise PatternError(
+            f"expected a replacement for each result of {found.name}, got None",
+            hint="write return in front of what the replacement computes",
+        )
     if len(template.values) != len(found.outputs):
         raise PatternError(
             f"expected as many results as the pattern has, {len(found.outputs)}, "

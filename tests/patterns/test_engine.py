@@ -223,7 +223,7 @@ def test_what_the_replacement_can_not_take_is_left(wanted, program, reason) -> N
         (lambda gm: find(gm, 3), "expected a function, got 3"),
         (lambda gm: find(gm, torch.relu), "got the builtin relu"),
         (lambda gm: find(gm, nn.ReLU()), "expected a function, got the module ReLU"),
-        (lambda gm: explain(gm, lambda x: x), "expected rules, got function"),
+        (lambda gm: explain(gm, lambda x: x), "got the parameter 'x'"),
         (lambda gm: explain(nn.ReLU(), _NEG), "expected a torch.fx.GraphModule, got ReLU"),
         (lambda gm: rule(3), "expected a function, got 3"),
         (lambda gm: rule(lambda x: x.neg(), 3), "expected a function, got 3"),

@@ -86,12 +86,19 @@ def test_tensor_from_outside_is_refused(weight: torch.Tensor) -> None:
         pattern(lambda x: x * weight)
 
 
+def _forgetful(x: Any) -> None:
+    F.silu(x)
+
+
 _BAD_RULES: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown parameter": (lambda: rule(lambda x: torch.relu(x), lambda y: y), "got y"),
     "too many results": (lambda: rule(lambda x: torch.relu(x), lambda x: (x, x)), "has, 1, got 2"),
     "too few results": (lambda: rule(lambda x: (-x, x + 1), lambda x: x), "has, 2, got 1"),
     "one side": (lambda: rule(lambda x: torch.relu(x)), r"\(before, after\), got 1"),
     "pattern without replacement": (lambda: rule(pattern(lambda x: -x)), "got none"),
+    "replacement without return": (lambda: rule(lambda x: torch.relu(x), _forgetful), "got None"),
+    "one result is None": (lambda: rule(lambda x: (-x, x + 1), lambda x: (x, None)), "got None"),
+    "rule without a replacement": (lambda: rule(lambda x: (torch.relu(x), None)), "got None"),
     "replacement with a branch": (
         lambda: rule(lambda x: torch.relu(x), lambda x: x if x.sum() > 0 else -x),
         "can't be traced",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fxkit.errors import FxkitError
+from fxkit.patterns.language import any_of
+from fxkit.patterns.pattern import pattern
 from fxkit.patterns.reasons import explain
 from fxkit.patterns.rewriting import rule
 from fxkit.tracing.symbolic import symbolic_trace
@@ -120,3 +123,34 @@ def test_the_nearest_of_several_is_told() -> None:
 def test_unknown_node() -> None:
     with pytest.raises(FxkitError, match="expected the name of a node, got 'nowhere'"):
         explain(symbolic_trace(lambda a: a * 2), _SILU, at="nowhere")
+
+
+def _gated(x, y):
+    return any_of(torch.sigmoid, torch.tanh)(x) * y
+
+
+def test_a_pattern_alone_can_be_asked_for() -> None:
+    gm = symbolic_trace(lambda a, b: torch.relu(a) * torch.relu(b))
+    for wanted in (_gated, pattern(_gated)):
+        assert _text(explain(gm, wanted)) == (
+            "_gated does not match at %mul\n"
+            "_gated at %mul: 1 of 3 operations matched\n"
+            "expected aten.sigmoid, got aten.relu\n"
+            "  node:  %relu = aten.relu(%a)\n"
+            "  from:  test_reasons.py:LINE\n"
+            "  rule:  language.py:LINE"
+        )
+    gm = symbolic_trace(lambda a: a * torch.tanh(a))
+    assert str(explain(gm, _gated, at="mul")) == (
+        "_gated matches at %mul\n_gated at %mul (x=%a, y=%a)"
+    )
+    gm = symbolic_trace(lambda a: torch.tanh(a))
+    assert str(explain(gm, _gated)) == (
+        "_gated does not match\nexpected aten.mul somewhere in the graph, got none"
+    )
+
+
+@pytest.mark.parametrize("wanted", ["silu", 3, None])
+def test_what_is_no_rule_and_no_pattern_is_refused(wanted: Any) -> None:
+    with pytest.raises(FxkitError, match="expected rules, got"):
+        explain(symbolic_trace(lambda a: a * 2), wanted)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from fxkit.ir.op import operator_of
-from fxkit.patterns.pattern import AnyOf, Capture, Chain, Named, Operation, PatternNode
+from fxkit.patterns.pattern import AnyOf, Capture, Chain, Named, Operation, PatternNode, slice_parts
 
 
 class Climb:
@@ -104,7 +104,9 @@ def _operands(wanted: Any) -> Iterator[Any]:
     """Yield the pattern nodes among an operation's arguments, out of lists too."""
     values = wanted.arguments.values() if isinstance(wanted, Operation) else wanted
     for value in values:
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, slice):
+            yield from slice_parts(value)
+        elif isinstance(value, (list, tuple)):
             yield from _operands(value)
         else:
             yield value

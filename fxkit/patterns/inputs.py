@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from fxkit.errors import RewriteError
-from fxkit.patterns.pattern import Capture, Constant, Operation
+from fxkit.patterns.pattern import Capture, Constant, Operation, slice_parts
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.variants import plain_variants
 
@@ -63,6 +63,8 @@ def captures_of(rule: Rule) -> list[str]:
     def visit(value: Any) -> None:
         if isinstance(value, Capture):
             met.add(value.name)
+        elif isinstance(value, slice):
+            visit(slice_parts(value))
         elif isinstance(value, (list, tuple)):
             for item in value:
                 visit(item)
@@ -130,6 +132,8 @@ def _build(value: Any, made: Mapping[Any, Any]) -> Any:
         return made[value]
     if isinstance(value, Constant):
         return value.value
+    if isinstance(value, slice):
+        return slice(*(_build(part, made) for part in slice_parts(value)))
     return [_build(item, made) for item in value]
 
 

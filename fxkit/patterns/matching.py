@@ -30,6 +30,7 @@ from fxkit.patterns.pattern import (
     PatternNode,
     first_operators,
     is_same_constant,
+    slice_parts,
 )
 
 _STEP_LIMIT = 20_000
@@ -275,6 +276,11 @@ class _Search:
             if not isinstance(value, (list, tuple)) or len(value) != len(wanted):
                 return self._fail(owner, f"a list of {len(wanted)}", format_value(value), node)
             return self._all(list(zip(wanted, value, strict=True)), 0, owner, node, rest)
+        if isinstance(wanted, slice):
+            if not isinstance(value, slice):
+                return self._fail(owner, "a slice", format_value(value), node)
+            pairs = list(zip(slice_parts(wanted), slice_parts(value), strict=True))
+            return self._all(pairs, 0, owner, node, rest)
         return self._fail(owner, repr(wanted), format_value(value), node)
 
     def _noted(self, wanted: PatternNode, value: Any, rest: _Continuation) -> _Continuation:

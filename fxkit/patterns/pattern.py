@@ -328,6 +328,8 @@ class PatternBuilder:
             return self.nodes[value]
         if isinstance(value, (list, tuple)):
             return type(value)(self._build(item) for item in value)
+        if isinstance(value, slice) and any(isinstance(p, fx.Node) for p in slice_parts(value)):
+            return slice(*map(self._build, slice_parts(value)))
         return Constant(value)
 
     def _build_node(self, node: fx.Node) -> PatternNode:
@@ -401,6 +403,11 @@ def has_own_values(node: fx.Node) -> bool:
     return call is None or any(isinstance(v, Attribute) for v in call.arguments.values())
 
 
+def slice_parts(value: slice) -> tuple[Any, Any, Any]:
+    """Return start, stop and step of a slice: in a pattern, each is a pattern node of its own."""
+    return value.start, value.stop, value.step
+
+
 def operand_nodes(call: Call) -> list[fx.Node]:
     """Return the nodes among a call's arguments."""
     found: list[fx.Node] = []
@@ -445,6 +452,8 @@ def _copied(value: Any, known: dict[Any, Any]) -> Any:
     """Copy the operations of a pattern, with some of its nodes replaced."""
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(item, known) for item in value)
+    if isinstance(value, slice):
+        return slice(*(_copied(part, known) for part in slice_parts(value)))
     if not isinstance(value, PatternNode) or isinstance(value, (Capture, Constant)):
         return known.get(value, value) if isinstance(value, Capture) else value
     if value not in known:
@@ -491,6 +500,8 @@ def _below(outputs: tuple[PatternNode, ...]) -> Iterator[PatternNode]:
     seen: set[int] = set()
 
     def visit(value: Any) -> Iterator[PatternNode]:
+        if isinstance(value, slice):
+            value = slice_parts(value)
         if isinstance(value, (list, tuple)):
             for item in value:
                 yield from visit(item)

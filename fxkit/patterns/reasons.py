@@ -90,8 +90,8 @@ def explain(
         ...
     """
     check_graph_module(gm)
-    is_pattern = isinstance(wanted, Pattern) or (callable(wanted) and not isinstance(wanted, Rule))
-    asked = pattern(wanted) if is_pattern else check_rules(wanted)[0]
+    asked = _asked(wanted)
+    is_rule = isinstance(asked, Rule)
     if at is not None:
         at = getattr(at, "name", at)
         node = next((n for n in gm.graph.nodes if n.name == at), None)
@@ -102,9 +102,18 @@ def explain(
     roots = [n for n in gm.graph.nodes if (c := resolve(n)) is not None and c.name in operators]
     if not roots:
         reason = f"expected {' or '.join(operators)} somewhere in the graph, got none"
-        return Explanation(asked.name, False, None, reason, is_rule=not is_pattern)
+        return Explanation(asked.name, False, None, reason, is_rule=is_rule)
     safety = Safety(gm.graph)
     return max((_explain_at(asked, node, safety) for node in roots), key=_nearness)
+
+
+def _asked(wanted: Any) -> Rule | Pattern:
+    """Return the rule or the pattern that was given, or the pattern of a function."""
+    if isinstance(wanted, Rule):
+        return wanted
+    if isinstance(wanted, Pattern) or callable(wanted):
+        return pattern(wanted)
+    return check_rules(wanted)[0]
 
 
 def _explain_at(asked: Rule | Pattern, node: fx.Node, safety: Safety) -> Explanation:

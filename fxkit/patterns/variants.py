@@ -19,6 +19,7 @@ from fxkit.patterns.pattern import (
     Operation,
     Pattern,
     PatternNode,
+    slice_parts,
 )
 
 # Beyond this many readings a sample has to do.
@@ -78,6 +79,8 @@ class _Reading:
         """Return the plain pattern node that a pattern node is in this reading."""
         if isinstance(value, (list, tuple)):
             return type(value)(self.of(item) for item in value)
+        if isinstance(value, slice):
+            return slice(*map(self.of, slice_parts(value)))
         if isinstance(value, Capture):
             return self.holes.get(value, value)
         if not isinstance(value, PatternNode) or isinstance(value, Constant):

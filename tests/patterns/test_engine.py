@@ -23,7 +23,7 @@ from fxkit.patterns.matching import Match
 from fxkit.patterns.reasons import explain
 from fxkit.patterns.rewrite_report import RewriteReport
 from fxkit.patterns.rewriting import rule
-from fxkit.testing import assert_equivalent, assert_rewrites
+from fxkit.testing import assert_equivalent, assert_rewrites, prove
 from fxkit.tracing.symbolic import symbolic_trace
 
 _RELU = rule(lambda x: torch.relu(torch.relu(x)), lambda x: torch.relu(x), name="relu_of_relu")
@@ -302,6 +302,36 @@ def test_replacement_of_every_form() -> None:
     gm = symbolic_trace(lambda a: torch.sin(a) - torch.cos(a))
     assert rewrite(gm, swapped, limit=1).count == 1
     assert torch.equal(gm(x), torch.cos(x) - torch.sin(x))
+
+
+def test_parameters_in_slices() -> None:
+    def is_whole(match: Match) -> bool:
+        return all(type(match[name]) is int for name in "ab")
+
+    to_narrow = rule(
+        lambda x, a, b: x[:, a:b],
+        lambda x, a, b: x.narrow(1, a, b - a),
+        where=is_whole,
+        samples=({"a": 1, "b": 3, "x": (2, 4)},),
+    )
+    later = rule(
+        lambda x, a: torch.exp(x[a:]),
+        lambda x, a: torch.exp(x)[a:].clone(),
+        samples=({"a": 1, "x": (2, 4)},),
+    )
+    x = torch.randn(4, 4)
+    for program, count in (
+        (lambda x: x[:, 1:3], 1),
+        (lambda x: x[:, 1:], 0),
+        (lambda x: x[1:3], 0),
+        (lambda x: torch.exp(x[x.shape[1] - 2 :]), 1),
+    ):
+        gm = symbolic_trace(program)
+        propagate_types(gm, (x,))
+        assert rewrite(gm, [to_narrow, later]).count == count
+        assert_equivalent(program, gm, (x,), exact=True)
+    for each in (to_narrow, later):
+        prove(each)
 
 
 def test_unused_part_of_a_replacement_is_not_made() -> None:

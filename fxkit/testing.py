@@ -80,7 +80,7 @@ def prove(rule: Rule, *, trials: int = 60, seed: int = 0) -> int:
 def _prove_variant(rule: Rule, variant: Pattern, trials: int, seed: int) -> int:
     """Try one reading of a rule's pattern until enough inputs were accepted."""
     generator = torch.Generator().manual_seed(seed)
-    plainest, *others = operand_cases(rule)
+    plainest, *others = operand_cases(replace(rule, pattern=variant))
     random.Random(seed).shuffle(others)
     accepted = 0
     for case in [plainest, *others]:

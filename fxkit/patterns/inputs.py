@@ -235,6 +235,7 @@ _GUESSES = {
     "bool": _Constant(False),
     "number": _Constant(2),
     "ScalarType": _Constant(torch.float32),
+    "Device": _Constant(torch.device("cpu")),
 }
 
 

@@ -22,6 +22,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from fxkit.errors import PatternError
+from fxkit.ir.binding import bind_method
 from fxkit.ir.numbers import number_key
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.printer import format_node
@@ -346,6 +347,11 @@ class PatternBuilder:
                 source=None if source is None else str(source),
                 hint="pass tensors that a pattern needs as parameters",
             )
+        calls = (call, *_conversions(node))
+        readings = tuple(self._build_call(node, each, source) for each in calls)
+        return AnyOf(readings) if len(readings) > 1 else readings[0]
+
+    def _build_call(self, node: fx.Node, call: Call, source: Any) -> Operation:
         arguments = {key: self._build(_whole(value, node)) for key, value in call.arguments.items()}
         return Operation(call.name, arguments, "" if source is None else str(source))
 
@@ -384,6 +390,21 @@ def _check_connected(outputs: tuple[PatternNode, ...]) -> None:
 
 
 _MARKS = (language.alternatives, language.binding, language.chain, language.chain_operand)
+
+
+def _conversions(node: fx.Node) -> list[Call]:
+    """Return what else a conversion to a bare parameter may be: `x.to(y)` takes dtypes and devices.
+
+    Without its value, `y` is taken for a tensor, and that of `x.type(y)` for the name of a type.
+    """
+    if node.op != "call_method" or node.target not in ("to", "type"):
+        return []
+    operands: list[Any] = list(node.args)
+    wanted = operands[-1]
+    if len(operands) != 2 or not isinstance(wanted, fx.Node) or wanted.op != "placeholder":
+        return []
+    keys = ("dtype", "device") if node.target == "to" else ("dtype",)
+    return [bind_method("to", (operands[0],), {**node.kwargs, key: wanted}) for key in keys]
 
 
 def _whole(value: Any, node: fx.Node) -> Any:

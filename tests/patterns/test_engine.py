@@ -334,6 +334,22 @@ def test_parameters_in_slices() -> None:
         prove(each)
 
 
+def test_a_parameter_to_convert_to_stands_for_dtypes_devices_and_tensors() -> None:
+    early = rule(lambda x, dt: torch.neg(x.to(dt)).abs(), lambda x, dt: x.to(dt).abs())
+    args = torch.randn(3), torch.randn(3, dtype=torch.float64)
+    for program in (
+        lambda x, y: torch.neg(x.to(torch.float64)).abs(),
+        lambda x, y: torch.neg(x.to("cpu")).abs(),
+        lambda x, y: torch.neg(x.to(y)).abs(),
+    ):
+        gm = symbolic_trace(program)
+        propagate_types(gm, args)
+        assert rewrite(gm, early).count == 1
+        assert_equivalent(program, gm, args, exact=True)
+    with_floats = rule(lambda x, dt: x.to(dt).abs().abs(), lambda x, dt: x.to(dt).abs())
+    prove(with_floats)
+
+
 def test_unused_part_of_a_replacement_is_not_made() -> None:
     wasteful = rule(lambda x: torch.sin(x), lambda x: (torch.tan(x), torch.cos(x))[1])
     gm = symbolic_trace(lambda x: torch.sin(x))

@@ -28,7 +28,7 @@ def cast_like_same(x, y):
     Rewrites:
         x.type_as(y)  →  x
     """
-    return any_of(lambda v, w: v.type_as(w), lambda v, w: v.to(w))(x, y), x
+    return any_of(lambda v, w: v.type_as(w), torch.ops.aten.to.other)(x, y), x
 
 
 @rule(at=("aten.to", "aten.cpu"), where=keeps_type, samples=({"device": "cpu"},))

@@ -348,8 +348,8 @@ class PatternBuilder:
                 hint="pass tensors that a pattern needs as parameters",
             )
         calls = (call, *_conversions(node))
-        readings = tuple(self._build_call(node, each, source) for each in calls)
-        return AnyOf(readings) if len(readings) > 1 else readings[0]
+        readings = [self._build_call(node, each, source) for each in calls]
+        return AnyOf(tuple(readings)) if len(readings) > 1 else readings[0]
 
     def _build_call(self, node: fx.Node, call: Call, source: Any) -> Operation:
         arguments = {key: self._build(_whole(value, node)) for key, value in call.arguments.items()}

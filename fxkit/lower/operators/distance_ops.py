@@ -116,6 +116,6 @@ def _cdist(x1: Ref, x2: Ref, *, p: float, compute_mode: str | None, sizes: Seque
     return vector_norm(x1 - x2, p)
 
 
-@row("torch.nn.functional.normalize", axes=by_dim, keeps_row=True)
+@row("torch.nn.functional.normalize", axes=by_dim, keeps_row=1)
 def _normalize(self: Ref, *, p: float, eps: float) -> Ref:
     return self / at_least(vector_norm(self, p), eps)

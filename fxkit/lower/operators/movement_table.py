@@ -125,6 +125,28 @@ def move(
     pays_alone: bool = True,
     tolerance: float = 0,
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
+    """Add an operator that moves elements to the table: the function reads the one for a point.
+
+    Args:
+        names: The operators, as `resolve` names them.
+        checks: Whether eager raises for some values of the operands.
+        in_order: Whether the operand must lie row by row: types do not tell eager's layout else.
+        pays_alone: Whether a kernel for it alone is as fast as eager's.
+        tolerance: Largest difference from eager in epsilons, relative to max(1, |result|). 0: equal
+            bits.
+
+    Returns:
+        A decorator that returns the function as it is.
+
+    Example:
+        >>> from fxkit.lower.operators.movement_table import TABLE, move
+        >>> @move("mylib.mirror")
+        ... def _mirror(p, self):
+        ...     return p.read(self, (*p.index[:-1], p.shape[-1] - 1 - p.index[-1]))
+        >>> TABLE.pop("mylib.mirror").operands
+        ('self',)
+    """
+
     def add_row(build: Callable[..., Ref]) -> Callable[..., Ref]:
         _, *parameters = inspect.signature(build).parameters.values()
         attributes = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)

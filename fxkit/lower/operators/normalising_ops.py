@@ -35,12 +35,12 @@ def _standardised(x: Ref, eps: float, count: int) -> tuple[Ref, Ref, Ref]:
     return rest * scale, mean, scale
 
 
-@row("aten.layer_norm", axes=_normalized_shape, keeps_row=True)
+@row("aten.layer_norm", axes=_normalized_shape, keeps_row=1)
 def _layer_norm(input: Ref, weight: Ref | None, bias: Ref | None, *, eps: float, count: int) -> Ref:
     return _scaled(_standardised(input, eps, count)[0], weight, bias)
 
 
-@row("aten.native_layer_norm", axes=_normalized_shape, keeps_row=True, keeps_dims=True)
+@row("aten.native_layer_norm", axes=_normalized_shape, keeps_row=1, keeps_dims=True)
 def _native_layer_norm(
     input: Ref, weight: Ref | None, bias: Ref | None, *, eps: float, count: int
 ) -> tuple[Ref, ...]:
@@ -48,7 +48,7 @@ def _native_layer_norm(
     return _scaled(result, weight, bias), mean, scale
 
 
-@row("aten.rms_norm", axes=_normalized_shape, keeps_row=True)
+@row("aten.rms_norm", axes=_normalized_shape, keeps_row=1)
 def _rms_norm(input: Ref, weight: Ref | None, *, eps: float | None, count: int) -> Ref:
     if eps is None:
         eps = torch.finfo(register_of(input.dtype)).eps
@@ -56,7 +56,7 @@ def _rms_norm(input: Ref, weight: Ref | None, *, eps: float | None, count: int) 
     return result if weight is None else result * weight
 
 
-@row("aten.instance_norm", axes=_from_the_third, alignment=_channels, keeps_row=True)
+@row("aten.instance_norm", axes=_from_the_third, alignment=_channels, keeps_row=1)
 def _instance_norm(
     input: Ref,
     weight: Ref | None,
@@ -75,7 +75,7 @@ def _instance_norm(
     return _scaled(_standardised(input, eps, count)[0], weight, bias)
 
 
-@row("aten.batch_norm", axes=no_dim, alignment=_channels, keeps_row=True)
+@row("aten.batch_norm", axes=no_dim, alignment=_channels, keeps_row=1)
 def _batch_norm(
     input: Ref,
     weight: Ref | None,

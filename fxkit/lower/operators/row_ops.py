@@ -193,20 +193,20 @@ def _std_mean(
 # --- softmax and its kin
 
 
-@row("aten.softmax", axes=by_dim, keeps_row=True)
+@row("aten.softmax", axes=by_dim, keeps_row=1)
 def _softmax(self: Ref) -> Ref:
     powers = function("exp", self - largest(self))
     return powers / total(powers)
 
 
-@row("torch.nn.functional.softmin", axes=by_dim, keeps_row=True)
+@row("torch.nn.functional.softmin", axes=by_dim, keeps_row=1)
 def _softmin(self: Ref, *, dim: int | None) -> Ref:
     if dim is None:
         raise Unfusable("it takes a dimension by the number of dimensions, and warns")
     return _softmax(-self)
 
 
-@row("aten._safe_softmax", axes=by_dim, keeps_row=True)
+@row("aten._safe_softmax", axes=by_dim, keeps_row=1)
 def _safe_softmax(self: Ref) -> Ref:
     top = largest(self)
     is_masked = top.equals(-math.inf)
@@ -217,7 +217,7 @@ def _safe_softmax(self: Ref) -> Ref:
     return select(top.equals(math.inf), self - top, scaled)
 
 
-@row("aten.log_softmax", axes=by_dim, keeps_row=True)
+@row("aten.log_softmax", axes=by_dim, keeps_row=1)
 def _log_softmax(self: Ref) -> Ref:
     shifted = self - largest(self)
     return shifted - function("log", total(function("exp", shifted)))
@@ -229,13 +229,13 @@ def _logsumexp(self: Ref) -> Ref:
     return function("log", total(function("exp", self - shift))) + shift
 
 
-@row("aten._softmax_backward_data", axes=by_dim, keeps_row=True)
+@row("aten._softmax_backward_data", axes=by_dim, keeps_row=1)
 def _softmax_backward(grad_output: Ref, output: Ref) -> Ref:
     scaled = grad_output * output
     return scaled - output * total(scaled)
 
 
-@row("aten._log_softmax_backward_data", axes=by_dim, keeps_row=True)
+@row("aten._log_softmax_backward_data", axes=by_dim, keeps_row=1)
 def _log_softmax_backward(grad_output: Ref, output: Ref) -> Ref:
     return grad_output - function("exp", output) * total(grad_output)
 
@@ -257,7 +257,7 @@ def _vecdot(x: Ref, y: Ref) -> Ref:
 
 
 @row("aten.renorm", axes=lambda a, rank: tuple(d for d in range(rank) if d != a["dim"] % rank),
-     keeps_row=True)  # fmt: skip
+     keeps_row=1)  # fmt: skip
 def _renorm(self: Ref, *, p: float, maxnorm: float) -> Ref:
     norm = vector_norm(self, p)
     factor = select(norm > maxnorm, maxnorm / (norm + 1e-7), self.builder.const(1.0, self.dtype))

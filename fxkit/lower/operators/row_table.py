@@ -124,11 +124,43 @@ def row(
     axes: Axes,
     dtype: Dtype = _promoted,
     alignment: Alignment = _from_the_right,
-    keeps_row: int = False,
+    keeps_row: int = 0,
     keeps_dims: bool = False,
     slow_along: bool = False,
     tolerance: float = 8,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add an operator that reduces along axes to the table: the function is its row program.
+
+    The positional parameters of the function are operands, tensors that are broadcast to one shape,
+    or None; keyword-only ones are attributes. Both have the names of ATen's schema. `count`,
+    `sizes`, `place`, `result_dtype` and `require` are no arguments of the operator; see `RowOp`.
+
+    Args:
+        names: The operators, as `resolve` names them.
+        axes: Returns the dimensions that are reduced, from the arguments and the number of
+            dimensions: `by_dim`, `every_dim`, `last_dim` or one of your own.
+        dtype: Returns the dtype that the operands are cast to, from the arguments and the dtype
+            that they promote to; that one when left out.
+        alignment: Returns, from the operands' numbers of dimensions, where the dimensions lie of
+            those operands that are not aligned from the right.
+        keeps_row: How many of the first results have the operands' shape, as that of softmax has.
+        keeps_dims: Whether row scalars keep their reduced dimensions where nothing says so.
+        slow_along: Whether eager's kernel on the CPU is faster where few rows lie along memory.
+        tolerance: Largest difference from eager in epsilons, relative to max(1, |result|). 0: equal
+            bits.
+
+    Returns:
+        A decorator that returns the function as it is.
+
+    Example:
+        >>> from fxkit.lower.operators.row_table import TABLE, by_dim, largest, row, smallest
+        >>> @row("mylib.spread", axes=by_dim, tolerance=1)
+        ... def _spread(self):
+        ...     return largest(self) - smallest(self)
+        >>> TABLE.pop("mylib.spread").keeps_row
+        0
+    """
+
     def add_row(build: Callable[..., Any]) -> Callable[..., Any]:
         parameters = inspect.signature(build).parameters.values()
         attributes = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
@@ -150,7 +182,15 @@ def framed(
     checks: bool = False,
     tolerance: float = 8,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a row that reads its operands itself, at the points of a space of its own."""
+    """Add a row that reads its operands itself, at the points of a space of its own.
+
+    Args:
+        names: The operators, as `resolve` names them.
+        frame: Returns the space, from the arguments, the operands' shapes and the results'.
+        slow: Whether eager's kernel on the CPU is faster, whatever a kernel would take in with it.
+        checks: Whether eager raises for some values of the operands.
+        tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
+    """
 
     def add_row(build: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:

@@ -65,6 +65,33 @@ def row(
     exact_numbers: tuple[str, ...] = (),
     exact_single: bool = False,
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
+    """Add a pointwise operator to the table: the function says what one element of its result is.
+
+    The positional parameters of the function are operands, converted to the dtype that is computed
+    in; keyword-only ones are attributes. Both have the names of ATen's schema. `result_dtype` and
+    `require` are no arguments of the operator; see `ScalarOp`.
+
+    Args:
+        names: The operators, as `resolve` names them.
+        computes: In which dtype the function computes.
+        tolerance: Largest difference from eager in units of the result dtype's epsilon, relative to
+            max(1, |result|). 0: equal bits.
+        exact_numbers: Operands that stay unrounded, where they are Python numbers, when the tensors
+            are bf16 or f16.
+        exact_single: Whether `other` stays unrounded as well where it is a tensor of one element.
+
+    Returns:
+        A decorator that returns the function as it is.
+
+    Example:
+        >>> from fxkit.lower.operators.scalar_table import TABLE, call, row
+        >>> @row("mylib.hypot", tolerance=3)
+        ... def _hypot(self, other):
+        ...     return call("hypot", self, other)
+        >>> TABLE.pop("mylib.hypot").operands
+        ('self', 'other')
+    """
+
     def add_row(build: Callable[..., Ref]) -> Callable[..., Ref]:
         parameters = inspect.signature(build).parameters.values()
         attributes = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
@@ -85,6 +112,7 @@ def number(x: Ref) -> Number | None:
 
 
 def floats_only(x: Ref, what: str) -> None:
+    """Leave a call with integers to eager; `what` names the operator in the reason."""
     if not x.is_float:
         raise Unfusable(f"{what} of integers is left to eager, which raises where it has no result")
 
@@ -96,6 +124,7 @@ def needs_full_width(x: Ref, dtype: torch.dtype) -> None:
 
 
 def call(function: str, *operands: Operand) -> Ref:
+    """Apply a function of the loop IR to values and numbers, at least one of them a value."""
     first = next(operand for operand in operands if isinstance(operand, Ref))
     return first.builder.scalar(function, *operands)
 
@@ -111,6 +140,7 @@ def select(condition: Ref, then: Operand, otherwise: Operand) -> Ref:
 
 
 def const_like(x: Ref, value: Number) -> Ref:
+    """Return a number in the dtype of `x`."""
     return x.builder.const(value, x.dtype)
 
 

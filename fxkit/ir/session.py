@@ -123,7 +123,24 @@ class EditSession(JournalledGraph):
         after: fx.Node | None = None,
         name: str | None = None,
     ) -> fx.Node:
-        """Insert a node of any kind; `call` is the short form."""
+        """Insert a node of any kind; `call` is the short form.
+
+        Args:
+            op: Kind of the node, such as `"call_function"`.
+            target: What it calls or reads.
+            args: Its operands; nodes, and what `fxkit.graph` shows for them.
+            kwargs: Its keyword operands.
+            before: The node to insert before.
+            after: The node to insert after. Without either, it goes as early as operands allow.
+            name: Name to give it, made unique when taken; made of the target when left out.
+
+        Returns:
+            The new node.
+
+        Raises:
+            RewriteError: When the target does not suit the kind, the name is empty, both places are
+                given, or an operand is of another graph or comes later.
+        """
         check_target(op, target)
         if name is not None:
             check_name(name)

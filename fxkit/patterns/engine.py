@@ -142,7 +142,20 @@ def rewrite_in(
     fixpoint: bool = True,
     limit: int | None = None,
 ) -> RewriteReport:
-    """Apply rules inside an edit session that is open already; see `rewrite`."""
+    """Apply rules as `rewrite` does, in a session that is open already.
+
+    It makes no savepoint and no check at its end, which whoever opened the session makes anyway, as
+    the pass manager does. `fxkit.rewrite(session.gm, rules)` joins the session too, with both.
+
+    Args:
+        session: The session.
+        rules: The rules, in order of preference.
+        fixpoint: Go on with what rewrites made, until nothing matches.
+        limit: Bound on the number of rewrites; `FXKIT_MAX_REWRITES` when left out.
+
+    Returns:
+        What was done, as `rewrite` returns it.
+    """
     limit = config.current().max_rewrites if limit is None else limit
     with paused_collector():
         return _Run(session, check_rules(rules), fixpoint, limit).report()

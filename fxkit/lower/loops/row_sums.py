@@ -47,7 +47,7 @@ def place_sum(
     if not isinstance(row, RowOp) or row.name != "aten.sum" or space.reduced is None:
         raise Unfusable("it is no sum over all rows")
     if not found.type.dtype.is_floating_point or not sum_dtype_of(found, root).is_floating_point:
-        raise Unfusable("it sums whole numbers")
+        raise Unfusable("it sums integers")
     if rows_lie_along_memory(found):
         raise Unfusable("it sums neighbours in memory")
     coordinates = row_coordinates(found, space, inside, root)

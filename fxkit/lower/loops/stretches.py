@@ -17,7 +17,7 @@ from fxkit.lower.loops.loop_ir import Kernel
 MAX_STRETCHES = 6
 MAX_INSTRUCTIONS = 400
 
-# Comparisons of whole numbers, by operation.
+# Comparisons of integers, by operation.
 COMPARES: dict[str, Callable[[int, int], bool]] = {
     "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b,

@@ -125,7 +125,7 @@ def _cross_entropy(
     shape = p.shape_of(self)
     d = 1 if len(shape) > 1 else 0
     if label_smoothing or weight is not None or reduction:
-        raise Unfusable("classes that weigh or are smoothed are left to eager")
+        raise Unfusable("cross entropy with class weights or label smoothing is left to eager")
     x = p.read(self, p.index)
     top = largest(x)
     sum_ = total(function("exp", x - top))

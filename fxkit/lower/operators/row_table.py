@@ -274,9 +274,9 @@ def scanned(monoid: str, x: Ref) -> Ref:
 
 
 def function(name: str, x: Ref) -> Ref:
-    """Apply a function of one number; of whole numbers there is only the absolute value."""
+    """Apply a function of one number; of integers there is only the absolute value."""
     if not x.is_float and name != "abs":
-        raise Unfusable(f"it takes {name} of whole numbers")
+        raise Unfusable(f"it takes {name} of integers")
     return x.builder.scalar(name, x)
 
 

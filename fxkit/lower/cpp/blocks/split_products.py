@@ -1,6 +1,6 @@
 """Kernels that begin with a product of numbers that are split into three of bfloat16 each.
 
-The text of the product itself is `split_product.h`; it stands on that of whole numbers.
+The text of the product itself is `split_product.h`; it stands on that of unsplit numbers.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ OUTSIDE_ROWS, LEAST_OUTSIDE_BYTES, INSIDE_RATIO = 64, 1 << 19, 1.05
 def objection(product: Product) -> str | None:
     """Return why torch's library is as fast for a product, or None where a kernel is faster.
 
-    One of split numbers has to be faster than one of whole numbers, too.
+    One of split numbers has to be faster than one of unsplit numbers, too.
     """
     if product.is_split and not matrix_unit.is_available():
         return "this processor has no unit that multiplies matrices of bfloat16"

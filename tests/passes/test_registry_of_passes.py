@@ -6,6 +6,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from fxkit.ir.printer import format_graph
 from fxkit.ir.provenance import source_of
 from fxkit.passes import PASSES
 from fxkit.passes.manager import PassManager
-from fxkit.passes.pipelines import INFERENCE
+from fxkit.passes.pipelines import INFERENCE, PIPELINES
+from fxkit.passes.running.listing import passes_page
 
 
 class Block(nn.Module):
@@ -133,3 +135,8 @@ def test_passes_are_all_found_whichever_module_is_imported_first():
     code = "import fxkit.passes.pipelines; from fxkit.passes import PASSES; print(*PASSES)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == list(PASSES)
+
+
+def test_the_documentation_prints_the_table_of_passes():
+    page = Path(__file__).parents[2] / "docs" / "built_in_passes.md"
+    assert passes_page(PASSES.items(), PIPELINES.items()) in page.read_text()

@@ -24,9 +24,25 @@ def describe_passes(passes: Iterable[tuple[str, type[Pass]]]) -> str:
     parts = []
     for name, cls in passes:
         rows = [(f"  {key}", value) for key, value in _contract(cls) if value]
-        summary = (cls.__doc__ or "").strip().partition("\n")[0]
-        parts.append("\n".join([f"{name}: {summary}", *aligned(rows)]))
+        parts.append("\n".join([f"{name}: {_summary(cls)}", *aligned(rows)]))
     return "\n".join(parts)
+
+
+def passes_page(
+    passes: Iterable[tuple[str, type[Pass]]], pipelines: Iterable[tuple[str, tuple[Pass, ...]]]
+) -> str:
+    """Return the table of passes as the documentation prints it.
+
+    Args:
+        passes: Names and classes, as `PASSES.items()` gives them.
+        pipelines: The named orders, as `PIPELINES.items()` gives them.
+    """
+    orders = [(name, {member.name for member in order}) for name, order in pipelines]
+    lines = ["| pass | does | numerics | pipelines |", "|---|---|---|---|"]
+    for name, cls in passes:
+        users = ", ".join(order for order, members in orders if name in members)
+        lines.append(f"| `{cls.__name__}` | {_summary(cls)} | {cls.numerics} | {users} |")
+    return "\n".join(lines) + "\n"
 
 
 def describe_properties() -> str:
@@ -37,6 +53,10 @@ def describe_properties() -> str:
 def describe_pipelines(pipelines: Iterable[tuple[str, tuple[Pass, ...]]]) -> str:
     """Return the named orders of passes, as text."""
     return "\n".join(aligned([(name, ", ".join(map(str, order))) for name, order in pipelines]))
+
+
+def _summary(cls: type[Pass]) -> str:
+    return (cls.__doc__ or "").strip().partition("\n")[0]
 
 
 def _contract(cls: type[Pass]) -> list[tuple[str, str]]:

@@ -199,7 +199,7 @@ class Compiled:
             return self._other_backend(self._rewritten_or_recorded(gm, args), args)
         reason = left_because(gm, args)
         if reason is not None:
-            return self._noted(left_to_eager(fx.GraphModule(gm, _copy_graph(gm.graph)), reason))
+            return self._noted(left_to_eager(_copied(gm), reason))
         if not has_free_sizes(gm):
             module = self._lower(gm, args)
             self._stock.see(args)
@@ -255,7 +255,7 @@ class Compiled:
                 pack_convolutions(copied, args)
                 module = to_cpp(copied, args, policy=policy, tune=self._tune, stock=stock)
         except InvalidGraphError as error:
-            copied = fx.GraphModule(gm, _copy_graph(gm.graph))
+            copied = _copied(gm)
             module = to_cpp_as_recorded(copied, error.message, policy)
             is_fused = any(region.kernel is not None for region in module.regions)
             how = "is compiled as it was recorded" if is_fused else "runs in eager"
@@ -288,7 +288,7 @@ class Compiled:
             return self._rewritten(gm, args)
         except InvalidGraphError as error:
             warnings.warn(f"{error}\n  The graph stays as it was recorded.", stacklevel=2)
-            return fx.GraphModule(gm, _copy_graph(gm.graph))
+            return _copied(gm)
 
     def _rewritten(
         self,
@@ -305,7 +305,7 @@ class Compiled:
             )
             passes = training if self._is_trained(gm, args) else inference
         with paused_collector(keeps_all=False):
-            copied = fx.GraphModule(gm, _copy_graph(gm.graph))
+            copied = _copied(gm)
             example = None if has_free_sizes else args
             PassManager(passes, verify="structure", args=example).run(copied)
         return copied
@@ -446,12 +446,12 @@ def dynamo_backend(
     return Compiled(gm.forward, None if passes is None else tuple(passes), fast=fast)
 
 
-def _copy_graph(graph: fx.Graph) -> fx.Graph:
+def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     """Copy a graph with its types and provenance, so that a pipeline leaves the captured one."""
-    copied = fx.Graph(tracer_cls=CodeTracer)
+    graph = fx.Graph(tracer_cls=CodeTracer)
     values: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        values[node] = copied.node_copy(node, values.__getitem__)
-    if graph._codegen is None:
+    for node in gm.graph.nodes:
+        values[node] = graph.node_copy(node, values.__getitem__)
+    if gm.graph._codegen is None:
         raise CaptureError("expected a graph with code, got none")
-    return copied
+    return fx.GraphModule(gm, graph)

@@ -83,7 +83,10 @@ def miss() -> Any:
 
 @functools.cache
 def _load(cxx: str | None, cache_dir: Path) -> tuple[Any, ...]:
-    """Return the binding alone, or nothing where a compiler and a cache can't make one."""
+    """Return the binding alone, or nothing where a compiler and a cache can't make one.
+
+    Both are read from the configuration further down; here they are the keys of what is kept.
+    """
     try:
         path, _ = library_path(_source(), linking=_linking())
         module = _import(path)

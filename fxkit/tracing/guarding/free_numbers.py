@@ -20,8 +20,6 @@ from fxkit.tracing.values.structure import Parts
 Where = str | tuple[int, Any]
 """The path of an argument; or `(id of what holds it, key)` of a number in the program's state."""
 
-Changed = dict[Where, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class NumberInput:

@@ -367,7 +367,7 @@ class Recorder(Transformed, TorchFunctionMode):
     ) -> Any:
         try:
             self._location = self._frames.locate(sys._getframe(3))
-            self._check_call(func, spelling, types)
+            self._check_call(spelling, types)
             self._follow_modes()
             self._check_random()
             if self._has_numbers:
@@ -429,7 +429,7 @@ class Recorder(Transformed, TorchFunctionMode):
 
     # What ordinary calls don't show ------------------------------------------------------------
 
-    def _check_call(self, func: Any, spelling: Spelling, types: Any) -> None:
+    def _check_call(self, spelling: Spelling, types: Any) -> None:
         if spelling.refusal is not None:
             raise Refusal(spelling.refusal)
         for kind in types:

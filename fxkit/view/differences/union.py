@@ -41,7 +41,6 @@ class Union(Hierarchy):
 
     Attributes:
         vertices: For each state its nodes by name.
-        hidden_edges: Edges that run against the order of the others, and are left out.
     """
 
     def __init__(self, states: Sequence[fx.GraphModule], diffs: Sequence[GraphDiff]) -> None:
@@ -51,7 +50,7 @@ class Union(Hierarchy):
         nodes: list[Any] = _ordered(self.vertices)
         self.nodes = nodes
         self._lives = _edge_lives(states, self.vertices)
-        self.hidden_edges = self._join()
+        self._join()
         self.labels = {vertex: label_of(vertex.node) for vertex in nodes}
         sizes: dict[fx.Node, dict[int, int]] = {}
         for gm in states:
@@ -67,19 +66,15 @@ class Union(Hierarchy):
     def _more(self, node: Any) -> object:
         return node.born, node.died
 
-    def _join(self) -> int:
-        """Set operands and users from the edges; return how many run back and are left out."""
+    def _join(self) -> None:
+        """Set operands and users from the edges; those that run against the order are left out."""
         position = {vertex: i for i, vertex in enumerate(self.nodes)}
         self.operands = {vertex: [] for vertex in self.nodes}
         self.users = {vertex: [] for vertex in self.nodes}
-        hidden = 0
         for source, target in self._lives:
-            if position[source] >= position[target]:
-                hidden += 1
-                continue
-            self.operands[target].append(source)
-            self.users[source].append(target)
-        return hidden
+            if position[source] < position[target]:
+                self.operands[target].append(source)
+                self.users[source].append(target)
 
     def lives(self) -> dict[int, list[list[list[int | None]]]]:
         """Return when each edge is there, for nodes with an edge that comes or goes by itself."""

@@ -48,12 +48,6 @@ class Comparison:
     lines: tuple[Side, ...]
     group_by: str
 
-    @property
-    def speedup(self) -> float | None:
-        """How many times as fast the second one is, end to end."""
-        before, after = self.whole["end_to_end"]
-        return before / after if before and after else None
-
     def table(self, *, limit: int | None = 20) -> str:
         """Return the comparison as text."""
         lines = [_whole_line(name, *values) for name, values in self.whole.items()]

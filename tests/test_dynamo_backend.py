@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fxkit.compiler import dynamo_backend
 from fxkit.errors import UnsupportedError
-from fxkit.lower.training import training_module
+from fxkit.lower.training import stages, training_module
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Dynamo warns about its own dependencies
@@ -135,10 +135,10 @@ def _count_training(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        made.append(training_module.to_cpp_training(*args, **kwargs))
+        made.append(stages.to_cpp_in_stages(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr("fxkit.compiler.to_cpp_training", make)
+    monkeypatch.setattr("fxkit.compiler.to_cpp_in_stages", make)
     return made
 
 

@@ -7,6 +7,7 @@ where such a result is used first, and what follows takes it as an input, as in 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +67,13 @@ class StagedModule(nn.Module):
             results = module(*[values[name] for name in stage.inputs])
             values.update(zip(stage.outputs, results, strict=True))
         self._has_run = True
-        results = fx.map_arg(self._outputs, lambda node: values[node.name])
+
+        def value_of(node: fx.Node) -> Any:
+            if node.op == "get_attr":
+                return operator.attrgetter(str(node.target))(self.graph_module)
+            return values[node.name]
+
+        results = fx.map_arg(self._outputs, value_of)
         return results if isinstance(self._outputs, fx.Node) else tuple(results)
 
     @property

@@ -119,6 +119,23 @@ def test_results_apart_need_no_cut(program: Callable[..., Any]) -> None:
     assert len(fast.compiled_modules) == 1
 
 
+def test_inputs_and_parameters_are_results_too() -> None:
+    net = nn.Linear(8, 8)
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        y = net(x).tanh()
+        return x, net.weight, y, y.exp()
+
+    fast = fxkit.compile(program)
+    for _ in range(3):
+        x = torch.randn(5, 8, requires_grad=True)
+        found, expected = fast(x), program(x)
+        assert found[0] is x and found[1] is net.weight and len(fast.compiled_modules) == 2
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(last.sum(), y) for *_, y, last in (found, expected)]
+        torch.testing.assert_close(*gradients)
+
+
 def test_what_can_not_be_cut_is_left_to_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x.exp()

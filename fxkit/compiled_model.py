@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from fxkit.compiler import Compiled
 
 _OF_PROGRAM = frozenset(
-    "program captured compiled_modules builds report explain __signature__".split()
+    """
+    program captured compiled_modules graph_module lowered builds report explain __signature__
+    """.split()
 )
 
 
@@ -28,8 +30,9 @@ class CompiledModel:
     module's own.
 
     Attributes:
-        program: The `Compiled`. Its `captured`, `compiled_modules`, `builds`, `report()` and
-            `explain()` are found here as well, unless the module has something of that name.
+        program: The `Compiled`. Its `captured`, `compiled_modules`, `graph_module`, `lowered`,
+            `builds`, `report()` and `explain()` are found here as well, unless the module has
+            something of that name.
     """
 
     # A call finds the program's own in the slot, without a frame in between.

@@ -177,6 +177,20 @@ class Compiled:
         return _compiled_again, (type(self), found if is_ours else fn, self._options)
 
     @property
+    def graph_module(self) -> fx.GraphModule:
+        """The graph that ran or was captured last, as it was captured."""
+        return self.captured.graph_module
+
+    @property
+    def lowered(self) -> fx.GraphModule | None:
+        """What was compiled last, a graph with kernels among its nodes; None where there is none.
+
+        Views and the profiler look at this graph when they are given the program.
+        """
+        last = self.compiled_modules[-1] if self.compiled_modules else None
+        return last.lowered if isinstance(last, CompiledModule) else None
+
+    @property
     def builds(self) -> int:
         """How often kernels had to be built for graphs of free sizes.
 

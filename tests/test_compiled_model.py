@@ -15,6 +15,7 @@ from torch import fx, nn
 import fxkit
 from fxkit.compiled_model import CompiledModel
 from fxkit.compiler import Compiled
+from fxkit.errors import CaptureError
 
 X = torch.randn(4, 8)
 
@@ -191,6 +192,19 @@ def test_names_of_the_program(net):
         fast.compiled_modules is fast.program.compiled_modules and len(fast.compiled_modules) == 1
     )
     assert fast.captured.fn is net and fast.builds == 0 and "graph" in fast.explain(X)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [lambda net: net, lambda net: net.forward])
+def test_views_look_at_what_was_compiled(net, make):
+    fast = fxkit.compile(make(net))
+    with pytest.raises(CaptureError, match="call the program first"):
+        fxkit.tree(fast)
+    x = torch.randn(512, 8)
+    fast(x)
+    assert "region_0" in str(fxkit.profile(fast, (x,), iters=1))
+    assert any(node.name == "relu" for node in fast.graph_module.graph.nodes)
+    assert str(fxkit.tree(fast)) == str(fxkit.tree(fast.compiled_modules[-1]))
 
 
 def test_names_of_the_module_come_first():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,24 @@ def test_it_is_built_ahead_once(cache: Path) -> None:
     (library,) = cache.glob("*.so")
     path, was_there = build.library_path(binding._source(), linking=binding._linking())
     assert (path, was_there) == (library, True)
+
+
+def test_a_second_thread_does_not_ask_for_the_tables_of_sysconfig(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 fills them without a lock, and an empty one stands for another library."""
+    threads: list[threading.Thread] = []
+    real = sysconfig.get_config_var
+
+    def noted(name: str) -> object:
+        threads.append(threading.current_thread())
+        return real(name)
+
+    monkeypatch.setattr(sysconfig, "get_config_var", noted)
+    binding._linking_for.cache_clear()
+    binding.start()
+    binding._started[0].join()
+    assert threads == [threading.main_thread()]
 
 
 def test_nothing_is_built_where_kernels_are_off(

@@ -41,14 +41,18 @@ def start() -> None:
     if _loaded or _started or config.current().backend == "eager":
         return
     cache_folder()  # which warns of an unfit one, as is best done in this thread
-    thread = threading.Thread(target=_build_ahead, name=_NAME)
+    try:
+        linking = _linking()  # in this thread: sysconfig's tables are half full to a second one
+    except BuildError:
+        return
+    thread = threading.Thread(target=_build_ahead, args=(linking,), name=_NAME)
     _started.append(thread)
     thread.start()
 
 
-def _build_ahead() -> None:
+def _build_ahead(linking: Linking) -> None:
     try:
-        library_path(_source(), linking=_linking())
+        library_path(_source(), linking=linking)
     except (BuildError, OSError):
         return  # `load` finds it again, and does without
 

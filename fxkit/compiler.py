@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from fxkit.collector import paused_collector
+from fxkit.compiled_method import keep_program, kept_program
 from fxkit.compiled_model import CompiledModel, as_model, program_of
 from fxkit.errors import CaptureError, FxkitError, InvalidGraphError, UnsupportedError
 from fxkit.ir.code_tracer import CodeTracer
@@ -114,6 +115,7 @@ class Compiled:
         self._entries = Entries(self.captured, may_leave=passes is None and backend is None)
         self._left = LeftToEager()
         self._last_way: Way | None = None
+        self._methods: dict[int, CompiledMethod] = {}
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn)
 
@@ -151,13 +153,22 @@ class Compiled:
         return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Bind the program to an instance where what it was made of would be bound."""
+        """Bind the program to an instance where what it was made of would be bound.
+
+        An instance has a program of its own, with guards on what this one is made of.
+        """
+        kept = kept_program(instance, id(self), self._methods)
+        if kept is not None:
+            return kept
         fn = self.captured.fn
         if instance is None or not hasattr(type(fn), "__get__"):
             return self
         bound = fn.__get__(instance, owner)
-        is_method = isinstance(bound, MethodType) and bound is not fn
-        return MethodType(self, instance) if is_method else self
+        if not isinstance(bound, MethodType) or bound is fn:
+            return self
+        if not (isinstance(instance, type) or active_recorder() is not None or is_followed()):
+            kept = keep_program(instance, id(self), self._methods, CompiledMethod(self, bound))
+        return MethodType(self, instance) if kept is None else kept
 
     def __copy__(self) -> Any:
         """Make a program of a shallow copy of what this one was made of."""
@@ -323,6 +334,40 @@ class Compiled:
             example = None if has_free_sizes else args
             PassManager(passes, verify="structure", args=example).run(copied)
         return copied
+
+
+class CompiledMethod(Compiled):
+    """A compiled method of one instance.
+
+    Args:
+        function: What was compiled in the class.
+        method: The method that it was made of, bound to the instance.
+
+    Attributes:
+        __self__: The instance.
+        __func__: What was compiled in the class.
+    """
+
+    def __init__(self, function: Compiled, method: MethodType) -> None:
+        super().__init__(method, **function._options)
+        self.__self__ = method.__self__
+        self.__func__ = function
+
+    def __copy__(self) -> Any:
+        """Return the program itself, as with a method that is not compiled."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return the method of a copy of the instance."""
+        return _method(self.__func__, copy.deepcopy(self.__self__, memo))
+
+    def __reduce__(self) -> Any:
+        """Pickle the instance, and what was compiled in its class."""
+        return _method, (self.__func__, self.__self__)
+
+
+def _method(function: Compiled, instance: Any) -> Any:
+    return function.__get__(instance, type(instance))
 
 
 def _compiled_again(kind: type[Compiled], fn: Any, options: dict[str, Any]) -> Any:

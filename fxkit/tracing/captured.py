@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from torch import fx
@@ -128,6 +129,14 @@ class Captured:
             with called_once() as start_over:
                 return self._run(call, args, kwargs, start_over)
         return self._run(call, args, kwargs, None)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Bind the program to an instance where what was captured would be bound."""
+        if instance is None or not hasattr(type(self.fn), "__get__"):
+            return self
+        bound = self.fn.__get__(instance, owner)
+        is_method = isinstance(bound, MethodType) and bound is not self.fn
+        return MethodType(self, instance) if is_method else self
 
     def __repr__(self) -> str:
         """Say what is captured, in how many graphs."""

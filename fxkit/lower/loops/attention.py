@@ -12,9 +12,9 @@ from torch import fx
 
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
+from fxkit.lower.loops.candidates import operand_type
 from fxkit.lower.loops.emit import Emitted
 from fxkit.lower.loops.loop_ir import Access, Buffer, Instruction, Kernel, Store, Unfusable
-from fxkit.lower.loops.placement import operand_type
 
 # Scores of so many keys, for the least number of queries at a time, still fit into the cache.
 MAX_KEYS = 32768

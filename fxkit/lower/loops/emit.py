@@ -20,6 +20,7 @@ from torch import fx
 from fxkit.ir.op import Attribute
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.loops.axis_order import ordered
+from fxkit.lower.loops.candidates import Candidate, operand_type, position_taken
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.index import Index, SplitAxis, row_major
 from fxkit.lower.loops.loop_ir import (
@@ -32,16 +33,7 @@ from fxkit.lower.loops.loop_ir import (
     Unfusable,
     register_of,
 )
-from fxkit.lower.loops.placement import (
-    Candidate,
-    frame_of,
-    is_model,
-    operand_type,
-    position_taken,
-    row_coordinates,
-    row_dims,
-    row_shape,
-)
+from fxkit.lower.loops.placement import frame_of, is_model, row_coordinates, row_dims, row_shape
 from fxkit.lower.loops.point import EmittedPoint
 from fxkit.lower.loops.row_sums import sum_dtype_of
 from fxkit.lower.loops.view_map import ViewMap, view_map

@@ -9,15 +9,9 @@ from torch import fx
 
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.loops.candidates import Candidate, is_candidate, position_taken
 from fxkit.lower.loops.loop_ir import Unfusable
-from fxkit.lower.loops.placement import (
-    Candidate,
-    first_space,
-    is_candidate,
-    place,
-    place_alias,
-    position_taken,
-)
+from fxkit.lower.loops.placement import first_space, place, place_alias
 from fxkit.lower.loops.region_space import Coordinates, RegionSpace
 from fxkit.lower.loops.row_sums import place_sum
 from fxkit.lower.loops.view_map import alias_source, is_alias, shown_by

@@ -21,17 +21,12 @@ import torch
 from torch import fx
 
 from fxkit.analysis.effects import AliasSets, effects_of
+from fxkit.lower.loops.candidates import Candidate, candidate, is_candidate
 from fxkit.lower.loops.emit import emit
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Instruction, Kernel, Unfusable
 from fxkit.lower.loops.overwriting import hidden_overwrites
-from fxkit.lower.loops.placement import (
-    Candidate,
-    candidate,
-    first_space,
-    is_candidate,
-    rows_lie_along_memory,
-)
+from fxkit.lower.loops.placement import first_space, rows_lie_along_memory
 from fxkit.lower.loops.products.regions import continues_product
 from fxkit.lower.loops.row_sums import sums_well
 from fxkit.lower.loops.schedule import cost_of

@@ -12,13 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
+from fxkit.lower.loops.candidates import Candidate, operand_type
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
-from fxkit.lower.loops.placement import (
-    Candidate,
-    operand_type,
-    row_coordinates,
-    rows_lie_along_memory,
-)
+from fxkit.lower.loops.placement import row_coordinates, rows_lie_along_memory
 from fxkit.lower.loops.region_space import Coordinates, RegionSpace, kept
 from fxkit.lower.operators.row_ops import RowOp
 

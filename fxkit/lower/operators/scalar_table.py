@@ -9,7 +9,8 @@ from enum import Enum
 
 import torch
 
-from fxkit.lower.loops.loop_ir import Number, Operand, Ref, Unfusable
+from fxkit.lower.loops.bits import Number
+from fxkit.lower.loops.loop_ir import Operand, Ref, Unfusable
 
 
 class Computes(Enum):

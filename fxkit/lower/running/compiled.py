@@ -21,8 +21,8 @@ from fxkit.ir import types
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.ir.types import TensorType, type_of, type_of_value
 from fxkit.lower.loops.attention import is_attention
+from fxkit.lower.loops.candidates import is_candidate
 from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.loops.placement import is_candidate
 from fxkit.lower.loops.products.regions import is_product
 from fxkit.lower.loops.regions import Policy, Region, partition
 from fxkit.lower.running import binding

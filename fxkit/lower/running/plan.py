@@ -13,10 +13,10 @@ from torch import fx
 from fxkit.ir.op import resolve
 from fxkit.ir.provenance import derive
 from fxkit.ir.types import TensorType, set_type, type_of
+from fxkit.lower.loops.candidates import operand_type, position_taken
 from fxkit.lower.loops.emit import Emitted, Operand, emit, result_type
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
-from fxkit.lower.loops.placement import operand_type, position_taken
 from fxkit.lower.loops.products.bias import with_bias
 from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product

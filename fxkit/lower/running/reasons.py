@@ -8,7 +8,7 @@ from torch import fx
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.loops.placement import is_candidate
+from fxkit.lower.loops.candidates import is_candidate
 from fxkit.lower.loops.view_map import is_alias
 
 # Beginnings of names, and whose work such an operator is.

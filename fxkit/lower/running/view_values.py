@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.loops.placement import is_alias
+from fxkit.lower.loops.view_map import is_alias
 
 
 def views_for_kernels(

@@ -25,10 +25,10 @@ from fxkit.lower.cuda.devices import is_on_gpu
 from fxkit.lower.packed.rewriting import pack_convolutions
 from fxkit.lower.running import binding
 from fxkit.lower.running.by_sizes import BySizes, has_free_sizes
-from fxkit.lower.running.compiled import left_to_eager, to_cpp_as_recorded, typed
 from fxkit.lower.running.entry import Entries, Way
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.running.left_to_eager import LeftToEager, left_because
+from fxkit.lower.running.lowering import eager_module, to_cpp_as_recorded, typed
 from fxkit.lower.running.specialising import Specialiser, assumptions, holds_expressions
 from fxkit.lower.training.checkpoints import with_checkpoints
 from fxkit.lower.training.fused_step import FusedStep, is_step
@@ -224,7 +224,7 @@ class Compiled:
             return self._other_backend(self._rewritten_or_recorded(gm, args), args)
         reason = left_because(gm, args)
         if reason is not None:
-            return self._noted(left_to_eager(_copied(gm), reason))
+            return self._noted(eager_module(_copied(gm), reason))
         if not has_free_sizes(gm):
             module = self._lower(gm, args)
             self._stock.see(args)
@@ -272,7 +272,7 @@ class Compiled:
             if self._is_trained(gm, args):
                 module = to_cpp_in_stages(copied, args, policy=policy, stock=stock)
             elif is_on_gpu(copied, args):
-                from fxkit.lower.cuda.compiled import to_cuda
+                from fxkit.lower.cuda.lowering import to_cuda
 
                 module = to_cuda(copied, args, policy=policy)
             else:
@@ -289,18 +289,11 @@ class Compiled:
 
     def _noted(self, module: Lowered) -> Lowered:
         """Take note of a module that was made for a captured graph."""
-        if isinstance(module, StagedModule):
-            if self._passes is None:
-                self._left.watch(module)
-            self.compiled_modules += module.compiled
-            return module
-        is_trained = isinstance(module, TrainingModule)
-        is_left = module.reason is not None if is_trained else not module.has_kernels
-        if is_left and self._passes is None:  # the default ones change no results
+        if module.leaves_calls and self._passes is None:  # the default ones change no results
             self._left.watch(module)
-        if is_trained and is_left and self._train:
+        if self._train and isinstance(module, TrainingModule) and module.reason is not None:
             warnings.warn(f"trained in eager: {module.reason}", stacklevel=2)
-        self.compiled_modules.append(module)
+        self.compiled_modules += module.parts
         return module
 
     def _is_trained(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:

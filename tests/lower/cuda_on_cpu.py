@@ -13,12 +13,12 @@ from torch import fx
 
 from fxkit.lower import CompiledModule
 from fxkit.lower.cpp.build import Library
-from fxkit.lower.cuda.compiled import CudaPolicy
+from fxkit.lower.cuda.lowering import CudaPolicy
 from fxkit.lower.cuda.printer import print_unit
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.running.building import Built
-from fxkit.lower.running.compiled import lower, typed
 from fxkit.lower.running.kernel_call import KernelCall
+from fxkit.lower.running.lowering import lower_typed, typed
 from fxkit.lower.running.plan import Calls
 from tests.lower.cuda_shim import build_on_cpu, run_on_cpu
 from tests.lower.kernels import difference
@@ -67,7 +67,7 @@ class Lowering:
         typed(gm, args)
         policy = CudaPolicy(min_members=1, gpu=torch.device("cpu"))
         calls = Calls(ShimCall, _left_to_torch, _left_to_torch)
-        module = lower(policy, gm, calls=calls, build=self._build)
+        module = lower_typed(gm, policy, calls=calls, build=self._build)
         module.native_program = None
         return module
 

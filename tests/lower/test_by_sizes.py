@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxkit
-from fxkit.lower.running import building, by_sizes
-from fxkit.lower.running import compiled as lowering
+from fxkit.lower.running import building, by_sizes, lowering
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.running.trials import times
 

@@ -16,11 +16,11 @@ from torch import fx
 
 from fxkit.lower import CompiledModule
 from fxkit.lower.cuda import toolchain
-from fxkit.lower.cuda.compiled import CudaPolicy
+from fxkit.lower.cuda.lowering import CudaPolicy
 from fxkit.lower.cuda.printer import print_unit
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.running.building import Built
-from fxkit.lower.running.compiled import lower, typed
+from fxkit.lower.running.lowering import lower_typed, typed
 from tests.lower import row_cases
 from tests.lower.cuda_cases import CASES, Made, Program, case, layer_norm, randn, rms_norm, softmax
 from tests.lower.kernels import compile_all
@@ -111,7 +111,7 @@ def table_kernels() -> dict[str, Kernel]:
 def _unbuilt(gm: fx.GraphModule, args: tuple[Any, ...]) -> CompiledModule:
     typed(gm, args)
     policy = CudaPolicy(min_members=1, gpu=torch.device("cpu"))
-    return lower(policy, gm, build=lambda kernels: Built())
+    return lower_typed(gm, policy, build=lambda kernels: Built())
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from fxkit.lower import CompiledModule, Policy, to_cpp, to_cuda
 from fxkit.lower.cpp.build import Order
 from fxkit.lower.cpp.toolchain import Linking
 from fxkit.lower.cuda import toolchain
-from fxkit.lower.cuda.compiled import build_kernels
 from fxkit.lower.cuda.devices import is_on_gpu
 from fxkit.lower.cuda.launching import CudaCall
+from fxkit.lower.cuda.lowering import build_kernels
 from fxkit.lower.cuda.printer import print_unit
 from fxkit.lower.loops.interpreter import interpret
 from tests.lower.cuda_cases import CASES, Case, case, randn
@@ -49,7 +49,7 @@ def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take kernels for built, without a compiler."""
     from fxkit.lower.cpp import build
-    from fxkit.lower.cuda import compiled
+    from fxkit.lower.cuda import lowering
 
     class Anything:
         def __getattr__(self, name: str) -> Any:
@@ -58,8 +58,8 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     def library(*texts: str, tools: Any) -> build.Library:
         return build.Library(Anything(), build.Path("none"), 0.0, False)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compiled, "build", library)
-    monkeypatch.setattr(compiled.toolchain, "current", lambda gpu: None)
+    monkeypatch.setattr(lowering, "build", library)
+    monkeypatch.setattr(lowering.toolchain, "current", lambda gpu: None)
 
 
 def compiled_for(

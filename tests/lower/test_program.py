@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 import fxkit
 from fxkit.ir.types import set_type, type_of_value
 from fxkit.lower import CompiledModule, to_cpp
-from fxkit.lower.running import binding
-from fxkit.lower.running import compiled as compiled_module
+from fxkit.lower.running import binding, compiled_module
 
 X, Y = torch.randn(2, 12, 16)
 

@@ -11,7 +11,7 @@ import torch
 from fxkit.ir.types import TensorType
 from fxkit.lower.running import binding
 from fxkit.lower.running.by_sizes import BySizes
-from fxkit.lower.running.compiled import CompiledModule
+from fxkit.lower.running.compiled_module import CompiledModule
 from fxkit.lower.running.program import is_plain, spec_of
 from fxkit.lower.training.stages import StagedModule
 from fxkit.lower.training.training_module import TrainingModule

@@ -20,7 +20,12 @@ Kind = tuple[bool, tuple[tuple[torch.Size, torch.dtype, bool], ...]]
 
 
 class Leaving(Protocol):
-    """A module that leaves some or all of its calls to eager."""
+    """A module that may leave some or all of its calls to eager."""
+
+    @property
+    def leaves_calls(self) -> bool:
+        """Whether it does, as far as that is known when it is made."""
+        ...
 
     @property
     def calls_in_eager(self) -> int:

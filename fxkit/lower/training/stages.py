@@ -46,7 +46,7 @@ class StagedModule(nn.Module):
     Attributes:
         graph_module: The whole graph.
         stages: Its parts, in order.
-        compiled: What was compiled of each: all but the first when they are called first.
+        parts: What was compiled of each: all but the first when they are called first.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StagedModule(nn.Module):
         super().__init__()
         self.graph_module = gm
         self.stages = stages
-        self.compiled = compiled
+        self.parts = tuple(compiled)
         self._inputs = [node.name for node in gm.graph.find_nodes(op="placeholder")]
         self._outputs: Any = gm.graph.output_node().args[0]
         self._has_run = False
@@ -63,7 +63,7 @@ class StagedModule(nn.Module):
     def forward(self, *args: torch.Tensor) -> Any:
         """Run the stages, each on what those before it gave."""
         values: dict[str, Any] = dict(zip(self._inputs, args, strict=True))
-        for stage, module in zip(self.stages, self.compiled, strict=True):
+        for stage, module in zip(self.stages, self.parts, strict=True):
             results = module(*[values[name] for name in stage.inputs])
             values.update(zip(stage.outputs, results, strict=True))
         self._has_run = True
@@ -77,13 +77,18 @@ class StagedModule(nn.Module):
         return results if isinstance(self._outputs, fx.Node) else tuple(results)
 
     @property
+    def leaves_calls(self) -> bool:
+        """Whether it may leave calls to eager: any stage may, once it is built."""
+        return True
+
+    @property
     def calls_in_eager(self) -> int:
         """How many calls ran in eager in all stages."""
-        return min(module.eager_calls for module in self.compiled)
+        return min(module.eager_calls for module in self.parts)
 
     def note_eager_call(self) -> None:
         """Count a call that the program itself has run in the place of all stages."""
-        for module in self.compiled:
+        for module in self.parts:
             module.note_eager_call()
 
     def way_for(self, args: tuple[torch.Tensor, ...]) -> Callable[..., Any] | None:

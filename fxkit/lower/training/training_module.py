@@ -12,8 +12,10 @@ import torch
 from torch import fx, nn
 
 from fxkit.lower.loops.regions import Policy, Region
-from fxkit.lower.running.compiled import CompiledModule, LowerReport, to_cpp
+from fxkit.lower.running.compiled_module import CompiledModule
 from fxkit.lower.running.kernel_stock import KernelStock
+from fxkit.lower.running.lower_report import LowerReport
+from fxkit.lower.running.lowering import to_cpp
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
 
@@ -132,6 +134,16 @@ class TrainingModule(nn.Module):
         return built.program(*args)
 
     @property
+    def parts(self) -> tuple[TrainingModule, ...]:
+        """What was compiled: the module itself."""
+        return (self,)
+
+    @property
+    def leaves_calls(self) -> bool:
+        """Whether it leaves calls to eager."""
+        return self.reason is not None
+
+    @property
     def calls_in_eager(self) -> int:
         """How often the captured graph, or the program in its place, ran in eager."""
         return self.eager_calls
@@ -222,12 +234,13 @@ class TrainingModule(nn.Module):
     def report(self) -> TrainingReport:
         """Return what was fused, what was not and why, and how calls went."""
         built = self._last()
+        backward = None if built is None else built.backward
         return TrainingReport(
-            None if built is None else built.forward.report(),
-            None if built is None or built.backward is None else built.backward.report(),
-            self.reason,
-            self.eager_calls,
-            0 if built is None else built.program.differentiated_again,
+            forward=None if built is None else built.forward.report(),
+            backward=None if backward is None else backward.report(),
+            reason=self.reason,
+            eager_calls=self.eager_calls,
+            differentiated_again=0 if built is None else built.program.differentiated_again,
         )
 
 

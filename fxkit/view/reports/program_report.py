@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from fxkit.analysis.equivalence import compare
 from fxkit.analysis.float64 import widened
 from fxkit.analysis.observation import clone_inputs
-from fxkit.lower.running.compiled import CompiledModule, to_cpp
+from fxkit.lower.running.compiled_module import CompiledModule
+from fxkit.lower.running.lowering import to_cpp
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
 from fxkit.passes.running.records import PassResult

@@ -28,8 +28,7 @@ from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.products.regions import alone, product_node
 from fxkit.lower.packed import convolution as packed
-from fxkit.lower.running import compiled as compiling
-from fxkit.lower.running import plan
+from fxkit.lower.running import lowering, plan
 from fxkit.lower.running.trials import convolutions as convolution_trial
 from fxkit.lower.running.trials import times as trial_times
 from fxkit.lower.running.trials.products import timed_beside
@@ -41,7 +40,7 @@ Following = Callable[..., torch.Tensor]
 def _in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute each convolution in a kernel, also where the library is faster."""
     monkeypatch.setattr(plan, "convolution_objection", lambda found: None)
-    monkeypatch.setattr(compiling, "convolution_objection_by_kind", lambda found: None)
+    monkeypatch.setattr(lowering, "convolution_objection_by_kind", lambda found: None)
 
 
 def rand(*shape: int) -> torch.Tensor:

@@ -20,7 +20,8 @@ from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.regions import Policy
 from fxkit.lower.running.building import Built
-from fxkit.lower.running.compiled import CompiledModule, lower, typed
+from fxkit.lower.running.compiled_module import CompiledModule
+from fxkit.lower.running.lowering import lower_typed, typed
 from fxkit.lower.running.plan import Calls
 
 _FIRST_GPU = torch.device("cuda", 0)
@@ -93,7 +94,7 @@ def to_cuda(
     if policy is not None:
         chosen = replace(chosen, min_members=policy.min_members, rounds=policy.rounds)
     build = functools.partial(build_kernels, gpu=chosen.gpu)
-    return lower(chosen, gm, calls=_CALLS, build=build)
+    return lower_typed(gm, chosen, calls=_CALLS, build=build)
 
 
 def build_kernels(kernels: Mapping[str, Kernel], gpu: torch.device | None = None) -> Built:

@@ -14,7 +14,7 @@ from torch import fx, nn
 
 import fxkit
 from fxkit.lower import CompiledModule, to_cpp
-from fxkit.lower.running import binding, building, compiled
+from fxkit.lower.running import binding, building, lowering
 
 X, Y = torch.randn(40, 64), torch.randn(40, 64)
 
@@ -185,7 +185,7 @@ def test_backend_eager_leaves_everything_to_eager(monkeypatch: pytest.MonkeyPatc
 
 def test_without_a_compiler_everything_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXKIT_CXX", "no-such-compiler")
-    compiled._warn_once.cache_clear()
+    lowering._warn_once.cache_clear()
     with pytest.warns(UserWarning, match="expected a C\\+\\+ compiler, got none"):
         module = to_cpp(fx.symbolic_trace(program), (X, Y))
     assert torch.equal(module(X, Y), program(X, Y))

@@ -1,0 +1,79 @@
+"""What `to_cpp` made of a graph, and how its calls went, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fxkit.lower.loops.regions import Region
+
+
+@dataclass(frozen=True)
+class LowerReport:
+    """What `to_cpp` made of a graph, and how its calls went.
+
+    Attributes:
+        regions: Fused regions, then the candidates left to eager.
+        build_seconds: Seconds to build, or to find, and load the kernels.
+        cache_hit: Whether the kernels were there already.
+        calls: How often the fused graph ran.
+        eager_calls: How often the original graph ran, by reason.
+        kernel_misses: Calls of single regions that ran in eager because of their inputs' types.
+        whole: Names of the products, convolutions and attention, which kernels compute only where
+            they are faster than torch's library.
+    """
+
+    regions: tuple[Region, ...]
+    build_seconds: float
+    cache_hit: bool
+    calls: int
+    eager_calls: Mapping[str, int]
+    kernel_misses: int
+    whole: frozenset[str] = frozenset()
+
+    @property
+    def fused(self) -> int:
+        """Number of pointwise and normalising nodes in fused regions."""
+        return self._count(is_whole=False, is_fused=True)
+
+    @property
+    def candidates(self) -> int:
+        """Number of pointwise and normalising nodes."""
+        return self._count(is_whole=False)
+
+    @property
+    def whole_in_kernels(self) -> int:
+        """Number of products, convolutions and attention that kernels compute."""
+        return self._count(is_whole=True, is_fused=True)
+
+    def _count(self, is_whole: bool, is_fused: bool = False) -> int:
+        names = (n for r in self.regions if r.kernel or not is_fused for n in r.nodes)
+        return sum((name in self.whole) == is_whole for name in names)
+
+    def __str__(self) -> str:
+        fused = [r for r in self.regions if r.kernel is not None]
+        kernels = len({r.kernel for r in fused})
+        kind = "found in the cache" if self.cache_hit else "built"
+        share = f" ({self.fused / self.candidates:.1%})" if self.candidates else ""
+        lines = [
+            f"{self.fused} of {self.candidates} pointwise and normalising nodes fused{share} into "
+            f"{len(fused)} regions, {kernels} kernels {kind} in {self.build_seconds:.3f} s",
+            *self._whole_line(),
+            f"{'region':<12} {'kernel':<11} {'nodes':>5} {'MB saved':>9}  members",
+        ]
+        for r in fused:
+            saved = (r.bytes_saved or 0) / 1e6
+            members = ", ".join(r.nodes)
+            lines.append(f"{r.name:<12} {r.kernel:<11} {len(r.nodes):>5} {saved:>9.2f}  {members}")
+        lines += [f"{r.name:<24} not fused: {r.reason}" for r in self.regions if r.reason]
+        lines.append(f"calls: {self.calls} fused, {sum(self.eager_calls.values())} in eager")
+        lines += [f"  in eager {n} times: {why}" for why, n in self.eager_calls.items()]
+        if self.kernel_misses:
+            lines.append(f"  {self.kernel_misses} calls of kernels ran in eager for their types")
+        return "\n".join(lines)
+
+    def _whole_line(self) -> list[str]:
+        if not self.whole:
+            return []
+        count = f"{self.whole_in_kernels} of {len(self.whole)}"
+        return [f"{count} products, convolutions and attention in kernels, the others in ATen"]

@@ -133,7 +133,7 @@ def test_no_module_carries_the_name_of_a_public_function() -> None:
         "from fxkit import view",
         "from ..view import page",
         "import fxkit",
-        "def late():\n    from fxkit.lower.loops.regions import Region",
+        "def late():\n    from fxkit.lower.loops.partitioner import partition",
         "import importlib\nimportlib.import_module('fxkit.passes.manager')",
     ],
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fxkit.lower.loops.regions import Policy, Region
+from fxkit.lower.loops.policy import Policy
 from fxkit.lower.running.compiled_module import CompiledModule
-from fxkit.lower.running.lower_report import LowerReport
+from fxkit.lower.running.lower_report import LowerReport, Region
 from fxkit.lower.running.lowering import to_cpp
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from torch import fx
 import fxkit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.loops.regions import Policy, partition
+from fxkit.lower.loops.partitioner import partition
+from fxkit.lower.loops.policy import Policy
 from fxkit.lower.running.kernel_call import KernelCall
 from fxkit.lower.running.plan import make_plan
 

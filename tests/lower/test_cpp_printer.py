@@ -14,7 +14,8 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower import to_cpp
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.loops.regions import Policy, partition
+from fxkit.lower.loops.partitioner import partition
+from fxkit.lower.loops.policy import Policy
 from fxkit.lower.loops.schedule import schedule
 from fxkit.lower.running.plan import make_plan
 

@@ -30,7 +30,8 @@ from fxkit.lower.cpp.printer import print_kernel, print_unit
 from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.loops.regions import Policy, partition
+from fxkit.lower.loops.partitioner import partition
+from fxkit.lower.loops.policy import Policy
 from fxkit.lower.running import plan as planning
 from fxkit.lower.running.plan import make_plan
 

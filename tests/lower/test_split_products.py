@@ -15,8 +15,8 @@ import fxkit
 from fxkit import config
 from fxkit.lower import to_cpp
 from fxkit.lower.cpp import matrix_unit
+from fxkit.lower.loops.policy import Policy
 from fxkit.lower.loops.products.product import Product
-from fxkit.lower.loops.regions import Policy
 from fxkit.lower.running import plan
 from fxkit.lower.running.trials import products as product_trial
 from tests.lower.kernels import beside_float64, rand

@@ -18,7 +18,7 @@ from fxkit.lower.cuda.launching import CudaCall
 from fxkit.lower.cuda.printer import print_unit
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.loops.regions import Policy
+from fxkit.lower.loops.policy import Policy
 from fxkit.lower.running.building import Built
 from fxkit.lower.running.compiled_module import CompiledModule
 from fxkit.lower.running.lowering import lower_typed, typed

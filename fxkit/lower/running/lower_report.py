@@ -1,11 +1,28 @@
-"""What `to_cpp` made of a graph, and how its calls went, as text."""
+"""What became of a graph that was lowered, region by region, and how its calls went."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fxkit.lower.loops.regions import Region
+
+@dataclass(frozen=True)
+class Region:
+    """What became of a group of nodes.
+
+    Attributes:
+        name: Name of the region.
+        nodes: Names of its nodes, in graph order.
+        kernel: Name of the kernel that computes them, or None when eager does.
+        reason: Why eager computes them, in words; None for a fused region.
+        bytes_saved: Bytes of memory traffic that the fusion saves; None when eager computes them.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    kernel: str | None
+    reason: str | None
+    bytes_saved: int | None
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,12 @@ from fxkit.ir import types
 from fxkit.ir.types import type_of
 from fxkit.lower.loops.candidates import is_candidate
 from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.loops.regions import Policy, Region, partition
+from fxkit.lower.loops.partitioner import partition
+from fxkit.lower.loops.policy import Policy
 from fxkit.lower.running.building import Built, build_kernels
 from fxkit.lower.running.compiled_module import CompiledModule, is_of_type
 from fxkit.lower.running.kernel_stock import KernelStock
+from fxkit.lower.running.lower_report import Region
 from fxkit.lower.running.plan import Calls, Plan, make_plan
 from fxkit.lower.running.trials.attention import attention_objection_by_kind
 from fxkit.lower.running.trials.convolutions import convolution_objection_by_kind

@@ -17,13 +17,14 @@ from fxkit.lower.loops.candidates import operand_type, position_taken
 from fxkit.lower.loops.emit import Emitted, Operand, emit, result_type
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
+from fxkit.lower.loops.partitioner import Partition
 from fxkit.lower.loops.products.bias import with_bias
 from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product
 from fxkit.lower.loops.products.regions import alone, followed_by
-from fxkit.lower.loops.regions import Partition, Region
 from fxkit.lower.packed.linear import linear
 from fxkit.lower.running.kernel_call import KernelCall
+from fxkit.lower.running.lower_report import Region
 from fxkit.lower.running.products import choose_attention, choose_products
 from fxkit.lower.running.trials.attention import attention_objection
 from fxkit.lower.running.trials.convolutions import convolution_objection

@@ -18,7 +18,7 @@ from torch import fx, nn
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.loops.regions import Policy
+from fxkit.lower.loops.policy import Policy
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
 from fxkit.tracing.functional.observation import MODES

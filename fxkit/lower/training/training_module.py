@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from fxkit.lower.loops.regions import Policy, Region
+from fxkit.lower.loops.policy import Policy
 from fxkit.lower.running.compiled_module import CompiledModule
 from fxkit.lower.running.kernel_stock import KernelStock
-from fxkit.lower.running.lower_report import LowerReport
+from fxkit.lower.running.lower_report import LowerReport, Region
 from fxkit.lower.running.lowering import to_cpp
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal

@@ -11,28 +11,24 @@ changes places with a write, a random draw or an unknown call that it must not p
 from __future__ import annotations
 
 import heapq
-import itertools
-import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import torch
 from torch import fx
 
-from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.lower.loops.candidates import Candidate, candidate, is_candidate
 from fxkit.lower.loops.emit import emit
+from fxkit.lower.loops.graph_order import order_edges
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Instruction, Kernel, Unfusable
 from fxkit.lower.loops.overwriting import hidden_overwrites
 from fxkit.lower.loops.placement import first_space, rows_lie_along_memory
+from fxkit.lower.loops.policy import Policy
 from fxkit.lower.loops.products.regions import continues_product
 from fxkit.lower.loops.row_sums import sums_well
 from fxkit.lower.loops.schedule import cost_of
 from fxkit.lower.loops.stretches import stretches
 from fxkit.lower.loops.view_map import is_alias, shown_by, views_of
-from fxkit.lower.operators.movement_table import MoveOp
 from fxkit.lower.operators.row_ops import RowOp
 
 # What a region may cost, measured by what its operators cost one by one.
@@ -43,80 +39,6 @@ MAX_GUARDED = 4
 
 # What is read at places that are computed for each element comes one by one.
 MAX_GATHERED = 4
-
-
-@dataclass(frozen=True)
-class Region:
-    """What became of a group of nodes.
-
-    Attributes:
-        name: Name of the region.
-        nodes: Names of its nodes, in graph order.
-        kernel: Name of the kernel that computes them, or None when eager does.
-        reason: Why eager computes them, in words; None for a fused region.
-        bytes_saved: Bytes of memory traffic that the fusion saves; None when eager computes them.
-    """
-
-    name: str
-    nodes: tuple[str, ...]
-    kernel: str | None
-    reason: str | None
-    bytes_saved: int | None
-
-
-@dataclass(frozen=True)
-class Policy:
-    """When a kernel pays.
-
-    Attributes:
-        min_members: A region of this many operators always does: each saves a pass over memory.
-        rounds: Whether results of 16 bits are rounded within a kernel wherever eager rounds them.
-            Otherwise they stay float32 there: faster and nearer to float64, but not eager's bits.
-        splits: Whether products of float32 may be computed from parts in bfloat16, three of a
-            number, where the processor has a unit for it and that is faster.
-    """
-
-    min_members: int = 2
-    rounds: bool = True
-    splits: bool = False
-
-    @property
-    def device(self) -> torch.device:
-        """Where kernels run; what lies elsewhere is left to eager."""
-        return torch.device("cpu")
-
-    def refusal(self, kernel: Kernel) -> str | None:
-        """Return why there is no text for the kernel of a single node, or None."""
-        return None
-
-    def objection(self, group: Group) -> str | None:
-        """Return why eager is as fast for a region, or None when a kernel pays."""
-        if len(group.members) >= self.min_members:
-            return None
-        row = group.members[0].row
-        if isinstance(row, MoveOp) and not row.pays_alone:
-            return "no neighbour can join it, and alone eager's kernel is as fast"
-        if _has_few_rows(group):
-            return "no neighbour can join it, and eager divides its rows among threads"
-        return None
-
-
-# From this many elements on, eager divides a row among threads; kernels divide rows only.
-_DIVIDED_ROW = 65536
-
-
-def _has_few_rows(group: Group) -> bool:
-    """Tell whether threads would wait for a kernel that runs along few, long rows."""
-    space = group.space
-    if not space.reduced or space.points < _DIVIDED_ROW:
-        return False
-    rows = math.prod(size for axis, size in enumerate(space.sizes) if axis not in space.reduced)
-    return 2 * rows < torch.get_num_threads()
-
-
-def _is_repeated(load: Instruction) -> bool:
-    """Tell whether a load has the same element all along the innermost axis."""
-    return not load.indices and not any(load.detail.strides[-1:])
 
 
 @dataclass(frozen=True)
@@ -147,7 +69,7 @@ class _Partitioner:
         self._gm = gm
         self._policy = policy
         self._order = {node: position for position, node in enumerate(gm.graph.nodes)}
-        self._next = _edges(gm.graph)
+        self._next = order_edges(gm.graph)
         self._overwrites = hidden_overwrites(gm.graph)
         self._waits_for = dict.fromkeys(self._order, 0)
         for targets in self._next.values():
@@ -395,80 +317,6 @@ class _Ready:
         return bool(self._held)
 
 
-def _edges(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """Return, for each node, the nodes that must come after it, each once."""
-    after: dict[fx.Node, dict[fx.Node, None]] = {node: {} for node in graph.nodes}
-    for node in graph.nodes:
-        for operand in node.all_input_nodes:
-            after[operand][node] = None
-    _add_inputs_and_output(graph, after)
-    _add_effects(graph, after)
-    return {node: list(targets) for node, targets in after.items()}
-
-
-def _add_inputs_and_output(graph: fx.Graph, after: dict[fx.Node, dict[fx.Node, None]]) -> None:
-    """Keep placeholders in their order, and the output last."""
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    output = next((node for node in graph.nodes if node.op == "output"), None)
-    for before, node in itertools.pairwise(inputs):
-        after[before][node] = None
-    for node in graph.nodes:
-        if output is not None and node is not output:
-            after[node][output] = None
-
-
-def _add_effects(graph: fx.Graph, after: dict[fx.Node, dict[fx.Node, None]]) -> None:
-    """Order what touches written memory, draws random numbers, may raise, or may do anything."""
-    aliases = AliasSets(graph)
-    position = {node: index for index, node in enumerate(graph.nodes)}
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    barrier: fx.Node | None = None
-    since_barrier: list[fx.Node] = []
-    last_ordered: fx.Node | None = None
-    has_checks = any(effects_of(node).may_raise for node in aliases.effectful)
-    for node in graph.nodes:
-        if barrier is not None:
-            after[barrier][node] = None
-        if _is_barrier(node, aliases, inputs):
-            for earlier in since_barrier:
-                after[earlier][node] = None
-            barrier, since_barrier = node, []
-        since_barrier.append(node)
-        effects = effects_of(node)
-        if effects.is_random or effects.may_raise or (has_checks and effects.writes):
-            if last_ordered is not None:
-                after[last_ordered][node] = None
-            last_ordered = node
-        _add_writers(node, aliases, position, after)
-
-
-def _is_barrier(node: fx.Node, aliases: AliasSets, inputs: list[fx.Node]) -> bool:
-    """Tell whether nothing may change places with a node.
-
-    That holds for a write to an input too, since the caller may pass overlapping tensors.
-    """
-    effects = effects_of(node)
-    if effects.is_opaque or effects.is_global:
-        return True
-    return any(
-        not isinstance(written, fx.Node) or any(aliases.may_alias(written, i) for i in inputs)
-        for written in effects.writes
-    )
-
-
-def _add_writers(
-    node: fx.Node,
-    aliases: AliasSets,
-    position: Mapping[fx.Node, int],
-    after: dict[fx.Node, dict[fx.Node, None]],
-) -> None:
-    """Put a node after the last write before it to memory that it touches, and before the next."""
-    key: Callable[[fx.Node], int] = position.__getitem__
-    for touched in (node, *node.all_input_nodes):
-        writers = aliases.writers(touched)
-        before = bisect_left(writers, position[node], key=key) - 1
-        following = bisect_right(writers, position[node], key=key)
-        if before >= 0:
-            after[writers[before]][node] = None
-        if following < len(writers):
-            after[node][writers[following]] = None
+def _is_repeated(load: Instruction) -> bool:
+    """Tell whether a load has the same element all along the innermost axis."""
+    return not load.indices and not any(load.detail.strides[-1:])

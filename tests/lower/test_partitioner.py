@@ -293,7 +293,7 @@ def test_dead_candidates_do_no_harm() -> None:
 
 def test_partition_is_linear() -> None:
     """The work for a graph of twice the length is twice as much, counted in resolved nodes."""
-    from fxkit.lower.loops import group, placement, regions
+    from fxkit.lower.loops import group, partitioner, placement
 
     def count(length: int) -> int:
         graph = fx.Graph()
@@ -315,7 +315,7 @@ def test_partition_is_linear() -> None:
             from fxkit.analysis.tensor_types import propagate_types
 
             propagate_types(gm, (torch.randn(8, 8),))
-            regions.partition(gm)
+            partitioner.partition(gm)
         return calls
 
     assert count(400) <= 2.2 * count(200)

@@ -13,8 +13,9 @@ from fxkit.lower.cpp.build import build
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.cpp.toolchain import vector_library
+from fxkit.lower.loops.builder import Builder, Ref
 from fxkit.lower.loops.interpreter import interpret
-from fxkit.lower.loops.loop_ir import Access, Buffer, Builder, Kernel, Ref, Store
+from fxkit.lower.loops.loop_ir import Access, Buffer, Kernel, Store
 
 
 def buffers(inputs: Sequence[torch.Tensor], *outputs: torch.dtype) -> tuple[Buffer, ...]:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import fxkit
-from fxkit.lower.loops.loop_ir import Access, Buffer, Builder, Kernel, Ref, Store
+from fxkit.lower.loops.builder import Builder, Ref
+from fxkit.lower.loops.loop_ir import Access, Buffer, Kernel, Store
 from fxkit.lower.loops.stretches import MAX_STRETCHES, stretches
 
 

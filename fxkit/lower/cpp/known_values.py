@@ -10,8 +10,9 @@ import torch
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.nan_propagation import told_nans
 from fxkit.lower.cpp.out_of_range_casts import far_numbers
+from fxkit.lower.loops.builder import round_number
 from fxkit.lower.loops.held_values import holds
-from fxkit.lower.loops.loop_ir import Instruction, Kernel, round_number
+from fxkit.lower.loops.loop_ir import Instruction, Kernel
 
 
 class KnownValues:

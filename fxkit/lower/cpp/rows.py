@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 
@@ -16,6 +16,7 @@ from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.interleaving import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
 from fxkit.lower.cpp.row_invariants import CommonValues, common_values
+from fxkit.lower.cpp.row_prefetch import AHEAD, ASKED, next_rows, short_rows
 from fxkit.lower.cpp.streaming_stores import streamed_accesses
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
@@ -34,18 +35,6 @@ LONG_ROW = 1 << 16
 
 # Their parts are as long as each other but for so many elements: four vectors.
 EVEN = 64
-
-# The processor foresees the lines of a long row, but not those of the rows that follow a short one.
-# They are asked for so many bytes ahead where rows lie one behind the other, and fit no cache.
-AHEAD = 4096
-SHORT_BYTES = 1024
-CACHED_BYTES = 1 << 21
-
-# Where a row is gone through several times, memory is idle after the first. So the last pass asks
-# for the next row, part by part, as long as it fits into the nearest cache beside this one. It does
-# not where the first pass computes so much that lines arrive meanwhile.
-ASKED = 256
-NEXT_BYTES = 1 << 14
 
 
 class RowPrinter(HalfRows):
@@ -185,17 +174,7 @@ class RowPrinter(HalfRows):
     def _uncut_pass(self, one: Pass, begin: str | int, end: str | int) -> None:
         """Print a pass over a row, or over a part of it."""
         sums = [p for p in one.reductions if self._is_float_sum(p)]
-        for p in one.reductions:
-            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
-            self._add(f"double t{p} = 0;" if p in sums else f"{self._type(p)} v{p} = {start};")
-            if self._notes_nans(p):
-                self._add(f"{self._flag(p)} nan{p} = 0;")
-        scans = [p for p in one.values if self._body(p).is_scan]
-        for p in scans:
-            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
-            is_again = p in self._scanned_before  # for a later pass, as it was not kept
-            self._add(f"{'' if is_again else self._type(p) + ' '}a{p} = {start};")
-            self._scanned_before.add(p)
+        self._declare_accumulators(one)
         depth = self._depth
         self._open_row_axes()
         next_rows = self._next_rows(one)
@@ -205,7 +184,7 @@ class RowPrinter(HalfRows):
             begin, end = self._open_blocks(begin, end, self._block)
         for p in sums:
             self._add(f"float v{p} = 0;")
-        for access in self._foreseen():
+        for access in () if self._is_tiled else short_rows(self._kernel):
             self._prefetch_short(access)
         self._parts = self._parts_of(one)
         is_stepped = self._is_stepped and not self._parts
@@ -221,6 +200,24 @@ class RowPrinter(HalfRows):
             self._add(f"t{p} += v{p};")
         while self._depth > depth:
             self._close()
+        self._settle_nans(one)
+
+    def _declare_accumulators(self, one: Pass) -> None:
+        """Declare what the reductions and scans of a pass begin with."""
+        for p in one.reductions:
+            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
+            is_sum = self._is_float_sum(p)
+            self._add(f"double t{p} = 0;" if is_sum else f"{self._type(p)} v{p} = {start};")
+            if self._notes_nans(p):
+                self._add(f"{self._flag(p)} nan{p} = 0;")
+        for p in (p for p in one.values if self._body(p).is_scan):
+            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
+            is_again = p in self._scanned_before  # for a later pass, as it was not kept
+            self._add(f"{'' if is_again else self._type(p) + ' '}a{p} = {start};")
+            self._scanned_before.add(p)
+
+    def _settle_nans(self, one: Pass) -> None:
+        """Make the results of reductions that met a NaN one."""
         for p in filter(self._notes_nans, one.reductions):
             nan = cpp_text.literal(math.nan, self._body(p).dtype)
             self._add(f"v{p} = nan{p} ? {nan} : v{p};")
@@ -271,50 +268,11 @@ class RowPrinter(HalfRows):
             self._add(f"FX_STEP(j - {begin});" if self._is_tiled else "FX_STEP(j);")
         self._loop_body(one)
 
-    def _foreseen(self) -> Iterator[Access]:
-        """Yield one access for each pointer whose next rows are asked for."""
-        kernel, length = self._kernel, self._length
-        if self._is_tiled or any(i.is_reduction or i.is_scan for i in kernel.body):
-            return
-        short = [
-            access
-            for access in self._rows_behind_each_other()
-            if length * kernel.buffers[access.buffer].dtype.itemsize <= SHORT_BYTES
-        ]
-        if any(not kernel.buffers[access.buffer].is_output for access in short):
-            yield from short
-
-    def _rows_behind_each_other(self) -> list[Access]:
-        """Return one access for each pointer to rows that follow each other, and fit no cache."""
-        kernel, length = self._kernel, self._length
-        if not kernel.outer_sizes or len(kernel.outer_sizes) + 1 != len(kernel.sizes):
-            return []
-        if not all(type(size) is int for size in kernel.sizes):
-            return []
-        loads = [i.detail for i in kernel.body if i.op == "load" and not i.detail.scales]
-        found: dict[tuple[int, tuple[int, ...], int], Access] = {}
-        for access in [*loads, *(store.access for store in kernel.stores)]:
-            size = kernel.buffers[access.buffer].dtype.itemsize
-            is_dense = access.strides[-2:] == (length, 1) and all(access.strides)
-            if is_dense and math.prod(kernel.sizes) * size >= CACHED_BYTES:
-                found.setdefault(self._key(access), access)
-        return list(found.values())
-
     def _next_rows(self, one: Pass) -> list[Access]:
-        """Return one access for each pointer whose next row a pass asks for."""
-        passes, length = self._schedule.passes, self._length
-        if len(passes) < 2 or one is not passes[-1] or one.reductions:
-            return []
+        """Return one access for each pointer whose next row a pass asks for, part by part."""
         if self._is_cut or self._is_stepped or self._has_halves or len(self._stretches) != 1:
             return []
-        if is_free(length) or length < ASKED:
-            return []
-        if any(cpp_text.calls_function(self._body(p)) for p in passes[0].values):
-            return []
-        found = self._rows_behind_each_other()
-        buffers = [self._kernel.buffers[access.buffer] for access in found]
-        is_near = length * sum(buffer.dtype.itemsize for buffer in buffers) <= NEXT_BYTES
-        return found if is_near and not all(buffer.is_output for buffer in buffers) else []
+        return next_rows(self._kernel, self._schedule, one)
 
     def _ask_for_rows(self, accesses: Iterable[Access]) -> tuple[str, str]:
         """Open a loop over parts of a row that asks for as much of others, and return its part."""

@@ -20,19 +20,11 @@ from torch import fx
 from fxkit.ir.op import Attribute
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.loops.axis_order import ordered
+from fxkit.lower.loops.builder import Builder, Ref
 from fxkit.lower.loops.candidates import Candidate, operand_type, position_taken
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.index import Index, SplitAxis, row_major
-from fxkit.lower.loops.loop_ir import (
-    Access,
-    Buffer,
-    Builder,
-    Kernel,
-    Ref,
-    Store,
-    Unfusable,
-    register_of,
-)
+from fxkit.lower.loops.loop_ir import Access, Buffer, Kernel, Store, Unfusable, register_of
 from fxkit.lower.loops.placement import frame_of, is_model, row_coordinates, row_dims, row_shape
 from fxkit.lower.loops.point import EmittedPoint
 from fxkit.lower.loops.row_sums import sum_dtype_of

@@ -10,8 +10,9 @@ from torch import fx
 
 from fxkit.ir.op import Attribute
 from fxkit.lower.loops.bits import Number
+from fxkit.lower.loops.builder import Builder, Ref
 from fxkit.lower.loops.index import Index, numbered
-from fxkit.lower.loops.loop_ir import Builder, Ref, Unfusable
+from fxkit.lower.loops.loop_ir import Unfusable
 from fxkit.lower.loops.view_map import shown, viewed
 
 

@@ -7,7 +7,8 @@ import math
 import torch
 
 from fxkit.lower.loops.bits import Number
-from fxkit.lower.loops.loop_ir import Ref, Unfusable
+from fxkit.lower.loops.builder import Ref
+from fxkit.lower.loops.loop_ir import Unfusable
 from fxkit.lower.operators.scalar_table import (
     call,
     const_like,

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fxkit.lower.loops.bits import Number
+from fxkit.lower.loops.builder import Ref
 from fxkit.lower.loops.index import Index
-from fxkit.lower.loops.loop_ir import Ref, Unfusable
+from fxkit.lower.loops.loop_ir import Unfusable
 from fxkit.lower.operators.movement_table import Point, move, replaced
 
 

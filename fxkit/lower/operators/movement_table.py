@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from fxkit.lower.loops.bits import Number
+from fxkit.lower.loops.builder import Ref
 from fxkit.lower.loops.index import Index
-from fxkit.lower.loops.loop_ir import Ref
 
 
 class Point(Protocol):

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from fxkit.lower.loops.bits import Number
+from fxkit.lower.loops.builder import Ref
 from fxkit.lower.loops.index import Index
-from fxkit.lower.loops.loop_ir import Ref, Unfusable
+from fxkit.lower.loops.loop_ir import Unfusable
 from fxkit.lower.operators.joining_ops import joined, pieces
 from fxkit.lower.operators.movement_table import Point, move, replaced
 from fxkit.lower.operators.scalar_table import call, select

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from fxkit.lower.loops.builder import Ref
 from fxkit.lower.loops.index import Index
-from fxkit.lower.loops.loop_ir import Ref, Unfusable
+from fxkit.lower.loops.loop_ir import Unfusable
 from fxkit.lower.operators.movement_table import Point
 from fxkit.lower.operators.row_table import (
     Arguments,

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loops.loop_ir import Ref, Unfusable
+from fxkit.lower.loops.builder import Ref
+from fxkit.lower.loops.loop_ir import Unfusable
 from fxkit.lower.operators.scalar_table import select
 
 Arguments = Mapping[str, Any]

@@ -10,7 +10,8 @@ from enum import Enum
 import torch
 
 from fxkit.lower.loops.bits import Number
-from fxkit.lower.loops.loop_ir import Operand, Ref, Unfusable
+from fxkit.lower.loops.builder import Operand, Ref
+from fxkit.lower.loops.loop_ir import Unfusable
 
 
 class Computes(Enum):

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import torch
 
 from fxkit.lower.loops.bits import Number
-from fxkit.lower.loops.loop_ir import Kernel, round_number
+from fxkit.lower.loops.builder import round_number
+from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import Pass
 
 # What an operation does to the bit that is the sign.

@@ -14,7 +14,8 @@ from torch import fx
 
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.loops.loop_ir import Builder, Ref, Unfusable
+from fxkit.lower.loops.builder import Builder, Ref
+from fxkit.lower.loops.loop_ir import Unfusable
 from fxkit.lower.loops.products.convolution import Convolution
 from fxkit.lower.loops.products.matrices import checked_operand, checked_type
 from fxkit.lower.loops.products.node import Finish, ProductNode

@@ -12,9 +12,10 @@ from torch import fx
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
 from fxkit.lower.loops.axis_order import distinct_axes
+from fxkit.lower.loops.builder import Builder, Ref
 from fxkit.lower.loops.candidates import operand_type
 from fxkit.lower.loops.index import row_major
-from fxkit.lower.loops.loop_ir import Builder, Ref, Unfusable
+from fxkit.lower.loops.loop_ir import Unfusable
 from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Batch, Product
 

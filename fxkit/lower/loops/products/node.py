@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from fxkit.lower.loops.builder import Builder, Ref
 from fxkit.lower.loops.emit import Operand
-from fxkit.lower.loops.loop_ir import Builder, Ref
 from fxkit.lower.loops.products.convolution import Convolution
 from fxkit.lower.loops.products.product import Product
 

@@ -11,18 +11,11 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from fxkit.lower.loops.builder import Builder
 from fxkit.lower.loops.emit import Emitted, Operand
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.index import row_major
-from fxkit.lower.loops.loop_ir import (
-    Access,
-    Buffer,
-    Builder,
-    Instruction,
-    Kernel,
-    Store,
-    Unfusable,
-)
+from fxkit.lower.loops.loop_ir import Access, Buffer, Instruction, Kernel, Store, Unfusable
 from fxkit.lower.loops.products.columns import with_rows_of
 from fxkit.lower.loops.products.convolutions import convolution_product, is_packed_convolution
 from fxkit.lower.loops.products.matrices import is_matrix_product, matrix_product

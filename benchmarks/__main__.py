@@ -22,7 +22,7 @@ from benchmarks import (
 )
 from benchmarks.constructs import table as constructs
 from benchmarks.fusion import table as fusion
-from fxkit.demo.timing import machine
+from fxkit.timing import machine
 
 SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
     "kernels": lambda options: fusion.run(

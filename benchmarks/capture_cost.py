@@ -14,7 +14,7 @@ from torch import fx
 import fxkit
 from fxkit.demo.model import SentenceEncoder, load
 from fxkit.demo.sentences import ALL
-from fxkit.demo.timing import in_turn
+from fxkit.timing import in_turn
 from fxkit.view.texts.text_table import duration, table
 
 Encoder = SentenceEncoder

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fxkit
 from fxkit.demo.judge import relative_error
-from fxkit.demo.timing import in_turn, machine
+from fxkit.timing import in_turn, machine
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:

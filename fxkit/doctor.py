@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fxkit import config
+from fxkit import config, processor
 from fxkit.errors import BuildError, FxkitError
 
 Status = Literal["ok", "warn", "fail"]
@@ -105,12 +105,10 @@ def _settings() -> Check:
 def _cpu() -> Check:
     import torch
 
-    from fxkit.demo.timing import cpu_name
-
-    info = Path("/proc/cpuinfo")
-    words = set(info.read_text().split()) if info.exists() else set()
-    features = [name for name in VECTOR_FEATURES if name in words]
-    finding = f"{cpu_name()}, {os.cpu_count()} cores, {' '.join(features) or 'features unknown'}"
+    known = processor.features()
+    features = [name for name in VECTOR_FEATURES if name in known]
+    can_do = " ".join(features) or "features unknown"
+    finding = f"{processor.model_name()}, {os.cpu_count()} cores, {can_do}"
     capability = torch.backends.cpu.get_cpu_capability()
     if capability in ("DEFAULT", "NO AVX"):
         return Check(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxkit import processor
 from fxkit.demo.journey import Journey
-from fxkit.demo.timing import cpu_name, machine
+from fxkit.timing import machine
 from fxkit.view.reports.report_page import Report
 from fxkit.view.texts.text_table import duration, percent
 
@@ -41,7 +42,7 @@ def report(journey: Journey) -> Report:
             "What the embeddings are for: a sentence's neighbours say something like it.",
         )
         .add_source("kernels.cpp", journey.built.module.source)
-        .add_environment({"CPU": cpu_name()})
+        .add_environment({"CPU": processor.model_name()})
     )
 
 

@@ -18,11 +18,11 @@ from fxkit.demo.building import Built, build
 from fxkit.demo.journey import Journey, Subject, Verdict
 from fxkit.demo.page import report
 from fxkit.demo.progress import progress
-from fxkit.demo.timing import in_turn, machine
 from fxkit.errors import UnsupportedError
 from fxkit.lower import CompiledModule
 from fxkit.passes.manager import PassResult
 from fxkit.passes.pipelines import SIMPLIFY
+from fxkit.timing import in_turn, machine
 from fxkit.tracing.captured import Captured
 from fxkit.view.profiling.profile_result import Profile
 from fxkit.view.texts.labels import clip

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-import re
-from pathlib import Path
+
+from fxkit import processor
 
 _WANTED = frozenset(("avx512f", "avx512bw", "avx512_bf16", "amx_tile", "amx_bf16"))
 
@@ -20,13 +20,7 @@ def is_available() -> bool:
     """Tell whether kernels may use the unit; the first call asks the system for it."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
-    return _features() >= _WANTED and _is_permitted()
-
-
-def _features() -> set[str]:
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"^flags\s*:(.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
-    return set(found[1].split()) if found else set()
+    return processor.features() >= _WANTED and _is_permitted()
 
 
 def _is_permitted() -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fxkit import config
+from fxkit import config, processor
 from fxkit.errors import BuildError
 
 # Same numbers as eager: no contraction, no re-association. Floating-point traps and errno, which
@@ -146,12 +146,10 @@ def identity_of(compiler: str) -> str:
 
 def _processor() -> str:
     """Return what the processor can do, as far as the system tells."""
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
+    if processor.info() is None:
         return platform.processor()
-    found = re.search(r"^(flags|Features)\s*:.*$", info.read_text(), re.MULTILINE)
-    model = re.search(r"^model name\s*:.*$", info.read_text(), re.MULTILINE)
-    return "\n".join(m.group(0) for m in (model, found) if m)
+    lines = processor.info_line("model name"), processor.info_line("flags", "Features")
+    return "\n".join(line for line in lines if line is not None)
 
 
 def vector_library() -> tuple[int, int] | None:

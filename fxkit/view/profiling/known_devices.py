@@ -11,10 +11,10 @@ import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from fxkit import processor
 from fxkit.errors import UnsupportedError
 from fxkit.view.profiling.peaks import Peaks
 
@@ -116,9 +116,4 @@ def device_name(device: torch.device | str) -> str:
         return torch.cuda.get_device_name(where)
     if where.type != "cpu":
         return ""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor()
-    found = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
-    return found[1] if found else platform.processor()
+    return processor.model_name(platform.processor())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import subprocess
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import fxkit
+from fxkit import processor
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.demo.judge import relative_error
 from fxkit.lower import to_cpp
@@ -239,11 +239,11 @@ def test_text_and_interpreter_agree(is_free: bool) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/cpuinfo"), reason="features of the CPU unknown")
+@pytest.mark.skipif(not processor.features(), reason="features of the CPU unknown")
 @pytest.mark.parametrize("march", ["haswell", "x86-64"])
 @torch.no_grad()
 def test_shorter_vectors_give_the_same(march: str, tmp_path: Path) -> None:
-    if platform.machine() != "x86_64" or "avx2" not in Path("/proc/cpuinfo").read_text():
+    if platform.machine() != "x86_64" or "avx2" not in processor.features():
         pytest.skip("the CPU has no AVX2")
     names = ("windows, norm", "windows, stem", "depthwise, odd channels", "pixels, narrow")
     cases = [ALL[name] for name in names]

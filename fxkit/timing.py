@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
+
+from fxkit import processor
 
 
 def in_turn(
@@ -35,12 +36,4 @@ def in_turn(
 def machine() -> str:
     """Name the CPU and the number of threads that torch uses on it."""
     threads = torch.get_num_threads()
-    return f"{cpu_name()}, {threads} thread{'' if threads == 1 else 's'}"
-
-
-def cpu_name() -> str:
-    """Name the CPU as the kernel does."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown CPU"
+    return f"{processor.model_name()}, {threads} thread{'' if threads == 1 else 's'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxkit.demo.timing import in_turn, machine
+from fxkit.timing import in_turn, machine
 
 
 def test_candidates_take_turns_after_their_warmup() -> None:

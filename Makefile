@@ -62,7 +62,7 @@ sweep: $(READY)
 	$(PYTEST) -m sweep $(ARGS)
 
 sweep-operators: $(READY)
-	$(PYTEST) -m sweep -rP tests/lower/test_all_operators.py $(ARGS)
+	$(PYTEST) -m sweep -rP tests/lower/operators/test_all_operators.py $(ARGS)
 
 sweep-programs: $(READY)
 	$(PYTEST) -m sweep tests/lower/test_random_graphs.py $(ARGS)

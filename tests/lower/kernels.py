@@ -11,7 +11,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower import CompiledModule, Policy, to_cpp
+from fxkit.lower.cpp.printer import print_unit
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.partitioner import partition
+from fxkit.lower.running.plan import make_plan
 
 # Compile whatever can be compiled, be it ever so small.
 ALWAYS = Policy(min_members=1)
@@ -105,3 +110,33 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     error = (a - b).abs() / b.abs().clamp(min=1) / torch.finfo(expected.dtype).eps
     error = torch.where(same, torch.zeros_like(error), error)
     return float(error.nan_to_num(float("inf"), float("inf"), float("inf")).max())
+
+
+def kernel_of(fn: Callable[..., Any], *args: torch.Tensor) -> Kernel:
+    """Return the one kernel of a function; nothing is built."""
+    gm = fx.symbolic_trace(fn)
+    propagate_types(gm, args)
+    (kernel,) = make_plan(gm, partition(gm, ALWAYS)).kernels.values()
+    return kernel
+
+
+def text_of(fn: Callable[..., Any], *args: torch.Tensor, glibc: Any = (2, 36)) -> str:
+    """Return the C++ text of the one kernel of a function; nothing is built."""
+    return print_unit({"k": kernel_of(fn, *args)}, glibc)
+
+
+def body(text: str) -> str:
+    """Return what a text says of the kernel itself, without the functions that it calls."""
+    return text[text.rindex('extern "C"', 0, text.index("void k(")) :]
+
+
+def halves_of(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return random numbers of float16, the same ones for a seed at each call."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).half()
+
+
+def compiled_for(program: Callable[..., Any], *args: torch.Tensor) -> CompiledModule:
+    """Compile a program of which a part at least runs in a kernel."""
+    module = to_cpp(fx.symbolic_trace(program), args, policy=ALWAYS)
+    assert any(region.kernel for region in module.regions)
+    return module

@@ -14,8 +14,7 @@ import fxkit
 from fxkit.lower import CompiledModule, to_cpp
 from fxkit.lower.cpp.build import build
 from fxkit.lower.cpp.printer import print_unit
-from tests.lower.kernels import ALWAYS
-from tests.lower.test_cpp_printer import kernel_of, text_of
+from tests.lower.kernels import ALWAYS, kernel_of, text_of
 
 Program = Callable[[Tensor, Tensor], Tensor]
 

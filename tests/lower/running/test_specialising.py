@@ -19,7 +19,7 @@ from fxkit.lower.running.specialising import Specialiser
 from fxkit.passes.base import as_pass
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
 from tests.lower.programs_by_sizes import random_program
-from tests.lower.test_by_sizes import PROGRAMS, SIZES
+from tests.lower.running.sized_programs import PROGRAMS, SIZES
 
 LAYER = nn.MultiheadAttention(8, 2).eval()
 

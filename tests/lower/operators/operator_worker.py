@@ -1,8 +1,9 @@
 """Runs torch's own operators through `fxkit.compile`, in a process that may crash.
 
-`python -m tests.lower.operator_worker FILE KIND SAMPLES FIRST SKIPPED STEP [NAMES]` appends a line
-of JSON to FILE before and after each call of the operators of torch's table whose name matches the
-expression NAMES, from the FIRST on in steps of STEP, without the SKIPPED first calls of that one.
+`python -m tests.lower.operators.operator_worker FILE KIND SAMPLES FIRST SKIPPED STEP [NAMES]`
+appends a line of JSON to FILE before and after each call of the operators of torch's table whose
+name matches the expression NAMES, from the FIRST on in steps of STEP, without the SKIPPED first
+calls of that one.
 KIND is a key of `KINDS`, a dtype, the gradients, or other sizes than those that were captured; at
 most SAMPLES calls of each operator are compared, spread evenly over those of torch.
 """

@@ -15,25 +15,9 @@ import fxkit
 from fxkit.lower import to_cpp
 from fxkit.lower.operators.row_ops import TABLE
 from tests.lower.kernels import ALWAYS, compile_all, difference, fused_names
-from tests.lower.row_cases import CALLS, IN_STEPS, cases
+from tests.lower.operators.row_cases import CALLS, IN_STEPS, cases, error, results, shortfall, wide
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the largest error relative to the largest number."""
-    scale = exact.double().abs().max().clamp(min=1e-30)
-    return float((found.double() - exact.double()).abs().max() / scale)
-
-
-def results(value: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(value) if isinstance(value, tuple) else (value,)
-
-
-def wide(value: Any) -> Any:
-    if value in (torch.float32, torch.bfloat16, torch.float16):
-        return torch.float64
-    return value.double() if isinstance(value, torch.Tensor) else value
 
 
 def test_each_row_has_a_case() -> None:
@@ -70,21 +54,6 @@ def test_rows_are_as_exact_as_eager(dtype: torch.dtype, shape: tuple[int, ...]) 
             problem = shortfall(found, expected, true)
             wrong += [f"{call}: {problem}"] if problem else []
     assert not wrong, "\n".join(wrong)
-
-
-def shortfall(found: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> str:
-    """Say in what a result is worse than eager's."""
-    forms = [(t.dtype, t.shape, t.stride()) for t in (found, expected)]
-    if forms[0] != forms[1]:
-        return f"it is {forms[0]}, in eager {forms[1]}"
-    if not found.is_floating_point():
-        return "" if torch.equal(found, expected) else "it is not eager's"
-    if exact.isnan().any():
-        return "" if torch.equal(found.isnan(), exact.isnan()) else "NaN is in other places"
-    ours, eagers = error(found, exact), error(expected, exact)
-    units = 64 if found.dtype == torch.float64 else 4
-    bound = 2 * eagers + units * torch.finfo(expected.dtype).eps
-    return "" if ours <= bound else f"{ours:.3g}, eager {eagers:.3g}"
 
 
 def test_all_results_of_a_norm_are_fused() -> None:

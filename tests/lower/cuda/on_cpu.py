@@ -20,7 +20,7 @@ from fxkit.lower.running.building import Built
 from fxkit.lower.running.kernel_call import KernelCall
 from fxkit.lower.running.lowering import lower_typed, typed
 from fxkit.lower.running.plan import Calls
-from tests.lower.cuda_shim import build_on_cpu, run_on_cpu
+from tests.lower.cuda.shim import build_on_cpu, run_on_cpu
 from tests.lower.kernels import difference
 
 

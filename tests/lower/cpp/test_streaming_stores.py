@@ -16,8 +16,7 @@ import fxkit
 from fxkit.lower import CompiledModule, to_cpp
 from fxkit.lower.cpp.build import build
 from fxkit.lower.running.trials import streams, times
-from tests.lower.kernels import ALWAYS
-from tests.lower.test_cpp_printer import text_of
+from tests.lower.kernels import ALWAYS, text_of
 
 NEVER = (1 << 63) - 1
 

@@ -27,8 +27,8 @@ from fxkit.lower.cuda.launching import CudaCall
 from fxkit.lower.cuda.lowering import build_kernels
 from fxkit.lower.cuda.printer import print_unit
 from fxkit.lower.loops.interpreter import interpret
-from tests.lower.cuda_cases import CASES, Case, case, randn
-from tests.lower.cuda_shim import build_on_cpu
+from tests.lower.cuda.cases import CASES, Case, case, randn
+from tests.lower.cuda.shim import build_on_cpu
 from tests.lower.kernels import difference
 
 needs_nvcc = pytest.mark.skipif(toolchain.nvcc() is None, reason="needs nvcc")
@@ -218,7 +218,7 @@ def test_a_launch_without_a_gpu_reports_an_error(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FXKIT_CACHE_DIR", str(tmp_path))
-    from tests.lower.cuda_cases import case
+    from tests.lower.cuda.cases import case
 
     fn, made = CASES["one_element"]
     built = build_kernels({"kernel_0": case(fn, made()).kernel})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,28 +11,10 @@ from torch import fx
 import fxkit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp.printer import print_unit
-from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.partitioner import partition
-from fxkit.lower.loops.policy import Policy
 from fxkit.lower.loops.schedule import schedule
 from fxkit.lower.running.plan import make_plan
-
-
-def kernel_of(fn: Callable[..., Any], *args: torch.Tensor) -> Kernel:
-    """Return the one kernel of a function; nothing is built."""
-    gm = fx.symbolic_trace(fn)
-    propagate_types(gm, args)
-    (kernel,) = make_plan(gm, partition(gm, Policy(min_members=1))).kernels.values()
-    return kernel
-
-
-def text_of(fn: Callable[..., Any], *args: torch.Tensor, glibc: Any = (2, 36)) -> str:
-    return print_unit({"k": kernel_of(fn, *args)}, glibc)
-
-
-def body(text: str) -> str:
-    return text[text.rindex('extern "C"', 0, text.index("void k(")) :]
+from tests.lower.kernels import body, kernel_of, text_of
 
 
 def test_a_chain_as_text() -> None:

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fxkit.lower.cpp.halves.moved import bits_of
-from tests.lower.halves.test_staged import compiled_for, halves_of
-from tests.lower.test_cpp_printer import text_of
+from tests.lower.kernels import compiled_for, halves_of, text_of
 
 Program = Callable[[Tensor, Tensor], Tensor]
 

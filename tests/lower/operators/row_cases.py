@@ -223,3 +223,36 @@ def cases(
                 continue
             found.append((name, function, args, given))
     return found
+
+
+def error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the largest error relative to the largest number."""
+    scale = exact.double().abs().max().clamp(min=1e-30)
+    return float((found.double() - exact.double()).abs().max() / scale)
+
+
+def results(value: Any) -> tuple[torch.Tensor, ...]:
+    """Return the results of a call that may have one."""
+    return tuple(value) if isinstance(value, tuple) else (value,)
+
+
+def wide(value: Any) -> Any:
+    """Return an argument as the same call in float64 takes it."""
+    if value in (torch.float32, torch.bfloat16, torch.float16):
+        return torch.float64
+    return value.double() if isinstance(value, torch.Tensor) else value
+
+
+def shortfall(found: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> str:
+    """Say in what a result is worse than eager's."""
+    forms = [(t.dtype, t.shape, t.stride()) for t in (found, expected)]
+    if forms[0] != forms[1]:
+        return f"it is {forms[0]}, in eager {forms[1]}"
+    if not found.is_floating_point():
+        return "" if torch.equal(found, expected) else "it is not eager's"
+    if exact.isnan().any():
+        return "" if torch.equal(found.isnan(), exact.isnan()) else "NaN is in other places"
+    ours, eagers = error(found, exact), error(expected, exact)
+    units = 64 if found.dtype == torch.float64 else 4
+    bound = 2 * eagers + units * torch.finfo(expected.dtype).eps
+    return "" if ours <= bound else f"{ours:.3g}, eager {eagers:.3g}"

@@ -13,8 +13,8 @@ from fxkit.analysis.equivalence import compare
 from fxkit.lower.cuda.layout import Family
 from fxkit.lower.cuda.printer import print_unit, printers_of
 from fxkit.lower.loops.interpreter import interpret
-from tests.lower.cuda_cases import CASES, Case, all_cases
-from tests.lower.cuda_shim import build_on_cpu, run_on_cpu
+from tests.lower.cuda.cases import CASES, Case, all_cases
+from tests.lower.cuda.shim import build_on_cpu, run_on_cpu
 from tests.lower.kernels import difference
 
 Built = tuple[ctypes.CDLL, dict[str, Case]]

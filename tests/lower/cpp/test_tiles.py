@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.lower.kernels import compile_all, difference, fused_names
-from tests.lower.test_cpp_printer import text_of
+from tests.lower.kernels import compile_all, difference, fused_names, text_of
 
 
 def cases() -> list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:

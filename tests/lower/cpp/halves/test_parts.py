@@ -15,8 +15,7 @@ from fxkit.lower.cpp.halves.parts import Part, rounded_parts
 from fxkit.lower.cpp.kernel import unrounded
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import schedule
-from tests.lower.kernels import ALWAYS
-from tests.lower.test_cpp_printer import body, kernel_of, text_of
+from tests.lower.kernels import ALWAYS, body, kernel_of, text_of
 
 Program = Callable[..., Tensor | tuple[Tensor, ...]]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.lower.operator_worker import AT_SIZES, GRADIENTS, KINDS, operators
+from tests.lower.operators.operator_worker import AT_SIZES, GRADIENTS, KINDS, operators
 
-ROOT = Path(__file__).parents[2]
-WORKER = "tests.lower.operator_worker"
+ROOT = Path(__file__).parents[3]
+WORKER = "tests.lower.operators.operator_worker"
 MOST_SAMPLES = 5
 
 # Pieces of the table, by the beginning of an operator's name → how many of its operators with
@@ -97,7 +97,9 @@ def check(
 
 
 def test_a_crash_counts_and_stops_nothing(tmp_path: Path) -> None:
-    found = outcomes(tmp_path / "found", "float32", 1, 1, "", "tests.lower.crashing_worker")
+    found = outcomes(
+        tmp_path / "found", "float32", 1, 1, "", "tests.lower.operators.crashing_worker"
+    )
     seen = [(one["index"], one["call"], one["status"]) for one in found]
     good, bad = "generated", "crash"
     assert seen == [

@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor
 
 import fxkit
-from fxkit.lower import CompiledModule, to_cpp
 from fxkit.lower.cpp import toolchain, vector_math
 from fxkit.lower.cpp.halves.staged import BLOCK, HALVES, StagedHalves
-from tests.lower.kernels import ALWAYS
-from tests.lower.test_cpp_printer import body, text_of
+from tests.lower.kernels import body, compiled_for, halves_of, text_of
 
 Program = Callable[..., Tensor]
 
@@ -127,16 +125,6 @@ def test_nothing_is_touched_beside_the_elements(library: Library, count: int) ->
         library("narrow", floats, halves[shift:], count)
         assert torch.equal(halves[shift : shift + count], floats[:count].half())
         assert bool((halves[:shift] == 7).all() and (halves[shift + count :] == 7).all())
-
-
-def halves_of(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).half()
-
-
-def compiled_for(program: Program, *args: Tensor) -> CompiledModule:
-    module = to_cpp(fx.symbolic_trace(program), args, policy=ALWAYS)
-    assert any(region.kernel for region in module.regions)
-    return module
 
 
 EXACT: dict[str, Program] = {

@@ -21,10 +21,10 @@ from fxkit.lower.cuda.printer import print_unit
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.running.building import Built
 from fxkit.lower.running.lowering import lower_typed, typed
-from tests.lower import row_cases
-from tests.lower.cuda_cases import CASES, Made, Program, case, layer_norm, randn, rms_norm, softmax
+from tests.lower.cuda.cases import CASES, Made, Program, case, layer_norm, randn, rms_norm, softmax
 from tests.lower.kernels import compile_all
-from tests.lower.test_scalar_ops import cases, function_of, named
+from tests.lower.operators import row_cases
+from tests.lower.operators.scalar_cases import cases, function_of, named
 
 pytestmark = pytest.mark.skipif(toolchain.nvcc() is None, reason="needs nvcc")
 

@@ -9,13 +9,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.lower import row_cases
-from tests.lower.cuda_on_cpu import Lowering
+from tests.lower.cuda.on_cpu import Lowering
 from tests.lower.kernels import compile_all, difference, fused_names
-from tests.lower.program_checks import hold, run
-from tests.lower.random_programs import Program, random_program, results_of, together
-from tests.lower.test_row_ops import results, shortfall, wide
-from tests.lower.test_scalar_ops import (
+from tests.lower.operators import row_cases
+from tests.lower.operators.row_cases import results, shortfall, wide
+from tests.lower.operators.scalar_cases import (
     FLOATS,
     INTEGERS,
     LEFT_TO_EAGER,
@@ -25,6 +23,8 @@ from tests.lower.test_scalar_ops import (
     function_of,
     named,
 )
+from tests.lower.program_checks import hold, run
+from tests.lower.random_programs import Program, random_program, results_of, together
 
 SWEEP = 500
 AT_ONCE = 10  # programs of one build

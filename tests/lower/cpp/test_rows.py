@@ -11,8 +11,7 @@ from torch import fx
 import fxkit
 from fxkit.lower import to_cpp
 from fxkit.lower.cpp.rows import LONG_ROW
-from tests.lower.kernels import ALWAYS
-from tests.lower.test_cpp_printer import text_of
+from tests.lower.kernels import ALWAYS, text_of
 
 PROGRAMS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda x: (x * x).sum(),

@@ -12,7 +12,7 @@ from fxkit.lower.cuda.layout import Family, Layout, index_type, lay_out, objecti
 from fxkit.lower.cuda.printer import print_kernel, print_unit, printers_of, scratch_bytes
 from fxkit.lower.cuda.registers import held_in_registers
 from fxkit.lower.loops.loop_ir import Kernel
-from tests.lower.cuda_cases import CASES, Program, case, layer_norm, softmax
+from tests.lower.cuda.cases import CASES, Program, case, layer_norm, softmax
 
 
 def kernel_of(program: Program, *args: torch.Tensor) -> Kernel:

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from fxkit.lower import to_cpp
-from tests.lower.kernels import ALWAYS
-from tests.lower.test_cpp_printer import text_of
+from tests.lower.kernels import ALWAYS, text_of
 
 FUNCTIONS = [torch.asin, torch.acos, torch.log2, torch.log10]
 

@@ -104,6 +104,23 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert dead == []
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the names under which the headings of a page can be linked."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_headings_lead_to_one() -> None:
+    link = re.compile(r"\]\((?!https?:)([^)#\s]*\.md)?#([^)\s]+)\)")
+    dead = [
+        f"{page.name}: {target}#{heading}"
+        for page in PAGES
+        for target, heading in link.findall(page.read_text())
+        if heading not in anchors(page.parent / target if target else page)
+    ]
+    assert dead == []
+
+
 def test_a_page_that_shows_something_else_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")

@@ -248,7 +248,12 @@ def test_unsafe_match_is_left_alone(name: str, typed: bool) -> None:
     assert_equivalent(case.program, gm, _inputs(case), exact=True)
 
 
-@pytest.mark.parametrize("name", sorted(n for n, case in _REFUSED.items() if case.before))
+# What is used outside of the match torch leaves alone as well.
+_LEFT_BY_TORCH = {"interior written", "interior's view"}
+_REWRITTEN_BY_TORCH = {name for name, case in _REFUSED.items() if case.before} - _LEFT_BY_TORCH
+
+
+@pytest.mark.parametrize("name", sorted(_REWRITTEN_BY_TORCH))
 def test_torch_rewrites_it_wrongly(name: str) -> None:
     """The cases are hard: `torch.fx.subgraph_rewriter` changes what these programs compute.
 
@@ -259,14 +264,10 @@ def test_torch_rewrites_it_wrongly(name: str) -> None:
     args = _inputs(case)
     expected = case.program(*[a.clone() for a in args])
     assert case.before is not None and case.after is not None
-    try:
-        replaced = replace_pattern(gm, case.before, case.after)
-        got = gm(*[a.clone() for a in args])
-    except RuntimeError:
-        return
+    replace_pattern(gm, case.before, case.after)
+    got = gm(*[a.clone() for a in args])
     expected, got = (r if isinstance(r, tuple) else (r,) for r in (expected, got))
-    wrong = any(not torch.allclose(e, g) for e, g in zip(expected, got, strict=True))
-    assert wrong or not replaced
+    assert any(not torch.allclose(e, g) for e, g in zip(expected, got, strict=True))
 
 
 def test_the_same_match_is_rewritten_where_nothing_forbids_it() -> None:

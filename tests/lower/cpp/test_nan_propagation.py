@@ -51,7 +51,7 @@ def test_no_search_where_the_results_tell(name: str) -> None:
 @pytest.mark.parametrize("name", NOT_TOLD)
 def test_a_search_where_a_result_would_not_tell(name: str) -> None:
     module = compiled(NOT_TOLD[name], torch.randn(40, 100))
-    assert looks_for_nans(module) or "fx_max" in module.source
+    assert looks_for_nans(module)
 
 
 @pytest.mark.parametrize("name", NOT_TOLD)

@@ -254,7 +254,7 @@ def test_costly_values_are_not_repeated() -> None:
 
     run(fn, torch.randn(1, 40), torch.randn(50, 40))
     compiled = run(spread, torch.randn(30, 40), torch.randn(30, 20, 40))
-    assert len(kernels(compiled)) > 1 or len(kernels(compiled)[0]) < 4
+    assert kernels(compiled) == [{"exp", "tanh", "add"}, {"mul"}]
 
 
 @pytest.mark.parametrize(
@@ -298,23 +298,34 @@ def test_a_gather_joins_what_reads_it() -> None:
     assert [len(names) for names in kernels(compiled)] == [4]
 
 
-def test_tensors_as_keys() -> None:
-    x, i, j = torch.randn(6, 7, 8), ids(6, 4), ids(8, 4)
-    for fn in (
+@pytest.mark.parametrize(
+    "fn",
+    [
         lambda x, i, j: x[i] * 2 + 1,
         lambda x, i, j: x[:, :, j] * 2 + 1,
-        lambda x, i, j: x[i, :, j] * 2 + 1,
         lambda x, i, j: x[..., j] * 2 + 1,
-        lambda x, i, j: x[i[:, None] - 6, j] * 2 + 1,
         lambda x, i, j: x[i, 2] * 2 + 1,
         lambda x, i, j: x[1:, -1, j - 1] * 2 + 1,
         lambda x, i, j: x[i, None, ::2] * 2 + 1,
+    ],
+)
+def test_tensors_as_keys(fn: Any) -> None:
+    (names,) = kernels(run(fn, torch.randn(6, 7, 8), ids(6, 4), ids(8, 4)))
+    assert names >= {"getitem", "mul", "add"}
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, i, j: x[i, :, j] * 2 + 1,
+        lambda x, i, j: x[i[:, None] - 6, j] * 2 + 1,
         lambda x, i, j: x[None, i, 1:4, ..., j] * 2 + 1,
-    ):
-        compiled = run(fn, x, i, j)
-        assert any("getitem" in name for names in kernels(compiled) for name in names) or kernels(
-            compiled
-        )
+    ],
+)
+def test_keys_that_jump_at_each_element_are_left_to_eager(fn: Any) -> None:
+    compiled = run(fn, torch.randn(6, 7, 8), ids(6, 4), ids(8, 4))
+    (reason,) = compiled.reasons.values()
+    assert "reads from one of many places" in reason
 
 
 @pytest.mark.parametrize("key", [[1, 0], (slice(None), [2, 1, 1]), ([0, 1], [1, 2])])

@@ -24,7 +24,7 @@ ORDER = (
     ("passes",),
     ("lower",),
     ("view",),
-    ("compiler", "compiled_model", "reporting"),
+    ("compiler", "compiled_method", "compiled_model", "reporting"),
     ("__init__",),
     ("programs", "doctor", "demo", "cli", "__main__"),
 )

@@ -16,6 +16,7 @@ from fxkit.tracing.guarding.free_numbers import changed_numbers
 from fxkit.tracing.guarding.guards import Call, Guard, GuardFailed, Mismatch
 from fxkit.tracing.opaque_code.automatic_calls import call_through
 from fxkit.tracing.opaque_code.opaque_calls import called_once, repeats_calls
+from fxkit.tracing.parameter_names import parameter_names
 from fxkit.tracing.recorder.recorded import OpaqueCall
 from fxkit.tracing.recorder.recorder import active_recorder
 from fxkit.tracing.runs.free_sizes import (
@@ -27,7 +28,7 @@ from fxkit.tracing.runs.free_sizes import (
 )
 from fxkit.tracing.runs.invocation import Invocation
 from fxkit.tracing.runs.pauses import Pauses
-from fxkit.tracing.runs.recording import Attempt, parameter_names, record
+from fxkit.tracing.runs.recording import Attempt, record
 from fxkit.tracing.runs.state import Learned, replaced_tensors
 from fxkit.tracing.runs.variants import Backend, Repeat, Variant
 from fxkit.tracing.surroundings.hooked_code import hooked

@@ -25,6 +25,7 @@ from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.made_tensors import MadeTensors
 from fxkit.tracing.modules_kept import modules_kept
+from fxkit.tracing.parameter_names import parameter_names, placeholder_names
 from fxkit.tracing.recorder.frames import Frames, is_user_file, source_text
 from fxkit.tracing.recorder.rollback import (
     Undo,
@@ -32,12 +33,7 @@ from fxkit.tracing.recorder.rollback import (
     same_random_states,
     set_random_states,
 )
-from fxkit.tracing.runs.recording import (
-    module_guards,
-    parameter_names,
-    placeholder_names,
-    structure_guard,
-)
+from fxkit.tracing.runs.run_guards import module_guards, structure_guard
 from fxkit.tracing.runs.variants import Variant
 from fxkit.tracing.values.regions import Modes, Regions, read_ambient
 from fxkit.tracing.values.structure import Blueprint

@@ -28,7 +28,7 @@ from fxkit.tracing.recorder.rewind import Entries, put_back
 from fxkit.tracing.recorder.rollback import Snapshot
 from fxkit.tracing.runs.dynamic_recording import is_same_but_for_sizes, raw, rewound
 from fxkit.tracing.runs.invocation import Invocation
-from fxkit.tracing.runs.recording import Attempt, Session
+from fxkit.tracing.runs.recording import Attempt, RecordedRun
 from fxkit.tracing.runs.variants import Variant
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.structure import content_of
@@ -144,7 +144,7 @@ class _Forced(Recorder):
         self.refuse("it makes an opaque call")
 
 
-class _ForcedSession(Session):
+class _ForcedRun(RecordedRun):
     """A run whose first branches go ways that are given."""
 
     recorder: _Forced
@@ -223,14 +223,14 @@ class _Search:
         if self._runs > MAX_RUNS:
             raise Refusal(f"there are more than {MAX_RUNS} ways through the program")
         invocation = self._invocation
-        session = _ForcedSession(invocation)
-        recorder = session.recorder
+        run = _ForcedRun(invocation)
+        recorder = run.recorder
         recorder.forced = forced
         try:
-            with _Unchanged(session) as unchanged:
-                result = session.run(invocation.args, invocation.kwargs)
+            with _Unchanged(run) as unchanged:
+                result = run.execute(invocation.args, invocation.kwargs)
                 unchanged.note()
-                variant = session.variant(result, None)
+                variant = run.variant(result, None)
         except (_Stop, Exception) as error:
             raise _reason(recorder, error) from None
         finally:
@@ -246,7 +246,7 @@ class _Search:
             list(recorder.checks),
             tuple(recorder.outcomes),
             variant,
-            _outline(result, _existing(session)),
+            _outline(result, _existing(run)),
         )
 
     def _finished(self, way: _Way) -> Variant:
@@ -265,36 +265,34 @@ def _reason(recorder: Recorder, error: BaseException | None) -> Refusal:
 class _Unchanged:
     """Puts back what a run has changed of tensors, arguments and Python state."""
 
-    def __init__(self, session: _ForcedSession) -> None:
-        self._session = session
+    def __init__(self, run: _ForcedRun) -> None:
+        self._run = run
         self._random = Snapshot([], is_random=True)
         self._found: Entries | None = None
-        for tensor in session.call.parts.tensors:
-            session.recorder.keep(tensor)
+        for tensor in run.call.parts.tensors:
+            run.recorder.keep(tensor)
 
     def note(self) -> None:
         """Note what has changed, before guards are made of it."""
-        state = self._session.state
+        state = self._run.state
         self._found = [] if state is None else raw(state.reach.holders)
 
     def __enter__(self) -> _Unchanged:
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        session = self._session
+        run = self._run
         if self._found is None:
             self.note()
         put_back(self._found or [])
-        for container, before in zip(
-            session.call.parts.containers, session.containers, strict=True
-        ):
+        for container, before in zip(run.call.parts.containers, run.containers, strict=True):
             now = content_of(container)
             is_same = now is not None and before is not None and now.label == before.label
             if is_same and all(map(_is, now.values, before.values)):  # type: ignore[union-attr]
                 continue
             if before is not None and before.fill is not None:
                 before.fill(container, before.values)
-        session.recorder.put_back_tensors()
+        run.recorder.put_back_tensors()
         self._random.restore()
 
 
@@ -353,10 +351,10 @@ def _key(guard: g.Guard) -> Any:
     return type(guard), guard.what, getattr(guard, "place", None)
 
 
-def _existing(session: Session) -> set[int]:
+def _existing(run: RecordedRun) -> set[int]:
     """Return the `id` of what is older than the run, and returned as it is."""
-    state = session.state
-    return {*map(id, session.call.parts.containers), *(() if state is None else state.reach.kept)}
+    state = run.state
+    return {*map(id, run.call.parts.containers), *(() if state is None else state.reach.kept)}
 
 
 def _outline(result: Any, existing: set[int]) -> Any:

@@ -78,6 +78,10 @@ class Frames:
         self._traces: dict[tuple[CodeType, int], str] = {}
         self._root = _Known(boundary, None, {}, None, None, None)
 
+    def begin_at(self, boundary: FrameType) -> None:
+        """Take another frame as the one that calls the program."""
+        self._boundary = boundary
+
     @property
     def is_active(self) -> bool:
         """Whether the program is still running."""

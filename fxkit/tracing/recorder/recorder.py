@@ -348,6 +348,10 @@ class Recorder(Transformed, TorchFunctionMode):
         """The objects that are older than the call and that the program refers to, by `id`."""
         return {} if self.watcher is None else self.watcher.kept
 
+    def begin_at(self, frame: FrameType) -> None:
+        """Take a frame as the one that calls the program; it and its callers are not looked at."""
+        self._frames.begin_at(frame)
+
     def is_inside(self, frame: FrameType) -> bool:
         """Tell whether a frame belongs to the program."""
         return frame is not self._frames._boundary

@@ -22,12 +22,13 @@ from fxkit.ir.types import KEY, TensorType, type_of
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding import holders as h
 from fxkit.tracing.guarding.size_guards import FreeTensorGuard
+from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.recorder.rewind import Rewind, put_back
 from fxkit.tracing.recorder.rollback import Snapshot
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES
 from fxkit.tracing.runs.invocation import Invocation
-from fxkit.tracing.runs.recording import Attempt, Session, placeholder_names
+from fxkit.tracing.runs.recording import Attempt, RecordedRun
 from fxkit.tracing.runs.size_facts import Facts, FreeSize
 from fxkit.tracing.runs.size_recorder import SizeRecorder
 from fxkit.tracing.runs.variants import Backend, Variant
@@ -72,13 +73,11 @@ def rewound(
         first: The first recording.
         again: Records the call again, given the graph of the first recording.
     """
-    variant, session = first.variant, first.session
+    variant, run = first.variant, first.run
     reason = _why_not(variant)
-    if reason is not None or variant is None or session is None:
+    if reason is not None or variant is None or run is None:
         return Failure(reason or "the program runs in Python", None)
-    rewind = Rewind(
-        [] if session.state is None else session.state.before, _changed(session, variant)
-    )
+    rewind = Rewind([] if run.state is None else run.state.before, _changed(run, variant))
     rewind.to_before()
     try:
         written = variant.tensors_written(call)
@@ -103,9 +102,9 @@ def _why_not(variant: Variant | None) -> str | None:
     return None
 
 
-def _changed(session: Session, variant: Variant) -> list[tuple[Any, Content]]:
-    containers = session.call.parts.containers
-    found = ((containers[number], session.containers[number]) for number, _ in variant.mutations)
+def _changed(run: RecordedRun, variant: Variant) -> list[tuple[Any, Content]]:
+    containers = run.call.parts.containers
+    found = ((containers[number], run.containers[number]) for number, _ in variant.mutations)
     return [(container, content) for container, content in found if content is not None]
 
 
@@ -113,21 +112,21 @@ def _record_again(
     invocation: Invocation, backend: Backend | None, first: Variant, free: FreeAxes
 ) -> Variant | Failure:
     try:
-        session = _FreeSession(invocation, first, free)
+        run = _FreeRun(invocation, first, free)
     except Refusal as refusal:
         return Failure(refusal.reason, refusal.hint)
-    state = session.state
+    state = run.state
     try:
         try:
-            result = session.run(invocation.args, invocation.kwargs)
+            result = run.execute(invocation.args, invocation.kwargs)
         except Exception as error:  # the program's own, for want of plain numbers
             return Failure(f"it raises with stand-ins for sizes: {_line(error)}", None)
         found = [] if state is None else raw(state.reach.holders)
-        variant = session.variant(result, backend)
+        variant = run.variant(result, backend)
         put_back(found)
-        return variant or session.recorder.failure or Failure("it could not be recorded", None)
+        return variant or run.recorder.failure or Failure("it could not be recorded", None)
     finally:
-        session.recorder.close()
+        run.recorder.close()
 
 
 def _line(error: BaseException) -> str:
@@ -143,7 +142,7 @@ def raw(holders: Iterable[h.Holder]) -> list[tuple[h.Holder, dict[Any, Any]]]:
     ]
 
 
-class _FreeSession(Session):
+class _FreeRun(RecordedRun):
     """A run of a program with stand-ins for sizes."""
 
     recorder: SizeRecorder

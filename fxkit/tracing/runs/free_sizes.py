@@ -11,7 +11,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.size_guards import FreeTensorGuard
-from fxkit.tracing.runs.recording import placeholder_names
+from fxkit.tracing.parameter_names import placeholder_names
 
 Request = bool | Mapping[str, Any] | None
 FreeAxes = dict[int, frozenset[int]]

@@ -17,13 +17,14 @@ from torch import fx
 
 from fxkit.tracing.guarding import holders as h
 from fxkit.tracing.guarding.free_numbers import NumberInput, Where
+from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.opaque_numbers import NAME, OpaqueNumbers
 from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.recorder.rewind import put_back
 from fxkit.tracing.recorder.rollback import Undo
 from fxkit.tracing.runs.dynamic_recording import is_same_but_for_sizes, raw, rewound
 from fxkit.tracing.runs.invocation import Invocation
-from fxkit.tracing.runs.recording import Attempt, Session, placeholder_names
+from fxkit.tracing.runs.recording import Attempt, RecordedRun
 from fxkit.tracing.runs.variants import Variant
 from fxkit.tracing.values.any_numbers import NUMBER_KINDS, AnyNumber
 from fxkit.tracing.values.refusals import Failure, Refusal
@@ -64,28 +65,28 @@ def record_with_numbers(invocation: Invocation, first: Attempt) -> Variant | Fai
 
 def _record_again(invocation: Invocation, first: Variant) -> Variant | Failure:
     try:
-        session = _NumberSession(invocation, first)
+        run = _NumberRun(invocation, first)
     except Refusal as refusal:
         return Failure(refusal.reason, refusal.hint)
-    state = session.state
+    state = run.state
     assert state is not None
     try:
         try:
-            given = session.put(invocation.args, invocation.kwargs)
-            result = session.run(*given)
+            given = run.put(invocation.args, invocation.kwargs)
+            result = run.execute(*given)
         except Exception as error:  # the program's own, for want of plain numbers
             return Failure(f"it raises with stand-ins for numbers: {type(error).__name__}", None)
         finally:
-            session.take_back()
+            run.take_back()
         found = raw(state.reach.holders)
-        variant = session.variant(result, None)
+        variant = run.variant(result, None)
         put_back(found)
-        if variant is None or session.useless:
-            invocation.state_learned.fixed |= session.useless
-            return session.recorder.failure or Failure("a number has one value only", None)
+        if variant is None or run.useless:
+            invocation.state_learned.fixed |= run.useless
+            return run.recorder.failure or Failure("a number has one value only", None)
         return variant
     finally:
-        session.recorder.close()
+        run.recorder.close()
 
 
 class _Inputs(OpaqueNumbers):
@@ -122,7 +123,7 @@ class _Inputs(OpaqueNumbers):
         self.numbers[self._recorder.reads[-1].check] = None
 
 
-class _NumberSession(Session):
+class _NumberRun(RecordedRun):
     """A run of a program with stand-ins for numbers that change.
 
     Attributes:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,29 +12,36 @@ from torch import fx
 
 from fxkit.errors import CaptureError
 from fxkit.ir.modes import has_function_modes
-from fxkit.ir.names import distinct_names
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.free_numbers import NumberInput
-from fxkit.tracing.guarding.state_guards import ExtraGuard
 from fxkit.tracing.opaque_code.automatic_calls import call_through
-from fxkit.tracing.recorder.frames import source_text
+from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.recorded import Outside
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
 from fxkit.tracing.recorder.rollback import Undo
 from fxkit.tracing.recorder.tape import misfit
 from fxkit.tracing.runs.invocation import Invocation
+from fxkit.tracing.runs.run_guards import (
+    alias_guards,
+    extra_guards,
+    first_use,
+    module_guards,
+    outside_guards,
+    structure_guard,
+    tensor_guard,
+    value_guards,
+)
 from fxkit.tracing.runs.state import State
 from fxkit.tracing.runs.variants import Backend, Extra, Replay, Variant
 from fxkit.tracing.surroundings.fast_paths import fast_paths
 from fxkit.tracing.surroundings.hooked_code import hooked
 from fxkit.tracing.surroundings.interpreter import no_collection
 from fxkit.tracing.surroundings.watching import Watcher
-from fxkit.tracing.values.any_numbers import with_free
 from fxkit.tracing.values.outside import Contents, Origins, Surroundings
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.regions import read_ambient
-from fxkit.tracing.values.structure import Blueprint, Content, Parts, content_of
+from fxkit.tracing.values.structure import Blueprint, Content, content_of
 
 
 @dataclass(slots=True)
@@ -48,7 +53,7 @@ class Attempt:
         variant: The graph, or None when the run could not be held in one.
         failure: Why not.
         was_first: Whether a memoised function was computed, as it won't be at the next call.
-        session: The run itself, with what it found before the program began.
+        run: The run itself, with what it found before the program began.
         has_learned: Whether the next recording keeps calls opaque that this one could not.
     """
 
@@ -56,7 +61,7 @@ class Attempt:
     variant: Variant | None
     failure: Failure | None
     was_first: bool = False
-    session: Session | None = None
+    run: RecordedRun | None = None
     has_learned: bool = False
 
 
@@ -80,26 +85,26 @@ def record(invocation: Invocation, backend: Backend | None) -> Attempt:
 def _record(invocation: Invocation, backend: Backend | None) -> Attempt:
     learned = invocation.learned
     try:
-        session = Session(invocation)
+        run = RecordedRun(invocation)
     except Refusal as refusal:
         result = invocation.fn(*invocation.args, **invocation.kwargs)
         return Attempt(result, None, Failure(refusal.reason, refusal.hint))
     watcher = None
     try:
-        result = session.run(invocation.args, invocation.kwargs)
-        variant = session.variant(result, backend)
+        result = run.execute(invocation.args, invocation.kwargs)
+        variant = run.variant(result, backend)
     finally:
-        watcher = session.recorder.watcher
+        watcher = run.recorder.watcher
         has_learned = False
         if watcher is not None and learned is not None:
             has_learned = learned.learn(watcher.blamed, watcher.codes)
-        session.recorder.close()
-    state = session.state
+        run.recorder.close()
+    state = run.state
     was_first = state is not None and state.has_memoised()
-    return Attempt(result, variant, session.recorder.failure, was_first, session, has_learned)
+    return Attempt(result, variant, run.recorder.failure, was_first, run, has_learned)
 
 
-class Session:
+class RecordedRun:
     """One run of a program, with what has to be compared before and after.
 
     Attributes:
@@ -145,10 +150,10 @@ class Session:
         """Return what records the run."""
         return Recorder(leaves, self.surroundings, sys._getframe())
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def execute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program under the recorder, with its arguments or stand-ins for them."""
         recorder = self.recorder
-        recorder._frames._boundary = sys._getframe()
+        recorder.begin_at(sys._getframe())
         if self.state is not None:
             recorder.watcher = Watcher(self.state.reach, recorder)
             recorder.watcher.is_muted = self.is_repeated
@@ -178,25 +183,9 @@ class Session:
         return None
 
     def _build(self, result: Any, backend: Backend | None) -> Variant:
-        recorder, parts = self.recorder, self.call.parts
+        recorder, parts, state = self.recorder, self.call.parts, self.state
         outputs: list[fx.Node] = []
-
-        def place(tensor: torch.Tensor, path: str) -> int:
-            outputs.append(recorder.node_of(tensor))
-            return len(outputs) - 1
-
-        existing = {id(container): number for number, container in enumerate(parts.containers)}
-        kept = None if self.state is None else self.state.reach.kept
-        blueprint = Blueprint(result, place, existing, "the result", kept)
-        mutations = tuple(
-            (number, Blueprint.of_content(container, place, existing, path, kept))
-            for number, container, path in self._changed_containers()
-        )
-        replays: tuple[Replay, ...] = ()
-        if self.state is not None:
-            replays = self.state.replays(
-                lambda value, path: Blueprint(value, place, existing, path, kept)
-            )
+        blueprint, mutations, replays = self._blueprints(result, outputs)
         undo = self._undo()
         extras = self.extras = self._take_extras(outputs)
         recorder.write_texts()
@@ -209,24 +198,46 @@ class Session:
         inputs = (*tensors, *values, *(item.tensor for item in extras))
         self.settle(module, inputs)
         return Variant(
-            module,
-            self._guards(),
-            self._value_guards(),
-            undo,
-            self.changes,
-            recorder.regions.has_changed,
-            blueprint,
-            mutations,
-            is_single,
-            {outside.target: outside.tensor for outside in recorder.outside},
-            None if backend is None else backend(module, inputs),
-            tuple(Extra(item.target, item.places) for item in extras),
-            replays,
-            None if self.state is None else self.state.watch,
-            tuple(recorder.opaque_calls),
-            not recorder.writes_early,
-            numbers,
+            graph_module=module,
+            guards=self._guards(),
+            value_guards=value_guards(recorder),
+            undo=undo,
+            changes=self.changes,
+            has_regions=recorder.regions.has_changed,
+            result=blueprint,
+            mutations=mutations,
+            is_single=is_single,
+            outside={outside.target: outside.tensor for outside in recorder.outside},
+            run=None if backend is None else backend(module, inputs),
+            extras=tuple(Extra(item.target, item.places) for item in extras),
+            replays=replays,
+            watch=None if state is None else state.watch,
+            opaque_calls=tuple(recorder.opaque_calls),
+            can_run_again=not recorder.writes_early,
+            numbers=numbers,
         )
+
+    def _blueprints(
+        self, result: Any, outputs: list[fx.Node]
+    ) -> tuple[Blueprint, tuple[tuple[int, Blueprint], ...], tuple[Replay, ...]]:
+        """Describe the result, and what is written to arguments and state; fill in `outputs`."""
+        parts, state = self.call.parts, self.state
+
+        def place(tensor: torch.Tensor, path: str) -> int:
+            outputs.append(self.recorder.node_of(tensor))
+            return len(outputs) - 1
+
+        existing = {id(container): number for number, container in enumerate(parts.containers)}
+        kept = None if state is None else state.reach.kept
+        blueprint = Blueprint(result, place, existing, "the result", kept)
+        mutations = tuple(
+            (number, Blueprint.of_content(container, place, existing, path, kept))
+            for number, container, path in self._changed_containers()
+        )
+        if state is None:
+            return blueprint, mutations, ()
+        replays = state.replays(lambda value, path: Blueprint(value, place, existing, path, kept))
+        return blueprint, mutations, replays
 
     @property
     def free_tokens(self) -> frozenset[int]:
@@ -308,7 +319,8 @@ class Session:
 
     def _guards(self) -> tuple[g.Guard, ...]:
         recorder, parts, call = self.recorder, self.call.parts, self.call
-        uses = [_first_use(node) for node in recorder.placeholders[: len(parts.tensors)]]
+        is_written = bool(self.changes.leaves or self.changes.outside)
+        uses = [first_use(node) for node in recorder.placeholders[: len(parts.tensors)]]
         tensors = zip(parts.tensors, self.types, parts.tensor_paths, uses, strict=True)
         found: list[g.Guard] = [
             g.ModesGuard("torch's modes", ambient=call.ambient, defaults=call.defaults),
@@ -325,27 +337,12 @@ class Session:
                 )
         found += self.size_guards()
         if len(parts.tensors) > 1:
-            found += self._alias_guards()
-        found += [*module_guards(self.training), *self._outside_guards()]
+            found += alias_guards(parts.tensors, is_written=is_written)
+        found += [*module_guards(self.training), *outside_guards(recorder.outside)]
         if self.state is not None:
-            found += self._extra_guards() + self.state.guards()
+            found += extra_guards(self.extras, recorder.outside, is_written=is_written)
+            found += self.state.guards()
         return tuple(found)
-
-    def _extra_guards(self) -> list[g.Guard]:
-        apart = bool(self.changes.leaves or self.changes.outside)
-        others = tuple(item.tensor for item in self.recorder.outside)
-        return [
-            ExtraGuard(
-                item.places[0].name,
-                source=_line(item.node),
-                places=item.places,
-                kind=type(item.tensor),
-                type=item.type,
-                layout=item.tensor.layout,
-                apart=(*others,) if apart else None,
-            )
-            for item in self.extras
-        ]
 
     def size_guards(self) -> list[g.Guard]:
         """Return the guards on sizes that are free."""
@@ -355,74 +352,7 @@ class Session:
         self, index: int, tensor: torch.Tensor, kind: TensorType, path: str, use: str | None
     ) -> g.Guard:
         """Return the guard on one argument."""
-        return g.TensorGuard(
-            path,
-            source=use,
-            index=index,
-            kind=type(tensor),
-            type=kind,
-            layout=tensor.layout,
-        )
-
-    def _alias_guards(self) -> list[g.Guard]:
-        tensors = self.call.parts.tensors
-        found: list[g.Guard] = [
-            g.AliasGuard("identity of the tensor arguments", groups=g.alias_groups(tensors))
-        ]
-        if self.changes.leaves or self.changes.outside:
-            groups = g.storage_groups(tensors)
-            found.append(g.OverlapGuard("memory of the tensor arguments", groups=groups))
-        return found
-
-    def _outside_guards(self) -> list[g.Guard]:
-        return [
-            g.OutsideGuard(
-                outside.places[0].name,
-                source=_line(outside.node),
-                places=outside.places,
-                tensor=outside.tensor,
-                type=outside.type,
-            )
-            for outside in self.recorder.outside
-        ]
-
-    def _value_guards(self) -> tuple[g.ValueGuard, ...]:
-        return tuple(
-            g.ValueGuard(
-                read.what, source=_line(read.check), value=read.expected, node=read.check.name
-            )
-            for read in self.recorder.reads
-        )
-
-
-def structure_guard(parts: Parts, free: frozenset[int] = frozenset()) -> g.StructureGuard:
-    """Return the guard on the nesting and on the plain values of arguments.
-
-    Args:
-        parts: The arguments.
-        free: Which tokens are numbers that may be others.
-    """
-    return g.StructureGuard(
-        "the arguments that are not tensors",
-        tokens=tuple(with_free(parts.tokens, free)),
-        paths=tuple(parts.paths),
-        keep=tuple(parts.alive),
-        free=free,
-    )
-
-
-def module_guards(modules: list[tuple[str, torch.nn.Module, bool]]) -> list[g.Guard]:
-    """Return a guard for each `(path, module, training flag)`."""
-    return [
-        g.ModuleGuard(
-            path or "the module",
-            module=module,
-            training=training,
-            children=tuple(module._modules.values()),
-            hooks=g.hook_counts(module.__dict__),
-        )
-        for path, module, training in modules
-    ]
+        return tensor_guard(index, tensor, kind, path, use)
 
 
 def _graph_module(recorder: Recorder) -> fx.GraphModule:
@@ -442,42 +372,6 @@ def _label_and_values(content: Content | None) -> tuple[Any, list[Any]]:
     return (None, []) if content is None else (content.label, content.values)
 
 
-def _line(node: fx.Node) -> str | None:
-    return source_text(node.meta.get("stack_trace"))
-
-
-def _first_use(node: fx.Node) -> str | None:
-    return next((line for line in map(_line, node.users) if line), None)
-
-
 def _is_recording() -> bool | None:
     recorder = active_recorder()
     return None if recorder is None else recorder.is_following
-
-
-def placeholder_names(fn: Callable[..., Any], paths: list[str]) -> list[str]:
-    """Name placeholders after the parameters of `fn`: `args[0]['mask']` becomes `batch_mask`."""
-    parameters = parameter_names(fn)
-
-    def name(path: str) -> str:
-        def parameter(match: re.Match[str]) -> str:
-            index = int(match[1])
-            return parameters[index] if index < len(parameters) else f"arg_{index}"
-
-        path = re.sub(r"^args\[(\d+)\]", parameter, path)
-        return re.sub(r"\W+", "_", path).strip("_") or "arg"
-
-    return distinct_names([name(path) for path in paths])
-
-
-def parameter_names(fn: Callable[..., Any], *, keywords: bool = False) -> list[str]:
-    """Return the names of the positional parameters of `fn`, and with `keywords` of the others."""
-    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    kinds = [inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    if keywords:
-        kinds.append(inspect.Parameter.KEYWORD_ONLY)
-    return [parameter.name for parameter in parameters if parameter.kind in kinds]

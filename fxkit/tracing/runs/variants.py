@@ -80,6 +80,11 @@ class Variant:
             guards, and all of it where the program handles exceptions.
         changes: What the graph changes in all.
         has_regions: Whether it changes gradient, inference or autocast modes on its way.
+        result: How the program's result is put together from the graph's outputs.
+        mutations: Which containers among the arguments are filled anew, and with what.
+        is_single: Whether the graph's one output is the result, and no container or state is
+            written to.
+        outside: The tensors of the program's state that the graph holds, by their targets in it.
         run: What a backend made of it, which is called in its place; None without a backend.
         extras: Tensors of the program's state that are inputs of the graph.
         numbers: Numbers that are inputs of the graph, behind the arguments' tensors.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from fxkit.analysis.effects import AliasSets, Effects, effects_of
+from fxkit.ir.node_kinds import COMPUTES_NOTHING
 
 
 def effect_predecessors(
@@ -26,7 +27,7 @@ def effect_predecessors(
     """
     order = _Order(aliases or AliasSets(graph))
     for node in graph.nodes:
-        if node.op not in ("placeholder", "get_attr", "output"):
+        if node.op not in COMPUTES_NOTHING:
             order.visit(node)
     return order.found
 

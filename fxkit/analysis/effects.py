@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.attributes import ABSENT, find_attribute
+from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import Attribute, Call, Operator, operator_of, operator_of_overload, resolve
 from fxkit.ir.op_table import FRESH_RESULTS, MODE_FUNCTIONS, UNDECLARED_ALIASES
 from fxkit.ir.types import MEMORY_KEY, TensorType, type_of
@@ -109,7 +110,7 @@ def all_pure(graph: fx.Graph) -> bool:
     Cost: linear in the distinct ATen overloads that the graph calls, and in its other calls.
     """
     for (kind, target), nodes in graph._find_nodes_lookup_table.table.items():
-        if not nodes or kind in ("placeholder", "get_attr", "output"):
+        if not nodes or kind in COMPUTES_NOTHING:
             continue
         operator = operator_of_overload(target)
         if operator is not None and _is_always_pure(operator):

@@ -11,9 +11,8 @@ import torch
 from torch import fx, nn
 
 from fxkit.errors import RewriteError
+from fxkit.ir.node_kinds import KINDS
 from fxkit.ir.printer import format_node, format_value
-
-KINDS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
 
 
 def node_in(graph: fx.Graph, value: Any) -> fx.Node:

@@ -12,11 +12,8 @@ from torch.utils._pytree import tree_leaves
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.attributes import ABSENT, find_attribute
 from fxkit.ir.given_graphs import check_graph_module
+from fxkit.ir.node_kinds import KINDS
 from fxkit.ir.printer import format_node, format_source
-
-_OPS = frozenset(
-    {"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"}
-)
 
 
 def verify(gm: fx.GraphModule, only: Collection[fx.Node] | None = None) -> None:
@@ -135,7 +132,7 @@ def _is_plain(node: fx.Node, graph: fx.Graph) -> bool:
 
 
 def _node_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
-    if node.op not in _OPS:
+    if node.op not in KINDS:
         yield node, f"expected a node kind of torch.fx, got {node.op!r}", "see torch.fx.Node.op"
     if node.graph is not gm.graph:
         yield node, "expected a node of this graph, got one of another", "copy it with node_copy"

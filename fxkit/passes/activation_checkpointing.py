@@ -12,6 +12,7 @@ from torch import fx, nn
 from fxkit.analysis.cost import cost_of
 from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.errors import PassError
+from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.data_reads import reads_data
@@ -148,7 +149,7 @@ def _runs(graph: fx.Graph) -> list[list[fx.Node]]:
     aliases = AliasSets(graph)
     runs: list[list[fx.Node]] = [[]]
     for node in graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output"):
+        if node.op in COMPUTES_NOTHING:
             continue
         effects = effects_of(node)
         has_effect = effects.writes or effects.is_opaque or effects.is_global or effects.may_raise

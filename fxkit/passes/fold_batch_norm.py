@@ -18,13 +18,13 @@ from fxkit.passes.building_blocks.norms import (
     NORMS,
     Affine,
     Norm,
-    Refused,
     before,
     behind,
     only_operand,
     read_norm,
     turned,
 )
+from fxkit.passes.building_blocks.refused import Refused
 from fxkit.passes.building_blocks.weights import Weights, memory_of
 
 Share = tuple[Layer, Affine]

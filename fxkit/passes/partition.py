@@ -12,6 +12,7 @@ from torch import fx
 from fxkit.analysis.effect_edges import effect_predecessors
 from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.errors import UnsupportedError
+from fxkit.ir.node_kinds import body_of
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import type_of
@@ -117,7 +118,7 @@ def plan_regions(graph: fx.Graph, options: Partition | None = None) -> Partition
     options = options or Partition()
     aliases = AliasSets(graph)
     effects = effect_predecessors(graph, aliases)
-    body = [n for n in graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+    body = body_of(graph)
     refused: dict[fx.Node, str] = {}
     for node in body:
         whole = _taken_apart(node)

@@ -18,10 +18,10 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.building_blocks.aten_spelling import AtenSpelling, fakeable, function_of, nodes_in
 from fxkit.passes.building_blocks.recording import Value, replay
 from fxkit.passes.building_blocks.torch_calls import record_calls
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
-from fxkit.passes.decompose_to_aten import Spelling, fakeable, function_of, nodes_in
 
 Condition = Callable[[Mapping[str, Any]], bool]
 
@@ -92,7 +92,7 @@ class SpellOut(Pass):
             spelling.visit(node)
 
 
-class _Spelling(Spelling):
+class _Spelling(AtenSpelling):
     def visit(self, node: fx.Node) -> None:
         call = resolve(node)
         if call is None:

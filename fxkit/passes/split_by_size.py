@@ -14,11 +14,12 @@ from torch import fx
 from fxkit.analysis.cost import cost_of
 from fxkit.errors import PassError
 from fxkit.ir.attributes import Attribute, find_attribute
+from fxkit.ir.node_kinds import body_of
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.split_by_callback import body_of, split_by_labels
+from fxkit.passes.building_blocks.labelled_parts import split_by_labels
 
 _MEASURES = ("parameters", "flops")
 

@@ -24,6 +24,7 @@ from fxkit.collector import paused_collector
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
 from fxkit.ir.given_graphs import check_graph_module
+from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import Attribute, operator_of, operator_of_overload
 from fxkit.ir.session import EditSession, edit
 from fxkit.ir.types import KEY as TYPE_KEY
@@ -198,7 +199,7 @@ class _Run:
         """Yield where a rule may match; overloads that are no rule's root are passed over whole."""
         levels = self.levels
         for (kind, target), nodes in self.graph._find_nodes_lookup_table.table.items():
-            if kind in ("placeholder", "get_attr", "output") or not nodes:
+            if kind in COMPUTES_NOTHING or not nodes:
                 continue
             operator = operator_of_overload(target)
             if operator is not None and operator.name not in levels:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 import fxkit
+from fxkit.ir.node_kinds import body_of
 from fxkit.passes import SplitByDevice
 from fxkit.passes.manager import PassManager
-from fxkit.passes.split_by_callback import body_of
 
 X = torch.linspace(-2.0, 2.0, 12).reshape(3, 4)
 

@@ -19,7 +19,8 @@ from fxkit.lower.packed import convolution as packed
 from fxkit.lower.running.trials.times import MIN_TERMS
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
-from fxkit.passes.channels_last import Refused, Spreader
+from fxkit.passes.building_blocks.layout_spreading import Spreader
+from fxkit.passes.building_blocks.refused import Refused
 from fxkit.passes.manager import PassManager
 from fxkit.passes.spell_out_copies import SpellOutCopies
 

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
+from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.loops.candidates import is_candidate
@@ -33,7 +34,7 @@ def reason_in_aten(node: fx.Node) -> str | None:
     Inputs, attributes, views of one operand and the taking of one of several results compute
     nothing.
     """
-    if node.op in ("placeholder", "get_attr", "output") or is_alias(node):
+    if node.op in COMPUTES_NOTHING or is_alias(node):
         return None
     call = resolve(node)
     if call is None:

@@ -10,11 +10,8 @@ from torch import fx
 
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
+from fxkit.passes.building_blocks.refused import Refused
 from fxkit.passes.building_blocks.weights import Weights
-
-
-class Refused(Exception):
-    """A norm can't go one way; the message says why. It never leaves the pass."""
 
 
 @dataclass(frozen=True)

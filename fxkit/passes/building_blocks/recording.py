@@ -31,7 +31,7 @@ from fxkit.passes.building_blocks.unrecordable import Unrecordable
 Expansion = Callable[[Any], "Callable[..., Any] | None"]
 
 
-class Writes(Unrecordable):
+class WritesInPlace(Unrecordable):
     """An operator that writes where none may: what it is in can be done without that."""
 
 
@@ -104,7 +104,7 @@ class _Recorder(OperatorMode):
             return func(*args, **kwargs)
         try:
             expand = self._expansion(func)
-        except Writes:
+        except WritesInPlace:
             if not self._overwrites(func, args, kwargs):
                 raise
             return args[0]
@@ -123,7 +123,7 @@ class _Recorder(OperatorMode):
         try:
             with self:
                 return function(*args, **kwargs)
-        except Writes:
+        except WritesInPlace:
             del self.recording.steps[mark:]
             while len(self._overwritten) > writes:
                 key, value = self._overwritten.pop()
@@ -134,8 +134,8 @@ class _Recorder(OperatorMode):
     def _overwrites(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Compute what an operator writes into a tensor of this recording, which stands for it now.
 
-        To read others in the same memory is `Writes`. False when it has to be done in another way,
-        or can't be.
+        To read others in the same memory is `WritesInPlace`. False when it has to be done in
+        another way, or can't be.
         """
         target: Any = args[0] if args else None
         known, plain = self._values.get(id(target)), without_writing(func)
@@ -192,7 +192,7 @@ class _Recorder(OperatorMode):
         if known is not None:
             return known
         if any(key == id(tensor) for key, _ in self._overwritten):
-            raise Writes("a tensor shows what was written through another")
+            raise WritesInPlace("a tensor shows what was written through another")
         if isinstance(tensor, FakeTensor):
             raise Unrecordable("a tensor comes from outside of the call")
         return Constant(tensor)

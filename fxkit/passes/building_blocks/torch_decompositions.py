@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fxkit.passes.building_blocks.core_operators import is_core
-from fxkit.passes.building_blocks.recording import Writes
+from fxkit.passes.building_blocks.recording import WritesInPlace
 from fxkit.passes.building_blocks.recurrent_layers import recurrent_layers
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
 
@@ -19,11 +19,11 @@ def expansion_of(overload: Any) -> Callable[..., Any] | None:
     """Return the function that computes an operator from others; None for one of the core set.
 
     Raises:
-        Writes: When it writes.
+        WritesInPlace: When it writes.
         Unrecordable: When torch has no decomposition of it.
     """
     if overload._schema.is_mutable:  # `copy_` too, which is for the end of a graph
-        raise Writes(f"{overload} writes")
+        raise WritesInPlace(f"{overload} writes")
     if is_core(overload):
         return None
     for table in (_own_table(), _core_table()):

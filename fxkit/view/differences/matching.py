@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from fxkit.ir.journal import Change
+from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import resolve
 from fxkit.ir.provenance import KEY, provenance_of
 from fxkit.view.texts.labels import operator_name
@@ -217,7 +218,7 @@ def constants(node: fx.Node) -> str:
 
 def _arguments(node: fx.Node) -> Any:
     """Return the arguments by the names of the schema, so that spellings are the same."""
-    call = None if node.op in ("placeholder", "get_attr", "output") else resolve(node)
+    call = None if node.op in COMPUTES_NOTHING else resolve(node)
     if call is None or call.operator.overload is None:
         return node.args, node.kwargs
     return dict(call.arguments)

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.attributes import find_attribute
+from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.provenance import module_stack
 from fxkit.view.drawings.grouping import acyclic_groups
 from fxkit.view.drawings.structure import Stack, infer_stacks
@@ -298,7 +299,7 @@ def _fold(first: Group, others: list[Leaf | Group]) -> Group:
 
 
 def stack_of(node: fx.Node) -> Stack:
-    if node.op in ("placeholder", "output", "get_attr"):
+    if node.op in COMPUTES_NOTHING:
         return ()
     stack = [
         (path, cls if isinstance(cls, str) else cls.__name__) for path, cls in module_stack(node)

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import fx
 
+from fxkit.ir.node_kinds import COMPUTES_NOTHING
+
 Stack = tuple[tuple[str, str], ...]
 Stacks = dict[Any, Stack]
 
@@ -64,7 +66,7 @@ def infer_stacks(
 
 def _is_call(node: Any) -> bool:
     subject = node if isinstance(node, fx.Node) else node.node
-    return subject.op not in ("placeholder", "get_attr", "output")
+    return subject.op not in COMPUTES_NOTHING
 
 
 def _module_of(path: str) -> str:

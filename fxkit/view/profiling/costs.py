@@ -14,10 +14,10 @@ from torch.fx.node import map_aggregate
 
 from fxkit.analysis.cost import FREE, Cost, cost_of
 from fxkit.ir.attributes import find_attribute
+from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.types import type_of, type_of_value
 from fxkit.view.texts.labels import operator_name
 
-_QUIET = ("placeholder", "get_attr", "output")
 _UNKNOWN = Cost(None, None)
 
 
@@ -29,11 +29,11 @@ def costs_of(nodes: Iterable[fx.Node]) -> list[Cost]:
 
 def is_call(node: fx.Node) -> bool:
     """Tell whether a node computes something: no input, constant or output."""
-    return node.op not in _QUIET
+    return node.op not in COMPUTES_NOTHING
 
 
 def _cost(node: fx.Node, known: dict[Any, Cost]) -> Cost:
-    if node.op in _QUIET:
+    if node.op in COMPUTES_NOTHING:
         return FREE
     if type_of(node) is None and not operator_name(node).startswith("guard."):
         return _UNKNOWN

@@ -20,7 +20,7 @@ from fxkit.ir.provenance import module_path
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.view.profiling.allocations import allocator_peak
 from fxkit.view.profiling.clocks import Clock, Reading, clock_for
-from fxkit.view.profiling.costs import costs_of, signature
+from fxkit.view.profiling.costs import costs_of, is_call, signature
 from fxkit.view.profiling.instrument import Instrumented, graph_inputs, instrument, tensors_in
 from fxkit.view.profiling.kept_state import state_kept
 from fxkit.view.profiling.observing import Observed, observe
@@ -28,8 +28,6 @@ from fxkit.view.profiling.profile_result import METRICS, Profile
 from fxkit.view.profiling.profile_rows import Row
 from fxkit.view.texts.labels import label_of
 from fxkit.view.texts.subject import graph_module_of
-
-_QUIET = ("placeholder", "get_attr", "output")
 
 
 def profile(
@@ -118,7 +116,7 @@ def _profiled(
     peak, holders, allocated = _memory(module, args, kwargs, observed, where, metrics)
     return Profile(
         title=type(gm).__name__,
-        rows=tuple(builder.row(i) for i, node in enumerate(nodes) if node.op not in _QUIET),
+        rows=tuple(builder.row(i) for i, node in enumerate(nodes) if is_call(node)),
         end_to_end=_middle(runs.whole) if runs.whole else None,
         quartiles=_quartiles(runs.whole) if runs.whole else None,
         instrumented=runs.instrumented(),
@@ -291,7 +289,7 @@ def _earlier(baseline: Profile, nodes: list[fx.Node], marks: list[str]) -> dict[
     found = {}
     for i, (node, mark) in enumerate(zip(nodes, marks, strict=True)):
         row = by_name.get((node.name, mark)) or by_mark.get(mark)
-        if row is not None and node.op not in _QUIET:
+        if row is not None and is_call(node):
             found[i] = row
     return found
 

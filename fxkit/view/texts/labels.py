@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.provenance import Source, provenance_of, source_of
 from fxkit.ir.text_table import columns
@@ -91,7 +92,7 @@ class Label:
 
 def label_of(node: fx.Node) -> Label:
     """Describe a node; costs no more than one look at its operator and its metadata."""
-    call = None if node.op in ("placeholder", "get_attr", "output") else resolve(node)
+    call = None if node.op in COMPUTES_NOTHING else resolve(node)
     operator = operator_name(node, call)
     family = _family(node, operator, call)
     return Label(

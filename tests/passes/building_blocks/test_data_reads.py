@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import fxkit
+from fxkit.ir.node_kinds import body_of
 from fxkit.ir.types import set_type
 from fxkit.passes import (
     ActivationCheckpointing,
@@ -19,7 +20,6 @@ from fxkit.passes import (
 )
 from fxkit.passes.building_blocks.data_reads import reads_data
 from fxkit.passes.manager import PassManager
-from fxkit.passes.split_by_callback import body_of
 
 X = torch.linspace(-2.0, 2.0, 16).reshape(4, 4)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from fxkit.analysis.effects import effects_of
 from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.types import TensorType, type_of
 
@@ -61,8 +62,6 @@ class Liveness:
 
 
 def _bytes(node: fx.Node) -> int:
-    from fxkit.analysis.effects import effects_of
-
     if node.op in COMPUTES_NOTHING or effects_of(node).aliases:
         return 0
     known = type_of(node)

@@ -21,7 +21,6 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import fx
 
-from fxkit.errors import PassError
 from fxkit.ir.session import EditSession
 from fxkit.passes.options import check_types
 from fxkit.passes.running.analyses import Analyses
@@ -133,39 +132,3 @@ def _is_default(option: dataclasses.Field[Any], value: Any) -> bool:
 def pass_name(cls: type) -> str:
     """Return a class's name in snake case: `DeadCodeElimination` → `dead_code_elimination`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
-
-
-def as_pass(candidate: Any) -> Pass:
-    """Return a pass, or a function of a `GraphModule` as one.
-
-    Raises:
-        PassError: When it is neither.
-    """
-    from fxkit.passes.running.functions import FunctionPass
-
-    if isinstance(candidate, Pass):
-        return candidate
-    if isinstance(candidate, type) and issubclass(candidate, Pass):
-        raise PassError(
-            f"expected a pass, got the class {candidate.__name__}",
-            hint=f"write {candidate.__name__}()",
-        )
-    if callable(candidate):
-        return FunctionPass(candidate)
-    shown = f"the text {candidate!r}" if isinstance(candidate, str) else type(candidate).__name__
-    raise PassError(
-        f"expected a pass or a function of a GraphModule, got {shown}",
-        hint=_written_as(candidate) or "derive from fxkit.passes.Pass",
-    )
-
-
-def _written_as(name: Any) -> str | None:
-    """Say how a pass or a named order is written in Python, if text names one."""
-    from fxkit.passes import PASSES
-    from fxkit.passes.pipelines import PIPELINES
-
-    if not isinstance(name, str):
-        return None
-    if name in PIPELINES:
-        return f"write *fxkit.passes.pipelines.PIPELINES[{name!r}]"
-    return f"write fxkit.passes.{PASSES[name].__name__}()" if name in PASSES else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -297,8 +298,6 @@ class _Memory:
 
     def _take(self, tensor: _Tensor, base: fx.Node, before: fx.Node) -> fx.Node:
         """Take a view again, of another value."""
-        import operator
-
         assert tensor.view is not None
         emit = self._emitter(before)
         args, kwargs = map_arg(

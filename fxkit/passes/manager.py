@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from fxkit.errors import PassError
+from fxkit.passes import PASSES
 from fxkit.passes.base import Pass
 from fxkit.passes.running.contracts import check_words
 from fxkit.passes.running.execution import Execution
@@ -171,6 +172,7 @@ class PassManager:
                 after all passes, or raises.
             PassError: When a pass fails.
         """
+        # Imported where a fault is looked for: some 180 modules that few runs need.
         from fxkit.passes.running.bisection import find_fault
 
         return find_fault(self, program, bad, folder)
@@ -181,8 +183,6 @@ class PassManager:
 
 def _is_registered(name: Any) -> bool:
     """Tell whether there is such a pass, which may be run for what another one requires."""
-    from fxkit.passes import PASSES
-
     return name in PASSES
 
 

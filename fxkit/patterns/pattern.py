@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fxkit.errors import PatternError
+from fxkit.errors import CaptureError, PatternError
 from fxkit.ir.binding import bind_method
 from fxkit.ir.numbers import number_key
 from fxkit.ir.op import Attribute, Call, resolve
@@ -242,7 +242,7 @@ def trace_template(function: Callable[..., Any]) -> fx.Graph:
     Raises:
         PatternError: When it can't be traced.
     """
-    from fxkit.errors import CaptureError
+    # Here: it imports over a hundred modules, which a program without rules does not need.
     from fxkit.tracing.short_functions import trace_function
 
     for parameter in _signature(function).parameters.values():

@@ -17,6 +17,7 @@ from fxkit.tracing.guarding.guards import Call, Guard, GuardFailed, Mismatch
 from fxkit.tracing.opaque_code.automatic_calls import call_through
 from fxkit.tracing.opaque_code.opaque_calls import called_once, repeats_calls
 from fxkit.tracing.parameter_names import parameter_names
+from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorded import OpaqueCall
 from fxkit.tracing.recorder.recorder import active_recorder
 from fxkit.tracing.runs.free_sizes import (
@@ -365,6 +366,7 @@ class Captured:
     ) -> None:
         """Put a graph for more calls in the place of that for one, if there is one."""
         if has_numbers:
+            # This and the two below are imported where they are used: few programs need them.
             from fxkit.tracing.runs.number_recording import record_with_numbers
 
             # One that takes numbers runs as it is: backends compile graphs of tensors.
@@ -427,8 +429,6 @@ def _captured_again(kind: type[Captured], fn: Any, options: dict[str, Any]) -> C
 
 def capture_error(failure: Failure) -> CaptureError:
     """Return the error that says why a program can't be captured."""
-    from fxkit.tracing.recorder.frames import source_text
-
     return CaptureError(
         f"expected a program that one graph can hold, got one where {failure.reason}",
         source=source_text(failure.trace),

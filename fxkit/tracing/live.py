@@ -94,6 +94,7 @@ def capture(
             hint="leave control_flow out: branches are followed and guarded",
         )
     if mode == "export":
+        # Each of these modes is imported where it is asked for: few programs need more than one.
         from fxkit.tracing.exported import capture_exported
 
         return capture_exported(fn, args, dict(kwargs or {}), dynamic)

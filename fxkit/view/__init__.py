@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fxkit.view.differences.diffing import GraphDiff, diff
-from fxkit.view.differences.pass_timeline import TimelineView, timeline
+from fxkit.view.differences.graph_states import TimelineView
+from fxkit.view.differences.pass_timeline import timeline
 from fxkit.view.drawings.drawing import GraphView, draw
 from fxkit.view.drawings.module_tree import Tree, tree
 from fxkit.view.profiling.profile_result import Profile

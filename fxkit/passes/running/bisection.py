@@ -22,6 +22,7 @@ from fxkit.analysis.reproducing.reduction import CountedOracle, Minified, Oracle
 from fxkit.errors import FxkitError, NumericsError
 from fxkit.ir.journal import Change
 from fxkit.ir.printer import format_graph
+from fxkit.passes import PASSES
 from fxkit.passes.base import Pass
 from fxkit.passes.running.differences import Difference, differences
 from fxkit.passes.running.groups import leaves
@@ -196,8 +197,6 @@ def _pass_of(manager: PassManager, record: PassRecord) -> Pass:
     found = next((p for p in leaves(manager.items) if str(p) == record.name), None)
     if found is not None:
         return found
-    from fxkit.passes import PASSES
-
     return PASSES[record.name]()
 
 

@@ -92,6 +92,7 @@ class Execution:
             self._output_type = self._bring_types_up_to_date()
         self._recorder.begin()
         if self.manager.verify == "numerics":
+            # Imported, here and below, where numbers are compared: few runs ask for it.
             from fxkit.passes.running.numbers import NumbersCheck
 
             args, kwargs = self.subject.args, self.subject.kwargs

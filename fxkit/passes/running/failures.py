@@ -112,6 +112,7 @@ def reproduce(
     Returns:
         The path of the script; None, and a word in the error's hint, when it can't be written.
     """
+    # Imported where a pass has failed: some 25 modules that no other run needs.
     from fxkit.analysis.reproducing.reproducer import Script
     from fxkit.passes.running.reproduction import pass_code
 

@@ -229,3 +229,38 @@ def _is_same(a: Any, b: Any) -> bool:
 
 def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
+
+
+def as_pass(candidate: Any) -> Pass:
+    """Return a pass, or a function of a `GraphModule` as one.
+
+    Raises:
+        PassError: When it is neither.
+    """
+    if isinstance(candidate, Pass):
+        return candidate
+    if isinstance(candidate, type) and issubclass(candidate, Pass):
+        raise PassError(
+            f"expected a pass, got the class {candidate.__name__}",
+            hint=f"write {candidate.__name__}()",
+        )
+    if callable(candidate):
+        return FunctionPass(candidate)
+    shown = f"the text {candidate!r}" if isinstance(candidate, str) else type(candidate).__name__
+    raise PassError(
+        f"expected a pass or a function of a GraphModule, got {shown}",
+        hint=_written_as(candidate) or "derive from fxkit.passes.Pass",
+    )
+
+
+def _written_as(name: Any) -> str | None:
+    """Say how a pass or a named order is written in Python, if text names one."""
+    # Here, since they import this module, and only a mistake is told by them.
+    from fxkit.passes import PASSES
+    from fxkit.passes.pipelines import PIPELINES
+
+    if not isinstance(name, str):
+        return None
+    if name in PIPELINES:
+        return f"write *fxkit.passes.pipelines.PIPELINES[{name!r}]"
+    return f"write fxkit.passes.{PASSES[name].__name__}()" if name in PASSES else None

@@ -8,8 +8,9 @@ from typing import Any
 from torch import fx
 
 from fxkit.errors import PassError
-from fxkit.passes.base import Pass, as_pass
+from fxkit.passes.base import Pass
 from fxkit.passes.properties import property_named
+from fxkit.passes.running.functions import as_pass
 
 Item = Any
 Condition = Callable[[fx.GraphModule], bool] | str

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fxkit.errors import PreconditionError
+from fxkit.passes import PASSES
 from fxkit.passes.base import Pass
 from fxkit.passes.properties import Violation
 from fxkit.passes.running.groups import leaves
@@ -54,8 +55,6 @@ def _providers(execution: Execution, name: str, waiting: tuple[str, ...]) -> Ite
 
 
 def _registered() -> Iterator[Pass]:
-    from fxkit.passes import PASSES
-
     for cls in map(PASSES.__getitem__, PASSES):
         has_defaults = all(
             f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import os
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from operator import is_
@@ -144,8 +145,6 @@ def given_attributes(tensors: Iterable[torch.Tensor], names: Container[str]) -> 
 
 def line_that_names(codes: Iterable[CodeType], name: str) -> str | None:
     """Return the first line of some functions that reads a global, attribute or variable."""
-    import os
-
     found = []
     for code in codes:
         for instruction in dis.get_instructions(code):

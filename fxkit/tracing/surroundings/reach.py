@@ -392,7 +392,7 @@ class Reach:
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             self._namespace(attributes, path, self._attribute_names(kind), kinds.is_sealed(kind))
-        slots = kinds.slot_names(kind)
+        slots = kinds.guarded_slot_names(kind)
         if slots:
             holder = h.SlotsHolder(value, path, names=slots)
             self.holders.append(holder)

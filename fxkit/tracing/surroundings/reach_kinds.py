@@ -14,6 +14,7 @@ import torch
 
 from fxkit.tracing.guarding import holders as h
 from fxkit.tracing.surroundings.trust import is_standard, is_trusted_class
+from fxkit.tracing.values.structure import slot_names
 
 LIMIT = 50_000
 STANDS_FOR = "_fxkit_stands_for"
@@ -156,9 +157,8 @@ def slot_place(holder: h.SlotsHolder, name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def slot_names(kind: type) -> tuple[str, ...]:
-    from fxkit.tracing.values.structure import slot_names
-
+def guarded_slot_names(kind: type) -> tuple[str, ...]:
+    """Return the slots of a class that have to be guarded; none of a class that is trusted."""
     if is_trusted_class(kind):
         return ()
     return slot_names(kind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -263,8 +264,6 @@ class _Tee:
     def __init__(
         self, stream: Any, name: str, texts: list[tuple[str, str]], is_muted: bool
     ) -> None:
-        import threading
-
         self._stream = stream
         self._is_muted = is_muted
         self._name = name
@@ -272,8 +271,6 @@ class _Tee:
         self._thread = threading.get_ident()
 
     def write(self, text: str) -> Any:
-        import threading
-
         if threading.get_ident() == self._thread:
             self._texts.append((self._name, text))
             if self._is_muted:

@@ -16,6 +16,7 @@ from fxkit.ir.journal import Change as Edit
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import provenance_of
 from fxkit.ir.types import TensorType, type_of
+from fxkit.view.differences.graph_states import comparison
 from fxkit.view.differences.matching import Matcher, constants, identity, operands
 from fxkit.view.differences.patch import Patch, attributes_of
 from fxkit.view.pages.page import fragment_page, notebook_bundle, write_file
@@ -139,8 +140,6 @@ class GraphDiff:
         return fragment_page("difference of two graphs", page, kind="fx-plain")
 
     def _drawing(self) -> str:
-        from fxkit.view.differences.pass_timeline import comparison
-
         return comparison(self).html_fragment() if self.changes else ""
 
     def save(self, path: str | Path) -> Path:

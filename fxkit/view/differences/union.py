@@ -6,13 +6,15 @@ Everything keeps its place from state to state, so that the eye sees what comes 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from fxkit.view.differences.diffing import GraphDiff
 from fxkit.view.drawings.hierarchy import Hierarchy, constant_sizes, is_shown, stack_of
 from fxkit.view.texts.labels import label_of
+
+if TYPE_CHECKING:
+    from fxkit.view.differences.diffing import GraphDiff
 
 
 class Vertex:

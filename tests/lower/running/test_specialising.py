@@ -16,8 +16,8 @@ from fxkit import compiler
 from fxkit.ir.types import set_type, type_of
 from fxkit.lower.running import specialising
 from fxkit.lower.running.specialising import Specialiser
-from fxkit.passes.base import as_pass
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
+from fxkit.passes.running.functions import as_pass
 from tests.lower.programs_by_sizes import random_program
 from tests.lower.running.sized_programs import PROGRAMS, SIZES
 

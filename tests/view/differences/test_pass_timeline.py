@@ -14,7 +14,8 @@ from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
 from fxkit.tracing.live import capture
 from fxkit.view import diff
-from fxkit.view.differences.pass_timeline import TimelineView, comparison, timeline
+from fxkit.view.differences.graph_states import TimelineView, comparison
+from fxkit.view.differences.pass_timeline import timeline
 from fxkit.view.drawings.graph_data import column
 from tests.view.browser import drive, needs_chromium
 

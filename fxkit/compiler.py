@@ -19,7 +19,8 @@ from fxkit.compiled_method import keep_program, kept_program
 from fxkit.compiled_model import CompiledModel, as_model, program_of
 from fxkit.errors import CaptureError, FxkitError, InvalidGraphError, UnsupportedError
 from fxkit.ir.code_tracer import CodeTracer
-from fxkit.ir.modes import is_followed
+from fxkit.ir.graph_copies import copy_nodes
+from fxkit.ir.modes import has_dispatch_modes, is_followed
 from fxkit.lower import CompiledModule, Policy, to_cpp
 from fxkit.lower.cuda.devices import is_on_gpu
 from fxkit.lower.packed.rewriting import pack_convolutions
@@ -131,7 +132,7 @@ class Compiled:
     def _another_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program another way than the last time."""
         last, self._last_way = self._last_way, None
-        if torch._C._len_torch_dispatch_stack():
+        if has_dispatch_modes():
             return self.captured.plain(*args, **kwargs)  # a mode is to see the program's operators
         if kwargs:
             return self.captured(*args, **kwargs)
@@ -501,9 +502,7 @@ def dynamo_backend(
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     """Copy a graph with its types and provenance, so that a pipeline leaves the captured one."""
     graph = fx.Graph(tracer_cls=CodeTracer)
-    values: dict[fx.Node, fx.Node] = {}
-    for node in gm.graph.nodes:
-        values[node] = graph.node_copy(node, values.__getitem__)
+    copy_nodes(gm.graph.nodes, graph, {})
     if gm.graph._codegen is None:
         raise CaptureError("expected a graph with code, got none")
     return fx.GraphModule(gm, graph)

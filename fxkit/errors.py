@@ -44,15 +44,18 @@ class FxkitError(Exception):
         super().__init__(message)
 
     def __str__(self) -> str:
-        details = (
+        lines = [f"  {label + ':':<6} {text}" for label, text in self._details() if text]
+        return "\n".join([self.message, *lines])
+
+    def _details(self) -> list[tuple[str, str | None]]:
+        """Return what is told below the message, each under its label."""
+        return [
             ("node", self.node),
             ("from", self.source),
             ("pass", self.in_pass),
             ("hint", self.hint),
             ("repro", self.repro),
-        )
-        lines = [f"  {label + ':':<6} {text}" for label, text in details if text]
-        return "\n".join([self.message, *lines])
+        ]
 
 
 class CaptureError(FxkitError):
@@ -93,13 +96,13 @@ class PassError(FxkitError):
         self.rule = rule
         self.site = site
 
-    def __str__(self) -> str:
-        if self.rule is None:
-            return super().__str__()
-        at = ", ".join(f"%{name}" for name in self.site)
-        head, _, rest = super().__str__().partition("\n  hint:")
-        shown = f"{head}\n  rule:  {self.rule}{f' at {at}' if at else ''}"
-        return f"{shown}\n  hint:{rest}" if rest else shown
+    def _details(self) -> list[tuple[str, str | None]]:
+        details = super()._details()
+        if self.rule is not None:
+            at = ", ".join(f"%{name}" for name in self.site)
+            place = details.index(("hint", self.hint))
+            details.insert(place, ("rule", f"{self.rule}{f' at {at}' if at else ''}"))
+        return details
 
 
 class PreconditionError(PassError):
@@ -135,13 +138,8 @@ class BuildError(FxkitError):
         self.command = command
         self.log = log
 
-    def __str__(self) -> str:
-        lines = [super().__str__()]
-        if self.command:
-            lines.append(f"  command: {self.command}")
-        if self.log:
-            lines.append(f"  log:   {self.log}")
-        return "\n".join(lines)
+    def _details(self) -> list[tuple[str, str | None]]:
+        return [*super()._details(), ("command", self.command), ("log", self.log)]
 
 
 class NumericsError(FxkitError):

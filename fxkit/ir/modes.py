@@ -30,9 +30,14 @@ def is_followed() -> bool:
     )
 
 
+def has_dispatch_modes() -> bool:
+    """Tell whether a mode has to see each operator."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
 def has_modes() -> bool:
     """Tell whether a mode has to see each of torch's calls."""
-    return bool(torch._C._len_torch_dispatch_stack()) or has_function_modes()
+    return has_dispatch_modes() or has_function_modes()
 
 
 def has_function_modes(*ours: type) -> bool:
@@ -53,7 +58,7 @@ def without_modes() -> Iterator[None]:
 
     A mode for fake tensors, in which AOTAutograd calls its backends, refuses real ones.
     """
-    if not torch._C._len_torch_dispatch_stack():
+    if not has_dispatch_modes():
         yield
         return
     with _disable_current_modes():

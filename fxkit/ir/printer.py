@@ -58,6 +58,14 @@ def format_node(node: fx.Node) -> str:
     return f"{format_typed_name(node)} = {call.name}({format_arguments(call)})"
 
 
+def format_node_safely(node: fx.Node) -> str:
+    """Format a node of a graph that may be broken."""
+    try:
+        return format_node(node)
+    except (AttributeError, TypeError, KeyError):
+        return repr(node)
+
+
 def format_typed_name(node: fx.Node) -> str:
     """Return `%name: type`, or `%name` when the type is not known."""
     known = type_of(node)
@@ -92,7 +100,7 @@ def format_arguments(call: Call) -> str:
     shown: list[str] = []
     for argument in schema.arguments:
         value = call.arguments[argument.name]
-        if argument.has_default_value() and _is_same(value, argument.default_value):
+        if argument.has_default_value() and is_default_value(value, argument.default_value):
             continue
         text = format_value(value)
         positional = not argument.has_default_value() and not argument.kwarg_only
@@ -137,5 +145,6 @@ def _origin(node: fx.Node) -> str:
     return " · ".join(part for part in (module_path(node), str(source) if source else "") if part)
 
 
-def _is_same(value: Any, default: Any) -> bool:
+def is_default_value(value: Any, default: Any) -> bool:
+    """Tell whether a value may be left out, as it is the default, of its very type."""
     return type(value) is type(default) and value == default

@@ -172,6 +172,12 @@ def type_of(node: fx.Node) -> Any:
     return meta[KEY] if KEY in meta else type_by_others(node)
 
 
+def requires_grad(node: fx.Node) -> bool:
+    """Tell whether a node is known to give a tensor that autograd follows."""
+    known = type_of(node)
+    return isinstance(known, TensorType) and known.requires_grad
+
+
 def type_by_others(node: fx.Node) -> Any:
     """Return what other tools than fxkit recorded of a node's value, in the form of `type_of`."""
     meta = node.meta

@@ -13,7 +13,7 @@ from fxkit.errors import InvalidGraphError
 from fxkit.ir.attributes import ABSENT, find_attribute
 from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.node_kinds import KINDS
-from fxkit.ir.printer import format_node, format_source
+from fxkit.ir.printer import format_node_safely, format_source
 
 
 def verify(gm: fx.GraphModule, only: Collection[fx.Node] | None = None) -> None:
@@ -48,7 +48,7 @@ def verify(gm: fx.GraphModule, only: Collection[fx.Node] | None = None) -> None:
     for node, message, hint in _faults(gm) if only is None else _faults_of_some(gm, only):
         raise InvalidGraphError(
             message,
-            node=None if node is None else _safe_format(node),
+            node=None if node is None else format_node_safely(node),
             source=None if node is None else format_source(node),
             hint=hint,
         )
@@ -187,11 +187,3 @@ def _target_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
             )
     if node.op == "call_method" and not isinstance(node.target, str):
         yield node, f"expected the name of a method, got {node.target!r}", "pass its name as text"
-
-
-def _safe_format(node: fx.Node) -> str:
-    """Format a node of a graph that may be broken."""
-    try:
-        return format_node(node)
-    except (AttributeError, TypeError, KeyError):
-        return repr(node)

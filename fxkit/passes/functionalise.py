@@ -16,7 +16,7 @@ from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
-from fxkit.ir.types import MEMORY_KEY, TensorType, set_type, type_of
+from fxkit.ir.types import MEMORY_KEY, TensorType, requires_grad, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.functional_forms import FunctionalForm, functional_form
 from fxkit.passes.building_blocks.layout import laid_out_as
@@ -310,7 +310,7 @@ class _Memory:
         def emit(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
             node = self.edit.call(target, *args, before=before, **kwargs)
             known = infer_type(node)
-            follows = any(_wants_gradient(operand) for operand in node.all_input_nodes)
+            follows = any(requires_grad(operand) for operand in node.all_input_nodes)
             if isinstance(known, TensorType) and follows and known.dtype.is_floating_point:
                 set_type(node, replace(known, requires_grad=True))
             return node
@@ -383,8 +383,3 @@ class _Memory:
 def _is_taking_of_part(node: fx.Node) -> bool:
     call = resolve(node)
     return call is not None and call.name == "python.getitem"
-
-
-def _wants_gradient(node: fx.Node) -> bool:
-    known = type_of(node)
-    return isinstance(known, TensorType) and known.requires_grad

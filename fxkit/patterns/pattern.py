@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from fxkit.errors import CaptureError, PatternError
 from fxkit.ir.binding import bind_method
@@ -427,13 +426,6 @@ def has_own_values(node: fx.Node) -> bool:
 def slice_parts(value: slice) -> tuple[Any, Any, Any]:
     """Return start, stop and step of a slice: in a pattern, each is a pattern node of its own."""
     return value.start, value.stop, value.step
-
-
-def operand_nodes(call: Call) -> list[fx.Node]:
-    """Return the nodes among a call's arguments."""
-    found: list[fx.Node] = []
-    map_arg(list(call.arguments.values()), found.append)
-    return found
 
 
 def is_same_constant(wanted: Any, got: Any, in_floating: bool) -> bool:

@@ -14,6 +14,7 @@ from torch import fx
 
 from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.tracing.recorder.frames import source_text
+from fxkit.tracing.values.refusals import said
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -184,7 +185,7 @@ def _converted(source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ex
             return TS2EPConverter(source, args, kwargs).convert()
     except Exception as error:  # the converter raises whatever it meets
         raise CaptureError(
-            f"expected TorchScript that torch can convert, got {_said(error)}",
+            f"expected TorchScript that torch can convert, got {said(error)}",
             hint="export the model that it came from with torch.export",
         ) from error
 
@@ -198,18 +199,13 @@ def _exported(
         text = f"{type(error).__name__}: {error}"
         what, hint = next(
             ((what, hint) for words, what, hint in _REMEDIES if any(w in text for w in words)),
-            (_said(error), "use fxkit.capture(fn, args), which runs the program and records it"),
+            (said(error), "use fxkit.capture(fn, args), which runs the program and records it"),
         )
         raise CaptureError(
             f"expected a program that torch.export can follow, got {what}",
             source=_line(error),
             hint=hint,
         ) from error
-
-
-def _said(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def _line(error: Exception) -> str | None:

@@ -10,9 +10,7 @@ from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
 from fxkit.errors import InvalidGraphError
-
-# Where a module that takes nested arguments keeps their structure.
-_SPECS = ("_in_spec", "_out_spec")
+from fxkit.ir.graph_copies import SPECS, copy_graph_module
 
 
 def flat_program(
@@ -35,27 +33,12 @@ def flat_program(
     kwargs = dict(kwargs or {})
     if isinstance(gm.graph._codegen, _PyTreeCodeGen):
         copied.graph.set_codegen(CodeGen())
-        for key in _SPECS:
+        for key in SPECS:
             vars(copied).pop(key, None)
         _drop_input_checks(copied)
         copied.recompile()
         return copied, _leaves(gm, args, kwargs)
     return copied, _bound(copied, args, kwargs)
-
-
-def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
-    """Return a module with a graph of its own that shares all attributes with the given one."""
-    graph = fx.Graph()
-    output = graph.graph_copy(gm.graph, val_map={}, return_output_node=True)
-    value, original = output if isinstance(output, tuple) else (None, None)
-    graph.output(value, getattr(original, "type", None))
-    graph.set_codegen(gm.graph._codegen)
-    copied = fx.GraphModule(gm, graph, gm.__class__.__name__)
-    copied.training = gm.training
-    for key in _SPECS:
-        if hasattr(gm, key):
-            setattr(copied, key, getattr(gm, key))
-    return copied
 
 
 def _drop_input_checks(gm: fx.GraphModule) -> None:

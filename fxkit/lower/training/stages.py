@@ -17,6 +17,7 @@ from torch import fx, nn
 
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.code_tracer import CodeTracer
+from fxkit.ir.graph_copies import copy_nodes
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.loops.policy import Policy
 from fxkit.lower.running.kernel_stock import KernelStock
@@ -225,8 +226,7 @@ def _stage(gm: fx.GraphModule, group: list[fx.Node]) -> Stage:
         values[node] = graph.placeholder(node.name)
         if node.op == "placeholder":
             values[node].meta = dict(node.meta)
-    for node in (*(o for o in operands if o.op == "get_attr"), *group):
-        values[node] = graph.node_copy(node, values.__getitem__)
+    copy_nodes((*(o for o in operands if o.op == "get_attr"), *group), graph, values)
     graph.output(tuple(values[node] for node in outputs))
     names = tuple(node.name for node in inputs), tuple(node.name for node in outputs)
     return Stage(fx.GraphModule(gm, graph), *names)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import Attribute, Call, resolve
+from fxkit.ir.printer import is_default_value
 from fxkit.ir.session import EditSession
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, set_type, type_of
@@ -87,7 +88,9 @@ class AtenSpelling:
         parameters = call.operator.schema.arguments
         given = {p.name: self._operand(call.arguments[p.name], node) for p in parameters}
         defaults = {p.name: p.default_value for p in parameters if p.has_default_value()}
-        differs = {n for n in given if n not in defaults or not _is_same(given[n], defaults[n])}
+        differs = {
+            n for n in given if n not in defaults or not is_default_value(given[n], defaults[n])
+        }
         positional = [p.name for p in parameters if not p.kwarg_only]
         while positional and positional[-1] not in differs:
             positional.pop()
@@ -287,10 +290,6 @@ def _divides_by_reciprocal(node: fx.Node, call: Call) -> bool:
     if node.op == "call_method" or getattr(node.target, "__name__", "") == "__rdiv__":
         return "__r" in str(node.target)
     return not isinstance(call.arguments["self"], (fx.Node, Attribute))
-
-
-def _is_same(value: Any, default: Any) -> bool:
-    return type(value) is type(default) and value == default
 
 
 def _is_of_torch(node: fx.Node) -> bool:

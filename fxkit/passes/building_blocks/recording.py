@@ -21,7 +21,7 @@ from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.analysis.tensor_types import fake_mode, fake_value
 from fxkit.ir.numbers import number_key
 from fxkit.ir.session import EditSession
-from fxkit.ir.types import TensorType, set_type, type_of, type_of_value
+from fxkit.ir.types import TensorType, requires_grad, set_type, type_of, type_of_value
 from fxkit.passes.building_blocks.drawn_masks import drawn_mask, memory_order
 from fxkit.passes.building_blocks.functional_forms import without_writing
 from fxkit.passes.building_blocks.size_nodes import SizeNodes
@@ -314,7 +314,7 @@ def replay(
     """
     made: list[fx.Node] = []
     fields: dict[Value, fx.Node] = {}
-    follows = any(_requires_grad(operand) for operand in operands)
+    follows = any(requires_grad(operand) for operand in operands)
 
     def node_of(value: Any) -> Any:
         if isinstance(value, Constant):
@@ -351,11 +351,6 @@ def _drop_unused(edit: EditSession, made: list[fx.Node], result: Any) -> None:
     for node in sorted(made, key=lambda n: n._sort_key, reverse=True):
         if not node.users and node not in kept and effects_of(node).is_pure:
             edit.erase(node)
-
-
-def _requires_grad(node: fx.Node) -> bool:
-    known = type_of(node)
-    return isinstance(known, TensorType) and known.requires_grad
 
 
 def _followed(known: Any) -> Any:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from fxkit.analysis.reproducing.flat_program import copy_graph_module, flat_program
+from fxkit.analysis.reproducing.flat_program import flat_program
 from fxkit.analysis.reproducing.reduction import CountedOracle, Minified, Oracle, minify
 from fxkit.errors import FxkitError, NumericsError
+from fxkit.ir.graph_copies import copy_graph_module
 from fxkit.ir.journal import Change
 from fxkit.ir.printer import format_graph
 from fxkit.passes import PASSES

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from fxkit.errors import FxkitError, InvalidGraphError, NumericsError, PassError, PostconditionError
-from fxkit.ir.printer import format_node, format_source
+from fxkit.ir.printer import format_node_safely, format_source
 from fxkit.passes.base import Pass
 from fxkit.passes.running.subjects import Subject
 from fxkit.passes.running.tracking import TrackedSession
@@ -74,7 +74,7 @@ def _around_line(graph: fx.Graph, line: str | None) -> str | None:
 def _marked(graph: fx.Graph, is_meant: Callable[[fx.Node, str], bool], around: int) -> str | None:
     """Return the nodes that are meant, marked, between those around them, as text."""
     nodes = list(graph.nodes)
-    texts = [_text(node) for node in nodes]
+    texts = [format_node_safely(node) for node in nodes]
     meant = {i for i, node in enumerate(nodes) if is_meant(node, texts[i])}
     if not meant:
         return None
@@ -86,14 +86,6 @@ def _marked(graph: fx.Graph, is_meant: Callable[[fx.Node, str], bool], around: i
             lines.append("  ...")
         lines.append(f"{'>' if i in meant else ' '} {texts[i]}")
     return _INDENT.join(lines)
-
-
-def _text(node: fx.Node) -> str:
-    """Return a node as text, also one of a graph that is broken."""
-    try:
-        return format_node(node)
-    except (AttributeError, TypeError, KeyError):
-        return repr(node)
 
 
 _RUN_AGAIN = """

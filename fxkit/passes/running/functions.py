@@ -19,9 +19,9 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fxkit.analysis.reproducing.flat_program import copy_graph_module
 from fxkit.errors import PassError
 from fxkit.ir.attributes import find_attribute
+from fxkit.ir.graph_copies import copy_graph_module
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from fxkit.analysis.reproducing.flat_program import copy_graph_module
 from fxkit.analysis.tensor_types import propagate_types
+from fxkit.ir.graph_copies import copy_graph_module
 from fxkit.ir.journal import Change
 from fxkit.ir.open_sessions import opened
 from fxkit.passes.base import Pass, PassContext

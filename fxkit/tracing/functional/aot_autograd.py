@@ -14,7 +14,7 @@ from fxkit.analysis.type_inference.fake_tensors import without_log
 from fxkit.ir.code_tracer import read_by_code
 from fxkit.tracing.functional.kept_whole import kept_whole
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
-from fxkit.tracing.values.refusals import Refusal
+from fxkit.tracing.values.refusals import Refusal, said
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -99,9 +99,3 @@ def partition(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.G
     for part in parts:
         read_by_code(part)
     return parts
-
-
-def said(error: Exception) -> str:
-    """Return the beginning of what an exception of torch says."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}"

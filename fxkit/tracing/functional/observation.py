@@ -13,11 +13,10 @@ from torch.utils import _pytree as pytree
 
 from fxkit.analysis.effects import Effects, effects_of
 from fxkit.analysis.type_inference.fake_tensors import without_log
-from fxkit.tracing.functional.aot_autograd import said
 from fxkit.tracing.guarding.guards import check_value
 from fxkit.tracing.recorder.data_dependence import META_KEY
 from fxkit.tracing.values.effects import quietly, write_text
-from fxkit.tracing.values.refusals import Refusal
+from fxkit.tracing.values.refusals import Refusal, said
 from fxkit.tracing.values.regions import Modes
 
 MODES = frozenset(

@@ -21,3 +21,9 @@ class Failure:
     reason: str
     hint: str | None
     trace: str | None = None
+
+
+def said(error: Exception) -> str:
+    """Return the beginning of what an exception of torch says."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"

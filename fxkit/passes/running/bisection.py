@@ -252,31 +252,39 @@ def _shown(
     bad: Oracle,
     folder: str | Path | None,
 ) -> Bisection:
-    """Minify the program before the rewrite, and write the script."""
+    """Add the smallest program that shows the fault, and its script."""
     pair = (found.before, found.after)
     difference = next(
         (d for d in differences(bad) if _holds(d, pair, found.args)), differences(bad)[-1]
     )
     again = _Again(manager, current, found.rule if step is not None else None, difference)
-    small = None
+    found = _minified(found, again, before_pass)
+    return _with_script(found, again, folder)
+
+
+def _minified(found: Bisection, again: _Again, before_pass: fx.GraphModule) -> Bisection:
+    """Minify the program before the rewrite, or that before the pass."""
     for candidate in (found.before, before_pass):
         if again.bad(candidate, found.args):
             small = minify(candidate, found.args, again.bad)
-            break
-    if small is None:
-        note = f"{current.name} does not do it alone: the program is not minified"
-        found = replace(found, notes=(*found.notes, note))
-        gm, args = found.before, found.args
-    else:
-        gm, args = small.graph_module, small.args
+            small = replace(small, nodes_before=len(before_pass.graph.nodes))
+            return replace(found, minified=small)
+    note = f"{again.current.name} does not do it alone: the program is not minified"
+    return replace(found, minified=None, notes=(*found.notes, note))
+
+
+def _with_script(found: Bisection, again: _Again, folder: str | Path | None) -> Bisection:
+    """Write a script that shows the fault; a note says why where there is none."""
+    gm, args, pair = found.before, found.args, (found.before, found.after)
+    if found.minified is not None:
+        gm, args = found.minified.graph_module, found.minified.args
         pair = again.pair(gm, args) or pair
-        small = replace(small, nodes_before=len(before_pass.graph.nodes))
-    found = replace(found, minified=small)
     target = Path(tempfile.mkdtemp(prefix="fxkit-bisect-") if folder is None else folder)
     try:
         script = write_rewrite(
-            target, gm, pair, args, rule=again.rule, current=current,
-            run_pass=lambda m: again.run(m, args), difference=difference, title=_title(found),
+            target, gm, pair, args, rule=again.rule, current=again.current,
+            run_pass=lambda m: again.run(m, args), difference=again.difference,
+            title=_title(found),
         )  # fmt: skip
     except FxkitError as error:
         return replace(found, notes=(*found.notes, f"no script: {error.message}"))

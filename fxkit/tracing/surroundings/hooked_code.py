@@ -176,42 +176,48 @@ def _hook_calls(code: CodeType, hook: Hook) -> CodeType:
         return code
 
     def change(instructions: list[Any], options: dict[str, Any]) -> None:
-        make = assembler.create_instruction
-        calls = _calls_of_plain_values(instructions)
-        names: tuple[str, ...] = ()
-        changed: list[Any] = []
-        firsts: dict[Any, Any] = {}
-        exits = _exits(instructions) - calls
-        hooked_calls = calls | exits
-        flows = {call: flow_of(instructions, hooked_calls, call) for call in calls}
-        for instruction in instructions:
-            if instruction.opname == "KW_NAMES":
-                names = code.co_consts[instruction.arg]
-            new: list[Any] = []
-            if instruction in calls:
-                site = CallSite(hook, names, flows[instruction])
-                new = _hooked_call(instruction, site, make)
-            elif instruction in exits:
-                new = _hooked_exit(CallSite(hook, (), UNKNOWN), make)
-            elif loads_method(instruction):
-                new = _loaded_without_method(instruction, make)
-            if instruction.opname in ("CALL", "CALL_FUNCTION_EX"):
-                names = ()
-            for item in new[:-1]:
-                item.copy_positions(instruction)
-                item.exn_tab_entry = copy.copy(instruction.exn_tab_entry)
-                changed.append(item)
-            if new:
-                firsts[instruction] = new[0]
-                _become(instruction, new[-1])
-            changed.append(instruction)
-        instructions[:] = _without_argument_names(changed, firsts)
-        _retarget(instructions, firsts)
+        _put_hooks(instructions, code, hook, assembler.create_instruction)
 
     try:
         return assembler.transform_code_object(code, change)[0]
     except (AssertionError, RuntimeError, ValueError, TypeError):
         return code  # an instruction that the assembler of this torch does not know
+
+
+def _put_hooks(
+    instructions: list[Any], code: CodeType, hook: Hook, make: Callable[..., Any]
+) -> None:
+    """Let the calls among a function's instructions ask a hook; the list is changed in place."""
+    calls = _calls_of_plain_values(instructions)
+    names: tuple[str, ...] = ()
+    changed: list[Any] = []
+    firsts: dict[Any, Any] = {}
+    exits = _exits(instructions) - calls
+    hooked_calls = calls | exits
+    flows = {call: flow_of(instructions, hooked_calls, call) for call in calls}
+    for instruction in instructions:
+        if instruction.opname == "KW_NAMES":
+            names = code.co_consts[instruction.arg]
+        new: list[Any] = []
+        if instruction in calls:
+            site = CallSite(hook, names, flows[instruction])
+            new = _hooked_call(instruction, site, make)
+        elif instruction in exits:
+            new = _hooked_exit(CallSite(hook, (), UNKNOWN), make)
+        elif loads_method(instruction):
+            new = _loaded_without_method(instruction, make)
+        if instruction.opname in ("CALL", "CALL_FUNCTION_EX"):
+            names = ()
+        for item in new[:-1]:
+            item.copy_positions(instruction)
+            item.exn_tab_entry = copy.copy(instruction.exn_tab_entry)
+            changed.append(item)
+        if new:
+            firsts[instruction] = new[0]
+            _become(instruction, new[-1])
+        changed.append(instruction)
+    instructions[:] = _without_argument_names(changed, firsts)
+    _retarget(instructions, firsts)
 
 
 def _hooked_call(call: Any, site: CallSite, make: Callable[..., Any]) -> list[Any]:

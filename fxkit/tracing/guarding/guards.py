@@ -230,7 +230,7 @@ def _token_text(token: Any) -> str:
         return repr(float.fromhex(detail))
     if kind in (list, tuple):
         return f"a {kind.__name__} of {detail}"
-    if kind is dict:
+    if kind is dict and isinstance(detail, tuple):
         return f"a dict with keys {', '.join(map(str, detail[1]))}"
     if (isinstance(detail, int) and kind not in (int, bool)) or not isinstance(token[0], type):
         return f"an object of type {getattr(kind, '__qualname__', kind)}"

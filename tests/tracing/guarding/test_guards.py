@@ -49,6 +49,12 @@ def _expect(captured: Captured, text: str, *args: Any, **kwargs: Any) -> None:
     assert len(captured.variants) == graphs + 1
 
 
+def test_a_dict_that_is_taken_whole_may_be_another_one() -> None:
+    captured = capture(lambda found: found[torch.float32] * 2, ({torch.float32: torch.ones(2)},))
+    other = {torch.float32: torch.zeros(2)}
+    _expect(captured, "an object of type dict", other)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

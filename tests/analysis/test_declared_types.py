@@ -36,3 +36,11 @@ def test_fakes_of_torch_still_refuse_it():
     with fake_mode() as mode, pytest.raises(Exception, match="BF16"):
         left, right = map(mode.from_tensor, (torch.randn(14, 32), torch.randn(4, 32, 8)))
         _GROUPED_MM(left, right, offs=mode.from_tensor(_OFFSETS))
+
+
+def test_fakes_run_operators_of_higher_order():
+    with fake_mode() as mode:
+        x = mode.from_tensor(torch.ones(3))
+        cond = torch.ops.higher_order.cond
+        (chosen,) = cond(x.sum() > 0, lambda y: (y.sin(),), lambda y: (y.cos(),), (x,))
+    assert chosen.shape == (3,)

@@ -68,6 +68,9 @@ def _mode_class() -> Any:
     class FaithfulMode(FakeTensorMode):
         """torch's mode, with results put right where its kernels give others, or refuse."""
 
+        # torch looks up how `cond` and its like run by the very class of a mode.
+        supports_higher_order_operators = True
+
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
             return False
@@ -75,6 +78,11 @@ def _mode_class() -> Any:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            if isinstance(func, torch._ops.HigherOrderOperator):
+                rule = func.python_key_table.get(FakeTensorMode)
+                if rule is None:
+                    raise NotImplementedError(f"torch has no fake tensors for {func.name()}")
+                return rule(self, *args, **(kwargs or {}))
             if self.shape_env is not None:
                 result = dispatch(self, func, types, args, kwargs)
             else:

@@ -50,20 +50,10 @@ def _fresh(side: Callable[..., Any]) -> Callable[..., Any]:
 
 @declare_type(cond)
 def _(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
-    return _results(true_fn, operands)
+    return results_of_side(true_fn, operands)
 
 
-@declare_type(torch.ops.higher_order.cond)
-def _(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
-    return _results(true_fn, operands)
-
-
-@declare_type(torch.ops.higher_order.while_loop)
-def _(cond_fn: Any, body_fn: Any, carried: Any, additional: Any) -> Any:
-    return _results(body_fn, (*carried, *additional))
-
-
-def _results(side: fx.GraphModule, operands: Any) -> Any:
+def results_of_side(side: fx.GraphModule, operands: Any) -> Any:
     """Return the types of what a graph gives, which it was recorded with."""
     nodes = list(side.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]

@@ -15,6 +15,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from fxkit.analysis.type_inference.declared_types import declare_type
+from fxkit.tracing.branches.sides import results_of_side
 from fxkit.tracing.recorder.tape import Tape
 from fxkit.tracing.recorder.writes import version_of
 from fxkit.tracing.values.refusals import Refusal
@@ -23,6 +25,16 @@ CONTROL = frozenset(
     function for name in ("cond", "while_loop") if (function := getattr(torch, name, None))
 )
 CODES = frozenset(inspect.unwrap(function).__code__ for function in CONTROL)
+
+
+@declare_type(torch.ops.higher_order.cond)
+def _(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
+    return results_of_side(true_fn, operands)
+
+
+@declare_type(torch.ops.higher_order.while_loop)
+def _(cond_fn: Any, body_fn: Any, carried: Any, additional: Any) -> Any:
+    return results_of_side(body_fn, (*carried, *additional))
 
 
 def record_control(

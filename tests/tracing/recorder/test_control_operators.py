@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import torch
@@ -100,6 +102,23 @@ def test_the_graph_compiles() -> None:
     with torch.no_grad():
         for x in (torch.ones(3), torch.full((3,), -3.0)):
             torch.testing.assert_close(compiled(x), module(x))
+
+
+_ALONE = """
+import torch, fxkit
+
+def doubled(x):
+    return torch.while_loop(lambda y: y.sum() < 99, lambda y: (y * 2,), (x + 1,))[0]
+
+compiled = fxkit.compile(doubled)
+with torch.no_grad():
+    for x in (torch.ones(3), torch.zeros(3)):
+        assert torch.equal(compiled(x), doubled(x))
+"""
+
+
+def test_types_are_known_in_a_new_process() -> None:
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", _ALONE], check=True)
 
 
 def test_functions_that_write_make_the_program_run_in_python() -> None:

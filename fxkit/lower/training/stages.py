@@ -1,8 +1,11 @@
-"""A trained graph of which some results are computed from others, in stages.
+"""A trained graph in stages: where some results are computed from others, and around what is kept.
 
 A caller may want the gradient at a result, keep it, or hang a hook on it, while another result is
 computed from that one. Autograd sees nothing of what lies within one function. So the graph is cut
 where such a result is used first, and what follows takes it as an input, as in eager.
+
+A recurrent layer is a stage of its own, which eager runs. Spelled out, its steps would take a third
+of a second each to differentiate and build, for less than eager's layers of long short-term memory.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxkit.analysis.effects import effects_of
+from fxkit.analysis.effects import PURE, effects_of
 from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.graph_copies import copy_nodes
+from fxkit.ir.op import operator_of
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.loops.policy import Policy
 from fxkit.lower.running.kernel_stock import KernelStock
@@ -104,7 +108,7 @@ def to_cpp_in_stages(
     policy: Policy | None = None,
     stock: KernelStock | None = None,
 ) -> TrainingModule | StagedModule:
-    """Compile a captured graph and its gradient, in stages where results hang on one another.
+    """Compile a captured graph and its gradient, in stages where it takes several.
 
     Args:
         gm: A captured graph. It is not changed.
@@ -113,20 +117,35 @@ def to_cpp_in_stages(
         stock: Kernels built for other sizes.
 
     Returns:
-        A module that is called like `gm`. Where results hang on one another and the graph can't be
-        cut between them, one that is left to eager.
+        A module that is called like `gm`. Where the graph can't be cut as it would have to be, one
+        that is left to eager.
     """
-    linked = linked_results(gm.graph)
-    starts = _starts(gm.graph, linked)
-    if not starts:
+    groups = _groups(gm.graph)
+    reasons = [_WHOLE if any(map(is_recurrent, group)) else None for group in groups]
+    if len(groups) < 2 and not any(reasons):
         return to_cpp_training(gm, args, policy=policy, stock=stock)
-    if (reason := _objection(gm.graph, starts)) is not None:
+    if (reason := _objection(groups)) is not None:
         return TrainingModule(gm, policy, stock, reason=reason)
-    stages = cut(gm, starts)
-    compiled = [TrainingModule(stage.graph_module, policy, stock) for stage in stages]
+    stages = [_stage(gm, group) for group in groups]
+    compiled = [
+        TrainingModule(stage.graph_module, policy, stock, reason=reason)
+        for stage, reason in zip(stages, reasons, strict=True)
+    ]
     given = dict(zip((n.name for n in gm.graph.find_nodes(op="placeholder")), args, strict=True))
     compiled[0].build(tuple([given[name] for name in stages[0].inputs]))
     return StagedModule(gm, stages, compiled)
+
+
+_WHOLE = "torch computes recurrent layers as a whole"
+
+
+def is_recurrent(node: fx.Node) -> bool:
+    """Tell whether a node is a recurrent layer, over all steps of its input."""
+    called = operator_of(node)
+    return called is not None and called.name in _RECURRENT
+
+
+_RECURRENT = frozenset({"aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu"})
 
 
 def linked_results(graph: fx.Graph) -> set[fx.Node]:
@@ -150,43 +169,71 @@ def _is_followed(node: fx.Node) -> bool:
     return not isinstance(known, TensorType) or known.requires_grad is not False
 
 
-def _starts(graph: fx.Graph, linked: set[fx.Node]) -> set[fx.Node]:
-    """Return the nodes with which a stage begins, but for the first one."""
-    starts: set[fx.Node] = set()
+def _groups(graph: fx.Graph) -> list[list[fx.Node]]:
+    """Return the nodes of each stage, in order.
+
+    What takes a recurrent layer's results apart stands with it, so that all stages give tensors,
+    and so do the zeros that it begins with.
+    """
+    linked = linked_results(graph)
+    groups: list[list[fx.Node]] = [[]]
     given: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op == "output":
-            break
-        if not given.isdisjoint(node.all_input_nodes):
-            starts.add(node)
+        if not node.op.startswith("call_") or _takes_apart(node) or _begins(node):
+            continue
+        if is_recurrent(node):
+            begin = filter(_begins, dict.fromkeys(node.all_input_nodes))
+            groups += [[*begin, node, *filter(_takes_apart, node.users)], []]
             given = set()
+            continue
+        if not given.isdisjoint(node.all_input_nodes):
+            groups.append([])
+            given = set()
+        groups[-1].append(node)
         if node in linked:
             given.add(node)
-    return starts
+    return [group for group in groups if group]
 
 
-def _objection(graph: fx.Graph, starts: set[fx.Node]) -> str | None:
-    """Return why a graph can't be cut, or None."""
-    why = "results are computed from one another, and the graph can't be cut between them: "
+def _begins(node: fx.Node) -> bool:
+    """Tell whether a node makes, of nothing, what only one recurrent layer takes."""
+    is_made = node.op.startswith("call_") and not node.all_input_nodes
+    return (
+        is_made
+        and [is_recurrent(user) for user in node.users] == [True]
+        and effects_of(node) == PURE
+    )
+
+
+def _takes_apart(node: fx.Node) -> bool:
+    if node.target is not operator.getitem:
+        return False
+    whole = node.args[0]
+    return isinstance(whole, fx.Node) and is_recurrent(whole)
+
+
+def _objection(groups: list[list[fx.Node]]) -> str | None:
+    """Return why a graph can't be cut into groups of nodes, or None."""
+    why = "the graph would have to be cut in stages, and can't be: "
     before: set[fx.Node] = set()
-    stage: set[fx.Node] = set()
     is_followed, autocasts, has_effects = True, 0, False
-    for node in graph.nodes:
-        if node in starts:
-            before, stage = before | stage, set()
-            if autocasts or not is_followed:
-                return f"{why}%{node.name} is in a mode that is set before"
-        stage.add(node)
-        if node.target in MODES:
-            is_followed = node.args[0] if node.target is torch._C._set_grad_enabled else is_followed
-            autocasts += _AUTOCASTS.get(node.target, 0)
-            continue
-        effects = effects_of(node)
-        if before and has_effects and effects.may_raise:
-            return f"{why}%{node.name} {effects.describe()}, after effects before it"
-        if any(written in before and written.op.startswith("call_") for written in effects.writes):
-            return f"{why}%{node.name} {effects.describe()}"
-        has_effects |= bool(effects.writes) or effects.is_random or node.target is write_text
+    for group in groups:
+        if autocasts or not is_followed:
+            return f"{why}%{group[0].name} is in a mode that is set before"
+        for node in group:
+            if node.target in MODES:
+                is_set = node.target is torch._C._set_grad_enabled
+                is_followed = node.args[0] if is_set else is_followed
+                autocasts += _AUTOCASTS.get(node.target, 0)
+                continue
+            effects = effects_of(node)
+            if before and has_effects and effects.may_raise:
+                return f"{why}%{node.name} {effects.describe()}, after effects before it"
+            written = [other for other in effects.writes if other.op.startswith("call_")]
+            if not before.isdisjoint(written):
+                return f"{why}%{node.name} {effects.describe()}"
+            has_effects |= bool(effects.writes) or effects.is_random or node.target is write_text
+        before.update(group)
     return None
 
 
@@ -194,25 +241,6 @@ _AUTOCASTS = {
     torch.amp.autocast_mode._enter_autocast: 1,
     torch.amp.autocast_mode._exit_autocast: -1,
 }
-
-
-def cut(gm: fx.GraphModule, starts: set[fx.Node]) -> list[Stage]:
-    """Cut a graph in front of some nodes.
-
-    Args:
-        gm: The graph. It is not changed.
-        starts: The nodes with which a stage begins, but for the first one.
-
-    Returns:
-        The stages, in order. Their modules share parameters and buffers with the graph.
-    """
-    groups: list[list[fx.Node]] = [[]]
-    for node in gm.graph.nodes:
-        if node in starts:
-            groups.append([])
-        if node.op.startswith("call_"):
-            groups[-1].append(node)
-    return [_stage(gm, group) for group in groups]
 
 
 def _stage(gm: fx.GraphModule, group: list[fx.Node]) -> Stage:

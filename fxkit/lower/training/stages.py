@@ -229,8 +229,7 @@ def _objection(groups: list[list[fx.Node]]) -> str | None:
             effects = effects_of(node)
             if before and has_effects and effects.may_raise:
                 return f"{why}%{node.name} {effects.describe()}, after effects before it"
-            written = [other for other in effects.writes if other.op.startswith("call_")]
-            if not before.isdisjoint(written):
+            if not before.isdisjoint(effects.writes):
                 return f"{why}%{node.name} {effects.describe()}"
             has_effects |= bool(effects.writes) or effects.is_random or node.target is write_text
         before.update(group)

@@ -292,8 +292,9 @@ class Compiled:
         """Take note of a module that was made for a captured graph."""
         if module.leaves_calls and self._passes is None:  # the default ones change no results
             self._left.watch(module)
-        if self._train and isinstance(module, TrainingModule) and module.reason is not None:
-            warnings.warn(f"trained in eager: {module.reason}", stacklevel=2)
+        for part in module.parts if self._train else ():
+            if isinstance(part, TrainingModule) and part.reason is not None:
+                warnings.warn(f"trained in eager: {part.reason}", stacklevel=2)
         self.compiled_modules += module.parts
         return module
 

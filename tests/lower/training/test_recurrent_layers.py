@@ -63,6 +63,8 @@ def test_a_layer_alone_is_left_to_eager() -> None:
         torch.testing.assert_close(fast(x), layer(x))
     (module,) = fast.compiled_modules
     assert isinstance(module, TrainingModule) and module.reason == _REASON
+    with pytest.warns(UserWarning, match=f"trained in eager: {_REASON}"):
+        fxkit.compile(layer, train=True)(x)
 
 
 def test_without_gradients_it_is_one_call_of_the_graph() -> None:

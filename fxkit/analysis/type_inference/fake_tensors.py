@@ -81,7 +81,7 @@ def _mode_class() -> Any:
             if isinstance(func, torch._ops.HigherOrderOperator):
                 rule = func.python_key_table.get(FakeTensorMode)
                 if rule is None:
-                    raise NotImplementedError(f"torch has no fake tensors for {func.name()}")
+                    raise TypeError(f"torch has no fake tensors for {func.name()}")
                 return rule(self, *args, **(kwargs or {}))
             if self.shape_env is not None:
                 result = dispatch(self, func, types, args, kwargs)

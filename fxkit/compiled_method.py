@@ -55,11 +55,8 @@ def kept_program(
     """
     if not isinstance(instance, nn.Module):
         return others.get(id(instance))
-    table = vars(instance)
-    kept = table.get(_NAME)
-    if type(kept) is not MethodPrograms or kept.table is not table:
-        return None
-    return kept.programs.get((key, type(instance)))
+    kept = _kept_in(vars(instance))
+    return None if kept is None else kept.programs.get((key, type(instance)))
 
 
 def keep_program(
@@ -79,7 +76,13 @@ def keep_program(
     if not isinstance(instance, nn.Module):
         return None if len(others) >= _MAX_OTHERS else others.setdefault(id(instance), program)
     table = vars(instance)
-    kept = table.get(_NAME)
-    if type(kept) is not MethodPrograms or kept.table is not table:
+    kept = _kept_in(table)
+    if kept is None:
         kept = table[_NAME] = MethodPrograms(table)
     return kept.programs.setdefault((key, type(instance)), program)
+
+
+def _kept_in(table: dict[str, Any]) -> MethodPrograms | None:
+    """Return a module's programs; None where a shallow copy has those of what it was made of."""
+    kept = table.get(_NAME)
+    return kept if type(kept) is MethodPrograms and kept.table is table else None

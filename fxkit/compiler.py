@@ -38,7 +38,7 @@ from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
-from fxkit.tracing.captured import Captured
+from fxkit.tracing.captured import Captured, method_of
 from fxkit.tracing.recorder.recorder import active_recorder
 from fxkit.tracing.runs.free_sizes import Request
 
@@ -161,11 +161,8 @@ class Compiled:
         kept = kept_program(instance, id(self), self._methods)
         if kept is not None:
             return kept
-        fn = self.captured.fn
-        if instance is None or not hasattr(type(fn), "__get__"):
-            return self
-        bound = fn.__get__(instance, owner)
-        if not isinstance(bound, MethodType) or bound is fn:
+        bound = method_of(self.captured.fn, instance, owner)
+        if bound is None:
             return self
         if not (isinstance(instance, type) or active_recorder() is not None or is_followed()):
             kept = keep_program(instance, id(self), self._methods, CompiledMethod(self, bound))

@@ -46,6 +46,14 @@ class RecaptureWarning(UserWarning):
     """A captured program keeps being captured again, which costs more than running it."""
 
 
+def method_of(fn: Any, instance: Any, owner: type | None) -> MethodType | None:
+    """Return a function bound to an instance of the class it stands in; None if it is not bound."""
+    if instance is None or not hasattr(type(fn), "__get__"):
+        return None
+    bound = fn.__get__(instance, owner)
+    return bound if isinstance(bound, MethodType) and bound is not fn else None
+
+
 class Captured:
     """A program with its graphs, one for each set of facts under which it was captured.
 
@@ -134,11 +142,8 @@ class Captured:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind the program to an instance where what was captured would be bound."""
-        if instance is None or not hasattr(type(self.fn), "__get__"):
-            return self
-        bound = self.fn.__get__(instance, owner)
-        is_method = isinstance(bound, MethodType) and bound is not self.fn
-        return MethodType(self, instance) if is_method else self
+        is_bound = method_of(self.fn, instance, owner) is not None
+        return MethodType(self, instance) if is_bound else self
 
     def __repr__(self) -> str:
         """Say what is captured, in how many graphs."""

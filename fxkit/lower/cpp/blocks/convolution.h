@@ -70,20 +70,39 @@ FX_FUSED static inline __attribute__((always_inline)) void fx_windows(
     }
 }
 
-template <int VECTORS>
+// The same for all columns of a panel.
+template <int PIXELS>
+FX_FUSED static inline __attribute__((always_inline)) void fx_all_columns(
+    const fx_geometry& g, const fx_place* places, const float* image, const float* panel,
+    long channels, long columns, float* sums, bool is_first) {
+  for (long from = 0; from < columns; from += FX_VECTORS * FX_LANES) {
+    const long left = columns - from;
+    const float* const b = panel + from;
+    float* const to = sums + from;
+    if (FX_VECTORS > 2 && left > 2 * FX_LANES)
+      fx_windows<PIXELS, FX_VECTORS>(g, places, image, b, channels, to, is_first);
+    else if (left > FX_LANES)
+      fx_windows<PIXELS, 2>(g, places, image, b, channels, to, is_first);
+    else
+      fx_windows<PIXELS, 1>(g, places, image, b, channels, to, is_first);
+  }
+}
+
 FX_FUSED static void fx_all_windows(
     const fx_geometry& g, const fx_place* places, long pixels, const float* image,
-    const float* panel, long channels, float* sums, bool is_first) {
+    const float* panel, long channels, long columns, float* sums, bool is_first) {
   long p = 0;
   for (; p + FX_TILE <= pixels; p += FX_TILE)
-    fx_windows<FX_TILE, VECTORS>(
-        g, places + p, image, panel, channels, sums + p * FX_COLUMNS, is_first);
+    fx_all_columns<FX_TILE>(
+        g, places + p, image, panel, channels, columns, sums + p * FX_COLUMNS, is_first);
   if (FX_TILE > 4 && p + 4 <= pixels) {
-    fx_windows<4, VECTORS>(g, places + p, image, panel, channels, sums + p * FX_COLUMNS, is_first);
+    fx_all_columns<4>(
+        g, places + p, image, panel, channels, columns, sums + p * FX_COLUMNS, is_first);
     p += 4;
   }
   for (; p < pixels; ++p)
-    fx_windows<1, VECTORS>(g, places + p, image, panel, channels, sums + p * FX_COLUMNS, is_first);
+    fx_all_columns<1>(
+        g, places + p, image, panel, channels, columns, sums + p * FX_COLUMNS, is_first);
 }
 
 // Bring some channels of a weight, whose elements lie window by window, into an order in which they
@@ -121,17 +140,7 @@ static void fx_convolution(
   for (long c = 0; c < g.channels; c += most) {
     const long channels = g.channels - c < most ? g.channels - c : most;
     fx_pack_windows(weight + c * size, column, channels, size, columns, panel);
-    for (long from = 0; from < columns; from += FX_VECTORS * FX_LANES) {
-      const long left = columns - from, pixels = last - first;
-      if (left > 2 * FX_LANES)
-        fx_all_windows<3>(
-            g, places, pixels, g.image + c, panel + from, channels, sums + from, c == 0);
-      else if (left > FX_LANES)
-        fx_all_windows<2>(
-            g, places, pixels, g.image + c, panel + from, channels, sums + from, c == 0);
-      else
-        fx_all_windows<1>(
-            g, places, pixels, g.image + c, panel + from, channels, sums + from, c == 0);
-    }
+    fx_all_windows(
+        g, places, last - first, g.image + c, panel, channels, columns, sums, c == 0);
   }
 }

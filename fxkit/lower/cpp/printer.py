@@ -13,11 +13,12 @@ import torch
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp import vector_math
-from fxkit.lower.cpp.blocks import attentions, convolutions, products, split_products
+from fxkit.lower.cpp.blocks import attentions, convolutions, products, split_products, winograd
 from fxkit.lower.cpp.blocks.attentions import AttentionPrinter
 from fxkit.lower.cpp.blocks.convolutions import ConvolutionPrinter
 from fxkit.lower.cpp.blocks.products import ProductPrinter, begins_with
 from fxkit.lower.cpp.blocks.split_products import SplitProductPrinter, is_split
+from fxkit.lower.cpp.blocks.winograd import WinogradPrinter, is_winograd
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.cpp.free_numbers import free_numbers
 from fxkit.lower.cpp.halves.staged import HALVES
@@ -82,6 +83,8 @@ def _preamble(
     if any(is_split(kernel) for kernel in kernels):
         parts.append(split_products.header())
     parts += [convolutions.header(op) for op in ("convolution", "depthwise") if op in whole]
+    if any(is_winograd(kernel) for kernel in kernels):
+        parts.append(winograd.header())
     if "attention" in whole:
         parts.append(attentions.header())
     return "\n".join(parts)
@@ -111,6 +114,8 @@ def print_kernel(kernel: Kernel, name: str) -> str:
     """Return the text of one kernel."""
     if is_split(kernel):
         return SplitProductPrinter(kernel, name).text()
+    if is_winograd(kernel):
+        return WinogradPrinter(kernel, name).text()
     for op, whole in _WHOLE.items():
         if begins_with(op, kernel):
             return whole(kernel, name).text()

@@ -149,7 +149,11 @@ class _Interpreter:
         image = self._memory[one.left].as_strided(
             (one.count, channels, *one.image), (batch, 1, row, pixel)
         )
-        weight = self._memory[one.right].view(one.columns, one.channels or 1, *one.window)
+        channel, element = one.weight_strides
+        weight = self._memory[one.right].as_strided(
+            (one.columns, one.channels or 1, *one.window),
+            (one.depth, channel, one.window[1] * element, element),
+        )
         groups = channels if one.channels is None else 1
         settings = (one.steps, one.padding, one.dilation, groups)
         result = torch.nn.functional.conv2d(image, weight, None, *settings)

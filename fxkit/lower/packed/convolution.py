@@ -66,7 +66,7 @@ class _Slot:
 
     Attributes:
         weight: Its weight, not kept alive.
-        settings: Those of the call, and the norm's epsilon.
+        settings: Those of the call, the norm's epsilon, and the weight's strides.
         packed: Shape of the input → what was packed for it.
     """
 
@@ -209,10 +209,14 @@ def _find(
 ) -> _Packed | None:
     """Return the packed weight, made now or earlier; None where changes can't be told."""
     native = binding.loaded()
-    state = native.fingerprint(*sources) if native is not None else None
     weight = sources[0]
-    if state is None or weight is None:
+    if native is None or weight is None:
         return None
+    in_order = weight if weight.is_contiguous() else weight.permute(0, 2, 3, 1)
+    state = native.fingerprint(in_order, *sources[1:])
+    if state is None:
+        return None
+    settings = (*settings, weight.stride())
     kept = _slots.get(slot)
     if kept is None or kept.weight() is not weight or kept.settings != settings:
         gone = weakref.ref(weight, functools.partial(_forget, slot))
@@ -240,7 +244,7 @@ def _pack(
     weight, bias, mean, variance, scale, shift = (
         None if tensor is None else tensor.detach() for tensor in sources
     )
-    *how, eps = settings
+    *how, eps, _ = settings
     parts = parts_of(weight.shape, how[-1]) if weight is not None else None
     if weight is None or parts is None:
         return _Packed(state, None, None)

@@ -182,7 +182,7 @@ class _Packer(Spreader):
             and all(isinstance(number, int) for number in numbers)
             and _is_read(layer.weight_operand)
             and (layer.bias_operand is None or _is_read(layer.bias_operand))
-            and layer.weight.is_contiguous()
+            and _is_without_gaps(layer.weight)
             and packed.parts_of(layer.weight.shape, layer.groups) is not None
             and self._pays(layer)
         )
@@ -237,6 +237,11 @@ class _Packer(Spreader):
         mean, variance, *others = operands
         needed = [mean, variance, *(o for o in others if o is not None)]
         return all(_is_read(o) and self.weights.value(o) is not None for o in needed)
+
+
+def _is_without_gaps(weight: torch.Tensor) -> bool:
+    """Tell whether a weight lies in order, with its windows or its channels innermost."""
+    return weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def _is_in_order(known: TensorType) -> bool:

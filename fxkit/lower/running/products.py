@@ -72,6 +72,7 @@ def choose_products(
             found = product_node(step, gm)
             if may_split:
                 found = _split(found, objection)
+            found = _winograd(found, convolution_objection)
             reason = _reason(found, objection, convolution_objection)
         except Unfusable as error:
             result.reasons[step] = error.message
@@ -110,6 +111,15 @@ def _split(found: ProductNode, objection: Callable[[Product], str | None]) -> Pr
         return found
     product = replace(found.product, is_split=True)
     return found if objection(product) else replace(found, product=product)
+
+
+def _winograd(found: ProductNode, objection: Callable[[ProductNode], str | None]) -> ProductNode:
+    """Return a node with its convolution in Winograd's way, where that may be and is faster."""
+    product = found.product
+    if isinstance(product, Product) or not product.may_be_winograd:
+        return found
+    turned = replace(found, product=replace(product, is_winograd=True))
+    return found if objection(turned) else turned
 
 
 def _reason(

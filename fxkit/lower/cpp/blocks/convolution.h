@@ -9,6 +9,7 @@ struct fx_geometry {
   long height, width, row, pixel, channels;
   long window_height, window_width, down, across, above, left, row_step, step;
   long result_width;
+  long next_channel, next_element;  // strides of a weight's window, whose elements lie in one place
 };
 
 static const float fx_noughts[FX_TERMS] = {};
@@ -105,25 +106,31 @@ FX_FUSED static void fx_all_windows(
         g, places + p, image, panel, channels, columns, sums + p * FX_COLUMNS, is_first);
 }
 
-// Bring some channels of a weight, whose elements lie window by window, into an order in which they
-// lie channel by channel.
+// Bring some channels of a weight into an order in which they lie channel by channel, for each
+// element of the window: panel[size][channels][FX_COLUMNS].
 static void fx_pack_windows(
-    const float* weight, long column, long channels, long size, long columns, float* panel) {
+    const fx_geometry& g, const float* weight, long channels, long columns, float* panel) {
+  const long size = g.window_height * g.window_width, column = g.channels * size;
   alignas(64) float packed[FX_LANES * FX_COLUMNS] = {};
-  long c = 0, t = 0;
-  for (long k = 0; k < channels * size; k += FX_LANES) {
-    const long count = channels * size - k < FX_LANES ? channels * size - k : FX_LANES;
-    long j = 0;
-    for (; count == FX_LANES && j + FX_LANES <= columns; j += FX_LANES)
-      fx_transpose(weight + j * column + k, column, packed + j, FX_COLUMNS);
-    for (; j < columns; ++j)
-      for (long i = 0; i < count; ++i) packed[i * FX_COLUMNS + j] = weight[j * column + k + i];
-    for (long i = 0; i < count; ++i) {
-      float* const to = panel + (t * channels + c) * FX_COLUMNS;
+  const bool is_innermost = g.next_channel == 1 && size > 1;
+  const long length = is_innermost ? channels : channels * size;
+  for (long part = 0; part < (is_innermost ? size : 1); ++part) {
+    const float* const from = weight + part * g.next_element;
+    long c = 0, t = part;
+    for (long k = 0; k < length; k += FX_LANES) {
+      const long count = length - k < FX_LANES ? length - k : FX_LANES;
+      long j = 0;
+      for (; count == FX_LANES && j + FX_LANES <= columns; j += FX_LANES)
+        fx_transpose(from + j * column + k, column, packed + j, FX_COLUMNS);
+      for (; j < columns; ++j)
+        for (long i = 0; i < count; ++i) packed[i * FX_COLUMNS + j] = from[j * column + k + i];
+      for (long i = 0; i < count; ++i) {
+        float* const to = panel + (t * channels + c) * FX_COLUMNS;
 #pragma GCC unroll 12
-      for (int v = 0; v < FX_COLUMNS; v += FX_LANES)
-        *(fx_vector*)(to + v) = *(const fx_vector*)(packed + i * FX_COLUMNS + v);
-      if (++t == size) t = 0, ++c;
+        for (int v = 0; v < FX_COLUMNS; v += FX_LANES)
+          *(fx_vector*)(to + v) = *(const fx_vector*)(packed + i * FX_COLUMNS + v);
+        if (is_innermost || ++t == size) t = part, ++c;
+      }
     }
   }
 }
@@ -131,15 +138,14 @@ static void fx_pack_windows(
 // sums[last - first][FX_COLUMNS]: pixels of the result, counted row by row, and channels.
 static void fx_convolution(
     const fx_geometry& g, const float* weight, long first, long last, long columns, float* sums) {
-  const long size = g.window_height * g.window_width, column = g.channels * size;
-  long most = FX_TERMS / size;
+  long most = FX_TERMS / (g.window_height * g.window_width);
   if (most > 8) most = most / 8 * 8;
   alignas(64) float panel[FX_TERMS * FX_COLUMNS];
   fx_place places[FX_PIXELS];
   fx_places(g, first, last, places);
   for (long c = 0; c < g.channels; c += most) {
     const long channels = g.channels - c < most ? g.channels - c : most;
-    fx_pack_windows(weight + c * size, column, channels, size, columns, panel);
+    fx_pack_windows(g, weight + c * g.next_channel, channels, columns, panel);
     fx_all_windows(
         g, places, last - first, g.image + c, panel, channels, columns, sums, c == 0);
   }

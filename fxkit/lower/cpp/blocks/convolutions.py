@@ -33,22 +33,32 @@ class ConvolutionPrinter(ProductPrinter):
 
     def _multiply(self) -> None:
         one = self._detail
-        batch, row, pixel = one.strides
-        image = f"in{one.left} + batch * {batch}"
-        lengths = [*one.image, row, pixel]
-        settings = [*one.window, *one.steps, *one.padding, *one.dilation]
-        width = one.result[1]
         weight = f"in{one.right} + from * {one.depth}"
         if one.channels is None:
-            self._add(f"fx_image image = {{{image} + from, {_list(lengths)}}};")
+            lengths = [*one.image, *one.strides[1:]]
+            settings = [*one.window, *one.steps, *one.padding, *one.dilation]
+            self._add(f"fx_image image = {{{self._image()} + from, {_list(lengths)}}};")
             self._add(
-                f"fx_depthwise<fx_window<{_list(settings)}>>(image, {weight}, {width}, "
+                f"fx_depthwise<fx_window<{_list(settings)}>>(image, {weight}, {one.result[1]}, "
                 "first, last, to - from, sums);"
             )
         else:
-            numbers = [*lengths, one.channels, *settings, width]
-            self._add(f"const fx_geometry geometry = {{{image}, {_list(numbers)}}};")
-            self._add(f"fx_convolution(geometry, {weight}, first, last, to - from, sums);")
+            self._add(f"const fx_geometry geometry = {self._geometry(self._image())};")
+            self._convolve(weight)
+
+    def _image(self) -> str:
+        one = self._detail
+        return f"in{one.left} + batch * {one.strides[0]}"
+
+    def _geometry(self, image: str) -> str:
+        """Return the text of an `fx_geometry`."""
+        one = self._detail
+        numbers = [*one.image, *one.strides[1:], one.channels or 1, *one.window, *one.steps]
+        numbers += [*one.padding, *one.dilation, one.result[1], *one.weight_strides]
+        return f"{{{image}, {_list(numbers)}}}"
+
+    def _convolve(self, weight: str) -> None:
+        self._add(f"fx_convolution(geometry, {weight}, first, last, to - from, sums);")
 
 
 def _list(numbers: list[int]) -> str:

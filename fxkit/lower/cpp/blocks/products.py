@@ -92,8 +92,17 @@ class ProductPrinter(KernelPrinter):
         self._multiply()
         self._finish()
         self._close()
+        self._end_tiles()
         self._close()
         return self._taken()
+
+    def _end_tiles(self) -> None:
+        """Write what follows the last tile."""
+
+    @property
+    def _room(self) -> int:
+        """How far rows of `sums` are apart."""
+        return self._width
 
     def _tile_count(self) -> int:
         return self._product.count * self._blocks * self._panels
@@ -256,7 +265,7 @@ class ProductPrinter(KernelPrinter):
 
     def _value(self, position: int) -> str:
         if self._body(position).op in WHOLE:
-            return f"sums[(row - first) * {self._width} + j - from]"
+            return f"sums[(row - first) * {self._room} + j - from]"
         return super()._value(position)
 
     def _ref(self, position: int) -> str:

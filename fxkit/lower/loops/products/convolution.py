@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+# Of a convolution in Winograd's way: with fewer channels its products are too small, and a pair of
+# longer rows of pixels takes more room than a tile has.
+_FEWEST_CHANNELS, MOST_ACROSS = 16, 256
+
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
@@ -12,7 +16,8 @@ class Convolution:
 
     A kernel has at most one. Its row is the channels of one pixel of the result; all outer axes
     together number the pixels, image by image, row by row. An image's channels lie next to each
-    other; the weight is float[columns, channels, *window], without gaps.
+    other; the weight is float[columns, channels, *window], without gaps,
+    with its channels innermost or its windows.
 
     Attributes:
         left: Position of the images' buffer.
@@ -28,6 +33,9 @@ class Convolution:
         steps: How far the window moves from one result to the next, down and across.
         padding: Noughts around an image, above and to the left.
         dilation: How far the elements of the window are apart, down and across.
+        weight_strides: Strides of the weight's windows, in elements: from channel to channel, and
+            from element to element. The windows of one channel of the result lie in one place.
+        is_winograd: Whether it is computed in Winograd's way; see `may_be_winograd`.
     """
 
     left: int
@@ -42,11 +50,24 @@ class Convolution:
     steps: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
+    weight_strides: tuple[int, int]
+    is_winograd: bool = False
 
     @property
     def op(self) -> str:
         """The instruction that it is the detail of."""
         return "depthwise" if self.channels is None else "convolution"
+
+    @property
+    def may_be_winograd(self) -> bool:
+        """Tell whether Winograd's way serves: a window of 3 × 3 at each pixel, over channels."""
+        return (
+            self.channels is not None
+            and self.window == (3, 3)
+            and self.steps == self.dilation == (1, 1)
+            and min(self.channels, self.columns) >= _FEWEST_CHANNELS
+            and 1 < self.result[1] <= MOST_ACROSS
+        )
 
     @property
     def rows(self) -> int:

@@ -103,10 +103,12 @@ def _product(
         raise Unfusable("it convolves groups of channels, as the library does")
     if not has_kernel(weight.shape, groups):
         raise Unfusable("its window is large, and the library computes it")
+    is_innermost = not is_depthwise and (weight.stride or (0, 0))[1] == 1
+    weight_strides = (1, channels) if is_innermost else (math.prod(window), 1)
     return Convolution(
         0, 1, count, None if is_depthwise else channels, out, (sizes[0], sizes[1]),
         tuple(result.shape[2:]), (batch_stride, row_stride, pixel_stride), window, steps, padding,
-        dilation,
+        dilation, weight_strides,
     )  # fmt: skip
 
 

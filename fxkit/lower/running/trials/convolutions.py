@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from fxkit.lower.cpp.blocks import convolutions, products
-from fxkit.lower.loops.products.convolution import Convolution
+from fxkit.lower.cpp.blocks import convolutions, products, winograd
+from fxkit.lower.loops.products.convolution import MOST_ACROSS, Convolution
 from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product
 from fxkit.lower.packed import convolution as packed
@@ -46,6 +47,8 @@ def _objection(one: Product | Convolution) -> str | None:
         return None
     part = _convolution_of(one) if isinstance(one, Product) else _part_of(one)
     text = f"{part} {part.steps} {part.padding} {part.dilation}"
+    text += f" {part.weight_strides}"
+    text += " in Winograd's way" if part.is_winograd else ""
     return times.slower(f"convolves {part}", text, lambda: _measured(part))
 
 
@@ -55,7 +58,7 @@ def _convolution_of(product: Product) -> Convolution:
     ones, noughts = (1, 1), (0, 0)
     return Convolution(
         0, 1, 1, channels, product.columns, (1, pixels), (1, pixels), (0, 0, channels), ones, ones,
-        noughts, ones,
+        noughts, ones, ones,
     )  # fmt: skip
 
 
@@ -75,6 +78,8 @@ def _measured(one: Convolution) -> tuple[float, float]:
     made = functools.partial(torch.ones, dtype=torch.float32)
     image = made(1, channels, *one.image).contiguous(memory_format=torch.channels_last)
     weight = made(results, channels, *one.window)
+    if one.weight_strides[0] == 1:
+        weight = weight.contiguous(memory_format=torch.channels_last)
     ones, slot = made(results), packed.new_slot()
 
     def library() -> None:
@@ -87,39 +92,78 @@ def _measured(one: Convolution) -> tuple[float, float]:
         strides = ((channels, 1), (1, channels))
         product = Product(0, 1, (), one.rows, results, channels, *strides)
         return timed_beside(product, library)
-    threads, result = torch.get_num_threads(), made(one.rows, results)
-    lengths = [*one.image, *one.strides[1:], channels, *one.window, *one.steps, *one.padding]
-    lengths += [*one.dilation, one.result[1], one.rows, results]
-    numbers = (ctypes.c_long * 17)(*lengths, products.block_rows(one, threads))
-    function = times.trial_function(_source())
+    kernel = _kernel(one, image, weight)
+    if not one.is_winograd:
+        return times.fastest(kernel, library)
+    return times.fastest(kernel, library, _kernel(replace(one, is_winograd=False), image, weight))
+
+
+def _kernel(one: Convolution, image: torch.Tensor, weight: torch.Tensor) -> Callable[[], None]:
+    """Return a call of the kernel that convolves."""
+    threads = torch.get_num_threads()
+    result = torch.empty(one.rows, one.columns, dtype=torch.float32)
+    lengths = [*one.image, *one.strides[1:], one.channels or 1, *one.window, *one.steps]
+    lengths += [*one.padding, *one.dilation, one.result[1], *one.weight_strides]
+    lengths += [one.rows, one.columns]
+    height = (winograd.tile_pixels if one.is_winograd else products.block_rows)(one, threads)
+    width = winograd.panel_columns(one) if one.is_winograd else products.COLUMNS
+    numbers = (ctypes.c_long * 20)(*lengths, height, width)
+    function = times.trial_function(_source(one.is_winograd))
     function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
-    pointers = [image.data_ptr(), weight.data_ptr(), result.data_ptr(), ctypes.addressof(numbers)]
-    return times.fastest(lambda: function(*pointers, threads), library)
+    pointers = [image.data_ptr(), weight.data_ptr(), result.data_ptr()]
+
+    def kernel() -> None:
+        function(*pointers, ctypes.addressof(numbers), threads)
+
+    # The tensors live as long as what has their addresses.
+    kernel.tensors = (image, weight, result)  # type: ignore[attr-defined]
+    return kernel
 
 
-def _source() -> str:
-    return f"{products.header()}\n{convolutions.header('convolution')}\n{_TRIAL}"
+def _source(is_winograd: bool) -> str:
+    texts = [products.header(), convolutions.header("convolution")]
+    texts += [winograd.header()] if is_winograd else []
+    trial = _TRIAL
+    for name, text in (_WINOGRAD if is_winograd else _PLAIN).items():
+        trial = trial.replace(name, text)
+    return "\n".join([*texts, trial])
 
 
 _TRIAL = f"""
 extern "C" void fx_trial(
     const float* image, const float* weight, float* out, const long* n, long threads) {{
   const fx_geometry g = {{image, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10],
-                          n[11], n[12], n[13]}};
-  const long rows = n[14], columns = n[15], height = n[16];
-  const long panels = (columns + {products.COLUMNS - 1}) / {products.COLUMNS};
+                          n[11], n[12], n[13], n[14], n[15]}};
+  const long rows = n[16], columns = n[17], height = n[18], width = n[19];
+  const long panels = (columns + width - 1) / width;
   const long blocks = (rows + height - 1) / height;
+  BEFORE
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (long tile = 0; tile < panels * blocks; ++tile) {{
-    const long from = tile % panels * {products.COLUMNS}, first = tile / panels * height;
-    const long width = columns - from < {products.COLUMNS} ? columns - from : {products.COLUMNS};
+    const long from = tile % panels * width, first = tile / panels * height;
+    const long wide = columns - from < width ? columns - from : width;
     const long last = rows - first < height ? rows : first + height;
-    alignas(64) float sums[{max(products.BLOCKS)} * {products.COLUMNS}];
-    fx_convolution(
-        g, weight + from * n[4] * n[5] * n[6], first, last, width, sums);
+    const float* const windows = weight + from * n[4] * n[5] * n[6];
+    alignas(64) float sums[{max(products.BLOCKS[0], 2 * MOST_ACROSS) * products.COLUMNS}];
+    CONVOLVE
     for (long r = first; r < last; ++r)
-      for (long j = 0; j < width; ++j)
+      for (long j = 0; j < wide; ++j)
         out[r * columns + from + j] = sums[(r - first) * {products.COLUMNS} + j];
   }}
+  AFTER
 }}
 """
+
+_PLAIN = {
+    "BEFORE": "",
+    "CONVOLVE": "fx_convolution(g, windows, first, last, wide, sums);",
+    "AFTER": "",
+}
+_WINOGRAD = {
+    "BEFORE": "float* const turned = fx_turned_weight(g, weight, columns, width, threads);",
+    "CONVOLVE": (
+        f"const long panel = tile % panels * 16 * n[4] * {products.COLUMNS};"
+        "fx_winograd(g, turned ? turned + panel : turned, windows, first, last, wide, sums);"
+    ),
+    "AFTER": "__builtin_free(turned);",
+}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fxkit.errors import BuildError
-from fxkit.lower.cpp.blocks import convolutions, products, split_products
+from fxkit.lower.cpp.blocks import convolutions, products, split_products, winograd
 from fxkit.lower.cpp.build import build
 from fxkit.lower.running.kept_times import read_times, times_path, write_times
 
@@ -133,5 +133,10 @@ def _known_in(path: Path) -> _Times:
 
 
 def _path() -> Path:
-    texts = (products.header(), split_products.header(), convolutions.header("convolution"))
+    texts = (
+        products.header(),
+        split_products.header(),
+        convolutions.header("convolution"),
+        winograd.header(),
+    )
     return times_path("products", texts)

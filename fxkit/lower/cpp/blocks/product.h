@@ -29,8 +29,8 @@ enum { FX_FEW = 4, FX_ACROSS = 1536, FX_SHARES = 16 };
 
 typedef float fx_vector __attribute__((vector_size(4 * FX_LANES), aligned(4), may_alias));
 
-// Ask for the next terms of rows of A, or columns of B: where they lie apart, no processor foresees
-// them. The compiler takes a call that does nothing else for one that does nothing.
+// Ask for the next terms of rows of A, where they lie apart. The compiler takes a call that does
+// nothing else for one that does nothing.
 static inline __attribute__((always_inline)) void fx_ask_for(
     const float* from, long stride, long count) {
   for (long n = 0; n < count; ++n)
@@ -119,7 +119,9 @@ FX_FUSED static void fx_panel(
   long r = 0;
   for (; r + FX_TILE <= rows; r += FX_TILE) {
     fx_ask_ahead(next, share);
-    if (IS_ROW_MAJOR && r + 2 * FX_TILE <= rows) fx_ask_for(a + (r + FX_TILE) * row, row, FX_TILE);
+    // With shorter vectors the next rows are needed later, and to ask costs more than it saves.
+    if (IS_ROW_MAJOR && FX_LANES == 16 && r + 2 * FX_TILE <= rows)
+      fx_ask_for(a + (r + FX_TILE) * row, row, FX_TILE);
     fx_rows<IS_ROW_MAJOR, FEWEST, FX_TILE>(
         a + r * row, row, step, panel, panel_step, depth, columns, sums + r * FX_COLUMNS, is_first);
   }

@@ -87,4 +87,5 @@ class Convolution:
     def __str__(self) -> str:
         channels = self.columns if self.channels is None else self.channels
         image = [self.count, channels, *self.image]
-        return f"{image} by {list(self.window)} to {self.columns} channels"
+        way = " in Winograd's way" if self.is_winograd else ""
+        return f"{image} by {list(self.window)} to {self.columns} channels{way}"

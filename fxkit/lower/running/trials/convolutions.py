@@ -46,9 +46,7 @@ def _objection(one: Product | Convolution) -> str | None:
     if (isinstance(one, Convolution) and one.channels is None) or one.terms < MIN_TERMS:
         return None
     part = _convolution_of(one) if isinstance(one, Product) else _part_of(one)
-    text = f"{part} {part.steps} {part.padding} {part.dilation}"
-    text += f" {part.weight_strides}"
-    text += " in Winograd's way" if part.is_winograd else ""
+    text = f"{part} {part.steps} {part.padding} {part.dilation} {part.weight_strides}"
     return times.slower(f"convolves {part}", text, lambda: _measured(part))
 
 

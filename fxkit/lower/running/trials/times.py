@@ -45,7 +45,8 @@ def slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> s
     if kernel * _MARGIN <= library:
         return None
     times = f"in {library * 1e6:.0f} us, a kernel in {kernel * 1e6:.0f} us"
-    return f"torch's library {what} {times}" + (", not a twentieth less" if kernel < library else "")
+    hardly = ", not a twentieth less" if kernel < library else ""
+    return f"torch's library {what} {times}{hardly}"
 
 
 def kept_times(key: str, measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +15,10 @@ from torch import fx, nn
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.demo.judge import relative_error
 from fxkit.lower import to_cpp
+from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.free_numbers import packed_numbers
+from fxkit.lower.cpp.printer import print_unit
+from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.products.regions import alone, product_node
 from fxkit.lower.packed import convolution as packed
@@ -131,3 +136,43 @@ def call(function: Any, kernel: Kernel, tensors: list[torch.Tensor]) -> None:
         [ctypes.c_char_p] if numbers else []
     ) + [ctypes.c_long]  # fmt: skip
     function(*(t.data_ptr() for t in tensors), *([numbers] if numbers else []), 2)
+
+
+def hold_to_interpreter(
+    handle: ctypes.CDLL,
+    kernels: Sequence[Kernel],
+    made: Sequence[tuple[Kernel, list[torch.Tensor]]],
+) -> None:
+    """Compare the built functions `k0`, `k1`, ... with the interpreter.
+
+    Args:
+        handle: The library.
+        kernels: What was printed.
+        made: The kernels that the interpreter computes, and what they read.
+    """
+    for number, (kernel, inputs) in enumerate(made):
+        expected, found = (torch.full(kernel.sizes, float("nan")) for _ in range(2))
+        assert interpret(kernel, inputs, [expected])
+        call(getattr(handle, f"k{number}"), kernels[number], [*inputs, found])
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def numbered(kernels: Sequence[Kernel]) -> dict[str, Kernel]:
+    """Return kernels by the names of their functions: `k0`, `k1`, ..."""
+    return {f"k{number}": kernel for number, kernel in enumerate(kernels)}
+
+
+def built_for(march: str, kernels: Sequence[Kernel], folder: Path) -> ctypes.CDLL:
+    """Build kernels for another kind of processor.
+
+    Args:
+        march: The kind, as compilers name it.
+        kernels: The kernels.
+        folder: Where the files are written.
+    """
+    (folder / "kernels.cpp").write_text(print_unit(numbered(kernels), None))
+    chain = toolchain.current()
+    flags = [flag for flag in chain.flags if not flag.startswith("-march")]
+    command = [chain.compiler, "-shared", "-fPIC", *flags, f"-march={march}", "kernels.cpp"]
+    subprocess.run([*command, "-o", "kernels.so"], cwd=folder, check=True, capture_output=True)
+    return ctypes.CDLL(str(folder / "kernels.so"))

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,13 +14,10 @@ import fxkit
 from fxkit import processor
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.build import build
 from fxkit.lower.cpp.free_numbers import all_freed
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.cpp.toolchain import vector_library
-from fxkit.lower.loops.interpreter import interpret
-from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.products.node import ProductNode
 from fxkit.lower.loops.products.product import Product
 from fxkit.lower.loops.products.regions import product_node
@@ -37,11 +30,13 @@ from tests.lower.packed.convolution_programs import (
     Program,
     Residual,
     as_it_is,
-    call,
+    built_for,
     exactly,
+    hold_to_interpreter,
     innermost,
     kernel_of,
     lowered,
+    numbered,
     rand,
 )
 
@@ -140,15 +135,9 @@ def test_convolutions(name: str) -> None:
 def test_text_and_interpreter_agree(is_free: bool) -> None:
     cases = [ALL[name] for name in ALL if "silu" not in name]
     made = [kernel_of(program, innermost(*shape)) for program, shape in cases]
-    change: Callable[[Kernel], Kernel] = all_freed if is_free else lambda kernel: kernel
-    kernels = {f"k{n}": change(kernel) for n, (kernel, _) in enumerate(made)}
-    handle = build(print_unit(kernels, vector_library())).handle
-    for number, (kernel, inputs) in enumerate(made):
-        expected, found = (torch.full(kernel.sizes, float("nan")) for _ in range(2))
-        assert interpret(kernel, inputs, [expected])
-        function: Any = getattr(handle, f"k{number}")
-        call(function, kernels[f"k{number}"], [*inputs, found])
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    kernels = [all_freed(kernel) if is_free else kernel for kernel, _ in made]
+    handle = build(print_unit(numbered(kernels), vector_library())).handle
+    hold_to_interpreter(handle, kernels, made)
 
 
 @pytest.mark.skipif(not processor.features(), reason="features of the CPU unknown")
@@ -160,18 +149,8 @@ def test_shorter_vectors_give_the_same(march: str, tmp_path: Path) -> None:
     names = ("windows, norm", "windows, stem", "depthwise, odd channels", "pixels, narrow")
     cases = [ALL[name] for name in names]
     made = [kernel_of(program, innermost(*shape)) for program, shape in cases]
-    kernels = {f"k{n}": kernel for n, (kernel, _) in enumerate(made)}
-    (tmp_path / "kernels.cpp").write_text(print_unit(kernels, None))
-    chain = toolchain.current()
-    flags = [flag for flag in chain.flags if not flag.startswith("-march")]
-    command = [chain.compiler, "-shared", "-fPIC", *flags, f"-march={march}", "kernels.cpp"]
-    subprocess.run([*command, "-o", "kernels.so"], cwd=tmp_path, check=True, capture_output=True)
-    handle = ctypes.CDLL(str(tmp_path / "kernels.so"))
-    for number, (kernel, inputs) in enumerate(made):
-        expected, found = (torch.full(kernel.sizes, float("nan")) for _ in range(2))
-        interpret(kernel, inputs, [expected])
-        call(getattr(handle, f"k{number}"), kernel, [*inputs, found])
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    kernels = [kernel for kernel, _ in made]
+    hold_to_interpreter(built_for(march, kernels, tmp_path), kernels, made)
 
 
 @torch.no_grad()

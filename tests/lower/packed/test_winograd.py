@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,10 @@ from fxkit import processor
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.demo.judge import relative_error
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.build import build
 from fxkit.lower.cpp.free_numbers import all_freed
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.cpp.toolchain import vector_library
-from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.products.regions import product_node
 from fxkit.lower.packed import convolution as packed
@@ -34,11 +30,13 @@ from fxkit.lower.running.trials import times as trial_times
 from tests.lower.packed.convolution_programs import (
     Program,
     as_it_is,
-    call,
+    built_for,
     exactly,
+    hold_to_interpreter,
     innermost,
     kernel_of,
     lowered,
+    numbered,
     rand,
 )
 
@@ -120,15 +118,10 @@ def test_only_what_it_serves_is_computed_so() -> None:
 def test_text_and_interpreter_agree(is_free: bool) -> None:
     made = [kernel_of(program, innermost(*shape)) for program, shape in CASES.values()]
     made += [kernel_of(with_windows_last(p), innermost(*shape)) for p, shape in CASES.values()]
-    kernels = {f"k{n}": turned(kernel) for n, (kernel, _) in enumerate(made)}
-    kernels = {n: all_freed(kernel) for n, kernel in kernels.items()} if is_free else kernels
-    handle = build(print_unit(kernels, vector_library())).handle
-    for number, (kernel, inputs) in enumerate(made):
-        expected, found = (torch.full(kernel.sizes, float("nan")) for _ in range(2))
-        assert interpret(kernel, inputs, [expected])
-        function: Any = getattr(handle, f"k{number}")
-        call(function, kernels[f"k{number}"], [*inputs, found])
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    kernels = [turned(kernel) for kernel, _ in made]
+    kernels = [all_freed(kernel) for kernel in kernels] if is_free else kernels
+    handle = build(print_unit(numbered(kernels), vector_library())).handle
+    hold_to_interpreter(handle, kernels, made)
 
 
 @pytest.mark.skipif(not processor.features(), reason="features of the CPU unknown")
@@ -139,18 +132,8 @@ def test_shorter_vectors_give_the_same(march: str, tmp_path: Path) -> None:
         pytest.skip("the CPU has no AVX2")
     names = ("norm", "odd sizes", "several tiles", "many channels")
     made = [kernel_of(program, innermost(*shape)) for program, shape in map(CASES.get, names)]  # type: ignore[misc]
-    kernels = {f"k{n}": turned(kernel) for n, (kernel, _) in enumerate(made)}
-    (tmp_path / "kernels.cpp").write_text(print_unit(kernels, None))
-    chain = toolchain.current()
-    flags = [flag for flag in chain.flags if not flag.startswith("-march")]
-    command = [chain.compiler, "-shared", "-fPIC", *flags, f"-march={march}", "kernels.cpp"]
-    subprocess.run([*command, "-o", "kernels.so"], cwd=tmp_path, check=True, capture_output=True)
-    handle = ctypes.CDLL(str(tmp_path / "kernels.so"))
-    for number, (kernel, inputs) in enumerate(made):
-        expected, found = (torch.full(kernel.sizes, float("nan")) for _ in range(2))
-        interpret(kernel, inputs, [expected])
-        call(getattr(handle, f"k{number}"), kernels[f"k{number}"], [*inputs, found])
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    kernels = [turned(kernel) for kernel, _ in made]
+    hold_to_interpreter(built_for(march, kernels, tmp_path), kernels, made)
 
 
 @pytest.mark.parametrize("kind", ["noise", "positive", "offset", "smooth", "one large"])

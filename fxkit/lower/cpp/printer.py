@@ -26,6 +26,7 @@ from fxkit.lower.cpp.interleaving import IN_STEP, is_stepped
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
 from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.cpp.pairs import PAIRS, PairPrinter, is_paired
+from fxkit.lower.cpp.row_prefetch import NEXT_ROWS
 from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.cpp.streaming_stores import STREAMS
 from fxkit.lower.cpp.summing import SummingPrinter
@@ -73,6 +74,8 @@ def _preamble(
         parts.append(IN_STEP)
     if any("fx_fence()" in text for text in texts):
         parts.append(STREAMS)
+    if any("FX_ASK(" in text for text in texts):
+        parts.append(NEXT_ROWS)
     if any(_uses_halves(text) for text in texts):
         parts.append(HALVES)
     if any("fx_pair" in text for text in texts):

@@ -11,7 +11,7 @@ import torch
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import FreeInt, free_numbers, is_free
 from fxkit.lower.cpp.known_values import KnownValues
-from fxkit.lower.cpp.streaming_stores import streamed_bytes
+from fxkit.lower.cpp.streaming_stores import copied_bytes
 from fxkit.lower.cpp.strength_reduction import ShorterForms
 from fxkit.lower.cpp.vector_loops import VectorLoops
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
@@ -85,7 +85,7 @@ class KernelPrinter(VectorLoops, ABC):
         """Open what each thread does, if it has to be said."""
         if not self._streams:
             return
-        size = streamed_bytes(self._kernel, self._streams)
+        size = copied_bytes(self._kernel, self._streams)
         self._add(f"const bool is_streamed = {size} >= fx_least_streamed;")
         self._add(TEAM)
         self._open("{")

@@ -26,7 +26,7 @@ from fxkit.lower.cpp.interleaving import IN_STEP, is_stepped
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
 from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.cpp.pairs import PAIRS, PairPrinter, is_paired
-from fxkit.lower.cpp.row_prefetch import NEXT_ROWS
+from fxkit.lower.cpp.prefetching import PREFETCHES
 from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.cpp.streaming_stores import STREAMS
 from fxkit.lower.cpp.summing import SummingPrinter
@@ -66,7 +66,10 @@ def _preamble(
     parts += sorted(composed)
     parts.append(vector_math.definitions(own))
     parts.append(_REDUCTIONS)
-    if any("fx_transpose(" in text or "fx_turn(" in text for text in texts):
+    is_turning = any("fx_transpose(" in text or "fx_turn(" in text for text in texts)
+    if any("FX_ASK" in text for text in texts) or is_turning:
+        parts.append(PREFETCHES)
+    if is_turning:
         parts.append(TRANSPOSE)
     if any("fx_turn(" in text for text in texts):
         parts.append(TURN)
@@ -74,8 +77,6 @@ def _preamble(
         parts.append(IN_STEP)
     if any("fx_fence()" in text for text in texts):
         parts.append(STREAMS)
-    if any("FX_ASK(" in text for text in texts):
-        parts.append(NEXT_ROWS)
     if any(_uses_halves(text) for text in texts):
         parts.append(HALVES)
     if any("fx_pair" in text for text in texts):

@@ -15,8 +15,8 @@ from fxkit.lower.cpp.halves.rows import HalfRows
 from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.interleaving import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
+from fxkit.lower.cpp.prefetching import AHEAD, ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.cpp.row_invariants import CommonValues, common_values
-from fxkit.lower.cpp.row_prefetch import AHEAD, ASKED, next_rows, short_rows
 from fxkit.lower.cpp.streaming_stores import streamed_accesses
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
@@ -283,25 +283,22 @@ class RowPrinter(HalfRows):
             self._add(f"const long until = {until} < {length} ? {until} : {length};")
             until = "until"
         for access in accesses:
-            is_output = self._kernel.buffers[access.buffer].is_output
-            ask = "FX_ASK_TO_WRITE({})" if is_output else "FX_ASK({})"
-            self._prefetch(access, "from", until, length, ask)
+            self._prefetch(access, "from", until, length)
         return "from", until
 
     def _prefetch_short(self, access: Access) -> None:
         """Ask for the lines of a row that follows a short one."""
-        buffer = self._kernel.buffers[access.buffer]
-        ask = f"__builtin_prefetch({{}}, {int(buffer.is_output)})"
-        self._prefetch(access, "0", str(self._length), AHEAD // buffer.dtype.itemsize, ask)
-
-    def _prefetch(self, access: Access, begin: str, end: str, ahead: int, ask: str) -> None:
-        """Ask for the lines of a part of a row, so many elements ahead, in these words."""
         size = self._kernel.buffers[access.buffer].dtype.itemsize
-        pointer = self._pointers[self._key(access)]
+        self._prefetch(access, "0", str(self._length), AHEAD // size)
+
+    def _prefetch(self, access: Access, begin: str, end: str, ahead: int) -> None:
+        """Ask for the lines of a part of a row, so many elements ahead."""
+        buffer = self._kernel.buffers[access.buffer]
+        size, pointer = buffer.dtype.itemsize, self._pointers[self._key(access)]
         is_awaited = access not in self._streams
         until = f"k < {end}" if is_awaited else f"!is_streamed && k < {end}"
         self._open(f"for (long k = {begin}; {until}; k += {64 // size}) {{")
-        self._add(f"{ask.format(f'{pointer} + k + {ahead}')};")
+        self._add(prefetch(f"{pointer} + k + {ahead}", buffer.is_output))
         self._close()
 
     def _has_near_version(self, one: Pass) -> bool:

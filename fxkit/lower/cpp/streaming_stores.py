@@ -11,6 +11,7 @@ which `running.trials.streams` sets when the library is loaded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -140,6 +141,24 @@ def streamed_accesses(kernel: Kernel, plan: Schedule) -> frozenset[Access]:
 def streamed_bytes(kernel: Kernel, accesses: Iterable[Access]) -> int:
     """Return the bytes of all that is written."""
     return kernel.points * sum(element_bytes(kernel, access) for access in accesses)
+
+
+def copied_bytes(kernel: Kernel, accesses: Iterable[Access]) -> int:
+    """Return how large a copy leaves as much in the caches as a kernel does, or writes as much.
+
+    Args:
+        kernel: The kernel.
+        accesses: What is written past the caches.
+    """
+    loads = [i.detail for i in kernel.body if i.op == "load"]
+    moved = dict.fromkeys([*loads, *(it.access for it in kernel.stores)])
+    both = sum(_touched(kernel, access) * element_bytes(kernel, access) for access in moved)
+    return max(streamed_bytes(kernel, accesses), both // 2)
+
+
+def _touched(kernel: Kernel, access: Access) -> int:
+    sizes = zip(kernel.sizes, access.strides, strict=True)
+    return kernel.points if access.scales else math.prod(size for size, stride in sizes if stride)
 
 
 def _is_busy(kernel: Kernel, one: Pass) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import KernelPrinter, scaled
+from fxkit.lower.cpp.prefetching import prefetch
 from fxkit.lower.cpp.streaming_stores import streamed_accesses
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
@@ -60,7 +61,7 @@ template <class T> static __attribute__((noinline, noclone)) void fx_transpose(
     long l = 0;
     for (; l + 8 <= rows; l += 8) {
       if (l * sizeof(T) % 64 == 0)
-        for (long k = j + 16; k < j + 24; ++k) __builtin_prefetch(from + k * stride + l);
+        for (long k = j + 16; k < j + 24; ++k) FX_ASK(from + k * stride + l);
       fx_transpose_block(from + j * stride + l, stride, to + l * width + j, width);
     }
     for (; l < rows; ++l)
@@ -136,7 +137,7 @@ class TilePrinter(KernelPrinter):
             unless = "if (!is_streamed) " if access in self._streams else ""
             asked.append(
                 f"{unless}for (long j = 0; j < length; j += {64 // buffer.dtype.itemsize}) "
-                f"__builtin_prefetch({where}, {int(buffer.is_output)});"
+                + prefetch(where, buffer.is_output)
             )
         if asked:
             self._open(f"{when} {{")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ def test_a_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         library = build(compiled.source).handle
         least.append(ctypes.c_long.in_dll(library, "fx_least_streamed").value)
     assert asked == [1 << 22, 1 << 25]
-    assert least == [NEVER, NEVER, 1 << 25, 1 << 25]
+    assert least == [NEVER, NEVER, 1 << 25, 1 << 26]
     times._known_in.cache_clear()
     assert streams._pays(library, 1 << 25) and not streams._pays(library, 1 << 22)
     assert len(asked) == 2
@@ -197,3 +198,18 @@ def test_without_memory_to_measure_in_nothing_is_streamed(
     monkeypatch.setattr(streams, "_measured", measured)
     monkeypatch.setattr(streams, "times_path", lambda kind, texts: tmp_path / "times.json")
     assert not streams._pays(ctypes.CDLL(None), 1 << 22)
+
+
+def test_what_is_read_counts_as_it_takes_room_in_the_caches() -> None:
+    x, row = torch.empty(2048, 1024), torch.empty(1024)
+    result, small = x.numel() * 4, row.numel() * 4
+
+    def asked(program: Callable[..., Any], *args: Tensor) -> int:
+        (found,) = re.findall(r"= (\d+) >= fx_least_streamed", text_of(program, *args))
+        return int(found)
+
+    assert asked(lambda x: x - 3, x) == result
+    assert asked(lambda x, y: x - y, x, x.clone()) == result * 3 // 2
+    assert asked(lambda x: x * x - 3, x) == result
+    assert asked(lambda x, y: x - y, x, row) == (2 * result + small) // 2
+    assert asked(lambda y: y - torch.arange(2048)[:, None], row) == result

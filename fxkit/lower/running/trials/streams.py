@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections.abc import Callable
 
@@ -28,15 +29,15 @@ def allow_streams(library: ctypes.CDLL, text: str) -> None:
         library: What was built.
         text: From which it was built.
     """
-    kinds = {_kind(int(size)) for size in _ASKED.findall(text)}
-    paying = [kind for kind in kinds if _pays(library, kind)]
+    sizes = sorted({int(size) for size in _ASKED.findall(text)})
+    paying = [size for size in sizes if _pays(library, _kind(size))]
     if paying:
         ctypes.c_long.in_dll(library, "fx_least_streamed").value = min(paying)
 
 
 def _kind(size: int) -> int:
-    """Return the size that stands for others like it: the next smaller power of two."""
-    return min(max(LEAST_BYTES, 1 << size.bit_length() - 1), _MOST_BYTES)
+    """Return the size that stands for others like it: the nearest power of two."""
+    return min(max(LEAST_BYTES, 1 << round(math.log2(size))), _MOST_BYTES)
 
 
 def _pays(library: ctypes.CDLL, size: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which rows a kernel asks for before it comes to them, where rows lie one behind the other."""
+"""What a kernel asks for before it comes to it: rows behind each other, and lines far apart."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ CACHED_BYTES = 1 << 21
 
 # Where a row is gone through several times, memory is idle after the first. So the last pass asks
 # for the next row, part by part, as long as it fits into the nearest cache beside this one. It does
-# not where the first pass computes so much that lines arrive meanwhile. Without AVX-512, only what
-# is read is asked for, and for the second cache: on an EPYC with AVX2 that takes half of the time
-# for a gradient of a softmax, and two thirds for a norm, of what asking for all of it does.
+# not where the first pass computes so much that lines arrive meanwhile.
 ASKED = 256
 NEXT_BYTES = 1 << 14
 
-NEXT_ROWS = """\
+# Without AVX-512, only what is read is asked for, and for the second cache: on an EPYC with AVX2
+# a norm takes two thirds, and a gradient of a softmax half, of what asking for all of it makes them
+# take. Lines that lie a power of two apart replace each other in the first cache before their turn.
+PREFETCHES = """\
 #ifdef __AVX512F__
 #define FX_ASK(line) __builtin_prefetch(line, 0)
 #define FX_ASK_TO_WRITE(line) __builtin_prefetch(line, 1)
@@ -32,6 +33,16 @@ NEXT_ROWS = """\
 #define FX_ASK_TO_WRITE(line)
 #endif
 """
+
+
+def prefetch(line: str, is_output: bool) -> str:
+    """Return the statement that asks for a line of memory.
+
+    Args:
+        line: An address in it, as text.
+        is_output: Whether it is going to be written.
+    """
+    return f"FX_ASK_TO_WRITE({line});" if is_output else f"FX_ASK({line});"
 
 
 def short_rows(kernel: Kernel) -> list[Access]:

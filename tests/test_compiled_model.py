@@ -55,6 +55,11 @@ class Slotted(nn.Module):
         return x * 2
 
 
+def _agree(found, expected) -> bool:
+    """Tell whether the two differ by rounding alone: kernels add products up in their own order."""
+    return torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def _pickled(model):
     return pickle.loads(pickle.dumps(model))
 
@@ -70,8 +75,8 @@ def test_it_is_the_module_but_for_its_calls(net):
     assert isinstance(fast, Net) and isinstance(fast, CompiledModel)
     assert type(fast).__name__ == "Net" and repr(fast).startswith("CompiledNet(")
     assert fast.first is net.first and fast.state_dict().keys() == net.state_dict().keys()
-    assert torch.equal(fast(X), net(X)) and torch.equal(fast(X, shift=1.0), net(X, shift=1.0))
-    assert torch.equal(fast.twice(X), net.twice(X))
+    assert _agree(fast(X), net(X)) and _agree(fast(X, shift=1.0), net(X, shift=1.0))
+    assert _agree(fast.twice(X), net.twice(X))
     assert inspect.signature(fast) == inspect.signature(net.forward)
     with pytest.raises(AttributeError, match="nothing_like_it"):
         fast.nothing_like_it  # noqa: B018
@@ -84,24 +89,22 @@ def test_what_either_sets_both_have(net):
     fast.scale = 3.0
     net.offset = torch.zeros(8)
     fast.first.weight.mul_(2)
-    assert net.scale == 3.0 and torch.equal(fast(X), net(X))
-    assert (
-        torch.equal(fast.double()(X.double()), net(X.double())) and not fast.train(False).training
-    )
+    assert net.scale == 3.0 and _agree(fast(X), net(X))
+    assert _agree(fast.double()(X.double()), net(X.double())) and not fast.train(False).training
     assert fast.train() is fast and net.drop.training
     fast.eval().load_state_dict(Net().double().state_dict())
-    assert torch.equal(fast(X.double()), net(X.double()))
+    assert _agree(fast(X.double()), net(X.double()))
     fast.drop = nn.Identity()
-    assert torch.equal(fast(X.double()), net(X.double()))
+    assert _agree(fast(X.double()), net(X.double()))
 
 
 def test_hooks_are_the_modules(net):
     seen = []
     fast = fxkit.compile(net)
     handle = fast.register_forward_hook(lambda module, args, out: seen.append(1) or out * 2)
-    assert torch.equal(fast(X), net(X)) and len(seen) == 2
+    assert _agree(fast(X), net(X)) and len(seen) == 2
     handle.remove()
-    assert torch.equal(fast(X), net(X)) and len(seen) == 2
+    assert _agree(fast(X), net(X)) and len(seen) == 2
 
 
 def test_it_trains_as_the_module_does(net):
@@ -124,13 +127,13 @@ def test_it_stands_in_other_modules(net):
     outer = nn.Sequential(fast, nn.ReLU())
     expected = net(X).relu()
     assert [name for name, _ in outer.named_parameters()] == ["0.first.weight", "0.first.bias"]
-    assert torch.equal(outer(X), expected)
-    assert torch.equal(fx.symbolic_trace(outer)(X), expected)
+    assert _agree(outer(X), expected)
+    assert _agree(fx.symbolic_trace(outer)(X), expected)
     gm = fxkit.capture(outer, (X,)).graph_module
-    assert torch.equal(gm(X), expected)
+    assert _agree(gm(X), expected)
     paths = {path for node in gm.graph.nodes for path in node.meta.get("nn_module_stack") or ()}
     assert "0" in paths
-    assert torch.equal(fxkit.compile(outer)(X), expected)
+    assert _agree(fxkit.compile(outer)(X), expected)
 
 
 @torch.no_grad()
@@ -158,7 +161,7 @@ def test_others_follow_it(net, follow):
 def test_copies_are_compiled_again(net, copied):
     fast = fxkit.compile(net, dynamic=True)
     again = copied(fast)
-    assert isinstance(again, CompiledModel) and torch.equal(again(X), fast(X))
+    assert isinstance(again, CompiledModel) and _agree(again(X), fast(X))
     assert again.program is not fast.program and again.program._options == fast.program._options
     again.scale = 5.0
     assert net.scale == 2.0
@@ -169,7 +172,7 @@ def test_it_is_saved_whole(net):
     torch.save(fxkit.compile(net), file)
     file.seek(0)
     again = torch.load(file, weights_only=False)
-    assert isinstance(again, CompiledModel) and torch.equal(again(X), net(X))
+    assert isinstance(again, CompiledModel) and _agree(again(X), net(X))
 
 
 @torch.no_grad()

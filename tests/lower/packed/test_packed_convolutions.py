@@ -336,10 +336,14 @@ def test_nothing_is_packed_without_the_binding(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("_packed_alone")
 @needs_packing
 @torch.no_grad()
+@pytest.mark.parametrize("objection", [None, "the library shall"])
 @pytest.mark.parametrize(
     ("channels", "kernel"), [(512, 3), (64, 3), (100, 5), (1280, 1), (30, 7), (289, 1)]
 )
-def test_many_terms_are_as_exact_as_in_eager(channels: int, kernel: int) -> None:
+def test_many_terms_are_as_exact_as_in_eager(
+    monkeypatch: pytest.MonkeyPatch, channels: int, kernel: int, objection: str | None
+) -> None:
+    monkeypatch.setattr(plan, "convolution_objection", lambda _: objection)
     torch.manual_seed(0)
     module = nn.Conv2d(channels, 48, kernel, padding=kernel // 2)
     x = torch.relu(torch.randn(2, channels, 14, 14))

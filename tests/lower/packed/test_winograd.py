@@ -149,10 +149,10 @@ def test_errors_are_those_of_eager(kind: str) -> None:
         x = F.interpolate(x[:, :, :5, :5], size=(28, 28), mode="bicubic")
     elif kind == "one large":
         x[0, 5, 14, 14] = 1e4
-    x = x.contiguous(memory_format=torch.channels_last)
-    found = to_cpp(fx.symbolic_trace(program), (x,))(x)
-    exact, eager = exactly(program, x.double()), exactly(program, x)
-    assert relative_error(found, exact) <= 2 * relative_error(eager, exact)
+    exact, image = exactly(program, x.double()), x.contiguous(memory_format=torch.channels_last)
+    found = to_cpp(fx.symbolic_trace(program), (image,))(image)
+    eager = min(relative_error(exactly(program, of), exact) for of in (x, image))
+    assert relative_error(found, exact) <= 1.6 * eager
 
 
 @pytest.mark.parametrize("size", [8, 40])

@@ -4,10 +4,11 @@
 // the channels, each of the 16 elements is a product of matrices, a row for each patch.
 // (Lavin and Gray, Fast algorithms for convolutional neural networks, 2016.)
 //
-// The differences that are taken keep the error where it is: below that of sums as long as these.
-// Of Inf they would make NaN, so that pixels near a result that is not finite are summed plainly.
+// A result adds up errors of several products. Sums over FX_CHANNELS, then over such sums, make up
+// for that: errors are near those of plain sums that are FX_TERMS long. Of Inf differences would
+// make NaN, so that pixels near a result that is not finite are summed plainly.
 
-enum { FX_PATCHES = 24, FX_ELEMENTS = 16 };
+enum { FX_PATCHES = 24, FX_ELEMENTS = 16, FX_CHANNELS = FX_DEPTH / 2 };
 
 // t = B' d, for one column of a patch, or one row of it.
 #define FX_PATCH_OF(t, d0, d1, d2, d3) \
@@ -36,8 +37,8 @@ static inline __attribute__((always_inline)) void fx_turn_patch(
   }
 }
 
-// Some channels of patches: patches[FX_ELEMENTS][FX_PATCHES][FX_DEPTH]. A patch is counted along a
-// row of patches, `across` of them in a row; the first row begins with row `top` of the result.
+// Some channels of patches: patches[FX_ELEMENTS][FX_PATCHES][FX_CHANNELS]. A patch is counted along
+// a row of patches, `across` of them in a row; the first row begins with row `top` of the result.
 static void fx_turn_patches(
     const fx_geometry& g, long top, long across, long first, long count, long from, long channels,
     float* patches) {
@@ -49,11 +50,11 @@ static void fx_turn_patches(
       const bool is_within = h >= 0 && h < g.height && w >= 0 && w < g.width;
       pixels[i] = is_within ? g.image + h * g.row + w * g.pixel + from : fx_noughts;
     }
-    float* const to = patches + n * FX_DEPTH;
+    float* const to = patches + n * FX_CHANNELS;
     long c = 0;
     for (; c + FX_LANES <= channels; c += FX_LANES)
-      fx_turn_patch<fx_many>(pixels, c, to, FX_PATCHES * FX_DEPTH);
-    for (; c < channels; ++c) fx_turn_patch<fx_single>(pixels, c, to, FX_PATCHES * FX_DEPTH);
+      fx_turn_patch<fx_many>(pixels, c, to, FX_PATCHES * FX_CHANNELS);
+    for (; c < channels; ++c) fx_turn_patch<fx_single>(pixels, c, to, FX_PATCHES * FX_CHANNELS);
   }
 }
 
@@ -153,18 +154,18 @@ static void fx_winograd(
     long columns, float* sums) {
   const long width = g.result_width, pixels = last - first, across = (width + 1) / 2;
   const long patches = (pixels + 2 * width - 1) / (2 * width) * across;
-  alignas(64) float left[FX_ELEMENTS * FX_PATCHES * FX_DEPTH];
+  alignas(64) float left[FX_ELEMENTS * FX_PATCHES * FX_CHANNELS];
   alignas(64) float found[FX_ELEMENTS * FX_PATCHES * FX_COLUMNS];
   fx_vector check = {};
   for (long n = 0; turned && n < patches; n += FX_PATCHES) {
     const long count = patches - n < FX_PATCHES ? patches - n : FX_PATCHES;
-    for (long c = 0; c < g.channels; c += FX_DEPTH) {
-      const long depth = g.channels - c < FX_DEPTH ? g.channels - c : FX_DEPTH;
+    for (long c = 0; c < g.channels; c += FX_CHANNELS) {
+      const long depth = g.channels - c < FX_CHANNELS ? g.channels - c : FX_CHANNELS;
       fx_turn_patches(g, first / width, across, n, count, c, depth, left);
       for (long e = 0; e < FX_ELEMENTS; ++e) {
         fx_ahead none = {};
         fx_panel<true, 1>(
-            left + e * FX_PATCHES * FX_DEPTH, FX_DEPTH, 1,
+            left + e * FX_PATCHES * FX_CHANNELS, FX_CHANNELS, 1,
             turned + (e * g.channels + c) * FX_COLUMNS, FX_COLUMNS, count, depth, columns,
             found + e * FX_PATCHES * FX_COLUMNS, c == 0, none);
       }

@@ -62,7 +62,7 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore", module="torch")
     if not options.bare:
-        print(f"{machine()}, torch {torch.__version__}, least times of calls in turn")
+        print(f"{machine()}, torch {torch.__version__}, calls in turn")
     for name in options.suites or SUITES:
         heading = "" if options.bare else f"\n{name}\n"
         print(f"{heading}{SUITES[name](options)}", flush=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 
 import fxkit
 from fxkit.passes import Autocast, MixedPrecision
+from fxkit.timing import in_turn
 from fxkit.view.texts.text_table import duration, table
 
 _GOAL = 3.0
@@ -47,9 +46,8 @@ def _products(repetitions: int) -> str:
     rows = []
     for rows_of_a in (1, 16, 512):
         a, w = torch.randn(rows_of_a, 1024), torch.randn(1024, 1024)
-        seconds = _in_turn(
-            {"f32": _product(a, w), "bf16": _product(a.bfloat16(), w.bfloat16())}, repetitions
-        )
+        ways = {"f32": _product(a, w), "bf16": _product(a.bfloat16(), w.bfloat16())}
+        seconds = in_turn(ways, rounds=repetitions, warmup=1)
         ratio = seconds["f32"] / seconds["bf16"]
         rows.append([f"{rows_of_a} × 1024 by 1024 × 1024", duration(seconds["f32"]),
                      duration(seconds["bf16"]), f"{ratio:.2f} ×"])  # fmt: skip
@@ -72,7 +70,7 @@ def _layers(repetitions: int) -> str:
             "Autocast": _graph(model, x, Autocast()),
             "MixedPrecision": _graph(model, x, MixedPrecision()),
         }
-        seconds = _in_turn(ways, repetitions)
+        seconds = in_turn(ways, rounds=repetitions, warmup=1)
         plain = seconds["eager float32"]
         for name, taken in seconds.items():
             ratio = plain / taken
@@ -93,14 +91,3 @@ def _graph(model: nn.Module, x: Tensor, change: Autocast | MixedPrecision) -> Ca
 def _autocast(model: nn.Module, x: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return model(x)
-
-
-def _in_turn(ways: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Call all A B A B, once more than is counted; return medians in seconds."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repetitions + 1):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            way()
-            taken[name].append(time.perf_counter() - start)
-    return {name: statistics.median(seconds[1:]) for name, seconds in taken.items()}

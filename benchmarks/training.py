@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 import fxkit
 from benchmarks.fusion.models import Classifier, FeedForward
+from fxkit.timing import in_turn
 from fxkit.view.texts.text_table import duration, table
 
 
@@ -97,7 +97,7 @@ def _steps(rounds: int, with_peer: bool) -> str:
             torch.compiler.reset()
             ways["Inductor"] = torch.compile(case.program)
         ways["fxkit"] = fxkit.compile(case.program)
-        seconds = _in_turn({k: _step(case, way) for k, way in ways.items()}, rounds)
+        seconds = in_turn({k: _step(case, way) for k, way in ways.items()}, rounds=rounds)
         rows.append([name, *_columns(seconds, case.goal)])
     head = ["forward and backward", "eager", "Inductor", "fxkit", "over eager", "over Inductor", ""]
     return table(head, rows, align="<>>>>><")
@@ -141,7 +141,7 @@ def _optimisers(rounds: int) -> str:
             chosen: dict[str, Any] = {**options, **extra}
             ways[name] = kind(_like(net), lr=1e-3, **chosen).step
         ways["fxkit"] = fxkit.compile(kind(_like(net), lr=1e-3, **options).step)
-        seconds = _in_turn(ways, rounds)
+        seconds = in_turn(ways, rounds=rounds)
         best = min(seconds[name] for name in ("single", "foreach", "fused"))
         times = [duration(value) for value in seconds.values()]
         rows.append([kind.__name__, *times, f"{best / seconds['fxkit']:.2f} ×"])
@@ -156,18 +156,3 @@ def _like(net: nn.Module) -> list[Tensor]:
         assert theirs.grad is not None
         ours.grad = theirs.grad.clone()
     return list(parameters)
-
-
-def _in_turn(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the least seconds of processor time that a call of each takes."""
-    for way in ways.values():
-        for _ in range(3):
-            way()
-    best = dict.fromkeys(ways, float("inf"))
-    for _ in range(rounds):
-        for name, way in ways.items():
-            start = time.process_time()
-            way()
-            best[name] = min(best[name], time.process_time() - start)
-    threads = torch.get_num_threads()
-    return {name: seconds / threads for name, seconds in best.items()}

@@ -22,6 +22,8 @@ from benchmarks.fusion.ways import (
     Way,
     in_turn,
     keep_freed_memory,
+    least,
+    medians,
     tensors_of,
     ways_of,
 )
@@ -46,13 +48,15 @@ class Measured:
 
     Attributes:
         case: The case.
-        seconds: Way → the least seconds of a call; what could not be compiled is absent.
+        seconds: Way → the median seconds of a call; what could not be compiled is absent.
+        least: Way → the least seconds of a call.
         roofline: Seconds of the copy, or of as many operations at full speed, if that is more.
         errors: Distance from float64 of eager and of fxkit.
     """
 
     case: Case
     seconds: Mapping[str, float]
+    least: Mapping[str, float]
     roofline: float
     errors: tuple[float, float]
 
@@ -116,7 +120,7 @@ def _family(name: str, rounds: int, with_peer: bool, only: str | None) -> str:
         ready.append((case, ways))
     parts = [_main_table(found, family, with_peer), summary(name, family, found)]
     if keep_freed_memory():
-        kept = [(case, in_turn(ways, rounds)) for case, ways in ready]
+        kept = [(case, medians(in_turn(ways, rounds))) for case, ways in ready]
         parts.append(f"with mallopt(M_MMAP_MAX, 0) for all\n{_mallopt_table(kept, with_peer)}")
     return "\n".join(parts)
 
@@ -131,8 +135,10 @@ def _measure(
         ways = ways_of(work, moved, with_peer=with_peer)
         true = bounds.exact(work)
         errors = [bounds.error(tensors_of(_result(ways[way])), true) for way in (EAGER, KEPT)]
-        seconds = in_turn(ways, rounds)
-    return Measured(case, seconds, max(seconds[COPY], at_peak), (errors[0], errors[1])), ways
+        taken = in_turn(ways, rounds)
+    seconds = medians(taken)
+    roofline = max(seconds[COPY], at_peak)
+    return Measured(case, seconds, least(taken), roofline, (errors[0], errors[1])), ways
 
 
 def _result(way: Way) -> tuple[torch.Tensor, ...]:
@@ -197,7 +203,10 @@ def summary(name: str, family: Family, found: Sequence[Measured]) -> str:
             met = f" (goal {goal:g}: {verdict})"
         slower = [one.case.name.split()[0] for one in found if (one.gain(over) or 1) < SLOWER]
         below = f", slower: {', '.join(slower)}" if slower else ", no case slower"
-        parts.append(f"{mean:.2f} × {over}{met}{below}")
+        fastest = _geometric_mean(
+            [one.least[over] / one.least[KEPT] for one in found if over in one.least]
+        )
+        parts.append(f"{mean:.2f} × {over}{met}{below}, by least times {fastest:.2f}")
     if family.is_memory_bound:
         near = sum(one.seconds[KEPT] <= NEAR_ROOFLINE * one.roofline for one in found)
         parts.append(f"within {NEAR_ROOFLINE:g} × of roofline: {near} of {len(found)}")

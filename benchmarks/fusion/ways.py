@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -102,14 +102,14 @@ def _keep(limit: int) -> None:
         module.limit_memory(limit)
 
 
-def in_turn(ways: Mapping[str, Way], rounds: int) -> dict[str, float]:
-    """Return the least seconds that a call takes each way, called A B C A B C.
+def in_turn(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds that a call takes each way, round by round, called A B C A B C.
 
     Each is called once untimed before it is timed. With one thread that is processor time, which
     other programs on the machine disturb less; with several it is time on the clock.
     """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    least = {name: math.inf for name, way in ways.items() if way.call}
+    taken: dict[str, list[float]] = {name: [] for name, way in ways.items() if way.call}
     counts: dict[str, int] = {}
     spent = time.perf_counter()
     for number in range(rounds):
@@ -126,10 +126,20 @@ def in_turn(ways: Mapping[str, Way], rounds: int) -> dict[str, float]:
             start = clock()
             for _ in calls:
                 way.call()
-            least[name] = min(least[name], (clock() - start) / len(calls))
+            taken[name].append((clock() - start) / len(calls))
         if number + 1 >= _FEWEST_ROUNDS and time.perf_counter() - spent > _CASE_SECONDS:
             break
-    return least
+    return taken
+
+
+def medians(taken: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return the median seconds of each way."""
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def least(taken: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return the least seconds of each way."""
+    return {name: min(seconds) for name, seconds in taken.items()}
 
 
 def tensors_of(result: Any) -> tuple[Tensor, ...]:

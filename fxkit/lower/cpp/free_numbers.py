@@ -14,13 +14,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-from fxkit.lower.loops.attention import Attention
 from fxkit.lower.loops.bits import Bits
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
-from fxkit.lower.loops.products.convolution import Convolution
-from fxkit.lower.loops.products.product import Batch, Product
+from fxkit.lower.loops.whole import Whole
 
 
 class FreeInt(int):
@@ -205,46 +203,6 @@ class _Mapping:
             return replace(instruction, detail=self.access(detail))
         if isinstance(detail, Bits) and not isinstance(detail.value, bool):
             return replace(instruction, detail=Bits(self._visit(detail.value)))
-        if isinstance(detail, Product):
-            return replace(instruction, detail=self._product(detail))
-        if isinstance(detail, Convolution):
-            return replace(instruction, detail=self._convolution(detail))
-        if isinstance(detail, Attention):
-            return replace(instruction, detail=self._attention(detail))
+        if isinstance(detail, Whole):
+            return replace(instruction, detail=detail.renumbered(self))
         return instruction
-
-    def _product(self, product: Product) -> Product:
-        return replace(
-            product,
-            batch=tuple(Batch(*self.all_of((b.size, b.left, b.right))) for b in product.batch),
-            rows=self.one(product.rows),
-            columns=self.one(product.columns),
-            depth=self.one(product.depth),
-            left_strides=cast("tuple[int, int]", self.all_of(product.left_strides)),
-            right_strides=cast("tuple[int, int]", self.all_of(product.right_strides)),
-        )
-
-    def _convolution(self, one: Convolution) -> Convolution:
-        """Replace sizes and strides; the window and how it moves stay in the text."""
-        channels = None if one.channels is None else self.one(one.channels)
-        return replace(
-            one,
-            count=self.one(one.count),
-            channels=channels,
-            columns=self.one(one.columns),
-            image=cast("tuple[int, int]", self.all_of(one.image)),
-            result=cast("tuple[int, int]", self.all_of(one.result)),
-            strides=cast("tuple[int, int, int]", self.all_of(one.strides)),
-        )
-
-    def _attention(self, attention: Attention) -> Attention:
-        names = ("batch", "heads", "shared", "queries", "keys", "depth", "width")
-        sizes: dict[str, Any] = {name: self.one(getattr(attention, name)) for name in names}
-        return replace(
-            attention,
-            **sizes,
-            query=self.all_of(attention.query),
-            key=self.all_of(attention.key),
-            value=self.all_of(attention.value),
-            mask=None if attention.mask is None else self.all_of(attention.mask),
-        )

@@ -6,25 +6,18 @@ Rows are divided among threads; along a row the compiler makes vector code of pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp import vector_math
-from fxkit.lower.cpp.blocks import attentions, convolutions, products, split_products, winograd
-from fxkit.lower.cpp.blocks.attentions import AttentionPrinter
-from fxkit.lower.cpp.blocks.convolutions import ConvolutionPrinter
-from fxkit.lower.cpp.blocks.products import ProductPrinter, begins_with
-from fxkit.lower.cpp.blocks.split_products import SplitProductPrinter, is_split
-from fxkit.lower.cpp.blocks.winograd import WinogradPrinter, is_winograd
 from fxkit.lower.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.cpp.free_numbers import free_numbers
 from fxkit.lower.cpp.halves.staged import HALVES
 from fxkit.lower.cpp.interleaving import IN_STEP, is_stepped
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
-from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.cpp.pairs import PAIRS, PairPrinter, is_paired
 from fxkit.lower.cpp.prefetching import PREFETCHES
 from fxkit.lower.cpp.rows import RowPrinter
@@ -32,8 +25,10 @@ from fxkit.lower.cpp.streaming_stores import STREAMS
 from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
 from fxkit.lower.cpp.transposed_rows import TURN, TurnedRowsPrinter, is_turned
+from fxkit.lower.families.family import printer_of
+from fxkit.lower.families.family import texts as texts_of_families
 from fxkit.lower.loops.axis_order import with_an_axis
-from fxkit.lower.loops.loop_ir import WHOLE, Kernel
+from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.unrolling import is_short, unrolled
 
 
@@ -81,16 +76,7 @@ def _preamble(
         parts.append(HALVES)
     if any("fx_pair" in text for text in texts):
         parts.append(PAIRS)
-    whole = {kernel.body[0].op for kernel in kernels if kernel.body}
-    if whole & WHOLE:
-        parts.append(products.header())
-    if any(is_split(kernel) for kernel in kernels):
-        parts.append(split_products.header())
-    parts += [convolutions.header(op) for op in ("convolution", "depthwise") if op in whole]
-    if any(is_winograd(kernel) for kernel in kernels):
-        parts.append(winograd.header())
-    if "attention" in whole:
-        parts.append(attentions.header())
+    parts += texts_of_families(kernels)
     return "\n".join(parts)
 
 
@@ -106,23 +92,11 @@ _REDUCTIONS = "".join(
 )
 
 
-_WHOLE: dict[str, Callable[[Kernel, str], KernelPrinter]] = {
-    "product": ProductPrinter,
-    "convolution": ConvolutionPrinter,
-    "depthwise": ConvolutionPrinter,
-    "attention": AttentionPrinter,
-}
-
-
 def print_kernel(kernel: Kernel, name: str) -> str:
     """Return the text of one kernel."""
-    if is_split(kernel):
-        return SplitProductPrinter(kernel, name).text()
-    if is_winograd(kernel):
-        return WinogradPrinter(kernel, name).text()
-    for op, whole in _WHOLE.items():
-        if begins_with(op, kernel):
-            return whole(kernel, name).text()
+    whole = printer_of(kernel)
+    if whole is not None:
+        return whole(kernel, name).text()
     if kernel.has_sums:
         return SummingPrinter(kernel, name).text()
     kernel = _with_loops(kernel)

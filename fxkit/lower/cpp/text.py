@@ -211,7 +211,7 @@ def calls_function(instruction: Instruction) -> bool:
 def own_functions(body: tuple[Instruction, ...], storage: set[torch.dtype]) -> set[str]:
     """Return the names of fxkit's own functions that a body calls."""
     names = {f"fx_{i.op}" for i in body if i.op in _OWN and i.dtype == torch.float32}
-    names |= {"fx_exp" for i in body if i.op == "attention"}
+    names |= {name for i in body if i.is_whole for name in i.detail.functions}
     names |= {NEAR[i.op] for i in body if is_near_function(i)}
     return names | {f"fx_{_STORAGE[dtype]}" for dtype in storage if dtype in _STORAGE}
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from fxkit.lower.cpp.columns import runs_down_columns
-from fxkit.lower.loops.loop_ir import WHOLE, Access, Kernel
+from fxkit.lower.loops.loop_ir import Access, Kernel
 
 # Longest rows that a warp, and that a block, holds in registers; half of that for eight bytes.
 WARP_ROW, BLOCK_ROW = 1024, 32 * 1024
@@ -77,8 +77,7 @@ class Layout:
 
 def objection(kernel: Kernel) -> str | None:
     """Return why no CUDA text is made of a kernel, or None."""
-    ops = {i.op for i in kernel.body}
-    if ops & WHOLE:
+    if kernel.whole is not None:
         return "torch's library computes products on a GPU"
     if any(i.is_scan for i in kernel.body):
         return "it folds along rows, which CUDA kernels do not"

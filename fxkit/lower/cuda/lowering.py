@@ -56,7 +56,7 @@ class CudaPolicy(Policy):
 _CALLS = Calls(
     CudaCall,
     lambda product: "products are left to torch's library, on a GPU and beside it",
-    lambda kernel: "attention is left to torch's library, on a GPU and beside it",
+    lambda alone, kernel: "attention is left to torch's library, on a GPU and beside it",
 )
 
 

@@ -11,10 +11,7 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loops.attention import Attention
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
-from fxkit.lower.loops.products.convolution import Convolution
-from fxkit.lower.loops.products.product import Product
 
 
 def interpret(
@@ -98,12 +95,8 @@ class _Interpreter:
             return torch.full(shape, instruction.detail.value, dtype=instruction.dtype)
         if instruction.op == "load":
             return self._load(instruction, operands)
-        if instruction.op == "product":
-            return self._product(instruction.detail)
-        if instruction.op in ("convolution", "depthwise"):
-            return self._convolution(instruction.detail)
-        if instruction.op == "attention":
-            return self._attention(instruction.detail)
+        if instruction.is_whole:
+            return instruction.detail.evaluated(self._memory).reshape(self._kernel.sizes)
         if instruction.is_reduction:
             return self._reduced(instruction, operands[0])
         if instruction.is_scan:
@@ -129,51 +122,6 @@ class _Interpreter:
         result = torch.full(where.shape, otherwise, dtype=instruction.dtype)
         result[guard] = self._read(memory, where[guard]).to(instruction.dtype)
         return result
-
-    def _product(self, product: Product) -> torch.Tensor:
-        batch, (row, left_step) = product.batch, product.left_strides
-        right_step, column = product.right_strides
-        sizes = [b.size for b in batch]
-        left = self._memory[product.left].as_strided(
-            (*sizes, product.rows, product.depth), (*(b.left for b in batch), row, left_step)
-        )
-        right = self._memory[product.right].as_strided(
-            (*sizes, product.depth, product.columns),
-            (*(b.right for b in batch), right_step, column),
-        )
-        return (left @ right).view(self._kernel.sizes)
-
-    def _convolution(self, one: Convolution) -> torch.Tensor:
-        channels = one.columns if one.channels is None else one.channels
-        batch, row, pixel = one.strides
-        image = self._memory[one.left].as_strided(
-            (one.count, channels, *one.image), (batch, 1, row, pixel)
-        )
-        channel, element = one.weight_strides
-        weight = self._memory[one.right].as_strided(
-            (one.columns, one.channels or 1, *one.window),
-            (one.depth, channel, one.window[1] * element, element),
-        )
-        groups = channels if one.channels is None else 1
-        settings = (one.steps, one.padding, one.dilation, groups)
-        result = torch.nn.functional.conv2d(image, weight, None, *settings)
-        return result.permute(0, 2, 3, 1).reshape(self._kernel.sizes)
-
-    def _attention(self, one: Attention) -> torch.Tensor:
-        pairs, row = (one.batch, one.heads), one.shared
-        kept = (one.batch, one.heads // row)
-        query = self._memory[0].as_strided((*pairs, one.queries, one.depth), one.query)
-        key = self._memory[1].as_strided((*kept, one.keys, one.depth), one.key)
-        value = self._memory[2].as_strided((*kept, one.keys, one.width), one.value)
-        scores = query @ key.repeat_interleave(row, 1).mT * one.scale
-        if one.mask is not None:
-            mask = self._memory[3].as_strided((*pairs, one.queries, one.keys), one.mask)
-            scores = scores.masked_fill(~mask, -torch.inf) if one.is_choice else scores + mask
-        if one.is_causal:
-            hidden = torch.ones(one.queries, one.keys, dtype=torch.bool).triu(1)
-            scores = scores.masked_fill(hidden, -torch.inf)
-        weights = torch.softmax(scores, -1).masked_fill((scores == -torch.inf).all(-1, True), 0)
-        return weights @ value.repeat_interleave(row, 1)
 
     def _read(self, memory: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         if bool(((where < 0) | (where >= memory.numel())).any()):

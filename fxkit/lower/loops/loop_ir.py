@@ -45,6 +45,7 @@ import torch
 from fxkit.errors import FxkitError
 from fxkit.ir.types import short_dtype
 from fxkit.lower.loops.bits import Bits
+from fxkit.lower.loops.whole import Whole
 
 # Element types that only memory has: in registers they are float32, already rounded.
 STORAGE_ONLY = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
@@ -63,9 +64,6 @@ REGISTERS = frozenset(
 )
 
 SUPPORTED = REGISTERS | set(STORAGE_ONLY)
-
-# Operators of whole tensors. A kernel has at most one of them, as its first instruction.
-WHOLE = frozenset({"product", "convolution", "depthwise", "attention"})
 
 
 class Unfusable(FxkitError):
@@ -118,20 +116,25 @@ class Instruction:
 
     Attributes:
         op: `load`, `index`, `check`, `const`, `cast`, `round`, `reduce_<monoid>`, `scan_<monoid>`,
-            an operator of `WHOLE`, or a scalar operation. The monoids are `add`, `mul`, `max` and
-            `min`; of reductions also `and` and `or`; of scans of float64 also `logaddexp`, which
-            adds numbers that are given by logarithms. Sums of floats are kept in float64 between
-            blocks of the row.
+            the operator of a `Whole`, or a scalar operation. The monoids are `add`, `mul`, `max`
+            and `min`; of reductions also `and` and `or`; of scans of float64 also `logaddexp`,
+            which adds numbers that are given by logarithms. Sums of floats are kept in float64
+            between blocks of the row.
         operands: Positions of earlier instructions; of a load, its indices, then its guard.
         dtype: Register dtype of the result.
         detail: The access of a load or an index, the number of a constant, the storage dtype of a
-            rounding.
+            rounding, or a `Whole`.
     """
 
     op: str
     operands: tuple[int, ...]
     dtype: torch.dtype
     detail: Any = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is made of whole tensors."""
+        return isinstance(self.detail, Whole)
 
     @property
     def is_reduction(self) -> bool:
@@ -208,7 +211,7 @@ class Kernel:
         wide: list[bool] = []
         rank = self.row_rank
         for instruction in self.body:
-            if instruction.is_reduction or instruction.is_scan or instruction.op in WHOLE:
+            if instruction.is_reduction or instruction.is_scan or instruction.is_whole:
                 wide.append(not instruction.is_reduction)
                 continue
             varies = any(wide[operand] for operand in instruction.operands)
@@ -217,6 +220,11 @@ class Kernel:
                 varies = varies or any(strides[len(strides) - rank :])
             wide.append(varies)
         return wide
+
+    @property
+    def whole(self) -> Whole | None:
+        """What it begins with that is made of whole tensors, if anything."""
+        return self.body[0].detail if self.body and self.body[0].is_whole else None
 
     @property
     def has_sums(self) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from fxkit.lower.families.products.regions import continues_product
 from fxkit.lower.loops.candidates import Candidate, candidate, is_candidate
 from fxkit.lower.loops.emit import emit
 from fxkit.lower.loops.graph_order import order_edges
@@ -24,7 +25,6 @@ from fxkit.lower.loops.loop_ir import Instruction, Kernel, Unfusable
 from fxkit.lower.loops.overwriting import hidden_overwrites
 from fxkit.lower.loops.placement import first_space, rows_lie_along_memory
 from fxkit.lower.loops.policy import Policy
-from fxkit.lower.loops.products.regions import continues_product
 from fxkit.lower.loops.row_sums import sums_well
 from fxkit.lower.loops.schedule import cost_of
 from fxkit.lower.loops.stretches import stretches

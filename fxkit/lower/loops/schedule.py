@@ -214,12 +214,8 @@ def cost_of(kernel: Kernel) -> int:
 
 
 def _cost_of(instruction: Instruction) -> int:
-    if instruction.op == "product":
-        return 1 + instruction.detail.depth // 8 + instruction.detail.loads_per_point
-    if instruction.op in ("convolution", "depthwise"):
-        return 1 + instruction.detail.depth // 8
-    if instruction.op == "attention":
-        return 1 + instruction.detail.keys // 4 + instruction.detail.loads_per_point
+    if instruction.is_whole:
+        return instruction.detail.cost
     return 8 if is_costly(instruction) else 1
 
 

@@ -14,7 +14,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.cpp.toolchain import has_compiler
-from fxkit.lower.loops.products.convolutions import has_channels_innermost, has_kernel
+from fxkit.lower.families.convolutions.nodes import has_channels_innermost, has_kernel
 from fxkit.lower.packed import convolution as packed
 from fxkit.lower.running.trials.times import MIN_TERMS
 from fxkit.passes.base import Pass, PassContext

@@ -15,6 +15,8 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.collector import paused_collector
 from fxkit.ir import types
 from fxkit.ir.types import type_of
+from fxkit.lower.families.convolutions.trial import convolution_objection_by_kind
+from fxkit.lower.families.products.trial import objection_by_kind
 from fxkit.lower.loops.candidates import is_candidate
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.partitioner import partition
@@ -24,9 +26,6 @@ from fxkit.lower.running.compiled_module import CompiledModule, is_of_type
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.running.lower_report import Region
 from fxkit.lower.running.plan import Calls, Plan, make_plan
-from fxkit.lower.running.trials.attention import attention_objection_by_kind
-from fxkit.lower.running.trials.convolutions import convolution_objection_by_kind
-from fxkit.lower.running.trials.products import objection_by_kind
 from fxkit.lower.running.tuning import spread, tuned
 
 
@@ -80,7 +79,7 @@ def to_cpp(
     structural = policy or Policy()
     calls = Calls(
         product=objection_by_kind,
-        attention=attention_objection_by_kind,
+        alone=lambda alone, kernel: alone.objection_by_kind(kernel),
         convolution=convolution_objection_by_kind,
     )
     build = functools.partial(stock.build, others=lambda: _alternatives(gm, structural))
@@ -99,10 +98,10 @@ def _alternatives(gm: fx.GraphModule, policy: Policy) -> dict[str, Kernel]:
 def _with_objection(reason: str | None) -> Calls:
     """Return how kernels are called where each product and attention gets the same answer."""
 
-    def objection(_: Any) -> str | None:
+    def objection(*_: Any) -> str | None:
         return reason
 
-    return Calls(product=objection, attention=objection, convolution=objection)
+    return Calls(product=objection, alone=objection, convolution=objection)
 
 
 def to_cpp_as_recorded(

@@ -13,23 +13,23 @@ from torch import fx
 from fxkit.ir.op import resolve
 from fxkit.ir.provenance import derive
 from fxkit.ir.types import TensorType, set_type, type_of
+from fxkit.lower.families.convolutions.trial import convolution_objection
+from fxkit.lower.families.family import Alone
+from fxkit.lower.families.products.bias import with_bias
+from fxkit.lower.families.products.node import ProductNode
+from fxkit.lower.families.products.packing_trial import packing_pays
+from fxkit.lower.families.products.product import Product
+from fxkit.lower.families.products.regions import alone, followed_by
+from fxkit.lower.families.products.trial import objection
 from fxkit.lower.loops.candidates import operand_type, position_taken
 from fxkit.lower.loops.emit import Emitted, Operand, emit, result_type
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel, Unfusable
 from fxkit.lower.loops.partitioner import Partition
-from fxkit.lower.loops.products.bias import with_bias
-from fxkit.lower.loops.products.node import ProductNode
-from fxkit.lower.loops.products.product import Product
-from fxkit.lower.loops.products.regions import alone, followed_by
 from fxkit.lower.packed.linear import linear
 from fxkit.lower.running.kernel_call import KernelCall
 from fxkit.lower.running.lower_report import Region
-from fxkit.lower.running.products import choose_attention, choose_products
-from fxkit.lower.running.trials.attention import attention_objection
-from fxkit.lower.running.trials.convolutions import convolution_objection
-from fxkit.lower.running.trials.packing import packing_pays
-from fxkit.lower.running.trials.products import objection
+from fxkit.lower.running.whole_operators import choose_alone, choose_products
 
 
 @dataclass
@@ -58,6 +58,11 @@ def _never(found: ProductNode, adds_bias: bool) -> bool:
     return False
 
 
+def objection_alone(alone: Alone, kernel: Kernel) -> str | None:
+    """Return why the library is as fast as a kernel of its own, or None where that is faster."""
+    return alone.objection(kernel)
+
+
 @dataclass(frozen=True)
 class Calls:
     """How a plan calls kernels, and which whole operators it leaves to torch's library.
@@ -65,7 +70,7 @@ class Calls:
     Attributes:
         make: Makes the call of a kernel.
         product: Says why the library computes a product, or None.
-        attention: Says why the library computes attention, or None.
+        alone: Says why the library computes what a kernel of a family would compute alone, or None.
         convolution: Says why the library computes a packed convolution, or None.
         packing: Tells whether the library is faster with the weight of a layer packed; see
             `packing_pays`.
@@ -73,7 +78,7 @@ class Calls:
 
     make: Callable[..., KernelCall] = KernelCall
     product: Callable[[Product], str | None] = objection
-    attention: Callable[[Kernel], str | None] = attention_objection
+    alone: Callable[[Alone, Kernel], str | None] = objection_alone
     convolution: Callable[[ProductNode], str | None] = convolution_objection
     packing: Callable[[ProductNode, bool], bool] = _never
 
@@ -89,7 +94,7 @@ def make_plan(
         calls: How kernels are called.
         may_split: Whether the numbers of a product may be split; see `Product.is_split`.
     """
-    usual = Calls(KernelCall, objection, attention_objection, convolution_objection, packing_pays)
+    usual = Calls(KernelCall, objection, objection_alone, convolution_objection, packing_pays)
     return _Planner(gm, partition, calls or usual, may_split).run()
 
 
@@ -111,7 +116,7 @@ class _Planner:
         )
         self._reasons.update(self._products.reasons)
         self._plan.has_packed = bool(self._products.packed)
-        self._attention, reasons = choose_attention(gm, partition.steps, calls.attention)
+        self._alone, reasons = choose_alone(gm, partition.steps, calls.alone)
         self._reasons.update(reasons)
         self._unbiased: dict[fx.Node, ProductNode] = {}
         self._with_biases: dict[int, Emitted] = {}
@@ -138,8 +143,8 @@ class _Planner:
                 self._copy_without_bias(self._unbiased[step])
             elif step in products.packed:
                 self._copy_packed(step)
-            elif step in self._attention:
-                emitted = self._attention[step]
+            elif step in self._alone:
+                emitted = self._alone[step]
                 self._call(emitted, [step], (step.name,), self._traffic_of(step, emitted.inputs))
             elif step not in products.found:
                 self._copy(step)

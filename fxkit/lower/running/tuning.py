@@ -70,7 +70,7 @@ def tuned(policy: Policy | None, plan: Plan) -> TunedPolicy:
     threads = torch.get_num_threads()
     for region in plan.regions:
         call = plan.calls.get(region.name)
-        if call is None or call.address is None or _is_product(call.kernel):
+        if call is None or call.address is None or call.kernel.whole is not None:
             continue  # it has been timed before it was made a kernel
         times = times_of(call, threads)
         best = min(times, key=times.__getitem__)
@@ -86,10 +86,6 @@ def spread(plan: Plan, policy: Policy | None) -> None:
     if isinstance(policy, TunedPolicy):
         for call in plan.calls.values():
             call.is_parallel = policy.parallel.get(call.kernel, call.is_parallel)
-
-
-def _is_product(kernel: Kernel) -> bool:
-    return kernel.body[0].op in ("product", "convolution", "depthwise")
 
 
 def _reason(times: Times) -> str:

@@ -81,5 +81,5 @@ class Lowering:
         return built
 
 
-def _left_to_torch(whole: object) -> str:
+def _left_to_torch(*whole: object) -> str:
     return "left to torch's library"

@@ -15,10 +15,10 @@ from torch import fx, nn
 import fxkit
 from fxkit.demo.judge import relative_error
 from fxkit.lower import to_cpp
-from fxkit.lower.loops.products.product import Product
+from fxkit.lower.families.products import packing_trial as packing
+from fxkit.lower.families.products.product import Product
 from fxkit.lower.packed import linear as packed
 from fxkit.lower.running import binding, plan
-from fxkit.lower.running.trials import packing
 from fxkit.lower.running.trials import times as trial_times
 
 pytestmark = pytest.mark.skipif(not packed.is_available(), reason="no MKL, or no binding")

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from fxkit.errors import BuildError
-from fxkit.lower.cpp.blocks import convolutions, products, split_products, winograd
 from fxkit.lower.cpp.build import build
+from fxkit.lower.families.family import texts
 from fxkit.lower.running.kept_times import read_times, times_path, write_times
 
 # Multiplications below which the time of a call decides, not that of the product.
@@ -137,10 +137,4 @@ def _known_in(path: Path) -> _Times:
 
 
 def _path() -> Path:
-    texts = (
-        products.header(),
-        split_products.header(),
-        convolutions.header("convolution"),
-        winograd.header(),
-    )
-    return times_path("products", texts)
+    return times_path("products", texts())

@@ -1,0 +1,1 @@
+"""Attention: scores of queries and keys, and the values that they weigh."""

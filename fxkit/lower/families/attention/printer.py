@@ -1,0 +1,142 @@
+"""Kernels that compute attention, a block of queries at a time; the text is `attention.h`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+
+from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
+from fxkit.lower.families.attention.attention import Attention
+from fxkit.lower.families.family import WholePrinter
+from fxkit.lower.families.products.printer import COLUMNS, ProductPrinter, boolean, may_have_few
+from fxkit.lower.loops.loop_ir import Access, Kernel
+from fxkit.lower.loops.schedule import Pass
+
+# Queries that share what is brought into the cache, and the bytes that their scores may take.
+QUERIES = 64
+SCORE_BYTES = 128 * 1024
+
+
+class AttentionPrinter(WholePrinter):
+    """Writes a kernel that computes attention."""
+
+    @classmethod
+    @functools.cache
+    def texts(cls) -> tuple[str, ...]:
+        """Return the text of attention, behind that of products."""
+        text = Path(__file__).with_name("attention.h").read_text()
+        return (*ProductPrinter.texts(), f"constexpr long FX_QUERIES = {QUERIES};\n{text}")
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__(kernel, name)
+        detail: Attention = kernel.body[0].detail
+        self._detail = detail
+        self._stride = ceil_div(detail.keys, COLUMNS) * COLUMNS
+        fitting = max(1, SCORE_BYTES // (4 * int(self._stride)))
+        self._rows = min(QUERIES, fitting, detail.queries)
+        self._room = self._rows * self._stride
+        self._is_open = is_free(detail.keys + detail.queries)
+        if self._is_open:
+            self._rows = FreeInt(self._rows, "height")
+            self._room = max(SCORE_BYTES // 4, int(self._stride))
+
+    def text(self) -> str:
+        """Return the function's text."""
+        self._open(f'extern "C" void {self._name}({self._parameters()}) {{')
+        self._read_numbers()
+        if self._is_open:
+            self._choose_height()
+        self._share_tiles()
+        self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
+        self._tile_index()
+        self._declare()
+        is_row_major, may_be_few = self._detail.query[3] == 1, may_have_few(self._detail.queries)
+        kinds = ", ".join(map(boolean, (is_row_major, may_be_few)))
+        self._add(f"fx_scores<{kinds}>(block, scores);")
+        self._hide()
+        self._open("for (long r = 0; r < block.rows; ++r) {")
+        self._add("factors[r] = fx_weights(scores + r * block.stride, block.keys);")
+        self._close()
+        batch, head, row, step = self._kernel.stores[0].access.strides
+        self._add(
+            f"fx_weighted(block, scores, factors, out0 + b * {batch} + h * {head} "
+            f"+ first * {row}, {row}, {step});"
+        )
+        self._close()
+        self._close()
+        return self._taken()
+
+    def _tile_count(self) -> int:
+        blocks = ceil_div(self._detail.queries, self._rows)
+        return self._detail.batch * self._detail.heads * blocks
+
+    def _choose_height(self) -> None:
+        """Choose the queries of a block at run time."""
+        queries = self._detail.queries
+        self._add(f"const long fitting = {SCORE_BYTES // 4} / {self._stride};")
+        self._add(f"const long most = fitting < {QUERIES} ? fitting : {QUERIES};")
+        self._add(f"const long fewest = {queries} < most ? {queries} : most;")
+        self._add("const long height = fewest < 1 ? 1 : fewest;")
+
+    def _tile_index(self) -> None:
+        blocks = ceil_div(self._detail.queries, self._rows)
+        self._add(f"const long first = tile % {blocks} * {self._rows};")
+        self._add(f"const long h = tile / {blocks} % {self._detail.heads};")
+        self._add(f"const long b = tile / {blocks * self._detail.heads};")
+
+    def _declare(self) -> None:
+        one = self._detail
+        left = f"{one.queries} - first"
+        self._add("fx_attention_block block;")
+        self._add(f"block.rows = {left} < {self._rows} ? {left} : {self._rows};")
+        seen = "first + block.rows"
+        keys = f"{seen} < {one.keys} ? {seen} : {one.keys}" if one.is_causal else str(one.keys)
+        self._add(f"block.keys = {keys};")
+        self._add(f"block.depth = {one.depth}, block.width = {one.width};")
+        self._add(f"block.stride = {self._stride};")
+        self._add(f"block.scale = {one.scale!r};")
+        operands = (("query", one.query, "h", f" + first * {one.query[2]}"),
+                    ("key", one.key, f"h / {one.shared}", ""),
+                    ("value", one.value, f"h / {one.shared}", ""))  # fmt: skip
+        for position, (name, (batch, head, row, step), index, offset) in enumerate(operands):
+            self._add(f"block.{name} = in{position} + b * {batch} + {index} * {head}{offset};")
+            self._add(f"block.{name}_row = {row}, block.{name}_step = {step};")
+        self._add(f"alignas(64) float scores[{self._room}];")
+        self._add(f"float factors[{QUERIES if self._is_open else self._rows}];")
+
+    def _hide(self) -> None:
+        """Apply the mask, then hide what comes after a query."""
+        one = self._detail
+        if one.mask is not None:
+            batch, head, row, step = one.mask
+            self._open("for (long r = 0; r < block.rows; ++r) {")
+            where = f"in3 + b * {batch} + h * {head} + (first + r) * {row}"
+            kind = cpp_text.MEMORY[self._kernel.buffers[3].dtype]
+            self._add(f"const {kind}* const mask = {where};")
+            self._add("float* const row = scores + r * block.stride;")
+            self._open("for (long j = 0; j < block.keys; ++j) {")
+            at = f"mask[j * {step}]"
+            hidden = f"{at} ? row[j] : -__builtin_inff()"
+            self._add(f"row[j] = {hidden if one.is_choice else f'row[j] + {at}'};")
+            self._close()
+            self._close()
+        if one.is_causal:
+            self._open("for (long r = 0; r < block.rows; ++r) {")
+            self._open("for (long j = first + r + 1; j < block.keys; ++j) {")
+            self._add("scores[r * block.stride + j] = -__builtin_inff();")
+            self._close()
+            self._close()
+
+    def _pass(self, one: Pass) -> None:
+        """Write nothing: attention has no body but its own."""
+
+    def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
+        """Write nothing."""
+
+    def _ref(self, position: int) -> str:
+        return f"v{position}"
+
+    def _lane_terms(self, access: Access) -> list[str]:
+        return []

@@ -1,0 +1,1 @@
+"""Convolutions of images, and what goes on with them."""

@@ -1,0 +1,116 @@
+"""What a family of kernels is: its folder says it once, and all that lowers a graph reads it there.
+
+A folder of this package holds the detail of the family's instruction, the nodes that it computes,
+its text and the printer of that, and the trial that tells whether torch's library is faster. The
+folder's `family` module puts them together as its `FAMILY`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.lower.cpp.kernel import KernelPrinter
+from fxkit.lower.loops.emit import Emitted
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.schedule import schedule
+from fxkit.registry import Registry
+
+Sample = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+class WholePrinter(KernelPrinter):
+    """Writes a kernel that begins with a value made of whole tensors.
+
+    Args:
+        kernel: The kernel.
+        name: Name of the function.
+    """
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__(kernel, name, schedule(kernel))
+
+    @classmethod
+    @abstractmethod
+    def texts(cls) -> tuple[str, ...]:
+        """Return the texts that a kernel's text stands on, each behind those that it needs."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """How kernels are made of nodes that nothing else shares a kernel with.
+
+    Attributes:
+        emit: Returns the kernel of a node; raises `Unfusable` where there is none.
+        objection: Says why torch's library is as fast as a kernel, or None where it is slower.
+        objection_by_kind: Says it for one of many sizes, which those near by share.
+    """
+
+    emit: Callable[[fx.Node, torch.nn.Module], Emitted]
+    objection: Callable[[Kernel], str | None]
+    objection_by_kind: Callable[[Kernel], str | None]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels of a kind.
+
+    Attributes:
+        computes: Tells whether a node is one that the family computes.
+        printers: How it is computed, see `Whole.way` → what prints it.
+        samples: Returns programs that the family computes, each with inputs, by name. Tests hold
+            them to float64 and the family's text to `Whole.evaluated`.
+        alone: How its nodes become kernels; None for those that are summed from products, which
+            `running.whole_operators` chooses together with what goes on with them.
+        tolerance: How many times eager's error a result may err.
+    """
+
+    computes: Callable[[fx.Node], bool]
+    printers: Mapping[str, type[WholePrinter]]
+    samples: Callable[[], Mapping[str, Sample]]
+    alone: Alone | None = None
+    tolerance: float = 2.0
+
+
+def _family_of(module: ModuleType) -> Iterator[tuple[str, Family]]:
+    if hasattr(module, "__path__"):
+        name = module.__name__.rpartition(".")[2]
+        yield name, importlib.import_module(f"{module.__name__}.family").FAMILY
+
+
+FAMILIES: Registry[Family] = Registry("family of kernels", __package__ or "", _family_of)
+"""Each family by the name of its folder."""
+
+
+def is_whole(node: fx.Node) -> bool:
+    """Tell whether a node is one that some family computes."""
+    return any(family.computes(node) for _, family in FAMILIES.items())
+
+
+def printer_of(kernel: Kernel) -> type[WholePrinter] | None:
+    """Return what prints a kernel that begins with a value made of whole tensors."""
+    return None if kernel.whole is None else _printers()[kernel.whole.way]
+
+
+def texts(kernels: Iterable[Kernel] | None = None) -> tuple[str, ...]:
+    """Return the texts that those of kernels stand on; those of all families where none are given.
+
+    Args:
+        kernels: The kernels.
+    """
+    printers: Iterable[Any] = _printers().values()
+    if kernels is not None:
+        printers = filter(None, map(printer_of, kernels))
+    return tuple(dict.fromkeys(text for printer in printers for text in printer.texts()))
+
+
+def _printers() -> dict[str, type[WholePrinter]]:
+    families = [family for _, family in FAMILIES.items()]
+    return {way: printer for family in families for way, printer in family.printers.items()}

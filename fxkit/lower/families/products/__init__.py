@@ -1,0 +1,1 @@
+"""Products of matrices, and what goes on with them."""

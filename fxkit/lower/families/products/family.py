@@ -1,0 +1,34 @@
+"""Products of matrices as a family of kernels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fxkit.lower.families.family import Family, Sample
+from fxkit.lower.families.products.matrices import is_matrix_product
+from fxkit.lower.families.products.printer import ProductPrinter
+from fxkit.lower.families.products.split_printer import SplitProductPrinter
+
+
+def _samples() -> dict[str, Sample]:
+    made = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=made)
+
+    return {
+        "square": (torch.mm, (rand(70, 65), rand(65, 50))),
+        "layer": (F.linear, (rand(33, 100), rand(49, 100), rand(49))),
+        "one row": (F.linear, (rand(1, 300), rand(130, 300))),
+        "turned": (lambda a, b: a.t() @ b, (rand(40, 24), rand(40, 100))),
+        "batch": (torch.bmm, (rand(3, 17, 200), rand(3, 200, 31))),
+        "followed": (lambda a, b: torch.relu(a @ b) * 2, (rand(20, 30), rand(30, 48))),
+    }
+
+
+FAMILY = Family(
+    computes=is_matrix_product,
+    printers={"product": ProductPrinter, "split_product": SplitProductPrinter},
+    samples=_samples,
+)

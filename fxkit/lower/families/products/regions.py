@@ -1,0 +1,140 @@
+"""Matrix products in a graph, each with the pointwise operators that go on with its result.
+
+A product and what follows it become one kernel: each block of the result is finished while it lies
+in the cache, and the product itself never goes through memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from fxkit.lower.families.convolutions.nodes import convolution_product, is_packed_convolution
+from fxkit.lower.families.products.columns import with_rows_of
+from fxkit.lower.families.products.matrices import is_matrix_product, matrix_product
+from fxkit.lower.families.products.node import ProductNode
+from fxkit.lower.loops.builder import Builder
+from fxkit.lower.loops.emit import Emitted, Operand
+from fxkit.lower.loops.group import Group
+from fxkit.lower.loops.index import row_major
+from fxkit.lower.loops.loop_ir import Access, Buffer, Instruction, Kernel, Store, Unfusable
+
+
+def is_product(node: fx.Node) -> bool:
+    """Tell whether a node multiplies matrices, or is a convolution that may be computed so."""
+    return is_matrix_product(node) or is_packed_convolution(node)
+
+
+def product_node(node: fx.Node, root: torch.nn.Module) -> ProductNode:
+    """Return a node that `is_product` as one that a kernel can compute.
+
+    Raises:
+        Unfusable: When no kernel can.
+    """
+    find = convolution_product if is_packed_convolution(node) else matrix_product
+    return find(node, root)
+
+
+def continues_product(group: Group, root: torch.nn.Module) -> bool:
+    """Tell whether a region goes on with a product that nothing else reads, and reduces nothing."""
+    return group.space.reduced is None and any(
+        all(user in group.coordinates for user in read.users) and _is_possible(read, root)
+        for read in group.reads
+        if is_product(read)
+    )
+
+
+def _is_possible(node: fx.Node, root: torch.nn.Module) -> bool:
+    try:
+        product_node(node, root)
+    except Unfusable:
+        return False
+    return True
+
+
+def alone(found: ProductNode) -> Emitted:
+    """Return the kernel of a product that nothing follows."""
+    product = found.product
+    sizes = (product.count * product.rows, product.columns)
+    in_order = tuple(row_major(sizes))
+    buffers = (Buffer("in0", torch.float32, False), Buffer("out0", torch.float32, True))
+    load = Instruction("load", (), torch.float32, Access(0, in_order))
+    store = Store(Access(1, in_order), 0)
+    copy = Kernel(sizes, 1, buffers, (load,), (store,))
+    return _joined(found, copy, 0, (), ((found.node, 0),))
+
+
+def followed_by(found: ProductNode, region: Emitted) -> Emitted | None:
+    """Return the kernel of a product and the region that reads it, or None when they don't fit.
+
+    They fit when the region goes through the product's result in the order in which it would lie
+    in memory, each element once, and reduces nothing.
+    """
+    buffer = region.inputs.index(found.node)
+    kernel = region.kernel
+    loads = {i.detail for i in kernel.body if i.op == "load" and i.detail.buffer == buffer}
+    if kernel.row_rank or kernel.has_checks or any(i.op == "index" for i in kernel.body):
+        return None
+    if kernel.points != found.product.count * found.product.rows * found.product.columns:
+        return None
+    if len(loads) != 1 or not _is_in_order(loads.pop(), kernel):
+        return None
+    split = with_rows_of(kernel, found.product.columns)
+    others = tuple(o for o in region.inputs if o is not found.node)
+    return split and _joined(found, replace(split, row_rank=1), buffer, others, region.outputs)
+
+
+def _is_in_order(access: Access, kernel: Kernel) -> bool:
+    is_plain = not (access.offset or access.scales or access.otherwise)
+    return is_plain and access.strides == tuple(row_major(kernel.sizes))
+
+
+def _joined(
+    found: ProductNode,
+    kernel: Kernel,
+    buffer: int,
+    others: tuple[Operand, ...],
+    outputs: tuple[tuple[fx.Node, int], ...],
+) -> Emitted:
+    """Put a product in the place of the loads of one buffer."""
+    operands = found.operands
+    kept = [p for p in range(len(kernel.buffers)) if p != buffer]
+    place = {old: new for new, old in enumerate(kept, len(operands))}
+    inputs = len(operands) + len(others)
+    buffers = [Buffer(f"in{p}", torch.float32, False) for p in range(len(operands))]
+    for old in kept:
+        is_output = kernel.buffers[old].is_output
+        position = len(buffers) - inputs if is_output else len(buffers)
+        name = f"{'out' if is_output else 'in'}{position}"
+        buffers.append(replace(kernel.buffers[old], name=name))
+
+    def moved(access: Access) -> Access:
+        return replace(access, buffer=place[access.buffer])
+
+    body, result = _product_body(found, len(kernel.sizes))
+    values: dict[int, int] = {}
+    for position, old in enumerate(kernel.body):
+        if old.op == "load" and old.detail.buffer == buffer:
+            values[position] = result
+            continue
+        detail = moved(old.detail) if old.op == "load" else old.detail
+        operands_now = tuple(values[o] for o in old.operands)
+        values[position] = len(body)
+        body.append(replace(old, operands=operands_now, detail=detail))
+    stores = tuple(Store(moved(s.access), values[s.value]) for s in kernel.stores)
+    joined = replace(kernel, buffers=tuple(buffers), body=tuple(body), stores=stores)
+    return Emitted(joined, (*operands, *others), outputs)
+
+
+def _product_body(found: ProductNode, rank: int) -> tuple[list[Instruction], int]:
+    """Return the instructions of a product, and the position of its node's value."""
+    builder = Builder()
+    total = builder.append(Instruction(found.product.op, (), torch.float32, found.product))
+    columns = [
+        builder.load(Access(buffer, (*[0] * (rank - 1), stride)), torch.float32)
+        for buffer, stride in enumerate(found.strides, 2)
+    ]
+    value = found.finish(builder, total, columns)
+    return builder.body, value.position

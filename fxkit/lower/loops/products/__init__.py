@@ -1,1 +1,0 @@
-"""Matrix products and convolutions in kernels, with the operators that go on with them."""

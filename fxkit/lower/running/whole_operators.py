@@ -1,0 +1,197 @@
+"""Which operators of whole tensors kernels compute, and which regions go on with products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from fxkit.analysis.effects import effects_of
+from fxkit.ir.op import resolve
+from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.families.family import FAMILIES, Alone
+from fxkit.lower.families.products.bias import has_bias
+from fxkit.lower.families.products.node import ProductNode
+from fxkit.lower.families.products.product import Product
+from fxkit.lower.families.products.regions import is_product, product_node
+from fxkit.lower.loops.emit import Emitted
+from fxkit.lower.loops.group import Group
+from fxkit.lower.loops.index import row_major
+from fxkit.lower.loops.loop_ir import Kernel, Unfusable
+
+
+@dataclass
+class Products:
+    """The products of a graph.
+
+    Attributes:
+        found: The products that kernels compute, by node.
+        followed: Position of a region among the steps → the product whose result it alone reads.
+        reasons: The other products, each with the reason why torch computes it.
+        biased: Position of a region → those of them with a bias whose result it alone reads.
+        packed: Those of them that the library computes with a weight which was packed once.
+    """
+
+    found: dict[fx.Node, ProductNode] = field(default_factory=dict)
+    followed: dict[int, ProductNode] = field(default_factory=dict)
+    reasons: dict[fx.Node, str] = field(default_factory=dict)
+    biased: dict[int, list[ProductNode]] = field(default_factory=dict)
+    packed: set[fx.Node] = field(default_factory=set)
+
+    def is_deferred(self, node: fx.Node) -> bool:
+        """Tell whether a product is computed together with the region that reads it."""
+        return any(product.node is node for product in self.followed.values())
+
+
+def choose_products(
+    gm: fx.GraphModule,
+    steps: Sequence[fx.Node | Group],
+    objection: Callable[[Product], str | None],
+    convolution_objection: Callable[[ProductNode], str | None],
+    packing_pays: Callable[[ProductNode, bool], bool],
+    may_split: bool = False,
+) -> Products:
+    """Choose the products that kernels compute.
+
+    Args:
+        gm: The module; every node has its type.
+        steps: The graph in the order in which it runs.
+        objection: Says why torch is as fast for a product, or None where a kernel is faster.
+        convolution_objection: Says it of a packed convolution.
+        packing_pays: Tells of a layer, and of whether the library adds its bias, whether that is
+            faster with the weight packed.
+        may_split: Whether numbers may be split where that is faster; see `Product.is_split`.
+    """
+    result = Products()
+    place = _places(steps)
+    for position, step in enumerate(steps):
+        if isinstance(step, Group) or not is_product(step):
+            continue
+        try:
+            found = product_node(step, gm)
+            if may_split:
+                found = _split(found, objection)
+            found = _winograd(found, convolution_objection)
+            reason = _reason(found, objection, convolution_objection)
+        except Unfusable as error:
+            result.reasons[step] = error.message
+            continue
+        region = _only_reader(step, steps, place)
+        if region is not None and any(map(_writes, steps[position + 1 : region])):
+            region = None
+        if reason is None:
+            result.found[step] = found
+            if region is not None:
+                result.followed.setdefault(region, found)
+            continue
+        if has_bias(found) and region is not None:
+            result.biased.setdefault(region, []).append(found)
+        adds_bias = has_bias(found) and region is None
+        if _has_constant_weight(found) and packing_pays(found, adds_bias):
+            result.packed.add(step)
+            reason = f"{reason}; its weight is packed once"
+        result.reasons[step] = reason
+    return result
+
+
+def _has_constant_weight(found: ProductNode) -> bool:
+    """Tell whether a node is a linear layer, its weight a parameter or buffer laid out in order."""
+    call, weight = resolve(found.node), found.operands[1]
+    if call is None or call.name != "aten.linear" or not isinstance(weight, fx.Node):
+        return False
+    known = type_of(weight)
+    is_read = weight.op == "get_attr" and isinstance(known, TensorType)
+    return is_read and known.stride == tuple(row_major(known.shape))
+
+
+def _split(found: ProductNode, objection: Callable[[Product], str | None]) -> ProductNode:
+    """Return a node with its product of split numbers, where that is one and is faster."""
+    if found.is_convolution or not isinstance(found.product, Product):
+        return found
+    product = replace(found.product, is_split=True)
+    return found if objection(product) else replace(found, product=product)
+
+
+def _winograd(found: ProductNode, objection: Callable[[ProductNode], str | None]) -> ProductNode:
+    """Return a node with its convolution in Winograd's way, where that may be and is faster."""
+    product = found.product
+    if isinstance(product, Product) or not product.may_be_winograd:
+        return found
+    turned = replace(found, product=replace(product, is_winograd=True))
+    return found if objection(turned) else turned
+
+
+def _reason(
+    found: ProductNode,
+    objection: Callable[[Product], str | None],
+    convolution_objection: Callable[[ProductNode], str | None],
+) -> str | None:
+    if found.is_convolution or not isinstance(found.product, Product):
+        return convolution_objection(found)
+    return objection(found.product)
+
+
+def choose_alone(
+    gm: fx.GraphModule,
+    steps: Sequence[fx.Node | Group],
+    objection: Callable[[Alone, Kernel], str | None],
+) -> tuple[dict[fx.Node, Emitted], dict[fx.Node, str]]:
+    """Choose the nodes that kernels compute with nothing else, as attention.
+
+    Args:
+        gm: The module; every node has its type.
+        steps: The graph in the order in which it runs.
+        objection: Says why torch's library is as fast as a kernel of such a family, or None.
+
+    Returns:
+        The kernels by node, and the reasons why torch computes the others.
+    """
+    families = [family for _, family in FAMILIES.items() if family.alone is not None]
+    found: dict[fx.Node, Emitted] = {}
+    reasons: dict[fx.Node, str] = {}
+    for step in steps:
+        if isinstance(step, Group):
+            continue
+        alone = next((f.alone for f in families if f.computes(step)), None)
+        if alone is None:
+            continue
+        try:
+            emitted = alone.emit(step, gm)
+            reason = objection(alone, emitted.kernel)
+        except Unfusable as error:
+            reasons[step] = error.message
+            continue
+        if reason is None:
+            found[step] = emitted
+        else:
+            reasons[step] = reason
+    return found, reasons
+
+
+def _places(steps: Sequence[fx.Node | Group]) -> dict[fx.Node, int]:
+    """Return the position of the step that computes a node."""
+    place: dict[fx.Node, int] = {}
+    for position, step in enumerate(steps):
+        nodes = step.coordinates if isinstance(step, Group) else (step,)
+        place.update(dict.fromkeys(nodes, position))
+    return place
+
+
+def _only_reader(
+    node: fx.Node, steps: Sequence[fx.Node | Group], place: dict[fx.Node, int]
+) -> int | None:
+    """Return the position of the region that alone reads a node, if there is one."""
+    readers = {place.get(user) for user in node.users}
+    if len(readers) != 1:
+        return None
+    reader = readers.pop()
+    return reader if reader is not None and isinstance(steps[reader], Group) else None
+
+
+def _writes(step: fx.Node | Group) -> bool:
+    """Tell whether a step may change memory that a product reads."""
+    if isinstance(step, Group):
+        return False
+    effects = effects_of(step)
+    return bool(effects.writes) or effects.is_opaque or effects.is_global

@@ -1,0 +1,174 @@
+"""Attention in kernels: masks, shared heads, layouts, rows that see nothing, what is left."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import fx
+
+from fxkit import config
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.lower import to_cpp
+from fxkit.lower.cpp.build import build
+from fxkit.lower.cpp.printer import print_unit
+from fxkit.lower.cpp.toolchain import vector_library
+from fxkit.lower.families.attention import trial as attention_trial
+from fxkit.lower.families.attention.attention import emit_attention
+from fxkit.lower.loops.interpreter import interpret
+from fxkit.lower.running import plan
+
+
+@pytest.fixture(autouse=True)
+def _in_kernels(monkeypatch):
+    monkeypatch.setattr(plan, "objection_alone", lambda alone, kernel: None)
+
+
+def rand(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def attend(q, k, v, mask=None, **options):
+    return F.scaled_dot_product_attention(q, k, v, mask, **options)
+
+
+def program(**options):
+    """Return a graph of attention over three tensors, and one that takes a mask too."""
+    plain = fx.symbolic_trace(lambda q, k, v: attend(q, k, v, **options))
+    masked = fx.symbolic_trace(lambda q, k, v, m: attend(q, k, v, m, **options))
+    return lambda *args: plain if len(args) == 3 else masked
+
+
+def check(args, **options):
+    gm = program(**options)(*args)
+    compiled = to_cpp(gm, args)
+    with torch.no_grad():
+        found, eager = compiled(*args), gm(*args)
+        exact = gm(*[a.double() if a.is_floating_point() else a for a in args])
+    assert [r.nodes for r in compiled.regions if r.kernel] == [("scaled_dot_product_attention",)]
+    assert compiled.report().calls == 1
+    assert (found.shape, found.stride()) == (eager.shape, eager.stride())
+    torch.testing.assert_close(found.isnan(), eager.isnan())
+    error, allowed = [(t - exact).nan_to_num().norm() for t in (found, eager)]
+    assert error <= 2 * allowed + 1e-6 * exact.nan_to_num().norm()
+    return found
+
+
+SHAPES = {
+    "short": ((2, 3, 7, 8), (2, 3, 9, 8), (2, 3, 9, 10)),
+    "long": ((1, 2, 150, 32), (1, 2, 200, 32), (1, 2, 200, 50)),
+    "one query": ((2, 3, 1, 16), (2, 3, 300, 16), (2, 3, 300, 16)),
+    "one key": ((2, 3, 5, 16), (2, 3, 1, 16), (2, 3, 1, 16)),
+    "three dimensions": ((3, 20, 16), (3, 30, 16), (3, 30, 16)),
+}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_attention(name, is_causal):
+    check([rand(*s) for s in SHAPES[name]], is_causal=is_causal)
+
+
+@pytest.mark.parametrize("shape", [(40, 50), (2, 1, 40, 50), (2, 1, 1, 50), (40, 1), (1, 50)])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_masks(shape, kind):
+    q, k = rand(2, 3, 40, 16), rand(2, 3, 50, 16)
+    mask = rand(*shape) > 0.5 if kind == torch.bool else rand(*shape)
+    check([q, k, k * 2, mask], scale=0.3)
+
+
+def test_a_query_that_sees_nothing_gives_zeros():
+    q, mask = rand(1, 2, 8, 16), torch.ones(8, 8, dtype=torch.bool)
+    mask[3] = False
+    assert check([q, q, q, mask])[:, :, 3].eq(0).all()
+    hidden = torch.zeros(8, 8).masked_fill(~mask, -torch.inf)
+    assert check([q, q, q, hidden])[:, :, 3].eq(0).all()
+
+
+def test_nan_spoils_the_rows_that_see_it():
+    q, k = rand(1, 2, 8, 16), rand(1, 2, 9, 16)
+    k[0, 0, 2, 3] = torch.nan
+    q[0, 1, 4, 0] = torch.inf
+    check([q, k, k.nan_to_num()])
+
+
+def test_heads_may_share_keys():
+    kv = rand(2, 2, 30, 16)
+    check([rand(2, 6, 20, 16), kv, kv * 2], enable_gqa=True)
+
+
+def test_heads_may_lie_in_one_tensor():
+    def split(x):
+        q, k, v = x.view(2, 50, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind()
+        return attend(q, k, v).transpose(1, 2).reshape(2, 50, 64)
+
+    x = rand(2, 50, 192)
+    compiled = to_cpp(fx.symbolic_trace(split), (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), split(x))
+    assert any("scaled_dot_product_attention" in r.nodes for r in compiled.regions if r.kernel)
+
+
+def reason(*args, **options):
+    compiled = to_cpp(program(**options)(*args), args)
+    (region,) = [r for r in compiled.regions if "scaled_dot" in r.nodes[0]]
+    return region.reason
+
+
+def test_what_is_left_to_torch_has_a_reason():
+    q = rand(1, 2, 8, 16)
+    assert "random" in reason(q, q, q, dropout_p=0.5)
+    assert "bf16" in reason(*[q.bfloat16()] * 3)
+    assert "broadcast" in reason(q.expand(3, 2, 8, 16), q, q)
+
+
+def test_where_torch_is_faster_it_stays(monkeypatch, tmp_path):
+    monkeypatch.setattr(plan, "objection_alone", lambda alone, kernel: alone.objection(kernel))
+    monkeypatch.setattr(attention_trial, "_measured", lambda *_: (2.0, 1.0))
+    q = rand(1, 2, 200, 32)
+    with config.using_cache_dir(tmp_path):
+        assert "torch's library attends 1 x 2 x [200, 32] over [200, 32]" in reason(q, q, q)
+
+
+def test_attention_is_timed(tmp_path):
+    q = rand(1, 2, 20, 32)
+    with config.using_cache_dir(tmp_path):
+        kernel = kernel_of([q, q, q, rand(20, 20)])
+        times = attention_trial._measured(kernel, kernel.body[0].detail, 1)
+    assert all(0 < one < 1 for one in times)
+
+
+def kernel_of(args, **options):
+    gm = program(**options)(*args)
+    propagate_types(gm, tuple(args))
+    node = next(n for n in gm.graph.nodes if n.op == "call_function")
+    return emit_attention(node, gm).kernel
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.tuples(*(st.integers(1, most) for most in (3, 3, 130, 130, 60, 60))),
+    is_turned=st.booleans(),
+    is_causal=st.booleans(),
+)
+def test_any_sizes(sizes, is_turned, is_causal):
+    batch, heads, queries, keys, depth, width = sizes
+
+    def made(*shape):
+        b, h, n, d = shape
+        return rand(b, n, h, d).transpose(1, 2) if is_turned else rand(*shape)
+
+    args = [made(batch, heads, queries, depth), made(batch, heads, keys, depth)]
+    args.append(made(batch, heads, keys, width))
+    kernel = kernel_of(args, is_causal=is_causal)
+    count = batch * heads * queries * width
+    expected, found = torch.empty(count), torch.empty(count)
+    assert interpret(kernel, args, [expected])
+    function = build(print_unit({"k": kernel}, vector_library())).handle.k
+    function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
+    function(*[t.data_ptr() for t in (*args, found)], 2)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,148 @@
+"""Each family does what its folder says: its samples run in kernels, right, in each of its ways."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import fx
+
+import fxkit
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.demo.judge import relative_error
+from fxkit.lower.cpp import matrix_unit
+from fxkit.lower.cpp.build import build
+from fxkit.lower.cpp.free_numbers import all_freed
+from fxkit.lower.cpp.printer import print_unit
+from fxkit.lower.cpp.toolchain import vector_library
+from fxkit.lower.families.family import FAMILIES, Sample, is_whole, printer_of
+from fxkit.lower.loops.interpreter import interpret
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.packed import convolution as packed
+from fxkit.lower.packed import rewriting
+from fxkit.lower.running import plan
+from fxkit.lower.running.kernel_call import KernelCall
+from tests.lower.families.convolutions.convolution_programs import call, numbered
+
+SAMPLES = {
+    f"{family}, {name}": (family, name)
+    for family, made in FAMILIES.items()
+    for name in made.samples()
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let kernels compute whatever they can, also where torch's library is faster."""
+    monkeypatch.setattr(plan, "objection", lambda product: None)
+    monkeypatch.setattr(plan, "convolution_objection", lambda found: None)
+    monkeypatch.setattr(plan, "objection_alone", lambda alone, kernel: None)
+    monkeypatch.setattr(rewriting, "FEWEST_DENSE", 1)
+
+
+def sample_of(name: str) -> Sample:
+    family, sample = SAMPLES[name]
+    if family == "convolutions" and not packed.is_available():
+        pytest.skip("torch without oneDNN")
+    return FAMILIES[family].samples()[sample]
+
+
+def test_each_folder_is_a_family() -> None:
+    assert list(FAMILIES) == ["attention", "convolutions", "products"]
+    ways = [way for _, family in FAMILIES.items() for way in family.printers]
+    assert len(set(ways)) == len(ways)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@torch.no_grad()
+def test_samples_run_in_kernels(name: str) -> None:
+    program, args = sample_of(name)
+    family = FAMILIES[SAMPLES[name][0]]
+    compiled = fxkit.compile(program)
+    found = compiled(*args)
+    (module,) = compiled.compiled_modules
+    assert any(kernel.whole is not None for kernel in module.kernels.values())
+    wide = copy.deepcopy(program).double() if isinstance(program, torch.nn.Module) else program
+    exact = wide(*[arg.double() if arg.is_floating_point() else arg for arg in args])
+    eager = max(relative_error(program(*args), exact), 2.0**-24)
+    assert relative_error(found, exact) <= family.tolerance * eager
+
+
+def ways_of(kernel: Kernel) -> Iterator[Kernel]:
+    """Yield a kernel in each way that its family has for it, on this machine."""
+    yield kernel
+    first, *others = kernel.body
+    for switch, may_be in (
+        ("is_winograd", getattr(first.detail, "may_be_winograd", False)),
+        ("is_split", matrix_unit.is_available()),
+    ):
+        if may_be and hasattr(first.detail, switch):
+            turned = replace(first, detail=replace(first.detail, **{switch: True}))
+            yield replace(kernel, body=(turned, *others))
+
+
+def kernels_of(name: str) -> list[tuple[Kernel, KernelCall]]:
+    program, args = sample_of(name)
+    compiled = fxkit.compile(program)
+    compiled(*args)
+    (module,) = compiled.compiled_modules
+    calls = [n.target for n in module.lowered.graph.nodes if isinstance(n.target, KernelCall)]
+    return [(call.kernel, call) for call in calls if call.kernel.whole is not None]
+
+
+def empty(made: KernelCall) -> list[torch.Tensor]:
+    """Return tensors of the types that a call of a kernel returns."""
+    return [torch.empty_strided(o.shape, o.stride, dtype=o.dtype) for o in made.outputs]  # type: ignore[arg-type]
+
+
+def filled(made: KernelCall) -> list[torch.Tensor]:
+    """Return tensors of the types that a call of a kernel takes."""
+    generator, tensors = torch.Generator().manual_seed(1), []
+    for known in made.inputs:
+        numbers = torch.randn(known.shape, generator=generator)
+        tensor = torch.empty_strided(known.shape, known.stride, dtype=known.dtype)  # type: ignore[arg-type]
+        tensors.append(tensor.copy_(numbers > 0 if known.dtype == torch.bool else numbers))
+    return tensors
+
+
+@pytest.mark.parametrize("is_free", [False, True])
+@pytest.mark.parametrize("name", SAMPLES)
+@torch.no_grad()
+def test_each_text_computes_what_its_detail_says(name: str, is_free: bool) -> None:
+    for kernel, made in kernels_of(name):
+        ways = [all_freed(way) if is_free else way for way in ways_of(kernel)]
+        handle = build(print_unit(numbered(ways), vector_library())).handle
+        inputs = filled(made)
+        (expected,) = empty(made)
+        assert interpret(kernel, inputs, [expected])
+        for number, way in enumerate(ways):
+            (found,) = empty(made)
+            call(getattr(handle, f"k{number}"), way, [*inputs, found])
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_samples_take_each_way_of_their_family(family: str) -> None:
+    names = [name for name, (of, _) in SAMPLES.items() if of == family]
+    kernels = [kernel for name in names for kernel, _ in kernels_of(name)]
+    taken = {printer_of(way) for kernel in kernels for way in ways_of(kernel)}
+    printers = FAMILIES[family].printers
+    without_unit = set() if matrix_unit.is_available() else {printers.get("split_product")}
+    assert taken | without_unit >= set(printers.values())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_nodes_are_told_apart(name: str) -> None:
+    program, args = sample_of(name)
+    gm = fxkit.capture(program, args).graph_module
+    assert sum(map(is_whole, gm.graph.nodes)) == (0 if "convolutions" in name else 1)
+
+
+def test_other_nodes_belong_to_none() -> None:
+    gm = fx.symbolic_trace(lambda x: torch.softmax(x, -1) * 2)
+    propagate_types(gm, (torch.ones(3, 4),))
+    assert not any(map(is_whole, gm.graph.nodes))

@@ -29,7 +29,7 @@ from fxkit.patterns.counterexamples import counterexample, tried
 from fxkit.patterns.engine import rewrite
 from fxkit.patterns.inputs import captures_of, make_operands, operand_cases, pattern_module
 from fxkit.patterns.lint import Finding, lint_rules
-from fxkit.patterns.pattern import Pattern
+from fxkit.patterns.pattern_nodes import Pattern
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.variants import plain_variants
 from fxkit.tracing.symbolic import symbolic_trace

@@ -8,6 +8,7 @@ says what a captured operand has to be; a replacement may use constants that are
 from __future__ import annotations
 
 from fxkit.patterns.language import any_of, computed, named, operand, optional, repeated
-from fxkit.patterns.pattern import Pattern, pattern
+from fxkit.patterns.pattern_nodes import Pattern
+from fxkit.patterns.templates import pattern
 
 __all__ = ["Pattern", "any_of", "computed", "named", "operand", "optional", "pattern", "repeated"]

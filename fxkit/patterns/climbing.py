@@ -8,7 +8,15 @@ from typing import Any
 from torch import fx
 
 from fxkit.ir.op import operator_of
-from fxkit.patterns.pattern import AnyOf, Capture, Chain, Named, Operation, PatternNode, slice_parts
+from fxkit.patterns.pattern_nodes import (
+    AnyOf,
+    Capture,
+    Chain,
+    Named,
+    Operation,
+    PatternNode,
+    slice_parts,
+)
 
 
 class Climb:

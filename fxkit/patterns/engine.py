@@ -30,12 +30,13 @@ from fxkit.ir.session import EditSession, edit
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.patterns.language import COMPUTES, computation
 from fxkit.patterns.matching import Match
-from fxkit.patterns.pattern import Pattern, pattern
+from fxkit.patterns.pattern_nodes import Pattern
 from fxkit.patterns.placing import Place
 from fxkit.patterns.rewrite_report import RewriteReport, Site, Tally
 from fxkit.patterns.rewriting import Rule, check_rules, objection_of
 from fxkit.patterns.safety import Safety
 from fxkit.patterns.straight import find_match
+from fxkit.patterns.templates import pattern
 from fxkit.patterns.worklist import Worklist
 
 # Rules defined in here are proven, types and all.

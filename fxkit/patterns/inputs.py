@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from fxkit.errors import RewriteError
-from fxkit.patterns.pattern import Capture, Constant, Operation, slice_parts
+from fxkit.patterns.pattern_nodes import Capture, Constant, Operation, slice_parts
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.variants import plain_variants
 

@@ -20,7 +20,7 @@ from fxkit.ir.printer import format_graph
 from fxkit.patterns.engine import refusal, rewrite
 from fxkit.patterns.inputs import captures_of, make_operands, operand_cases, pattern_module
 from fxkit.patterns.matching import Match, match_at
-from fxkit.patterns.pattern import Pattern
+from fxkit.patterns.pattern_nodes import Pattern
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.variants import plain_variants
 

@@ -19,7 +19,7 @@ from fxkit.ir.printer import format_node, format_source, format_value
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.axes import same_axes
 from fxkit.patterns.climbing import Climb
-from fxkit.patterns.pattern import (
+from fxkit.patterns.pattern_nodes import (
     AnyOf,
     Capture,
     Chain,

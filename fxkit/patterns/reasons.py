@@ -15,9 +15,10 @@ from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_node, format_source
 from fxkit.patterns.engine import refusal
 from fxkit.patterns.matching import Miss, match_at
-from fxkit.patterns.pattern import Pattern, pattern
+from fxkit.patterns.pattern_nodes import Pattern
 from fxkit.patterns.rewriting import Rule, check_rules
 from fxkit.patterns.safety import Safety
+from fxkit.patterns.templates import pattern
 
 
 @dataclass(frozen=True)

@@ -30,15 +30,8 @@ from fxkit.ir.provenance import source_of
 from fxkit.patterns.fitting import Demands
 from fxkit.patterns.language import Operand
 from fxkit.patterns.matching import Match
-from fxkit.patterns.pattern import (
-    Capture,
-    Pattern,
-    PatternBuilder,
-    PatternNode,
-    output_values,
-    pattern,
-    trace_template,
-)
+from fxkit.patterns.pattern_nodes import Capture, Pattern, PatternNode
+from fxkit.patterns.templates import PatternBuilder, output_values, pattern, trace_template
 
 Where = Callable[[Match], "bool | str"]
 

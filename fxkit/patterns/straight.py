@@ -18,7 +18,13 @@ from fxkit.ir.attributes import type_of_operand
 from fxkit.ir.op import resolve
 from fxkit.patterns.axes import same_axes, same_swap
 from fxkit.patterns.matching import Match, is_floating, is_same_binding, match_at
-from fxkit.patterns.pattern import Capture, Constant, Operation, Pattern, is_same_constant
+from fxkit.patterns.pattern_nodes import (
+    Capture,
+    Constant,
+    Operation,
+    Pattern,
+    is_same_constant,
+)
 
 
 class _Step(NamedTuple):

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fxkit.patterns.pattern import (
+from fxkit.patterns.pattern_nodes import (
     AnyOf,
     Capture,
     Chain,

@@ -17,7 +17,7 @@ from fxkit.patterns.engine import find
 from fxkit.patterns.language import any_of, named, optional, repeated
 from fxkit.patterns.matching import Match, Miss, match_at
 from fxkit.patterns.matching import _Search as Search
-from fxkit.patterns.pattern import pattern
+from fxkit.patterns.templates import pattern
 from fxkit.tracing.symbolic import symbolic_trace
 
 _X = torch.randn(3, 4)

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from fxkit.errors import FxkitError
 from fxkit.patterns.language import any_of
-from fxkit.patterns.pattern import pattern
 from fxkit.patterns.reasons import explain
 from fxkit.patterns.rewriting import rule
+from fxkit.patterns.templates import pattern
 from fxkit.tracing.symbolic import symbolic_trace
 
 _SILU = rule(lambda x: x * torch.sigmoid(x), lambda x: F.silu(x), name="silu")

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from fxkit.patterns.language import any_of, named, optional, repeated
-from fxkit.patterns.pattern import Pattern, pattern
+from fxkit.patterns.pattern_nodes import Pattern
+from fxkit.patterns.templates import pattern
 from fxkit.patterns.variants import plain_variants
 
 

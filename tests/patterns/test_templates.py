@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fxkit.errors import PatternError
-from fxkit.patterns.pattern import Capture, Constant, Operation, is_same_constant, pattern
+from fxkit.patterns.pattern_nodes import Capture, Constant, Operation, is_same_constant
 from fxkit.patterns.rewriting import rule
+from fxkit.patterns.templates import pattern
 
 
 def test_parameters_are_captures_and_literals_are_constants() -> None:
@@ -40,7 +41,7 @@ def test_a_value_used_twice_is_one_operation() -> None:
 def test_operations_come_operands_first_and_carry_their_line() -> None:
     found = pattern(lambda x: torch.exp(-x))
     assert [operation.operator for operation in found.operations] == ["aten.neg", "aten.exp"]
-    assert all(operation.source.startswith("test_pattern.py:") for operation in found.operations)
+    assert all(operation.source.startswith("test_templates.py:") for operation in found.operations)
 
 
 def test_several_results_end_with_the_root() -> None:

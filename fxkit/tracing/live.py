@@ -10,7 +10,7 @@ import torch
 from fxkit.errors import UnsupportedError
 from fxkit.tracing.captured import Captured, capture_error
 from fxkit.tracing.runs.free_sizes import Request
-from fxkit.tracing.symbolic import capture_symbolically
+from fxkit.tracing.symbolic_capture import capture_symbolically
 
 MODES = ("whole", "live", "symbolic", "aten", "export", "partial")
 

@@ -140,59 +140,6 @@ def test_modes_are_restored_when_tracing_fails():
     assert torch.is_grad_enabled()
 
 
-def test_capture_symbolically_holds_for_all_shapes():
-    net = Net()
-    captured = capture(net, (torch.ones(2, 4),), mode="symbolic")
-    for batch in (1, 2, 7):
-        a = torch.rand(batch, 4)
-        assert torch.equal(captured(a), net(a))
-    assert captured.recaptures == 0
-
-
-def test_capture_symbolically_with_nested_arguments_and_results():
-    def fn(batch: dict[str, Any], scale: float) -> dict[str, Any]:
-        return {"sum": batch["a"] + batch["b"][0] * scale, "same": [batch["a"], None]}
-
-    args = ({"a": torch.rand(3), "b": [torch.rand(3)]}, 2.0)
-    captured = capture(fn, args, mode="symbolic")
-    got, expected = captured(*args), fn(*args)
-    assert torch.equal(got["sum"], expected["sum"])
-    assert got["same"][0] is args[0]["a"] and got["same"][1] is None
-    assert torch.equal(captured.graph_module(args[0]["a"], args[0]["b"][0])[0], expected["sum"])
-    assert "expected args[1] to be 2.0, got 3.0" in captured.explain(args[0], 3.0)
-
-
-def test_capture_symbolically_a_method():
-    class Encoder(Net):
-        def encode(self, a: torch.Tensor) -> torch.Tensor:
-            return self.forward(a) + 1
-
-    net = Encoder()
-    captured = capture(net.encode, (torch.ones(2, 4),), mode="symbolic")
-    assert torch.equal(captured(torch.ones(3, 4)), net.encode(torch.ones(3, 4)))
-
-
-def test_capture_symbolically_guards_training_flags_and_modes():
-    class Dropping(Net):
-        def forward(self, a: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                b = super().forward(a)
-            return b + 1 if self.training else b
-
-    net = Dropping().eval()
-    captured = capture(net, (torch.ones(2, 4),), mode="symbolic")
-    with torch.no_grad():
-        assert "grad off" in captured.explain(torch.ones(2, 4))
-    net.train()
-    assert "in training mode" in captured.explain(torch.ones(2, 4))
-    assert torch.equal(captured(torch.ones(2, 4)), net(torch.ones(2, 4)))
-
-
-def test_capture_symbolically_refuses_a_branch():
-    with pytest.raises(CaptureError, match="an `if`, `while`"):
-        capture(branches, (torch.ones(3),), mode="symbolic")
-
-
 @pytest.mark.parametrize("root", [3, None, "relu"])
 def test_what_cannot_be_called_is_refused(root: Any):
     with pytest.raises(UnsupportedError, match=r"expected something to call, got (int|None|str)"):

@@ -55,8 +55,7 @@ class CudaPolicy(Policy):
 
 _CALLS = Calls(
     CudaCall,
-    lambda product: "products are left to torch's library, on a GPU and beside it",
-    lambda alone, kernel: "attention is left to torch's library, on a GPU and beside it",
+    lambda kernels, found: "it is left to torch's library, on a GPU and beside it",
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from fxkit.lower.cpp.kernel import KernelPrinter
+from fxkit.lower.families.products.node import ProductNode
 from fxkit.lower.loops.emit import Emitted
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import schedule
@@ -43,6 +44,10 @@ class WholePrinter(KernelPrinter):
         """Return the texts that a kernel's text stands on, each behind those that it needs."""
 
 
+def _in_no_other_way(found: ProductNode, may_split: bool) -> tuple[ProductNode, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Alone:
     """How kernels are made of nodes that nothing else shares a kernel with.
@@ -59,23 +64,41 @@ class Alone:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """How kernels are made of nodes together with the region that reads them.
+
+    Attributes:
+        find: Returns what is summed for a node; raises `Unfusable` where no kernel can.
+        objection: Says why torch's library is as fast as a kernel, or None where it is slower.
+        objection_by_kind: Says it for one of many sizes, which those near by share.
+        others: Returns other ways to sum it, which are taken where they are faster than the library
+            and than the usual one. Is also told whether numbers may be split; see
+            `Product.is_split`.
+    """
+
+    find: Callable[[fx.Node, torch.nn.Module], ProductNode]
+    objection: Callable[[ProductNode], str | None]
+    objection_by_kind: Callable[[ProductNode], str | None]
+    others: Callable[[ProductNode, bool], Sequence[ProductNode]] = _in_no_other_way
+
+
+@dataclass(frozen=True)
 class Family:
     """Kernels of a kind.
 
     Attributes:
         computes: Tells whether a node is one that the family computes.
         printers: How it is computed, see `Whole.way` → what prints it.
+        kernels: How its nodes become kernels.
         samples: Returns programs that the family computes, each with inputs, by name. Tests hold
             them to float64 and the family's text to `Whole.evaluated`.
-        alone: How its nodes become kernels; None for those that are summed from products, which
-            `running.whole_operators` chooses together with what goes on with them.
         tolerance: How many times eager's error a result may err.
     """
 
     computes: Callable[[fx.Node], bool]
     printers: Mapping[str, type[WholePrinter]]
+    kernels: Alone | Joined
     samples: Callable[[], Mapping[str, Sample]]
-    alone: Alone | None = None
     tolerance: float = 2.0
 
 
@@ -89,9 +112,9 @@ FAMILIES: Registry[Family] = Registry("family of kernels", __package__ or "", _f
 """Each family by the name of its folder."""
 
 
-def is_whole(node: fx.Node) -> bool:
-    """Tell whether a node is one that some family computes."""
-    return any(family.computes(node) for _, family in FAMILIES.items())
+def kernels_of(node: fx.Node) -> Alone | Joined | None:
+    """Return how kernels are made of a node; None where no family computes it."""
+    return next((f.kernels for _, f in FAMILIES.items() if f.computes(node)), None)
 
 
 def printer_of(kernel: Kernel) -> type[WholePrinter] | None:

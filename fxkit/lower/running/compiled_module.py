@@ -13,7 +13,7 @@ from torch import fx, nn
 from fxkit.errors import UnsupportedError
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.ir.types import TensorType, type_of, type_of_value
-from fxkit.lower.families.family import is_whole
+from fxkit.lower.families.family import kernels_of
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.running import binding
 from fxkit.lower.running.building import Built
@@ -226,7 +226,7 @@ class CompiledModule(nn.Module):
             calls=self._calls[_FUSED] + (0 if program is None else program.calls),
             eager_calls={why: count for why, count in self._calls.items() if why != _FUSED},
             kernel_misses=sum(call.misses for call in self._plan.calls.values()),
-            whole=frozenset(n.name for n in nodes if is_whole(n)),
+            whole=frozenset(n.name for n in nodes if kernels_of(n) is not None),
         )
 
 

@@ -15,8 +15,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.collector import paused_collector
 from fxkit.ir import types
 from fxkit.ir.types import type_of
-from fxkit.lower.families.convolutions.trial import convolution_objection_by_kind
-from fxkit.lower.families.products.trial import objection_by_kind
+from fxkit.lower.families.family import Alone, Joined
 from fxkit.lower.loops.candidates import is_candidate
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.partitioner import partition
@@ -77,13 +76,14 @@ def to_cpp(
         return lower_typed(gm, policy, tune=tune)
     # What pays at one size only would ask for another build at the next.
     structural = policy or Policy()
-    calls = Calls(
-        product=objection_by_kind,
-        alone=lambda alone, kernel: alone.objection_by_kind(kernel),
-        convolution=convolution_objection_by_kind,
-    )
+    calls = Calls(objection=objection_by_kind)
     build = functools.partial(stock.build, others=lambda: _alternatives(gm, structural))
     return lower_typed(gm, structural, tune=tune, calls=calls, build=build)
+
+
+def objection_by_kind(kernels: Alone | Joined, found: Any) -> str | None:
+    """Do as `plan.objection` for one of many sizes: those near by get the same answer."""
+    return kernels.objection_by_kind(found)
 
 
 def _alternatives(gm: fx.GraphModule, policy: Policy) -> dict[str, Kernel]:
@@ -101,7 +101,7 @@ def _with_objection(reason: str | None) -> Calls:
     def objection(*_: Any) -> str | None:
         return reason
 
-    return Calls(product=objection, alone=objection, convolution=objection)
+    return Calls(objection=objection)
 
 
 def to_cpp_as_recorded(

@@ -13,14 +13,11 @@ from torch import fx
 from fxkit.ir.op import resolve
 from fxkit.ir.provenance import derive
 from fxkit.ir.types import TensorType, set_type, type_of
-from fxkit.lower.families.convolutions.trial import convolution_objection
-from fxkit.lower.families.family import Alone
+from fxkit.lower.families.family import Alone, Joined
 from fxkit.lower.families.products.bias import with_bias
 from fxkit.lower.families.products.node import ProductNode
 from fxkit.lower.families.products.packing_trial import packing_pays
-from fxkit.lower.families.products.product import Product
 from fxkit.lower.families.products.regions import alone, followed_by
-from fxkit.lower.families.products.trial import objection
 from fxkit.lower.loops.candidates import operand_type, position_taken
 from fxkit.lower.loops.emit import Emitted, Operand, emit, result_type
 from fxkit.lower.loops.group import Group
@@ -29,7 +26,7 @@ from fxkit.lower.loops.partitioner import Partition
 from fxkit.lower.packed.linear import linear
 from fxkit.lower.running.kernel_call import KernelCall
 from fxkit.lower.running.lower_report import Region
-from fxkit.lower.running.whole_operators import choose_alone, choose_products
+from fxkit.lower.running.whole_operators import Objection, choose_alone, choose_products
 
 
 @dataclass
@@ -58,9 +55,9 @@ def _never(found: ProductNode, adds_bias: bool) -> bool:
     return False
 
 
-def objection_alone(alone: Alone, kernel: Kernel) -> str | None:
-    """Return why the library is as fast as a kernel of its own, or None where that is faster."""
-    return alone.objection(kernel)
+def objection(kernels: Alone | Joined, found: Any) -> str | None:
+    """Return why torch's library is as fast for what a kernel can compute, or None."""
+    return kernels.objection(found)
 
 
 @dataclass(frozen=True)
@@ -69,17 +66,13 @@ class Calls:
 
     Attributes:
         make: Makes the call of a kernel.
-        product: Says why the library computes a product, or None.
-        alone: Says why the library computes what a kernel of a family would compute alone, or None.
-        convolution: Says why the library computes a packed convolution, or None.
+        objection: Says why the library computes what a kernel of a family can, or None.
         packing: Tells whether the library is faster with the weight of a layer packed; see
             `packing_pays`.
     """
 
     make: Callable[..., KernelCall] = KernelCall
-    product: Callable[[Product], str | None] = objection
-    alone: Callable[[Alone, Kernel], str | None] = objection_alone
-    convolution: Callable[[ProductNode], str | None] = convolution_objection
+    objection: Objection = objection
     packing: Callable[[ProductNode, bool], bool] = _never
 
 
@@ -94,7 +87,7 @@ def make_plan(
         calls: How kernels are called.
         may_split: Whether the numbers of a product may be split; see `Product.is_split`.
     """
-    usual = Calls(KernelCall, objection, objection_alone, convolution_objection, packing_pays)
+    usual = Calls(KernelCall, objection, packing_pays)
     return _Planner(gm, partition, calls or usual, may_split).run()
 
 
@@ -112,11 +105,11 @@ class _Planner:
         self._env: dict[fx.Node, fx.Node] = {}
         self._parts: dict[tuple[fx.Node, int], fx.Node] = {}
         self._products = choose_products(
-            gm, partition.steps, calls.product, calls.convolution, calls.packing, may_split
+            gm, partition.steps, calls.objection, calls.packing, may_split
         )
         self._reasons.update(self._products.reasons)
         self._plan.has_packed = bool(self._products.packed)
-        self._alone, reasons = choose_alone(gm, partition.steps, calls.alone)
+        self._alone, reasons = choose_alone(gm, partition.steps, calls.objection)
         self._reasons.update(reasons)
         self._unbiased: dict[fx.Node, ProductNode] = {}
         self._with_biases: dict[int, Emitted] = {}

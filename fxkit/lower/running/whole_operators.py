@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.families.family import FAMILIES, Alone
+from fxkit.lower.families.family import Alone, Joined, kernels_of
 from fxkit.lower.families.products.bias import has_bias
 from fxkit.lower.families.products.node import ProductNode
-from fxkit.lower.families.products.product import Product
-from fxkit.lower.families.products.regions import is_product, product_node
 from fxkit.lower.loops.emit import Emitted
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.index import row_major
-from fxkit.lower.loops.loop_ir import Kernel, Unfusable
+from fxkit.lower.loops.loop_ir import Unfusable
+
+Objection = Callable[[Alone | Joined, Any], str | None]
+"""Says of how a node becomes a kernel, and of what it becomes, why torch is as fast, or None."""
 
 
 @dataclass
@@ -47,8 +49,7 @@ class Products:
 def choose_products(
     gm: fx.GraphModule,
     steps: Sequence[fx.Node | Group],
-    objection: Callable[[Product], str | None],
-    convolution_objection: Callable[[ProductNode], str | None],
+    objection: Objection,
     packing_pays: Callable[[ProductNode, bool], bool],
     may_split: bool = False,
 ) -> Products:
@@ -57,8 +58,7 @@ def choose_products(
     Args:
         gm: The module; every node has its type.
         steps: The graph in the order in which it runs.
-        objection: Says why torch is as fast for a product, or None where a kernel is faster.
-        convolution_objection: Says it of a packed convolution.
+        objection: Says why torch is as fast for what a kernel can compute, or None.
         packing_pays: Tells of a layer, and of whether the library adds its bias, whether that is
             faster with the weight packed.
         may_split: Whether numbers may be split where that is faster; see `Product.is_split`.
@@ -66,14 +66,12 @@ def choose_products(
     result = Products()
     place = _places(steps)
     for position, step in enumerate(steps):
-        if isinstance(step, Group) or not is_product(step):
+        kernels = None if isinstance(step, Group) else kernels_of(step)
+        if isinstance(step, Group) or not isinstance(kernels, Joined):
             continue
         try:
-            found = product_node(step, gm)
-            if may_split:
-                found = _split(found, objection)
-            found = _winograd(found, convolution_objection)
-            reason = _reason(found, objection, convolution_objection)
+            found = kernels.find(step, gm)
+            found, reason = _fastest(kernels, found, objection, may_split)
         except Unfusable as error:
             result.reasons[step] = error.message
             continue
@@ -105,60 +103,40 @@ def _has_constant_weight(found: ProductNode) -> bool:
     return is_read and known.stride == tuple(row_major(known.shape))
 
 
-def _split(found: ProductNode, objection: Callable[[Product], str | None]) -> ProductNode:
-    """Return a node with its product of split numbers, where that is one and is faster."""
-    if found.is_convolution or not isinstance(found.product, Product):
-        return found
-    product = replace(found.product, is_split=True)
-    return found if objection(product) else replace(found, product=product)
-
-
-def _winograd(found: ProductNode, objection: Callable[[ProductNode], str | None]) -> ProductNode:
-    """Return a node with its convolution in Winograd's way, where that may be and is faster."""
-    product = found.product
-    if isinstance(product, Product) or not product.may_be_winograd:
-        return found
-    turned = replace(found, product=replace(product, is_winograd=True))
-    return found if objection(turned) else turned
-
-
-def _reason(
-    found: ProductNode,
-    objection: Callable[[Product], str | None],
-    convolution_objection: Callable[[ProductNode], str | None],
-) -> str | None:
-    if found.is_convolution or not isinstance(found.product, Product):
-        return convolution_objection(found)
-    return objection(found.product)
+def _fastest(
+    kernels: Joined, found: ProductNode, objection: Objection, may_split: bool
+) -> tuple[ProductNode, str | None]:
+    """Return a node as it is summed fastest, and why torch is as fast as that, or None."""
+    for other in kernels.others(found, may_split):
+        if objection(kernels, other) is None:
+            return other, None
+    return found, objection(kernels, found)
 
 
 def choose_alone(
     gm: fx.GraphModule,
     steps: Sequence[fx.Node | Group],
-    objection: Callable[[Alone, Kernel], str | None],
+    objection: Objection,
 ) -> tuple[dict[fx.Node, Emitted], dict[fx.Node, str]]:
     """Choose the nodes that kernels compute with nothing else, as attention.
 
     Args:
         gm: The module; every node has its type.
         steps: The graph in the order in which it runs.
-        objection: Says why torch's library is as fast as a kernel of such a family, or None.
+        objection: Says why torch is as fast for what a kernel can compute, or None.
 
     Returns:
         The kernels by node, and the reasons why torch computes the others.
     """
-    families = [family for _, family in FAMILIES.items() if family.alone is not None]
     found: dict[fx.Node, Emitted] = {}
     reasons: dict[fx.Node, str] = {}
     for step in steps:
-        if isinstance(step, Group):
-            continue
-        alone = next((f.alone for f in families if f.computes(step)), None)
-        if alone is None:
+        kernels = None if isinstance(step, Group) else kernels_of(step)
+        if isinstance(step, Group) or not isinstance(kernels, Alone):
             continue
         try:
-            emitted = alone.emit(step, gm)
-            reason = objection(alone, emitted.kernel)
+            emitted = kernels.emit(step, gm)
+            reason = objection(kernels, emitted.kernel)
         except Unfusable as error:
             reasons[step] = error.message
             continue

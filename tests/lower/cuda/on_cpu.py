@@ -66,7 +66,7 @@ class Lowering:
     def __call__(self, gm: fx.GraphModule, args: tuple[Any, ...]) -> CompiledModule:
         typed(gm, args)
         policy = CudaPolicy(min_members=1, gpu=torch.device("cpu"))
-        calls = Calls(ShimCall, _left_to_torch, _left_to_torch)
+        calls = Calls(ShimCall, _left_to_torch)
         module = lower_typed(gm, policy, calls=calls, build=self._build)
         module.native_program = None
         return module

@@ -18,7 +18,8 @@ from fxkit.lower.cpp.build import build
 from fxkit.lower.cpp.free_numbers import all_freed
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.cpp.toolchain import vector_library
-from fxkit.lower.families.family import FAMILIES, Sample, is_whole, printer_of
+from fxkit.lower.families import family
+from fxkit.lower.families.family import FAMILIES, Sample, printer_of
 from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.packed import convolution as packed
@@ -37,9 +38,7 @@ SAMPLES = {
 @pytest.fixture(autouse=True)
 def _in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let kernels compute whatever they can, also where torch's library is faster."""
-    monkeypatch.setattr(plan, "objection", lambda product: None)
-    monkeypatch.setattr(plan, "convolution_objection", lambda found: None)
-    monkeypatch.setattr(plan, "objection_alone", lambda alone, kernel: None)
+    monkeypatch.setattr(plan, "objection", lambda *_: None)
     monkeypatch.setattr(rewriting, "FEWEST_DENSE", 1)
 
 
@@ -60,7 +59,7 @@ def test_each_folder_is_a_family() -> None:
 @torch.no_grad()
 def test_samples_run_in_kernels(name: str) -> None:
     program, args = sample_of(name)
-    family = FAMILIES[SAMPLES[name][0]]
+    tolerance = FAMILIES[SAMPLES[name][0]].tolerance
     compiled = fxkit.compile(program)
     found = compiled(*args)
     (module,) = compiled.compiled_modules
@@ -68,7 +67,7 @@ def test_samples_run_in_kernels(name: str) -> None:
     wide = copy.deepcopy(program).double() if isinstance(program, torch.nn.Module) else program
     exact = wide(*[arg.double() if arg.is_floating_point() else arg for arg in args])
     eager = max(relative_error(program(*args), exact), 2.0**-24)
-    assert relative_error(found, exact) <= family.tolerance * eager
+    assert relative_error(found, exact) <= tolerance * eager
 
 
 def ways_of(kernel: Kernel) -> Iterator[Kernel]:
@@ -139,10 +138,12 @@ def test_samples_take_each_way_of_their_family(family: str) -> None:
 def test_nodes_are_told_apart(name: str) -> None:
     program, args = sample_of(name)
     gm = fxkit.capture(program, args).graph_module
-    assert sum(map(is_whole, gm.graph.nodes)) == (0 if "convolutions" in name else 1)
+    assert sum(family.kernels_of(n) is not None for n in gm.graph.nodes) == (
+        0 if "convolutions" in name else 1
+    )
 
 
 def test_other_nodes_belong_to_none() -> None:
     gm = fx.symbolic_trace(lambda x: torch.softmax(x, -1) * 2)
     propagate_types(gm, (torch.ones(3, 4),))
-    assert not any(map(is_whole, gm.graph.nodes))
+    assert all(family.kernels_of(node) is None for node in gm.graph.nodes)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not packed.is_available(), reason="no MKL, or no
 
 @pytest.fixture(autouse=True)
 def all_are_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(plan, "objection", lambda product: "the library is faster")
+    monkeypatch.setattr(plan, "objection", lambda *_: "the library is faster")
     monkeypatch.setattr(plan, "packing_pays", lambda found, adds_bias: True)
     with torch.no_grad():
         yield

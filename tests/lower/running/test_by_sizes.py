@@ -124,8 +124,8 @@ def test_a_stock_counts_what_was_not_in_it() -> None:
 def test_a_product_may_change_hands_without_a_build(
     monkeypatch: pytest.MonkeyPatch, built: list[tuple[str, ...]]
 ) -> None:
-    def objection(product: Any) -> str | None:
-        return "the library is faster" if product.rows > 40 else None
+    def objection(kernels: Any, found: Any) -> str | None:
+        return "the library is faster" if found.product.rows > 40 else None
 
     monkeypatch.setattr(lowering, "objection_by_kind", objection)
     weight = torch.randn(16, 24)

@@ -38,6 +38,6 @@ def _samples() -> dict[str, Sample]:
 FAMILY = Family(
     computes=is_attention,
     printers={"attention": AttentionPrinter},
+    kernels=Alone(emit_attention, attention_objection, attention_objection_by_kind),
     samples=_samples,
-    alone=Alone(emit_attention, attention_objection, attention_objection_by_kind),
 )

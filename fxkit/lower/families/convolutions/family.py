@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from fxkit.lower.families.convolutions.nodes import is_packed_convolution
+from fxkit.lower.families.convolutions.convolution import Convolution
+from fxkit.lower.families.convolutions.nodes import convolution_product, is_packed_convolution
 from fxkit.lower.families.convolutions.printer import ConvolutionPrinter, DepthwisePrinter
+from fxkit.lower.families.convolutions.trial import (
+    convolution_objection,
+    convolution_objection_by_kind,
+)
 from fxkit.lower.families.convolutions.winograd_printer import WinogradPrinter
-from fxkit.lower.families.family import Family, Sample
+from fxkit.lower.families.family import Family, Joined, Sample
+from fxkit.lower.families.products.node import ProductNode
 
 
 def _samples() -> dict[str, Sample]:
@@ -37,6 +44,14 @@ def _samples() -> dict[str, Sample]:
     }
 
 
+def _others(found: ProductNode, may_split: bool) -> list[ProductNode]:
+    """Return a convolution in Winograd's way, where that serves."""
+    one = found.product
+    if not isinstance(one, Convolution) or not one.may_be_winograd:
+        return []
+    return [replace(found, product=replace(one, is_winograd=True))]
+
+
 FAMILY = Family(
     computes=is_packed_convolution,
     printers={
@@ -44,5 +59,8 @@ FAMILY = Family(
         "depthwise": DepthwisePrinter,
         "winograd": WinogradPrinter,
     },
+    kernels=Joined(
+        convolution_product, convolution_objection, convolution_objection_by_kind, _others
+    ),
     samples=_samples,
 )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
-from fxkit.lower.families.family import Family, Sample
-from fxkit.lower.families.products.matrices import is_matrix_product
+from fxkit.lower.families.family import Family, Joined, Sample
+from fxkit.lower.families.products.matrices import is_matrix_product, matrix_product
+from fxkit.lower.families.products.node import ProductNode
 from fxkit.lower.families.products.printer import ProductPrinter
+from fxkit.lower.families.products.product import Product
 from fxkit.lower.families.products.split_printer import SplitProductPrinter
+from fxkit.lower.families.products.trial import objection, objection_by_kind
 
 
 def _samples() -> dict[str, Sample]:
@@ -27,8 +32,25 @@ def _samples() -> dict[str, Sample]:
     }
 
 
+def _objection(found: ProductNode) -> str | None:
+    assert isinstance(found.product, Product)
+    return objection(found.product)
+
+
+def _objection_by_kind(found: ProductNode) -> str | None:
+    assert isinstance(found.product, Product)
+    return objection_by_kind(found.product)
+
+
+def _others(found: ProductNode, may_split: bool) -> list[ProductNode]:
+    """Return a product of split numbers."""
+    assert isinstance(found.product, Product)
+    return [replace(found, product=replace(found.product, is_split=True))] if may_split else []
+
+
 FAMILY = Family(
     computes=is_matrix_product,
     printers={"product": ProductPrinter, "split_product": SplitProductPrinter},
+    kernels=Joined(matrix_product, _objection, _objection_by_kind, _others),
     samples=_samples,
 )

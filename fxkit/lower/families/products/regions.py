@@ -11,9 +11,8 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from fxkit.lower.families.convolutions.nodes import convolution_product, is_packed_convolution
+from fxkit.lower.families.family import Joined, kernels_of
 from fxkit.lower.families.products.columns import with_rows_of
-from fxkit.lower.families.products.matrices import is_matrix_product, matrix_product
 from fxkit.lower.families.products.node import ProductNode
 from fxkit.lower.loops.builder import Builder
 from fxkit.lower.loops.emit import Emitted, Operand
@@ -22,33 +21,20 @@ from fxkit.lower.loops.index import row_major
 from fxkit.lower.loops.loop_ir import Access, Buffer, Instruction, Kernel, Store, Unfusable
 
 
-def is_product(node: fx.Node) -> bool:
-    """Tell whether a node multiplies matrices, or is a convolution that may be computed so."""
-    return is_matrix_product(node) or is_packed_convolution(node)
-
-
-def product_node(node: fx.Node, root: torch.nn.Module) -> ProductNode:
-    """Return a node that `is_product` as one that a kernel can compute.
-
-    Raises:
-        Unfusable: When no kernel can.
-    """
-    find = convolution_product if is_packed_convolution(node) else matrix_product
-    return find(node, root)
-
-
 def continues_product(group: Group, root: torch.nn.Module) -> bool:
     """Tell whether a region goes on with a product that nothing else reads, and reduces nothing."""
     return group.space.reduced is None and any(
         all(user in group.coordinates for user in read.users) and _is_possible(read, root)
         for read in group.reads
-        if is_product(read)
     )
 
 
 def _is_possible(node: fx.Node, root: torch.nn.Module) -> bool:
+    kernels = kernels_of(node)
+    if not isinstance(kernels, Joined):
+        return False
     try:
-        product_node(node, root)
+        kernels.find(node, root)
     except Unfusable:
         return False
     return True

@@ -25,7 +25,7 @@ from fxkit.lower.running import plan
 
 @pytest.fixture(autouse=True)
 def _in_kernels(monkeypatch):
-    monkeypatch.setattr(plan, "objection_alone", lambda alone, kernel: None)
+    monkeypatch.setattr(plan, "objection", lambda *_: None)
 
 
 def rand(*shape):
@@ -127,7 +127,7 @@ def test_what_is_left_to_torch_has_a_reason():
 
 
 def test_where_torch_is_faster_it_stays(monkeypatch, tmp_path):
-    monkeypatch.setattr(plan, "objection_alone", lambda alone, kernel: alone.objection(kernel))
+    monkeypatch.setattr(plan, "objection", lambda kernels, found: kernels.objection(found))
     monkeypatch.setattr(attention_trial, "_measured", lambda *_: (2.0, 1.0))
     q = rand(1, 2, 200, 32)
     with config.using_cache_dir(tmp_path):

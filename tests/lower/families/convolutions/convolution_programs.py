@@ -18,7 +18,8 @@ from fxkit.lower import to_cpp
 from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.free_numbers import packed_numbers
 from fxkit.lower.cpp.printer import print_unit
-from fxkit.lower.families.products.regions import alone, product_node
+from fxkit.lower.families.convolutions.nodes import convolution_product
+from fxkit.lower.families.products.regions import alone
 from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.packed import convolution as packed
@@ -123,7 +124,7 @@ def kernel_of(program: Program, *args: torch.Tensor) -> tuple[Kernel, list[torch
     gm = fx.symbolic_trace(program)
     propagate_types(gm, args)
     (node,) = (n for n in gm.graph.nodes if n.target is packed.operator())
-    emitted = alone(product_node(node, gm))
+    emitted = alone(convolution_product(node, gm))
     tensors = [getattr(program, o.target) if o.op == "get_attr" else args[0]
                for o in emitted.inputs]  # fmt: skip
     return emitted.kernel, [tensor.detach() for tensor in tensors]

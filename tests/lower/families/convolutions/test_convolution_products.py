@@ -19,9 +19,9 @@ from fxkit.lower.cpp.free_numbers import all_freed
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.families.convolutions import trial as convolution_trial
+from fxkit.lower.families.convolutions.nodes import convolution_product
 from fxkit.lower.families.products.node import ProductNode
 from fxkit.lower.families.products.product import Product
-from fxkit.lower.families.products.regions import product_node
 from fxkit.lower.families.products.trial import timed_beside
 from fxkit.lower.packed import convolution as packed
 from fxkit.lower.running import lowering, plan
@@ -44,11 +44,11 @@ from tests.lower.families.convolutions.convolution_programs import (
 @pytest.fixture(autouse=True)
 def _in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute each convolution in a plain kernel, also where another way is faster."""
-    monkeypatch.setattr(plan, "convolution_objection", _objection)
-    monkeypatch.setattr(lowering, "convolution_objection_by_kind", _objection)
+    monkeypatch.setattr(plan, "objection", _objection)
+    monkeypatch.setattr(lowering, "objection_by_kind", _objection)
 
 
-def _objection(found: ProductNode) -> str | None:
+def _objection(kernels: object, found: ProductNode) -> str | None:
     is_plain = isinstance(found.product, Product) or not found.product.is_winograd
     return None if is_plain else "a plain kernel is tested"
 
@@ -243,7 +243,7 @@ def test_the_trial_compares_with_the_packed_convolution(monkeypatch: pytest.Monk
     gm = fx.symbolic_trace(Program((64, 64, 1, 1)))
     propagate_types(gm, (x,))
     (node,) = (n for n in gm.graph.nodes if n.target is packed.operator())
-    found = product_node(node, gm)
+    found = convolution_product(node, gm)
     times = timed_beside(found.product, lambda: None)  # type: ignore[arg-type]
     assert 0 < times[1] < times[0]
     monkeypatch.setattr(convolution_trial, "_measured", lambda *_: (2.0, 1.0))

@@ -22,7 +22,7 @@ from fxkit.lower.cpp.free_numbers import all_freed
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.families.convolutions import trial as convolution_trial
-from fxkit.lower.families.products.regions import product_node
+from fxkit.lower.families.convolutions.nodes import convolution_product
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.packed import convolution as packed
 from fxkit.lower.running import lowering, plan
@@ -62,8 +62,8 @@ CASES: dict[str, tuple[Program, tuple[int, ...]]] = {
 @pytest.fixture(autouse=True)
 def _in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute each convolution in a kernel, also where the library is faster."""
-    monkeypatch.setattr(plan, "convolution_objection", lambda found: None)
-    monkeypatch.setattr(lowering, "convolution_objection_by_kind", lambda found: None)
+    monkeypatch.setattr(plan, "objection", lambda *_: None)
+    monkeypatch.setattr(lowering, "objection_by_kind", lambda *_: None)
 
 
 def with_windows_last(program: Program) -> Program:
@@ -223,7 +223,7 @@ def test_the_trial_compares_with_the_library_and_the_plain_kernel(
     gm = fx.symbolic_trace(Program((32, 16, 3, 3), padding=1))
     propagate_types(gm, (innermost(1, 16, 28, 28),))
     (node,) = (n for n in gm.graph.nodes if n.target is packed.operator())
-    found = product_node(node, gm)
+    found = convolution_product(node, gm)
     detail = replace(found.product, is_winograd=True)  # type: ignore[arg-type]
     asked = []
 

@@ -18,8 +18,9 @@ from fxkit.lower import to_cpp
 from fxkit.lower.cpp.build import build
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.families.products import trial as product_trial
+from fxkit.lower.families.products.matrices import matrix_product
 from fxkit.lower.families.products.product import Product
-from fxkit.lower.families.products.regions import alone, matrix_product
+from fxkit.lower.families.products.regions import alone
 from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.running import plan
 from fxkit.lower.running.trials import times as trial_times
@@ -29,7 +30,7 @@ from tests.lower.kernels import beside_float64, rand
 @pytest.fixture(autouse=True)
 def _in_kernels(monkeypatch):
     """Compute each product in a kernel, also where torch's library is faster."""
-    monkeypatch.setattr(plan, "objection", lambda product: None)
+    monkeypatch.setattr(plan, "objection", lambda *_: None)
 
 
 def lowered(program, *args):

@@ -25,8 +25,7 @@ from fxkit.lower.cpp.streaming_stores import STREAMS
 from fxkit.lower.cpp.summing import SummingPrinter
 from fxkit.lower.cpp.tiles import TRANSPOSE, TilePrinter, crossing_axis
 from fxkit.lower.cpp.transposed_rows import TURN, TurnedRowsPrinter, is_turned
-from fxkit.lower.families.family import printer_of
-from fxkit.lower.families.family import texts as texts_of_families
+from fxkit.lower.families.family import printer_of, texts_below
 from fxkit.lower.loops.axis_order import with_an_axis
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.unrolling import is_short, unrolled
@@ -76,7 +75,7 @@ def _preamble(
         parts.append(HALVES)
     if any("fx_pair" in text for text in texts):
         parts.append(PAIRS)
-    parts += texts_of_families(kernels)
+    parts += texts_below(kernels)
     return "\n".join(parts)
 
 

@@ -6,7 +6,7 @@ anyone reads it. So the loop writes to a room of a few lines, which lies in the 
 stores that replace whole lines carry them from there.
 
 Whether that is faster depends on the machine and on how much is written. The text asks a variable,
-which `running.trials.streams` sets when the library is loaded.
+which `lower.trials.streams` sets when the library is loaded.
 """
 
 from __future__ import annotations

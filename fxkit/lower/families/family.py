@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import fx
@@ -122,15 +121,9 @@ def printer_of(kernel: Kernel) -> type[WholePrinter] | None:
     return None if kernel.whole is None else _printers()[kernel.whole.way]
 
 
-def texts(kernels: Iterable[Kernel] | None = None) -> tuple[str, ...]:
-    """Return the texts that those of kernels stand on; those of all families where none are given.
-
-    Args:
-        kernels: The kernels.
-    """
-    printers: Iterable[Any] = _printers().values()
-    if kernels is not None:
-        printers = filter(None, map(printer_of, kernels))
+def texts_below(kernels: Iterable[Kernel]) -> tuple[str, ...]:
+    """Return the texts that those of kernels stand on, each behind those that it needs."""
+    printers = filter(None, map(printer_of, kernels))
     return tuple(dict.fromkeys(text for printer in printers for text in printer.texts()))
 
 

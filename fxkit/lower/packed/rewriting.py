@@ -16,7 +16,7 @@ from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.cpp.toolchain import has_compiler
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost, has_kernel
 from fxkit.lower.packed import convolution as packed
-from fxkit.lower.running.trials.times import MIN_TERMS
+from fxkit.lower.trials.times import MIN_TERMS
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
 from fxkit.passes.building_blocks.layout_spreading import Spreader

@@ -13,7 +13,7 @@ from fxkit.lower.cpp.toolchain import vector_library
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.running import binding
 from fxkit.lower.running.plan import Plan
-from fxkit.lower.running.trials.streams import allow_streams
+from fxkit.lower.trials.streams import allow_streams
 
 # A second unit costs what a compiler takes to start; it pays from this many instructions on.
 _TWO_UNITS = 150

@@ -24,9 +24,9 @@ from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.policy import Policy
-from fxkit.lower.running.kept_times import read_times, times_path, write_times
 from fxkit.lower.running.kernel_call import KernelCall
 from fxkit.lower.running.plan import Plan
+from fxkit.lower.trials.kept_times import read_times, times_path, write_times
 
 Times = Mapping[str, float]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import fxkit
 from fxkit.lower import CompiledModule, to_cpp
 from fxkit.lower.cpp.build import build
-from fxkit.lower.running.trials import streams, times
+from fxkit.lower.trials import streams, times
 from tests.lower.kernels import ALWAYS, text_of
 
 NEVER = (1 << 63) - 1

@@ -19,7 +19,7 @@ from fxkit.lower.families.products import packing_trial as packing
 from fxkit.lower.families.products.product import Product
 from fxkit.lower.packed import linear as packed
 from fxkit.lower.running import binding, plan
-from fxkit.lower.running.trials import times as trial_times
+from fxkit.lower.trials import times as trial_times
 
 pytestmark = pytest.mark.skipif(not packed.is_available(), reason="no MKL, or no binding")
 

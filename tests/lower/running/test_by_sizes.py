@@ -13,7 +13,7 @@ from torch import nn
 import fxkit
 from fxkit.lower.running import building, by_sizes, lowering
 from fxkit.lower.running.kernel_stock import KernelStock
-from fxkit.lower.running.trials import times
+from fxkit.lower.trials import times
 from tests.lower.running.sized_programs import PROGRAMS, SIZES
 
 

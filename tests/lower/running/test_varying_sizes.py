@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fxkit.lower.cpp.free_numbers import bits_of
-from fxkit.lower.running.trials.times import near
 from fxkit.lower.running.varying_sizes import VaryingSizes
+from fxkit.lower.trials.times import near
 
 
 def test_sizes_that_were_others_before_vary() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import replace
 
 import torch
@@ -11,9 +12,10 @@ from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.free_numbers import all_freed, packed_numbers
 from fxkit.lower.cpp.printer import print_unit
 from fxkit.lower.families.attention.attention import Attention
+from fxkit.lower.families.attention.printer import AttentionPrinter
 from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.running.trials import times
-from fxkit.lower.running.trials.times import MIN_TERMS, all_near, near, strided
+from fxkit.lower.trials import times
+from fxkit.lower.trials.times import MIN_TERMS, all_near, near, strided
 
 
 def attention_objection(kernel: Kernel) -> str | None:
@@ -23,7 +25,8 @@ def attention_objection(kernel: Kernel) -> str | None:
         return None
     threads = torch.get_num_threads()
     what = f"attends {attention}"
-    return times.slower(what, repr(kernel), lambda: _measured(kernel, attention, threads))
+    measure = functools.partial(_measured, kernel, attention, threads)
+    return times.slower(what, repr(kernel), measure, AttentionPrinter.texts())
 
 
 def attention_objection_by_kind(kernel: Kernel) -> str | None:

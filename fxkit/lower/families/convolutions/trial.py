@@ -17,8 +17,8 @@ from fxkit.lower.families.products.printer import BLOCKS, COLUMNS, block_rows
 from fxkit.lower.families.products.product import Product
 from fxkit.lower.families.products.trial import timed_beside
 from fxkit.lower.packed import convolution as packed
-from fxkit.lower.running.trials import times
-from fxkit.lower.running.trials.times import MIN_TERMS, near
+from fxkit.lower.trials import times
+from fxkit.lower.trials.times import MIN_TERMS, near
 
 # Of larger results so many pixels are timed.
 MAX_PIXELS = 1 << 12
@@ -49,7 +49,8 @@ def _objection(one: Product | Convolution) -> str | None:
         return None
     part = _convolution_of(one) if isinstance(one, Product) else _part_of(one)
     text = f"{part} {part.steps} {part.padding} {part.dilation} {part.weight_strides}"
-    return times.slower(f"convolves {part}", text, lambda: _measured(part))
+    texts = winograd_printer.WinogradPrinter.texts()
+    return times.slower(f"convolves {part}", text, lambda: _measured(part), texts)
 
 
 def _convolution_of(product: Product) -> Convolution:

@@ -11,7 +11,7 @@ from fxkit.lower.families.products.node import ProductNode
 from fxkit.lower.families.products.product import Product
 from fxkit.lower.families.products.trial import OUTSIDE_BYTES, push_out
 from fxkit.lower.packed import linear
-from fxkit.lower.running.trials import times
+from fxkit.lower.trials import times
 
 # Fewer rows cost less than what is read of the weight to find whether it changed.
 MIN_ROWS = 96

@@ -13,8 +13,8 @@ from fxkit.lower.cpp import matrix_unit
 from fxkit.lower.cpp.kernel import SHARED
 from fxkit.lower.families.products import printer, split_printer
 from fxkit.lower.families.products.product import Batch, Product
-from fxkit.lower.running.trials import times
-from fxkit.lower.running.trials.times import MIN_TERMS, near, strided
+from fxkit.lower.trials import times
+from fxkit.lower.trials.times import MIN_TERMS, near, strided
 
 # Of larger products a part of this size is timed.
 MAX_ROWS, MAX_COUNT = 768, 16
@@ -39,7 +39,9 @@ def objection(product: Product) -> str | None:
         return "it is too small to be split" if product.is_split else None
     threads = torch.get_num_threads()
     part = _part_of(product)
-    return times.slower(f"multiplies {product}", _key(part), lambda: _measured(part, threads))
+    measure = functools.partial(_measured, part, threads)
+    texts = split_printer.SplitProductPrinter.texts()
+    return times.slower(f"multiplies {product}", _key(part), measure, texts)
 
 
 def objection_by_kind(product: Product) -> str | None:

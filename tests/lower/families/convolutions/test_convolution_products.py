@@ -25,7 +25,7 @@ from fxkit.lower.families.products.product import Product
 from fxkit.lower.families.products.trial import timed_beside
 from fxkit.lower.packed import convolution as packed
 from fxkit.lower.running import lowering, plan
-from fxkit.lower.running.trials import times as trial_times
+from fxkit.lower.trials import times as trial_times
 from tests.lower.families.convolutions.convolution_programs import (
     Program,
     Residual,

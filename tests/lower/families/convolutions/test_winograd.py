@@ -26,7 +26,7 @@ from fxkit.lower.families.convolutions.nodes import convolution_product
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.packed import convolution as packed
 from fxkit.lower.running import lowering, plan
-from fxkit.lower.running.trials import times as trial_times
+from fxkit.lower.trials import times as trial_times
 from tests.lower.families.convolutions.convolution_programs import (
     Program,
     as_it_is,

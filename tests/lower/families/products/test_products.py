@@ -23,7 +23,7 @@ from fxkit.lower.families.products.product import Product
 from fxkit.lower.families.products.regions import alone
 from fxkit.lower.loops.interpreter import interpret
 from fxkit.lower.running import plan
-from fxkit.lower.running.trials import times as trial_times
+from fxkit.lower.trials import times as trial_times
 from tests.lower.kernels import beside_float64, rand
 
 
@@ -257,14 +257,17 @@ class TestTrial:
                 assert "torch's library multiplies [1000, 1000] @ [1000, 100]" in reason
                 assert product_trial.objection(product_of(100, 101, 1000)) is None
             assert len(timed) == 2
-            (file,) = (tmp_path / "kernels").glob("products-*.json")
+            (file,) = (tmp_path / "kernels").glob("trials-*.json")
             assert len(json.loads(file.read_text())) == 2
 
     @pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '{"a": ["b", "c"]}', "\0"])
     def test_a_damaged_file_is_measured_again(self, monkeypatch, tmp_path, text):
         monkeypatch.setattr(product_trial, "_measured", lambda *_: (1.0, 2.0))
         with config.using_cache_dir(tmp_path):
-            trial_times._path().write_text(text)
+            product_trial.objection(product_of(100, 100, 1000))
+            (file,) = (tmp_path / "kernels").glob("trials-*.json")
+            file.write_text(text)
+            trial_times._known_in.cache_clear()
             assert product_trial.objection(product_of(100, 100, 1000)) is None
 
     def test_a_product_is_timed(self, tmp_path):

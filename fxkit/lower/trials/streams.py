@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 
 from fxkit.lower.cpp.streaming_stores import LEAST_BYTES, LINE_BYTES, ROOM, STREAMS
-from fxkit.lower.running.kept_times import times_path
-from fxkit.lower.running.trials import times
+from fxkit.lower.trials import times
+from fxkit.lower.trials.kept_times import times_path
 
 # Larger results are taken for such as these.
 _MOST_BYTES = 1 << 25

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ import torch
 
 from fxkit.errors import BuildError
 from fxkit.lower.cpp.build import build
-from fxkit.lower.families.family import texts
-from fxkit.lower.running.kept_times import read_times, times_path, write_times
+from fxkit.lower.trials.kept_times import read_times, times_path, write_times
 
 # Multiplications below which the time of a call decides, not that of the product.
 MIN_TERMS = 1 << 18
@@ -30,16 +29,20 @@ _ROUNDS, _MOST_ROUNDS, _CLOSE = 4, 12, 1.2
 _MARGIN = 1.05
 
 
-def slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> str | None:
+Measure = Callable[[], tuple[float, float]]
+
+
+def slower(what: str, key: str, measure: Measure, texts: Sequence[str]) -> str | None:
     """Return in words that a kernel is not clearly faster than torch, or None.
 
     Args:
         what: What they do, as a phrase.
         key: Under which the times are kept.
         measure: Returns the seconds of the kernel and of torch.
+        texts: What the kernel's text stands on, without which the times say nothing.
     """
     try:
-        kernel, library = kept_times(key, measure)
+        kernel, library = kept_times(key, measure, texts)
     except BuildError as error:
         return error.message
     if kernel * _MARGIN <= library:
@@ -49,14 +52,12 @@ def slower(what: str, key: str, measure: Callable[[], tuple[float, float]]) -> s
     return f"torch's library {what} {times}{hardly}"
 
 
-def kept_times(key: str, measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+def kept_times(key: str, measure: Measure, texts: Sequence[str] = ()) -> tuple[float, float]:
     """Return the times of a trial, which are kept beside the kernels; see `known_times`."""
-    return known_times(_path(), key, measure)
+    return known_times(times_path("trials", texts), key, measure)
 
 
-def known_times(
-    path: Path, key: str, measure: Callable[[], tuple[float, float]]
-) -> tuple[float, float]:
+def known_times(path: Path, key: str, measure: Measure) -> tuple[float, float]:
     """Return times that are kept in a file, measured now where they are not.
 
     Args:
@@ -134,7 +135,3 @@ def _known_in(path: Path) -> _Times:
         return {str(key): (float(a), float(b)) for key, (a, b) in read_times(path).items()}
     except (ValueError, TypeError, AttributeError):
         return {}
-
-
-def _path() -> Path:
-    return times_path("products", texts())

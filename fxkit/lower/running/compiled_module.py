@@ -53,6 +53,7 @@ class CompiledModule(nn.Module):
         self._lower_again = lower_again
         self._plan = plan
         self._calls: Counter[str] = Counter()
+        self._forgotten = 0  # calls of the native program, whose own count only goes up
         self._inputs = [
             (str(n.target), type_of(n)) for n in gm.graph.nodes if n.op == "placeholder"
         ]
@@ -167,6 +168,14 @@ class CompiledModule(nn.Module):
         """Count a call that the program itself has run in the place of a graph without kernels."""
         self._calls[_NO_KERNELS] += 1
 
+    def forget_calls(self) -> None:
+        """Report only the calls from here on: those before were trials."""
+        self._calls.clear()
+        self._forgotten = self._native_calls()
+
+    def _native_calls(self) -> int:
+        return 0 if self._native_program is None else self._native_program.calls
+
     @property
     def input_types(self) -> tuple[Any, ...]:
         """The type of each input that it was compiled for."""
@@ -218,12 +227,12 @@ class CompiledModule(nn.Module):
 
     def report(self) -> LowerReport:
         """Return what was fused, what was not and why, and how calls went."""
-        program, nodes = self._native_program, self.graph_module.graph.nodes
+        nodes = self.graph_module.graph.nodes
         return LowerReport(
             regions=self.regions,
             build_seconds=self.build_seconds,
             cache_hit=self.cache_hit,
-            calls=self._calls[_FUSED] + (0 if program is None else program.calls),
+            calls=self._calls[_FUSED] + self._native_calls() - self._forgotten,
             eager_calls={why: count for why, count in self._calls.items() if why != _FUSED},
             kernel_misses=sum(call.misses for call in self._plan.calls.values()),
             whole=frozenset(n.name for n in nodes if kernels_of(n) is not None),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,8 +48,9 @@ class TrainingReport:
     """What became of a program that is trained.
 
     Attributes:
-        forward: Of its forward; None where it is left to eager.
-        backward: Of its backward; None where there is none.
+        forward: Of its forward, as it was built last, with the calls of all sizes; None where it is
+            left to eager.
+        backward: Of its backward, likewise; None where there is none.
         reason: Why it is left to eager, or None.
         eager_calls: How often the captured graph, or the program in its place, ran in eager.
         differentiated_again: How often a gradient was itself differentiated: eager does that, since
@@ -83,11 +86,24 @@ class TrainingReport:
 
 @dataclass
 class _Built:
-    """The program for one set of sizes."""
+    """The program for one set of sizes, which runs what was compiled."""
 
     program: FunctionalProgram
     forward: CompiledModule
     backward: CompiledModule | None
+
+    def __post_init__(self) -> None:
+        backward = None if self.backward is None else self.backward.forward
+        self.program.bind(self.forward.forward, backward)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Built:
+        """Copy the program so that it runs, and counts the calls of, the copies."""
+        return _Built(*copy.deepcopy((self.program, self.forward, self.backward), memo))
+
+    @property
+    def modules(self) -> list[CompiledModule]:
+        """The forward, and the backward if there is one."""
+        return [self.forward] if self.backward is None else [self.forward, self.backward]
 
 
 class TrainingModule(nn.Module):
@@ -185,10 +201,12 @@ class TrainingModule(nn.Module):
         is_small = not has_kernels or _bytes_of(args) < CALL_SECONDS * BYTES_PER_SECOND
         if saved < CALL_SECONDS and is_small:
             raise Refusal("its kernels save less than a call under autograd costs")
-        program.bind(_runner(forward), None if backward is None else _runner(backward))
+        built = _Built(program, forward, backward)
         if saved < TRIED_BELOW_SECONDS and not _is_faster(program, args, saved >= CALL_SECONDS):
             raise Refusal("tried against each other, eager was faster")
-        return _Built(program, forward, backward)
+        for module in built.modules:
+            module.forget_calls()
+        return built
 
     def _lowered(self, gm: fx.GraphModule, part: str) -> CompiledModule:
         inputs = tuple(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
@@ -228,19 +246,21 @@ class TrainingModule(nn.Module):
         built = self._last()
         return None if built is None else built.program
 
+    def _all(self) -> list[_Built]:
+        return [built for built in self._built.values() if built is not None]
+
     def _last(self) -> _Built | None:
-        return next((b for b in reversed(self._built.values()) if b is not None), None)
+        return next(reversed(self._all()), None)
 
     def report(self) -> TrainingReport:
         """Return what was fused, what was not and why, and how calls went."""
-        built = self._last()
-        backward = None if built is None else built.backward
+        built = self._all()
         return TrainingReport(
-            forward=None if built is None else built.forward.report(),
-            backward=None if backward is None else backward.report(),
+            forward=_report([b.forward for b in built]),
+            backward=_report([b.backward for b in built]),
             reason=self.reason,
             eager_calls=self.eager_calls,
-            differentiated_again=0 if built is None else built.program.differentiated_again,
+            differentiated_again=sum(b.program.differentiated_again for b in built),
         )
 
 
@@ -319,5 +339,17 @@ def _is_faster(
     return best[ours] + AROUND_SECONDS < best[eager]
 
 
-def _runner(module: CompiledModule) -> Callable[..., Any]:
-    return module.forward
+def _report(modules: Sequence[CompiledModule | None]) -> LowerReport | None:
+    """Return the report of the module that was built last, with the calls of all."""
+    if not modules or modules[-1] is None:
+        return None
+    reports = [module.report() for module in modules if module is not None]
+    eager_calls: Counter[str] = Counter()
+    for report in reports:
+        eager_calls.update(report.eager_calls)
+    return replace(
+        reports[-1],
+        calls=sum(report.calls for report in reports),
+        eager_calls=eager_calls,
+        kernel_misses=sum(report.kernel_misses for report in reports),
+    )

@@ -173,6 +173,8 @@ class FunctionalProgram:
         twin = copy.copy(self)
         twin.graph_module = copy.deepcopy(self.graph_module, memo)
         twin._places = _places(twin.graph_module, self._flat.attributes)
+        if self.backward is not None:  # what it runs may be bound anew, and counts its calls
+            twin._backward = copy.copy(self._backward)
         return twin
 
 

@@ -317,6 +317,34 @@ def _trained_module() -> TrainingModule:
     return _training(compiled)
 
 
+def test_calls_are_counted_where_they_ran():
+    module = _trained_module()
+    twin = copy.deepcopy(module)
+    for program, count in ((module, 2), (twin, 3)):
+        for rows in [12] * count + [24]:  # kernels are built anew for other sizes
+            program(torch.randn(rows, 64)).sum().backward()
+    assert _calls(module) == (3, 3)
+    assert _calls(twin) == (4, 4)
+
+
+def test_trials_are_no_calls(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(training_module, "CALL_SECONDS", 1e-9)
+    monkeypatch.setattr(training_module, "AROUND_SECONDS", -1e9)  # so that kernels win
+    x = torch.randn(64, 64, requires_grad=True)
+    gm = fxkit.capture(lambda x: torch.tanh(x).exp() + x.sigmoid(), (x,)).graph_module
+    module = training_module.to_cpp_training(gm, (x,))
+    assert module.reason is None
+    assert _calls(module) == (0, 0)
+    module(x).sum().backward()
+    assert _calls(module) == (1, 1)
+
+
+def _calls(module: TrainingModule) -> tuple[int, int]:
+    report = module.report()
+    assert report.forward is not None and report.backward is not None
+    return report.forward.calls, report.backward.calls
+
+
 class RunningMean(nn.Module):
     def __init__(self) -> None:
         super().__init__()

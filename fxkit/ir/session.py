@@ -220,12 +220,20 @@ class EditSession(JournalledGraph):
         The old node's recorded type goes to the new one when that has none.
 
         Raises:
-            RewriteError: When a user of `old` comes before `new`.
+            RewriteError: When a user of `old` comes before `new`, or `new` itself uses `old`.
         """
         old, new = self._given(old), self._given(new)
         if old is new:
             raise RewriteError(f"expected another node in the place of %{old.name}, got itself",
                                node=format_node(old), hint="leave it as it is")  # fmt: skip
+        if old in new._input_nodes:
+            raise RewriteError(
+                f"expected a node that does without %{old.name} in its place, got %{new.name}, "
+                "which uses it",
+                node=format_node(new),
+                source=format_source(old),
+                hint="keep the old one: edit.replace_uses(old, new)",
+            )
         if not self._originals:
             provenance.derive(new, [old], self.by or "edit")
         self.replace_uses(old, new)

@@ -176,6 +176,8 @@ _ERRORS: dict[str, tuple[Callable[[EditSession, dict[str, fx.Node]], Any], str]]
     "used": (lambda e, n: e.erase(n["relu"]), "expected %relu to have no users, got %mul"),
     "user before the new node": (lambda e, n: e.replace_uses(n["x"], n["mul"]),
                                  "expected %mul before every user of %x, got %linear"),
+    "wrapped": (lambda e, n: e.replace(n["relu"], e.call(torch.sin, n["relu"])),
+                "expected a node that does without %relu in its place, got %sin, which uses it"),
     "moved before an operand": (lambda e, n: e.move(n["mul"], before=n["relu"]),
                                 "expected %mul between its operands and its users"),
     "moved after a user": (lambda e, n: e.move(n["relu"], after=n["add"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch import fx
@@ -142,11 +142,20 @@ class JournalledGraph:
             verify(self.gm)
             return
         touched = {entry[1]: None for entry in recent if entry[1] is not None}
+        changed = {entry[2] for entry in recent if entry[0] == "attribute"}
+        touched.update(dict.fromkeys(self._readers(changed)))
         verify(self.gm, only=[node for node in touched if not node._erased])
 
     def diff(self) -> str:
         """Return the journal as text, one change a line."""
         return "\n".join(str(change) for change in self.journal)
+
+    def _readers(self, names: Collection[str]) -> Iterator[fx.Node]:
+        """Yield the nodes that read attributes of the root module, or call what lies in them."""
+        for op in ("get_attr", "call_module") if names else ():
+            for node in self.graph.find_nodes(op=op):
+                if str(node.target).partition(".")[0] in names:
+                    yield node
 
     @property
     def _latest(self) -> Entry | None:

@@ -11,7 +11,6 @@ the module once at the end, and puts everything back when anything raises.
 from __future__ import annotations
 
 import contextlib
-import functools
 import keyword
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -409,11 +408,29 @@ class EditSession(JournalledGraph):
         return name
 
     def unregister(self, name: str) -> None:
-        """Take an attribute that nothing reads any more off the root module."""
-        value, is_buffer = getattr(self.gm, name), name in self.gm._buffers
-        delattr(self.gm, name)
-        put_back = self.gm.register_buffer if is_buffer else functools.partial(setattr, self.gm)
-        self._record("attribute", name, f"{name} is gone", lambda: put_back(name, value))
+        """Take an attribute that nothing reads any more off the root module.
+
+        Raises:
+            RewriteError: When the root module itself has no such attribute.
+        """
+        gm = self.gm
+        tables: tuple[Any, ...] = (gm._parameters, gm._buffers, gm._modules, gm.__dict__)
+        table = next((table for table in tables if name in table), None)
+        if table is None:
+            raise RewriteError(f"expected an attribute of the root module, got {name!r}",
+                               hint="give the name that edit.register returned")  # fmt: skip
+        value, names = table[name], list(table)
+        following = names[names.index(name) + 1 :]
+        is_hidden = name in gm._non_persistent_buffers_set
+        delattr(gm, name)
+
+        def put_back() -> None:
+            table[name] = value
+            table.update({n: table.pop(n) for n in following if n in table})
+            if is_hidden:
+                gm._non_persistent_buffers_set.add(name)
+
+        self._record("attribute", name, f"{name} is gone", put_back)
 
     def adopt(self, other: fx.GraphModule) -> None:
         """Take over the whole graph of another module, with the attributes that it names.

@@ -178,6 +178,8 @@ _ERRORS: dict[str, tuple[Callable[[EditSession, dict[str, fx.Node]], Any], str]]
                                  "expected %mul before every user of %x, got %linear"),
     "wrapped": (lambda e, n: e.replace(n["relu"], e.call(torch.sin, n["relu"])),
                 "expected a node that does without %relu in its place, got %sin, which uses it"),
+    "no such attribute": (lambda e, n: e.unregister("linear.weight"),
+                          "expected an attribute of the root module, got 'linear.weight'"),
     "moved before an operand": (lambda e, n: e.move(n["mul"], before=n["relu"]),
                                 "expected %mul between its operands and its users"),
     "moved after a user": (lambda e, n: e.move(n["relu"], after=n["add"]),
@@ -261,3 +263,24 @@ def test_attributes_get_free_names() -> None:
     assert (first.target, second.target) == ("scale_1", "scale_2")
     assert type_of(second).shape == (4,)
     assert dict(gm.named_buffers())["scale_2"].shape == (4,)
+
+
+def test_an_attribute_that_is_read_stays() -> None:
+    gm, _ = _traced()
+    with pytest.raises(InvalidGraphError, match="'linear'"), edit(gm) as session:
+        session.unregister("linear")
+    assert gm(torch.ones(2, 3), torch.ones(3)).shape == (2, 3)
+
+
+def test_attributes_come_back_to_their_places() -> None:
+    gm, _ = _traced()
+    for name in ("first", "second", "third"):
+        gm.register_buffer(name, torch.ones(2), persistent=name != "first")
+        gm.register_parameter(f"own_{name}", nn.Parameter(torch.ones(2)))
+    before = list(gm.named_buffers()), list(gm.named_parameters()), list(gm.state_dict())
+    with edit(gm) as session:
+        for name in ("first", "second", "own_first", "own_third"):
+            session.unregister(name)
+        session.undo()
+    after = list(gm.named_buffers()), list(gm.named_parameters()), list(gm.state_dict())
+    assert str(after) == str(before)

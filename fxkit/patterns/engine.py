@@ -181,6 +181,7 @@ class _Run:
         self._safety = Safety(session.graph)
         self._queue = Worklist(self._visits())
         self._refused: dict[fx.Node, int] = {}
+        self._kept: set[tuple[Rule, fx.Node]] = set()
         self._reads: dict[str, fx.Node] | None = None
 
     def report(self) -> RewriteReport:
@@ -250,7 +251,12 @@ class _Run:
         tally.seconds += time.perf_counter() - start
 
     def _try(self, candidate: Rule, node: fx.Node) -> Match | None:
-        """Return a match that may be rewritten; note why one may not."""
+        """Return a match that may be rewritten; note why one may not.
+
+        A rule whose replacement takes the root itself is done with it: it would match for ever.
+        """
+        if (candidate, node) in self._kept:
+            return None
         tally = self.tallies.get(candidate.name)
         if tally is None:
             tally = self.tallies[candidate.name] = Tally()
@@ -287,10 +293,12 @@ class _Run:
             users: list[fx.Node] = []
             for output, value in zip(match.outputs, values, strict=True):
                 users.extend(output.users)
-                self._substitute(output, value, match.matched)
+                self._substitute(output, value, match.matched.union(inserted))
             if not candidate.file.startswith(_OWN_RULES):
                 spread_types(self.session, [v for v in inserted if v in values])
         gone = self._erase(originals, values)
+        if not root._erased:
+            self._kept.add((candidate, root))
         self._grow_old(candidate, match, gone, inserted)
         self.sites.append(
             Site(candidate.name, root.name, tuple([n.name for n in gone]),
@@ -319,7 +327,8 @@ class _Run:
             raise RewriteError(
                 f"expected rules to come to an end, got {oldest + 1} rewrites of the same place",
                 source=None if source is None else str(source),
-                hint=f"{candidate.name} matches what it, or another rule, made; add a where=",
+                hint=f"{candidate.name} matches what it, or another rule, made; add a where=, or "
+                "visit each node once with fixpoint=False",
             )
         for node in inserted if is_progress else (*inserted, *match.nodes.values()):
             ages[node] = oldest if is_progress else oldest + 1
@@ -378,11 +387,10 @@ class _Run:
         self._safety.inserted(read)
         return read
 
-    def _substitute(self, output: fx.Node, value: Any, matched: frozenset[fx.Node]) -> None:
-        """Give the users of a result its new value; those that were matched too go anyway."""
+    def _substitute(self, output: fx.Node, value: Any, own: frozenset[fx.Node]) -> None:
+        """Give the users of a result its new value, but for those that were matched or made."""
         if isinstance(value, fx.Node):
-            is_outside = None if len(matched) == 1 else lambda user: user not in matched
-            self.session.replace_uses(output, value, where=is_outside)
+            self.session.replace_uses(output, value, where=lambda user: user not in own)
             self._safety.substituted(output, value)
             return
         for user in list(output.users):

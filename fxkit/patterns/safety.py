@@ -58,7 +58,8 @@ class Safety:
     def place_of(self, rule: Rule, match: Match) -> Place | str:
         """Return where a replacement may stand, or why there is no such place."""
         if len(match.outputs) == 1:
-            return Place(match.root)
+            taken = [match.values.get(reused) for reused in rule.template.reused]
+            return Place(match.root.next if match.root in taken else match.root)
         return place_of(rule, match, None if self._all_pure else self._effects.order)
 
     def _several(self, rule: Rule, match: Match) -> str | None:

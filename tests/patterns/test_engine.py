@@ -304,6 +304,45 @@ def test_replacement_of_every_form() -> None:
     assert torch.equal(gm(x), torch.cos(x) - torch.sin(x))
 
 
+@rule
+def _scaled(x):
+    """What follows an activation, which stays."""
+    y = torch.relu(x)
+    return y, y / (y.amax() + 1)
+
+
+@rule
+def _both_scaled(x):
+    """What follows two results, which stay."""
+    sine = torch.sin(x)
+    one, two = sine + 1, sine * 2
+    return (one, two), (one / (one.amax() + two), two.cos())
+
+
+def test_a_replacement_may_take_the_results_themselves() -> None:
+    """They stay, and what follows them is put behind each once, however often it is visited."""
+    x = torch.randn(2, 3)
+
+    def program(x):
+        y = torch.relu(torch.relu(x))
+        sine = torch.sin(y)
+        one, two = sine + 1, sine * 2
+        return one.exp() - two.add_(1)
+
+    def scaled(x):
+        y = x.relu()
+        y = (y / (y.amax() + 1)).relu()
+        sine = torch.sin(y / (y.amax() + 1))
+        one, two = sine + 1, sine * 2
+        return (one / (one.amax() + two)).exp() - (two.cos() + 1)
+
+    for fixpoint in (True, False):
+        gm = symbolic_trace(program)
+        assert rewrite(gm, [_scaled, _both_scaled], fixpoint=fixpoint).count == 3
+        gm.graph.lint()
+        torch.testing.assert_close(gm(x), scaled(x))
+
+
 def test_parameters_in_slices() -> None:
     def is_whole(match: Match) -> bool:
         return all(type(match[name]) is int for name in "ab")

@@ -28,6 +28,7 @@ from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import Attribute, operator_of, operator_of_overload
 from fxkit.ir.session import EditSession, edit
 from fxkit.ir.types import KEY as TYPE_KEY
+from fxkit.patterns.fitting import unfit_user
 from fxkit.patterns.language import COMPUTES, computation
 from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern_nodes import Pattern
@@ -471,7 +472,7 @@ def refusal(candidate: Rule, match: Match) -> str | None:
     Raises:
         RewriteError: When the predicate raises.
     """
-    unfit = candidate.template.demands.objection(match.bindings)
+    unfit = candidate.template.demands.objection(match.bindings) or _unfit_result(candidate, match)
     if candidate.where is None or unfit is not None:
         return unfit
     try:
@@ -484,3 +485,13 @@ def refusal(candidate: Rule, match: Match) -> str | None:
             source=candidate.file or None,
             hint="return True, False or a text with the reason; a type may be None when unknown",
         ) from error
+
+
+def _unfit_result(candidate: Rule, match: Match) -> str | None:
+    """Return why a result can't be the number that the replacement gives for it, if it does."""
+    for output, value in zip(match.outputs, candidate.template.values, strict=True):
+        if isinstance(value, fx.Node) and value.op == "placeholder":
+            value = match.bindings.get(str(value.target))
+        if (unfit := unfit_user(output, value, match.matched)) is not None:
+            return unfit
+    return None

@@ -6,7 +6,7 @@ adds a number. That is right as long as each operator of the replacement takes i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import fx
@@ -15,11 +15,13 @@ from fxkit.ir import schema
 from fxkit.ir.call import Call
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_value
+from fxkit.ir.types import TensorType, type_of
 
 # Operators whose functions in torch take a number where the schema has a tensor.
 _TAKE_NUMBERS = frozenset(
     f"aten.{name}" for name in "add sub rsub mul div floor_divide copy_ to".split()
 )
+_NUMBER = (bool, int, float, complex)
 _NUMBERS = frozenset({"number", "int", "float", "bool", "int[]", "float[]", "bool[]"})
 
 
@@ -52,6 +54,42 @@ class Demands:
         return None
 
 
+def unfit_user(result: fx.Node, value: Any, matched: Collection[fx.Node]) -> str | None:
+    """Return who can't do with a number in the place of a tensor, or None if all can.
+
+    Args:
+        result: A matched node.
+        value: What is to take its place.
+        matched: The matched nodes, which go.
+
+    Cost: linear in the users; constant where `value` is no number.
+    """
+    if not isinstance(value, _NUMBER) or not _is_tensor(result):
+        return None
+    for user in result.users:
+        if user in matched:
+            continue
+        uses = [use for operand, use in _operands_in(user) if operand is result]
+        is_number_then = user.op == "output" or user.all_input_nodes == [result]
+        if is_number_then or not all(use.takes(value) for use in uses):
+            number = format_value(value)
+            return f"{_name(user)} needs a tensor for %{result.name}, not the number {number}"
+    return None
+
+
+def _name(user: fx.Node) -> str:
+    return "the caller" if user.op == "output" else f"%{user.name}"
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    known = type_of(node)
+    if known is not None:
+        return isinstance(known, TensorType)
+    call = resolve(node)
+    overload = None if call is None else call.operator.overload
+    return overload is not None and str(overload._schema.returns[0].type) == "Tensor"
+
+
 class _Use:
     """An argument of a call in a replacement that is a capture."""
 
@@ -63,7 +101,7 @@ class _Use:
     def takes(self, value: Any) -> bool:
         if value is None:
             return self._takes_nothing
-        return self._takes_numbers or not isinstance(value, (bool, int, float, complex))
+        return self._takes_numbers or not isinstance(value, _NUMBER)
 
 
 def _kind(value: Any) -> str:
@@ -71,6 +109,12 @@ def _kind(value: Any) -> str:
 
 
 def _uses_in(node: fx.Node) -> Iterator[tuple[str, _Use]]:
+    for operand, use in _operands_in(node):
+        if operand.op == "placeholder":
+            yield str(operand.target), use
+
+
+def _operands_in(node: fx.Node) -> Iterator[tuple[fx.Node, _Use]]:
     call = resolve(node)
     overload = None if call is None else call.operator.overload
     if call is None or overload is None:
@@ -78,9 +122,8 @@ def _uses_in(node: fx.Node) -> Iterator[tuple[str, _Use]]:
     receiver = node.args[0] if node.op == "call_method" and node.args else None
     for key, value in call.arguments.items():
         for operand in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(operand, fx.Node) and operand.op == "placeholder":
-                use = _use(node, call, key, operand is receiver)
-                yield str(operand.target), use
+            if isinstance(operand, fx.Node):
+                yield operand, _use(node, call, key, operand is receiver)
 
 
 def _use(node: fx.Node, call: Call, key: str, is_receiver: bool) -> _Use:

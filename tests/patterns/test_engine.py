@@ -183,6 +183,7 @@ _LINEAR = rule(lambda x, w, b: F.gelu(F.linear(x, w, b)),
 _ADDCMUL = rule(lambda x, y, z: x * y + z, lambda x, y, z: torch.addcmul(z, x, y), name="addcmul")
 _SUM = rule(lambda x, y: torch.relu(x + y), lambda x, y: torch.clamp_min(y + x, 0), name="sum")
 _JOIN = rule(lambda x, y: torch.maximum(x, x) + y, lambda x, y: torch.cat([x, y]), name="join")
+_ZERO = rule(lambda x: torch.sin(x) * 0, lambda x: 0.0, name="zero")
 _METHOD = rule(lambda x, y: torch.sin(x) * y, lambda x, y: y.mul(torch.cos(x)), name="method")
 
 
@@ -201,6 +202,13 @@ _METHOD = rule(lambda x, y: torch.sin(x) * y, lambda x, y: y.mul(torch.cos(x)), 
          "aten.cat of the replacement takes no number, 2, for 'y'"),
         (_METHOD, lambda x, w: torch.sin(x) * 2.0,
          "aten.mul of the replacement takes no number, 2.0, for 'y'"),
+        (_ZERO, lambda x, w: w + x.sin() * 0, None),
+        (_ZERO, lambda x, w: (x.sin() * 0).relu(),
+         "%relu needs a tensor for %mul, not the number 0.0"),
+        (_ZERO, lambda x, w: torch.sin(x) * 0 + 1,
+         "%add needs a tensor for %mul, not the number 0.0"),
+        (_ZERO, lambda x, w: torch.sin(x) * 0,
+         "the caller needs a tensor for %mul, not the number 0.0"),
     ],
 )  # fmt: skip
 def test_what_the_replacement_can_not_take_is_left(wanted, program, reason) -> None:

@@ -23,7 +23,14 @@ from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.provenance import KEY as PROVENANCE_KEY
 from fxkit.ir.provenance import provenance_of
 from fxkit.passes.running.subjects import graph_inputs
-from fxkit.passes.running.written_state import put_back, values_of, written_since
+from fxkit.passes.running.written_state import (
+    exchange_back,
+    exchanged_since,
+    put_back,
+    tables_of,
+    values_of,
+    written_since,
+)
 
 
 class NumbersCheck:
@@ -43,20 +50,23 @@ class NumbersCheck:
         self._known = self._observe()
         self._truth: Observation | None = None
         self._values = values_of(gm)
+        self._tables = tables_of(gm)
 
     @property
     def written(self) -> tuple[str, ...]:
-        """Names of the parameters and buffers that the pass wrote to."""
-        return written_since(self._values)
+        """Names of the parameters and buffers that the pass wrote to, and of what it exchanged."""
+        return exchanged_since(self._tables) + written_since(self._values)
 
     def prepare(self, numerics: str) -> None:
         """Take what has to be taken before a pass runs: the numbers in float64."""
         self._values = values_of(self._gm)
+        self._tables = tables_of(self._gm)
         if numerics == "close" and self._truth is None:
             self._truth = Observation(self._gm, self._inputs, True, run_wide=True)
 
     def put_back(self) -> None:
-        """Let parameters and buffers hold what they held before the pass."""
+        """Let parameters, buffers and modules be what they were before the pass."""
+        exchange_back(self._tables)
         put_back(self._values)
 
     def check(self, numerics: str, before: Callable[[], fx.GraphModule]) -> None:

@@ -1,9 +1,13 @@
-"""Parameters and buffers as they were: a pass may write to them, which no journal tells."""
+"""Parameters and buffers as they were: a pass may write to them, which no journal tells.
+
+Nor does one tell of a module or parameter that a pass put in another's place by itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -44,6 +48,36 @@ def _is_same(tensor: torch.Tensor, value: torch.Tensor) -> bool:
     if torch.equal(tensor, value):
         return True
     return bool(((tensor == value) | ((tensor != tensor) & (value != value))).all())
+
+
+Tables = list[tuple[str, dict[str, Any], dict[str, Any]]]
+"""Path of a module with a dot, a table of its parameters, buffers or modules, and what it held."""
+
+
+def tables_of(gm: torch.nn.Module) -> Tables:
+    """Note which parameters, buffers and modules a module and those in it have."""
+    return [
+        (f"{path}." if path else "", table, dict(table))
+        for path, module in gm.named_modules()
+        for table in cast("tuple[dict[str, Any], ...]",
+                          (module._parameters, module._buffers, module._modules))
+    ]  # fmt: skip
+
+
+def exchanged_since(before: Tables) -> tuple[str, ...]:
+    """Return the names under which something else lies than was noted, or nothing."""
+    return tuple(
+        path + name
+        for path, table, held in before
+        for name, value in held.items()
+        if table.get(name) is not value
+    )
+
+
+def exchange_back(before: Tables) -> None:
+    """Let what was noted lie under its name again; what came beside it stays."""
+    for _, table, held in before:
+        table.update({name: value for name, value in held.items() if table.get(name) is not value})
 
 
 class StateHistory(Instrument):

@@ -50,6 +50,23 @@ def test_numbers_are_checked_though_the_graph_is_the_same():
     assert all(torch.equal(value, before[name]) for name, value in gm.state_dict().items())
 
 
+@pass_function
+def exchanges_layers(edit, context):
+    edit.gm.get_submodule("0").bias = nn.Parameter(torch.ones(3))
+    setattr(edit.gm, "0", nn.Sequential(nn.Linear(3, 3)))
+
+
+def test_numbers_are_checked_though_layers_are_others():
+    gm = fxkit.symbolic_trace(model())
+    before, expected = dict(gm.named_parameters()), gm(X)
+    manager = fxkit.PassManager([exchanges_layers], args=(X,), verify="numerics")
+    with pytest.raises(PostconditionError) as raised:
+        manager.run(gm)
+    assert "writes to 0" in raised.value.hint
+    assert list(map(id, gm.parameters())) == list(map(id, before.values()))
+    assert torch.equal(gm(X), expected)
+
+
 def test_the_next_pass_is_not_blamed():
     gm = fxkit.symbolic_trace(model())
     passes = [says_that_it_does, Canonicalise(), DeadCodeElimination()]

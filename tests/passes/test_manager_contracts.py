@@ -501,3 +501,16 @@ def test_a_change_behind_the_back_of_the_session_is_found(gm, way):
 
     with pytest.raises(PassError, match=r"through their session, got %\w+ changed .* one of sly"):
         PassManager([sly], verify="structure").run(gm)
+
+
+@pytest.mark.parametrize("way", [by_target, by_operands, by_insertion])
+def test_what_was_changed_behind_the_back_of_the_session_is_told_to_stay(gm, way):
+    @pass_function
+    def sly(edit, context):
+        edit.call(torch.sin, relus(edit)[0])
+        way(edit)
+        raise KeyError("too late")
+
+    with pytest.raises(PassError, match=r"changed by other means, as %\w+ was, is not taken back"):
+        PassManager([sly]).run(gm)
+    assert not fxkit.graph(gm).find(torch.sin)

@@ -37,6 +37,9 @@ ALARM_DELAY = 0.25
 """Seconds in which a pass that edits sees by itself that its time is up, and unwinds cleanly."""
 
 
+_USE_EDIT = "use edit.call, edit.replace, edit.set_args, edit.set_target or edit.erase"
+
+
 class _Stopped(Exception):
     """The run is to end here, with all that was done."""
 
@@ -127,8 +130,7 @@ class Execution:
             f"by other means, in one of {names}",
             node=format_node(node),
             source=format_source(node),
-            hint="use edit.call, edit.replace, edit.set_args, edit.set_target or edit.erase; "
-            "a function of a GraphModule may do as it likes",
+            hint=f"{_USE_EDIT}; a function of a GraphModule may do as it likes",
         )
 
     def _bring_types_up_to_date(self) -> Any:
@@ -326,6 +328,12 @@ class Execution:
     def _fail(self, error: Exception, current: Pass, place: str, mark: int) -> PassError:
         """Take a pass back, and return the error that says all about its failure."""
         told = failure(error, self.session, place, lambda: self._undo(mark))
+        self._recorder.boundary()
+        if (stray := self._recorder.stray()) is not None:
+            told.hint = (
+                f"{_USE_EDIT}: what is changed by other means, as %{stray.name} was, is not taken "
+                "back"
+            )
         if self.manager.reproduce is not None:
             told.repro = reproduce(self.manager, self.subject, current, told)
         for instrument in self.manager.instruments:

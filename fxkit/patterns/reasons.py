@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,10 +102,27 @@ def explain(
     operators = asked.root_operators
     roots = [n for n in gm.graph.nodes if (c := resolve(n)) is not None and c.name in operators]
     if not roots:
-        reason = f"expected {' or '.join(operators)} somewhere in the graph, got none"
+        reason = f"expected {' or '.join(operators)} somewhere in the graph, got "
+        reason += _twin_of(operators, gm.graph) or "none"
         return Explanation(asked.name, False, None, reason, is_rule=is_rule)
     safety = Safety(gm.graph)
     return max((_explain_at(asked, node, safety) for node in roots), key=_nearness)
+
+
+def _twin_of(operators: Iterable[str], graph: fx.Graph) -> str | None:
+    """Return the first node that differs from the operators only in what it writes to, as text."""
+    wanted = {name.removesuffix("_") for name in operators}
+    for node in graph.nodes:
+        call = resolve(node)
+        if call is not None and call.name.removesuffix("_") in wanted:
+            advice = _IN_PLACE if call.name.endswith("_") else "which writes to no operand"
+            return f"{call.name}, {advice}{_shown(node)}"
+    return None
+
+
+_IN_PLACE = (
+    "which writes in place: run fxkit.passes.Functionalise() before, or write the pattern so too"
+)
 
 
 def _asked(wanted: Any) -> Rule | Pattern:

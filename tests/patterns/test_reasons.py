@@ -36,6 +36,19 @@ def test_another_operator() -> None:
     )
 
 
+def test_the_same_operator_in_place() -> None:
+    gm = symbolic_trace(lambda a: F.relu(a + 1, inplace=True))
+    assert _text(explain(gm, lambda x: F.relu(x))) == (
+        "<lambda> does not match\n"
+        "expected aten.relu somewhere in the graph, got aten.relu_, which writes in place: run "
+        "fxkit.passes.Functionalise() before, or write the pattern so too\n"
+        "  node:  %relu = aten.relu_(%add)\n"
+        "  from:  test_reasons.py:LINE"
+    )
+    gm = symbolic_trace(lambda a: F.relu(a + 1))
+    assert "got aten.relu, which" in explain(gm, lambda x: F.relu_(x)).reason
+
+
 def test_another_operand() -> None:
     gm = symbolic_trace(lambda a, b: torch.sigmoid(a) * b)
     assert _text(explain(gm, _SILU)) == (

@@ -391,6 +391,7 @@ class Graph:
 
         graph = graph.reverse() if reverse else graph
         sources = [name for name, degree in graph.in_degree() if degree == 0]
+        graph.add_node(root)
         graph.add_edges_from((root, name) for name in sources)
         found = networkx.immediate_dominators(graph, root)
         pairs = ((name, dominator) for name, dominator in found.items() if name != root)

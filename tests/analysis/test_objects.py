@@ -192,6 +192,11 @@ def test_dominators_are_those_of_brute_force(gm: fx.GraphModule) -> None:
         assert found.get(node) is _immediate(node, starts, nodes)
 
 
+def test_an_empty_graph_has_no_dominators() -> None:
+    g = Graph(fx.GraphModule(torch.nn.Module(), fx.Graph()))
+    assert g.dominators() == g.post_dominators() == {}
+
+
 @_DRAWN
 @given(_dags(), st.randoms(use_true_random=False))
 def test_convexity_is_that_of_brute_force(gm: fx.GraphModule, random: Any) -> None:

@@ -59,6 +59,7 @@ class EditSession(JournalledGraph):
         self._originals: tuple[fx.Node, ...] = ()
         self._is_closed = False
         self._wide: dict[fx.Node, WideOperands] = {}
+        self._name_tries: dict[str, int] = {}
 
     def close(self) -> None:
         """Take no more changes."""
@@ -391,10 +392,15 @@ class EditSession(JournalledGraph):
         """Register an attribute on the root module without reading it; return its free name."""
         check_name(name)
         wished = name = name.replace(".", "_")
-        count = 0
+        count = self._name_tries.get(wished, 0)
+        if count and hasattr(self.gm, last := f"{wished}_{count}"):
+            name = last  # all before it were taken too
+        else:
+            count = 0
         while hasattr(self.gm, name) or keyword.iskeyword(name):
             count += 1
             name = f"{wished}_{count}"
+        self._name_tries[wished] = count
         if isinstance(value, torch.nn.Parameter):
             self.gm.register_parameter(name, value)
         elif isinstance(value, torch.nn.Module):

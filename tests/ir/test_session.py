@@ -265,6 +265,27 @@ def test_attributes_get_free_names() -> None:
     assert dict(gm.named_buffers())["scale_2"].shape == (4,)
 
 
+def test_many_attributes_get_names_in_time_proportional_to_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gm, _ = _traced()
+    asked: list[str] = []
+    own = type(gm).__getattr__
+
+    def counted(self: Any, name: str) -> Any:
+        asked.append(name)
+        return own(self, name)
+
+    with edit(gm) as session:
+        monkeypatch.setattr(nn.Module, "__getattr__", counted)
+        names = [session.register("scale", torch.ones(1)) for _ in range(100)]
+        monkeypatch.undo()
+        assert names == [f"scale_{number}" for number in range(1, 101)]
+        session.undo()
+        assert session.register("scale", torch.ones(1)) == "scale_1"
+    assert len(asked) < 1000
+
+
 def test_an_attribute_that_is_read_stays() -> None:
     gm, _ = _traced()
     with pytest.raises(InvalidGraphError, match="'linear'"), edit(gm) as session:

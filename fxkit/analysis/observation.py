@@ -102,7 +102,12 @@ def _non_leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 # Stands for the gradient of a program that has none.
 _NO_DERIVATIVE = "no derivative"
-_WITHOUT_DERIVATIVE = ("is not implemented", "modified by an inplace operation")
+_WITHOUT_DERIVATIVE = (
+    "is not implemented",
+    "modified by an inplace operation",
+    "no autograd formula was registered",
+    "You must implement either the backward",
+)
 
 
 def _gradients(outputs: Any, wanted: list[torch.Tensor]) -> list[torch.Tensor | str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -89,3 +91,24 @@ def test_inputs_of_any_kind_are_drawn_again(x: Tensor) -> None:
         assert_equivalent(
             lambda x: (x, torch.ones(1)), lambda x: (x, torch.ones(1) + 3 * EPS), (x,)
         )
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+@torch.library.custom_op("fxkit_test_equivalence::exp", mutates_args=())
+def _exp(x: Tensor) -> Tensor:
+    return x.exp()
+
+
+@pytest.mark.parametrize("without", [_exp, _Forward.apply])
+def test_programs_without_a_derivative_are_compared_by_their_results(without: Any) -> None:
+    x = torch.randn(3).requires_grad_()
+    assert_equivalent(without, without, (x,))
+    with pytest.raises(NumericsError, match="outputs"):
+        assert_equivalent(without, lambda x: without(x) + 1, (x,))
+    with pytest.raises(NumericsError, match="gradient"):
+        assert_equivalent(torch.exp, without, (x,))

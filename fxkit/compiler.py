@@ -403,7 +403,8 @@ def compile(
     Args:
         fn: A function, module or bound method.
         passes: The passes to run before lowering; by default `LOWERING`, and `LOWERING_TRAINING`
-            where gradients are asked for.
+            where gradients are asked for. What those change that change numbers on purpose shows
+            from a graph's second call on: the first returns what the program itself computed.
         train: Whether to compile gradients: where they are asked for when left out; True also warns
             where a graph is trained in eager, with the reason; with False all are.
         dynamic: Which sizes of the arguments' tensors a captured graph leaves open, as

@@ -211,6 +211,12 @@ def slice_parts(value: slice) -> tuple[Any, Any, Any]:
     return value.start, value.stop, value.step
 
 
+def _spelled_out(value: slice) -> tuple[Any, Any, Any]:
+    """Return the parts of a slice, with what `:stop` leaves out: tensors take no step backwards."""
+    start, stop, step = slice_parts(value)
+    return 0 if start is None else start, stop, 1 if step is None else step
+
+
 def is_same_constant(wanted: Any, got: Any, in_floating: bool) -> bool:
     """Tell whether a literal of a pattern equals one of a graph.
 
@@ -225,6 +231,10 @@ def is_same_constant(wanted: Any, got: Any, in_floating: bool) -> bool:
         )
     if isinstance(got, (fx.Node, torch.Tensor)):
         return False
+    if isinstance(wanted, slice):
+        return isinstance(got, slice) and is_same_constant(
+            _spelled_out(wanted), _spelled_out(got), False
+        )
     if type(wanted) is type(got):
         return number_key(wanted) == number_key(got)
     numbers = (int, float)

@@ -199,6 +199,11 @@ class Pattern:
         """The captures that stand somewhere in it; a match may leave out those of an optional."""
         return frozenset(v.name for v in below(self.outputs) if isinstance(v, Capture))
 
+    @property
+    def named(self) -> frozenset[str]:
+        """The names given to values in it by `named`."""
+        return frozenset(v.name for v in below(self.outputs) if isinstance(v, Named))
+
     def __len__(self) -> int:
         return len(self.operations)
 

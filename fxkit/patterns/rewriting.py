@@ -454,6 +454,13 @@ def _made(
     def checked() -> tuple[Pattern, Template]:
         found, template = follow()
         check_sides(found, template)
+        unnamed = [n for n in options["may_escape"] if n not in found.named | found.bound]
+        if unnamed:
+            shown = ", ".join(map(repr, unnamed))
+            raise PatternError(
+                f"expected may_escape to name values of {name}, got {shown}",
+                hint="write named(value, 'name') in the pattern, and may_escape=('name',)",
+            )
         return found, template
 
     code = inspect.unwrap(function)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -115,6 +117,17 @@ def test_interior_value_may_escape_only_when_the_rule_says_so():
     x = torch.randn(4)
     for got, expected in zip(gm(x), two_uses(x), strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("names", [("f",), "e_", ("e", "gate")])
+def test_what_may_escape_has_a_name(names: Any):
+    with pytest.raises(PatternError, match="expected may_escape to name values of sines, got '"):
+        fxkit.rule(
+            lambda x: named(torch.exp(x), "e").sin(),
+            lambda x: torch.exp(x).cos(),
+            name="sines",
+            may_escape=names,
+        )
 
 
 def typed(function, *args):

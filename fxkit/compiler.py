@@ -32,6 +32,7 @@ from fxkit.lower.running.left_to_eager import LeftToEager, left_because
 from fxkit.lower.running.lowering import eager_module, to_cpp_as_recorded, typed
 from fxkit.lower.running.specialising import Specialiser, assumptions, holds_expressions
 from fxkit.lower.training.checkpoints import with_checkpoints
+from fxkit.lower.training.custom_functions import with_custom_functions
 from fxkit.lower.training.fused_step import FusedStep, is_step
 from fxkit.lower.training.stages import StagedModule, to_cpp_in_stages
 from fxkit.lower.training.training_module import TrainingModule
@@ -495,6 +496,7 @@ def dynamo_backend(
             hint='write torch.compile(fn, backend="fxkit", options={"passes": [...]})',
         )
     with_checkpoints(gm)
+    with_custom_functions(gm)
     return Compiled(gm.forward, None if passes is None else tuple(passes), fast=fast)
 
 

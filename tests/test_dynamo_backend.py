@@ -170,3 +170,74 @@ def test_a_checkpoint_with_dropout() -> None:
             found.append((y.detach(), x.grad, *(p.grad for p in net.parameters())))
         for ours, eager in zip(*found, strict=True):
             torch.testing.assert_close(ours, eager)
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, gain: float) -> Any:
+        y = x.exp()
+        ctx.save_for_backward(x, y)
+        ctx.gain, ctx.twice = gain, y * 2
+        return y, y.argmax(-1), x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, of_y: torch.Tensor, _: Any, of_sin: torch.Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        return of_y * y * ctx.gain + of_sin * x + ctx.twice, None
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 3
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_custom_autograd_functions(dynamic: bool | None) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> Any:
+        y, place, z = _Gated.apply(x @ w, 3.0)
+        return _Doubled.apply(y * z) + _Gated.apply(z, 0.5)[0], place
+
+    compiled = torch.compile(fn, backend="fxkit", dynamic=dynamic)
+    for rows in (8, 8, 8, 12, 20):
+        x, w = (torch.randn(n, 16, requires_grad=True) for n in (rows, 16))
+        found, expected = (
+            (*results, *torch.autograd.grad(results[0].sin().sum(), (x, w)))
+            for results in (compiled(x, w), fn(x, w))
+        )
+        assert all(type(it) is torch.Tensor for it in found)
+        torch.testing.assert_close(found, expected)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, w), fn(x, w))
+
+
+def test_second_derivatives_of_custom_functions() -> None:
+    class Cubed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            with torch.no_grad():
+                sign = x.sign()
+            return gradient * x * x.abs() * sign * 3
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return Cubed.apply(torch.tanh(x)).sin()
+
+    compiled = torch.compile(fn, backend="fxkit")
+    for _ in range(3):
+        x = torch.randn(8, requires_grad=True)
+        both = []
+        for call in (compiled, fn):
+            (gradient,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+            both.append(torch.autograd.grad(gradient.square().sum(), x))
+        torch.testing.assert_close(*both)

@@ -8,6 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
+# What torch 2.13 says of such a call, the last only where there is any. One of which another
+# release says more or less stays as it is.
+_SETTINGS = {"non_differentiable_idx", "saved_for_backward_idx"}
+_DIRTY = {"dirty_idx"}
+
 
 def with_custom_functions(gm: fx.GraphModule) -> None:
     """Make Dynamo's operators for custom autograd functions such functions again, in place.
@@ -23,7 +28,8 @@ def with_custom_functions(gm: fx.GraphModule) -> None:
     for module in gm.modules():
         if not isinstance(module, fx.GraphModule):
             continue
-        nodes = module.graph.find_nodes(op="call_function", target=operator)
+        found = module.graph.find_nodes(op="call_function", target=operator)
+        nodes = [node for node in found if node.kwargs.keys() - _DIRTY == _SETTINGS]
         for node in nodes:
             forward, backward = (module.get_submodule(part.target) for part in node.args[:2])
             _let_differentiate(backward)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -100,8 +101,20 @@ def _non_leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor * 1 if tensor.requires_grad else tensor
 
 
-# Stands for the gradient of a program that has none.
-_NO_DERIVATIVE = "no derivative"
+@dataclass(frozen=True, repr=False)
+class NoDerivative:
+    """Stands for the gradient of a program that has none; one is like another.
+
+    Attributes:
+        reason: What torch says of it.
+    """
+
+    reason: str = field(compare=False)
+
+    def __repr__(self) -> str:
+        return f"none: {self.reason}"
+
+
 _WITHOUT_DERIVATIVE = (
     "is not implemented",
     "modified by an inplace operation",
@@ -110,7 +123,7 @@ _WITHOUT_DERIVATIVE = (
 )
 
 
-def _gradients(outputs: Any, wanted: list[torch.Tensor]) -> list[torch.Tensor | str]:
+def _gradients(outputs: Any, wanted: list[torch.Tensor]) -> list[torch.Tensor | NoDerivative]:
     """Return the gradients; that of an input that no result depends on is zero."""
     results = [
         real_numbers(t)
@@ -126,7 +139,7 @@ def _gradients(outputs: Any, wanted: list[torch.Tensor]) -> list[torch.Tensor | 
     except RuntimeError as error:
         if not any(words in str(error) for words in _WITHOUT_DERIVATIVE):
             raise
-        return [_NO_DERIVATIVE] * len(wanted)
+        return [NoDerivative(str(error).partition("\n")[0])] * len(wanted)
 
 
 def real_numbers(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ def attention_objection(kernel: Kernel) -> str | None:
 
 
 def attention_objection_by_kind(kernel: Kernel) -> str | None:
-    """Do as `attention_objection` for one of many sizes; see `products.objection_by_kind`."""
+    """Do as `attention_objection` for one of many sizes: those near by get the same answer."""
     one: Attention = kernel.body[0].detail
     detail = replace(
         one,

@@ -154,7 +154,7 @@ class JoinedRowsPrinter(RowPrinter):
         if access is None:
             return super()._value(position)
         dtype = self._kernel.buffers[access.buffer].dtype
-        element = cpp_text.load_expression(self._element(position), dtype)
+        element = cpp_text.load_expression(self._value_at(self._element(position)), dtype)
         return self._staged_read(position) or element
 
     def _element(self, position: int) -> str:

@@ -11,6 +11,7 @@ import torch
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import FreeInt, free_numbers, is_free
 from fxkit.lower.cpp.known_values import KnownValues
+from fxkit.lower.cpp.lanes.passes import OWN_NAMES
 from fxkit.lower.cpp.streaming_stores import copied_bytes
 from fxkit.lower.cpp.strength_reduction import ShorterForms
 from fxkit.lower.cpp.vector_loops import VectorLoops
@@ -86,7 +87,8 @@ class KernelPrinter(VectorLoops, ABC):
         if not self._streams:
             return
         size = copied_bytes(self._kernel, self._streams)
-        self._add(f"const bool is_streamed = {size} >= fx_least_streamed;")
+        is_wide = "FX_WIDE > 1 && " if self._streams_in_lanes else ""
+        self._add(f"const bool is_streamed = {is_wide}{size} >= fx_least_streamed;")
         self._add(TEAM)
         self._open("{")
 
@@ -321,7 +323,7 @@ class KernelPrinter(VectorLoops, ABC):
         text = cpp_text.store_expression(
             self._ref(value), dtype, self._facts.is_quiet, is_held, self._is_lone
         )
-        self._add(f"{self._target(store.access)} = {text};")
+        self._write_result(store.access, text)
 
     def _value(self, position: int) -> str:
         instruction = self._body(position)
@@ -338,6 +340,8 @@ class KernelPrinter(VectorLoops, ABC):
             return cpp_text.rounding(
                 operands[0], instruction.detail, self._facts.is_quiet, self._is_lone
             )
+        if self._at_once and instruction.op in OWN_NAMES:
+            return f"fx_{instruction.op}({operands[0]})"
         return self._shorter_forms.text(position) or cpp_text.expression(
             instruction, operands, self._dtype(instruction.operands[:1], instruction.dtype)
         )
@@ -347,7 +351,7 @@ class KernelPrinter(VectorLoops, ABC):
         instruction = self._body(position)
         access, operands = instruction.detail, [self._ref(o) for o in instruction.operands]
         dtype = self._kernel.buffers[access.buffer].dtype
-        address = self._address(access, operands[: len(instruction.indices)])
+        address = self._value_at(self._address(access, operands[: len(instruction.indices)]))
         text = cpp_text.load_expression(address, dtype, self._is_lone)
         if instruction.guard is None:
             return text
@@ -372,7 +376,8 @@ class KernelPrinter(VectorLoops, ABC):
         return self._kernel.body[position]
 
     def _type(self, position: int) -> str:
-        return cpp_text.TYPES[self._body(position).dtype]
+        dtype = self._body(position).dtype
+        return cpp_text.LANE_TYPES[dtype] if self._at_once else cpp_text.TYPES[dtype]
 
 
 def scaled(name: str, factor: int) -> str:

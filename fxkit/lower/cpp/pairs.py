@@ -16,8 +16,10 @@ import torch
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.interleaving import is_ordered, step_type
 from fxkit.lower.cpp.kernel import unrounded
+from fxkit.lower.cpp.lanes.passes import MOST, gains_in_lanes
 from fxkit.lower.cpp.row_invariants import common_values
 from fxkit.lower.cpp.rows import BLOCK, TILE, RowPrinter
+from fxkit.lower.cpp.vector_loops import Bounds, Lanes
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass
 
@@ -178,12 +180,18 @@ class PairPrinter(RowPrinter):
         self._add(f"FX_STEPS({kind}, {self._longest // 2});")
 
     def _loops(self, one: Pass, begin: str | int, end: str | int, clause: str = "") -> None:
-        self._add(self._pragma(one.values, one.reductions, clause))
-        self._open(f"for (long j = {_halved(begin)}; j < {_halved(end)}; ++j) {{")
+        bounds = Bounds(_halved(begin), _halved(end), self._longest // 2)
+        self._full_loops(one, bounds, 0, clause)
+
+    def _lanes_of(self, one: Pass) -> Lanes | None:
+        if not gains_in_lanes(self._kernel, self._schedule, one, torch.bfloat16):
+            return None
+        return Lanes(not is_free(self._length) and self._length % (2 * MOST) == 0)
+
+    def _stepped_body(self, one: Pass, begin: str | int) -> None:
         if self._is_stepped:
             self._add("FX_STEP(j);")
         self._loop_body(one)
-        self._close()
 
     def _loop_body(self, one: Pass) -> None:
         for value in sorted({*one.values, *one.buffered}):
@@ -193,7 +201,7 @@ class PairPrinter(RowPrinter):
                 self._add(f"const {self._type(value)} {self._ref(value)} = {text};")
         for value in one.keeps:
             for self._half in _HALVES:
-                self._add(f"b{value}[{self._row_offset()}] = {self._ref(value)};")
+                self._set_at(f"b{value}[{self._row_offset()}]", self._ref(value))
         for position in one.stores:
             self._store(position)
         for position in one.reductions:
@@ -204,7 +212,7 @@ class PairPrinter(RowPrinter):
         instruction = self._body(position)
         if instruction.op == "load" and self._half and self._schedule.wide[position]:
             words = self._words[self._pointers[self._key(instruction.detail)]]
-            return f"fx_{self._half}_bf16({words}[j])"
+            return f"fx_{self._half}_bf16({self._value_at(f'{words}[j]')})"
         return super()._value(position)
 
     def _ref(self, position: int) -> str:
@@ -232,11 +240,14 @@ class PairPrinter(RowPrinter):
         kind = "held_" if self._facts.is_bfloat16(value) else kind
         low, high = (f"fx_upper_{kind}bf16({text})" for text in self._both(value))
         words = self._words[self._pointers[self._key(store.access)]]
-        self._add(f"{words}[j] = fx_paired({low}, {high});")
+        self._set_at(f"{words}[j]", f"fx_paired({low}, {high})")
 
     def _accumulate(self, position: int, into: str) -> None:
         """Fold what the two elements come to into an accumulator."""
         low, high = self._both(self._body(position).operands[0])
+        if self._at_once:
+            self._accumulate_lanes(position, f"{low} + {high}")
+            return
         if not self._drops_nans(position):
             self._add(f"{into} += {low} + {high};")
             return

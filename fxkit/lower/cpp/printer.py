@@ -18,6 +18,7 @@ from fxkit.lower.cpp.free_numbers import free_numbers
 from fxkit.lower.cpp.halves.staged import HALVES
 from fxkit.lower.cpp.interleaving import IN_STEP, is_stepped
 from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
+from fxkit.lower.cpp.lanes.text import LANES
 from fxkit.lower.cpp.pairs import PAIRS, PairPrinter, is_paired
 from fxkit.lower.cpp.prefetching import PREFETCHES
 from fxkit.lower.cpp.rows import RowPrinter
@@ -75,6 +76,8 @@ def _preamble(
         parts.append(HALVES)
     if any("fx_pair" in text for text in texts):
         parts.append(PAIRS)
+    if any("FX_WIDE" in text for text in texts):
+        parts.append(LANES)
     parts += texts_below(kernels)
     return "\n".join(parts)
 

@@ -15,10 +15,11 @@ from fxkit.lower.cpp.halves.rows import HalfRows
 from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.interleaving import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
+from fxkit.lower.cpp.lanes.passes import MOST, gains_in_lanes
 from fxkit.lower.cpp.prefetching import AHEAD, ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.cpp.row_invariants import CommonValues, common_values
 from fxkit.lower.cpp.streaming_stores import streamed_accesses
-from fxkit.lower.cpp.vector_loops import Bounds, Loop
+from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
 from fxkit.lower.loops.stretches import Stretch, stretches
@@ -53,8 +54,16 @@ class RowPrinter(HalfRows):
         self._is_near = False
         self._scanned_before: set[int] = set()
         self._is_stepped = is_stepped(kernel)
-        self._streams = frozenset() if self._is_cut else streamed_accesses(kernel, self._schedule)
+        if not self._is_cut:
+            self._choose_streams()
         self._block = BLOCK
+
+    def _choose_streams(self) -> None:
+        """Choose which results leave past the caches."""
+        self._streams = streamed_accesses(self._kernel, self._schedule)
+        more = streamed_accesses(self._kernel, self._schedule, in_lanes=True)
+        self._streams_in_lanes = more != self._streams
+        self._streams = more
 
     def _attribute(self) -> str:
         return "FX_SCHEDULED " if self._is_stepped and is_ordered(self._kernel) else ""
@@ -242,10 +251,30 @@ class RowPrinter(HalfRows):
             bounds = Bounds(str(first), str(last), self._most(first, last), block)
             self._known = stretch.known
             if not self._half_loops(one, bounds, clause):
-                pragma = self._pragma(one.values, one.reductions, clause)
-                body = functools.partial(self._stepped_body, one, begin)
-                self._vector_loops(bounds, [Loop(pragma, body)])
+                self._full_loops(one, bounds, begin, clause)
             self._known = {}
+
+    def _full_loops(self, one: Pass, bounds: Bounds, begin: str | int, clause: str) -> None:
+        """Print the loops of a pass whose elements are computed as they are."""
+        lanes = self._lanes_of(one)
+        sums = one.reductions if lanes else ()
+        pragma = self._pragma(one.values, () if lanes else one.reductions, clause)
+        pragma += "".join(f" reduction(+ : lanes{p})" for p in sums)
+        for p in sums:
+            self._add(f"fx_floats lanes{p} = fx_all(0.0f);")
+        body = functools.partial(self._stepped_body, one, begin)
+        self._vector_loops(bounds, [Loop(pragma, body, lanes=lanes)])
+        for p in sums:
+            self._add(f"v{p} += fx_sum(lanes{p});")
+
+    def _lanes_of(self, one: Pass) -> Lanes | None:
+        """Return how the loop of a pass handles many elements at once, if it does."""
+        if self._is_near or len(self._stretches) != 1:
+            return None
+        if not gains_in_lanes(self._kernel, self._schedule, one):
+            return None
+        lengths = (self._length, self._tile_length if self._is_tiled else 0)
+        return Lanes(not any(is_free(it) or it % MOST for it in lengths))
 
     def _pragma(self, values: Iterable[int], reductions: Iterable[int], clause: str) -> str:
         """Return what stands before a loop; nothing where it can't become vector code."""
@@ -321,10 +350,18 @@ class RowPrinter(HalfRows):
         self._close()
 
     def _accumulate(self, position: int, into: str) -> None:
-        if self._drops_nans(position):
+        if self._at_once:
+            self._accumulate_lanes(position, self._ref(self._body(position).operands[0]))
+        elif self._drops_nans(position):
             self._accumulate_extremum(position, into, f"nan{position}")
         else:
             super()._accumulate(position, into)
+
+    def _accumulate_lanes(self, position: int, value: str) -> None:
+        """Add as many elements to as many sums."""
+        assert self._at_once is not None
+        value = value if self._at_once.is_even else f"fx_present({value}, on)"
+        self._add(f"lanes{position} += {value};")
 
     def _clipped(
         self, stretch: Stretch, begin: str | int, end: str | int
@@ -367,7 +404,7 @@ class RowPrinter(HalfRows):
             self._add(f"const {self._type(value)} v{value} = {text};")
             self._check(value)
         for value in one.keeps:
-            self._add(f"b{value}[{self._row_offset()}] = v{value};")
+            self._set_at(f"b{value}[{self._row_offset()}]", f"v{value}")
         for position in one.stores:
             self._store(position)
         for position in one.reductions:
@@ -376,7 +413,7 @@ class RowPrinter(HalfRows):
     def _text_in(self, one: Pass, value: int) -> str:
         """Return the text of a value that a pass computes, or reads from a row buffer."""
         if value in self._common.kept:
-            element = self._common_element(value)
+            element = self._value_at(self._common_element(value))
             return cpp_text.held_expression(element, self._body(value).dtype)
         if value not in one.buffered:
             return self._value(value)
@@ -384,7 +421,7 @@ class RowPrinter(HalfRows):
 
     def _kept(self, value: int) -> str:
         """Return the text of an element of a row buffer."""
-        place = f"b{value}[{self._row_offset()}]"
+        place = self._value_at(f"b{value}[{self._row_offset()}]")
         return cpp_text.held_expression(place, self._body(value).dtype)
 
     def _row_offset(self) -> str:
@@ -399,8 +436,10 @@ class RowPrinter(HalfRows):
     def _ref(self, position: int) -> str:
         instruction = self._body(position)
         if instruction.op == "const":
-            return self._value(position)
-        return f"{'s' if self._is_float_sum(position) else 'v'}{position}"
+            text = cpp_text.expression(instruction, [], instruction.dtype)
+        else:
+            text = f"{'s' if self._is_float_sum(position) else 'v'}{position}"
+        return f"fx_all({text})" if self._at_once and not self._schedule.wide[position] else text
 
     def _lane_terms(self, access: Access) -> list[str]:
         return []

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from fxkit.lower.cpp.free_numbers import free_numbers
+from fxkit.lower.cpp.lanes.passes import gains_in_lanes
 from fxkit.lower.cpp.text import calls_function
 from fxkit.lower.loops.loop_ir import Access, Kernel, Store
 from fxkit.lower.loops.schedule import Pass, Schedule
@@ -100,39 +101,57 @@ class Room:
         kind: What it holds, as the text of a type.
         first: The address in memory of its first element, as text.
         size: Bytes of an element.
+        is_in_lanes: Whether the loop can replace whole lines itself, where they begin with it.
     """
 
     number: int
     kind: str
     first: str
     size: int
+    is_in_lanes: bool = False
 
     @property
-    def declaration(self) -> str:
-        """The line that declares it."""
-        return f"alignas({LINE_BYTES}) {self.kind} y{self.number}[{ROOM}];"
-
-    @property
-    def choice(self) -> str:
-        """The line that says where the loop writes."""
-        n = self.number
-        return f"{self.kind}* const z{n} = is_streamed ? y{n} : {self.first};"
+    def declarations(self) -> list[str]:
+        """The lines that declare it, and say where the loop writes."""
+        n, kind, first = self.number, self.kind, self.first
+        lines = [
+            f"alignas({LINE_BYTES}) {kind} y{n}[{ROOM}];",
+            f"{kind}* const z{n} = {self._is_needed} ? y{n} : {first};",
+        ]
+        if self.is_in_lanes:
+            lines.insert(0, f"const bool is_past{n} = is_streamed && fx_begins_line({first});")
+        return lines
 
     @property
     def copy(self) -> str:
         """The line that writes it to memory."""
         size = f"(stop - base) * {self.size}"
-        return f"if (is_streamed) fx_stream({self.first}, y{self.number}, {size});"
+        return f"if ({self._is_needed}) fx_stream({self.first}, y{self.number}, {size});"
+
+    @property
+    def _is_needed(self) -> str:
+        return f"is_streamed && !is_past{self.number}" if self.is_in_lanes else "is_streamed"
 
 
-def streamed_accesses(kernel: Kernel, plan: Schedule) -> frozenset[Access]:
+def streamed_accesses(
+    kernel: Kernel, plan: Schedule, *, in_lanes: bool = False
+) -> frozenset[Access]:
     """Return how large results of a kernel are written that leave past the caches.
 
     Their rows are whole lines, and the pass that writes them waits for memory.
+
+    Args:
+        kernel: The kernel.
+        plan: Its passes.
+        in_lanes: Whether a pass may wait that is printed in lanes, and computes less then.
     """
     if free_numbers(kernel) or not kernel.points:
         return frozenset()
-    waiting = [one for one in plan.passes if not _is_busy(kernel, one)]
+    waiting = [
+        one
+        for one in plan.passes
+        if not _is_busy(kernel, one) or (in_lanes and gains_in_lanes(kernel, plan, one))
+    ]
     stores = [kernel.stores[p] for one in waiting for p in one.stores]
     found = frozenset(store.access for store in stores if _fills_lines(kernel, store))
     return found if streamed_bytes(kernel, found) >= LEAST_BYTES else frozenset()

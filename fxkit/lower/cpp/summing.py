@@ -93,7 +93,8 @@ class SummingPrinter(RowPrinter):
     def _store(self, position: int) -> None:
         store = self._kernel.stores[position]
         if store.is_sum:
-            self._add(f"q{position}[j] += {self._ref(store.value)};")
+            place = f"q{position}[j]"
+            self._set_at(place, f"{self._value_at(place)} + {self._ref(store.value)}")
         else:
             super()._store(position)
 

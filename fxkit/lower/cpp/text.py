@@ -26,6 +26,9 @@ TYPES = {
 # What memory holds. The compiler makes no vector code of bools that are read as such.
 MEMORY = TYPES | {torch.bool: "unsigned char"}
 
+# What a loop in lanes computes with.
+LANE_TYPES = {torch.float32: "fx_floats", torch.bool: "fx_bools"}
+
 _STORAGE = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 # Functions for float32 that fxkit brings along; all else is the C library's.

@@ -51,11 +51,29 @@ class Loop:
         pragma: What stands before it, or nothing.
         body: Prints what is done for an element.
         rounded: Values whose arrays are rounded to halves behind it.
+        lanes: How it says how many elements it handles at once, if it does.
     """
 
     pragma: str
     body: Callable[[], None]
     rounded: tuple[int, ...] = ()
+    lanes: Lanes | None = None
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """How a loop handles many elements at once; see `lanes.h`.
+
+    Attributes:
+        is_even: Whether there are as many elements left whenever it goes on.
+    """
+
+    is_even: bool
+
+    @property
+    def which(self) -> str:
+        """What says to a function which elements there are, as a last argument."""
+        return "" if self.is_even else ", on"
 
 
 class VectorLoops(Lines, ABC):
@@ -72,7 +90,9 @@ class VectorLoops(Lines, ABC):
         self._halves: StagedHalves | None = None  # those of the loop whose body is printed
         self._place = self._variable  # what stands for the variable in an address
         self._is_lone = False  # whether what is printed will not become vector code
+        self._at_once: Lanes | None = None  # those of the loop whose body is printed
         self._streams: frozenset[Access] = frozenset()  # what is written past the caches
+        self._streams_in_lanes = False  # whether that pays in lanes only
         self._room_numbers: dict[Access, int] | None = None  # in the loop that is printed
 
     @property
@@ -111,6 +131,9 @@ class VectorLoops(Lines, ABC):
     def _plain_loops(self, begin: str, end: str, loops: Sequence[Loop]) -> None:
         name = self._variable
         for loop in loops:
+            if loop.lanes:
+                self._lane_loop(begin, end, loop)
+                continue
             if loop.pragma:
                 self._add(loop.pragma)
             self._open(f"for (long {name} = {begin}; {name} < {end}; ++{name}) {{")
@@ -121,6 +144,30 @@ class VectorLoops(Lines, ABC):
             count = end if begin == "0" else f"{end} - {begin}"
             for position in loop.rounded:
                 self._add(f"fx_round_halves(k{position}, {count});")
+
+    def _lane_loop(self, begin: str, end: str, loop: Loop) -> None:
+        """Print a loop that handles many elements at once."""
+        name, lanes = self._variable, loop.lanes
+        assert lanes is not None
+        self._add(f"FX_SIMD({loop.pragma.removeprefix('#pragma omp simd').strip()})")
+        self._open(f"for (long {name} = {begin}; {name} < {end}; {name} += FX_WIDE) {{")
+        if not lanes.is_even:
+            self._add(f"const fx_lanes on = fx_first({end} - {name});")
+        self._at_once = lanes
+        loop.body()
+        self._at_once = None
+        self._close()
+
+    def _value_at(self, place: str) -> str:
+        """Return the value of an element, or of as many from there on as the loop handles."""
+        return f"fx_load(&{place}{self._at_once.which})" if self._at_once else place
+
+    def _set_at(self, place: str, value: str) -> None:
+        """Print that an element, or as many from there on as the loop handles, becomes a value."""
+        if self._at_once:
+            self._add(f"fx_store(&{place}, {value}{self._at_once.which});")
+        else:
+            self._add(f"{place} = {value};")
 
     def _apart(self, begin: str, end: str, loops: Sequence[Loop]) -> list[str]:
         """Return the lines of loops, for what is printed around them once they are known."""
@@ -152,13 +199,14 @@ class VectorLoops(Lines, ABC):
                 cpp_text.MEMORY[self._kernel.buffers[access.buffer].dtype],
                 self._first(access, "base"),
                 element_bytes(self._kernel, access),
+                all(loop.lanes and loop.lanes.is_even for loop in loops),
             )
             for access, number in written.items()
         ]
         self._open_rooms(bounds)
         for room in rooms:
-            self._add(room.declaration)
-            self._add(room.choice)
+            for line in room.declarations:
+                self._add(line)
         self._lines += inner
         for room in rooms:
             self._add(room.copy)
@@ -176,12 +224,17 @@ class VectorLoops(Lines, ABC):
             self._open("{")
             self._add(f"const long base = {begin}, stop = {end};")
 
-    def _target(self, access: Access) -> str:
-        """Return the text of an element that is stored."""
+    def _write_result(self, access: Access, value: str) -> None:
+        """Print that an element of a result, or as many as the loop handles, becomes a value."""
         if self._room_numbers is None or access not in self._streams:
-            return self._address(access)
+            self._set_at(self._address(access), value)
+            return
         number = self._room_numbers.setdefault(access, len(self._room_numbers))
-        return f"z{number}[{self._variable} - base]"
+        place = f"z{number}[{self._variable} - base]"
+        if self._at_once and self._at_once.is_even:
+            self._add(f"fx_put(&{place}, {value}, is_past{number});")
+        else:
+            self._set_at(place, value)
 
     def _staged_loops(self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str]) -> bool:
         """Print loops if they walk halves in order, and tell whether they do."""

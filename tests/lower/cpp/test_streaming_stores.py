@@ -150,13 +150,20 @@ def test_only_large_results_of_short_computations_are_streamed() -> None:
     assert is_streamed(lambda x: x + 1, 1024, 1024)
     assert is_streamed(lambda x: F.silu(x) + 1, 1024, 1024)
     assert not is_streamed(lambda x: x + 1, 1024, 1023)
-    assert not is_streamed(lambda x: F.gelu(x) + 1, 1024, 1024)
-    assert not is_streamed(lambda x: torch.exp(torch.sigmoid(x)), 1024, 1024)
+    assert not is_streamed(lambda x: torch.sin(x) + 1, 1024, 1024)
+    assert not is_streamed(lambda x: torch.log(torch.sinh(x)), 1024, 1024)
     assert not is_streamed(lambda x: x.sum(-1), 4096, 1024)
     turned, x = torch.empty(8, 512, 12, 64), torch.empty(8, 12, 512, 64)
     assert "fx_stream(" in text_of(lambda x, y: x + y, x, x)
     assert "fx_stream(" not in text_of(lambda x, y: x + y.transpose(1, 2), x, turned)
     assert not is_streamed(lambda x: torch.softmax(x, -1), 4096, 1023)
+
+
+def test_long_computations_are_streamed_where_lanes_make_them_short() -> None:
+    x = torch.empty(1024, 1024)
+    for program in (lambda x: F.gelu(x) + 1, lambda x: torch.exp(torch.sigmoid(x))):
+        assert "is_streamed = FX_WIDE > 1 && " in text_of(program, x)
+    assert "is_streamed = FX_WIDE" not in text_of(lambda x: F.silu(x) + 1, x)
 
 
 def test_a_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

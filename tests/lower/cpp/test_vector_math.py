@@ -14,6 +14,7 @@ import torch
 import fxkit
 from fxkit.lower.cpp import toolchain, vector_math
 from fxkit.lower.cpp.build import build
+from fxkit.lower.cpp.lanes.text import LANES
 
 FUNCTIONS = {
     "fx_exp": torch.exp,
@@ -46,14 +47,38 @@ BODIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
+IN_LANES = {
+    *("exp_down", "exp_raised", "tanh_softplus", "fx_exp", "fx_tanh", "fx_sigmoid", "fx_expm1"),
+    *("tanh_log1p_exp", "fx_log", "fx_log1p"),
+    *("fx_exp_plus_one", "fx_tanh_log1p", "normal_cdf", "round_bf16", "round_quiet_bf16"),
+}
+
+
+def in_loop(name: str, body: str) -> str:
+    """Return the text of a loop over numbers."""
+    head = f'extern "C" void map_{name}(float* y, const float* x, long n) '
+    return head + f"{{ for (long i = 0; i < n; ++i) y[i] = {body}; }}"
+
+
+def in_lanes(name: str, body: str) -> str:
+    """Return the text of a loop over as many numbers at once as the processor handles."""
+    return f"""extern "C" void map_{name}(float* y, const float* x, long n) {{
+      for (long i = 0; i < n; i += FX_WIDE) {{
+        const fx_lanes on = fx_first(n - i);
+        fx_store(y + i, {body.replace("x[i]", "fx_load(x + i, on)")}, on);
+      }}
+    }}"""
+
+
+@pytest.fixture(scope="module", params=["loops", "lanes"])
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     loops = [
-        f'extern "C" void map_{name}(float* y, const float* x, long n) '
-        f"{{ for (long i = 0; i < n; ++i) y[i] = {body}; }}"
+        in_lanes(name, body)
+        if request.param == "lanes" and name in IN_LANES
+        else in_loop(name, body)
         for name, body in BODIES.items()
     ]
-    text = [vector_math.BASICS, vector_math.definitions(NAMES), *loops]
+    text = [vector_math.BASICS, vector_math.definitions(NAMES), LANES, *loops]
     return build("\n".join(text)).handle
 
 

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdint.h>
 #include <structmember.h>
+#include <sys/mman.h>
 
 // The address of an at::Tensor, which is itself one pointer to a TensorImpl.
 typedef void* Handle;

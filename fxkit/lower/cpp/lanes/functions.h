@@ -1,0 +1,289 @@
+// Elementary functions of as many floats as AVX-512 handles at once, with the errors that
+// `vector_math.MAX_ULP` states. They look numbers up in tables that stay in registers.
+
+#if FX_WIDE > 1
+// What a table of 16, or of 32 in two halves, holds at the lowest bits of an index.
+FX_INLINE fx_floats fx_looked_up(fx_floats table, fx_ints index) {
+  fx_floats y;
+  asm("vpermps %1, %2, %0" : "=v"(y) : "v"(table), "v"(index));
+  return y;
+}
+FX_INLINE fx_floats fx_looked_up(fx_floats low, fx_floats high, fx_ints index) {
+  asm("vpermt2ps %2, %1, %0" : "+v"(low) : "v"(index), "v"(high));
+  return low;
+}
+FX_INLINE fx_floats fx_looked_up(const float* table, fx_ints index) {
+  return fx_looked_up(fx_load(table), fx_load(table + 16), index);
+}
+// x times two to the whole number below n, rounded once.
+FX_INLINE fx_floats fx_scaled(fx_floats x, fx_floats n) {
+  fx_floats y;
+  asm("vscalefps %2, %1, %0" : "=v"(y) : "v"(x), "v"(n));
+  return y;
+}
+
+// exp(x) = 2^n (1 + (exp(r) - 1)), |r| <= ln(2) / 32, where n is a multiple of 1/16: its whole part
+// becomes an exponent, and the rest is looked up. By how much the table is too low, as a part of it,
+// is in the next.
+alignas(64) static const float fx_powers[16] = {
+    0x1p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fep+0f, 0x1.3dea64p+0f,
+    0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f,
+    0x1.9c4918p+0f, 0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f,
+};
+alignas(64) static const float fx_powers_rest[16] = {
+    0, 0x1.8d96d2p-25f, -0x1.9c0c22p-27f, 0x1.964902p-25f, 0x1.125002p-25f, 0x1.370be4p-25f,
+    -0x1.0a3552p-25f, -0x1.00d8acp-27f, 0x1.26055cp-26f, -0x1.05cb44p-25f, 0x1.67a1cap-28f,
+    0x1.a3b5e4p-28f, -0x1.f9c306p-27f, -0x1.6961b4p-28f, -0x1.a5217cp-28f, 0x1.61428ep-28f,
+};
+typedef struct {
+  fx_floats n, r, power;
+} fx_exponent;
+
+FX_INLINE fx_exponent fx_exponent_of(fx_floats x) {
+  const fx_floats shifted = fx_fma(x, fx_all(0x1.715476p+0f), fx_all(0x1.8p+19f));
+  const fx_floats n = shifted - 0x1.8p+19f;
+  fx_floats r = fx_fma(n, fx_all(-0x1.62e4p-1f), x);
+  r = fx_fma(n, fx_all(-0x1.7f7d1cp-20f), r);
+  return {n, r, fx_looked_up(fx_load(fx_powers), (fx_ints)shifted)};
+}
+FX_INLINE fx_floats fx_rest_of(fx_exponent e) {  // exp(r) - 1
+  const fx_floats p = fx_fma(e.r, fx_all(0x1.555736p-3f), fx_all(0x1.00022p-1f));
+  return fx_fma(e.r * e.r, p, e.r);
+}
+FX_INLINE fx_floats fx_power_of(fx_exponent e, fx_floats n) {
+  return fx_scaled(fx_fma(e.power, fx_rest_of(e), e.power), n);
+}
+FX_INLINE fx_floats fx_exp_within(fx_floats x) {
+  const fx_exponent e = fx_exponent_of(x);
+  return fx_power_of(e, e.n);
+}
+// Beyond these bounds the result is the same as there. A NaN stays one.
+FX_INLINE fx_floats fx_at_least(fx_floats x, float low) {
+  asm("vmaxps %0, %1, %0" : "+v"(x) : "v"(fx_all(low)));
+  return x;
+}
+FX_INLINE fx_floats fx_at_most(fx_floats x, float high) {
+  asm("vminps %0, %1, %0" : "+v"(x) : "v"(fx_all(high)));
+  return x;
+}
+FX_INLINE fx_floats fx_exp_down(fx_floats x) { return fx_exp_within(fx_at_least(x, -104.0f)); }
+FX_INLINE fx_floats fx_exp(fx_floats x) { return fx_exp_down(fx_at_most(x, 89.0f)); }
+FX_INLINE fx_floats fx_exp_raised(fx_floats x) {
+  const fx_exponent e = fx_exponent_of(fx_at_least(x, -131.0f));
+  return fx_power_of(e, e.n + 64.0f);
+}
+FX_INLINE fx_floats fx_exp_plus_one(fx_floats x) { return fx_exp(x) + 1.0f; }
+// Half of the denominator is summed, as it need not be a float.
+FX_INLINE fx_floats fx_sigmoid(fx_floats x) {
+  const fx_exponent e = fx_exponent_of(fx_at_least(-x, -104.0f));
+  const fx_floats s = fx_scaled(e.power, e.n - 1.0f);
+  const fx_floats y = 0.5f / fx_fma(s, fx_rest_of(e), s + 0.5f);
+  return x < -0x1.62e42ep+6f ? fx_all(0.0f) : y;
+}
+
+FX_INLINE fx_floats fx_with_sign_of(fx_floats x, fx_floats sign) {
+  return (fx_floats)(((fx_ints)x & 0x7fffffff) | ((fx_ints)sign & (int)0x80000000));
+}
+
+// exp(x) - 1 = (2^n - 1) + 2^n (exp(r) - 1), where the first term is exact wherever it counts, and
+// r is rounded once with what the table is too low by. Half of it is summed: 2^128 is no float.
+FX_INLINE fx_floats fx_expm1(fx_floats x) {
+  const fx_floats y = fx_at_most(fx_at_least(x, -104.0f), 89.0f);
+  const fx_floats shifted = fx_fma(y, fx_all(0x1.715476p+0f), fx_all(0x1.8p+19f));
+  const fx_floats n = shifted - 0x1.8p+19f;
+  const fx_ints index = (fx_ints)shifted;
+  const fx_floats rest = fx_looked_up(fx_load(fx_powers_rest), index);
+  fx_floats r = fx_fma(n, fx_all(-0x1.62e4p-1f), y);
+  r += fx_fma(n, fx_all(-0x1.7f7d1cp-20f), rest);
+  fx_floats p = fx_fma(r, fx_all(0x1.55576ap-5f), fx_all(0x1.55571ep-3f));
+  p = fx_fma(r * r, fx_fma(p, r, fx_all(0x1p-1f)), r);
+  const fx_floats s = fx_scaled(fx_looked_up(fx_load(fx_powers), index), n - 1.0f);
+  return fx_with_sign_of(2.0f * fx_fma(s, p, s - 0.5f), x);
+}
+
+// tanh(x) with the sign of x: polynomials of |x| less a number near it, four for each power of two
+// from 1/16 on, which the lowest bits of the exponent and the highest two below it tell apart. The
+// first one serves what is smaller too. The table has those numbers, and a row for each coefficient.
+alignas(64) static const float fx_near_tanh[7][32] = {
+  {
+    0x1.2p+1f, 0x1.6p+1f, 0x1.ap+1f, 0x1.ep+1f, 0x1.2p+2f, 0x1.6p+2f, 0x1.ap+2f, 0x1.ep+2f,
+    0x1.2p+3f, 0x1.6p+3f, 0, 0, 0, 0x1.6p-4f, 0x1.ap-4f, 0x1.ep-4f, 0x1.2p-3f, 0x1.6p-3f,
+    0x1.ap-3f, 0x1.ep-3f, 0x1.2p-2f, 0x1.6p-2f, 0x1.ap-2f, 0x1.ep-2f, 0x1.2p-1f, 0x1.6p-1f,
+    0x1.ap-1f, 0x1.ep-1f, 0x1.2p+0f, 0x1.6p+0f, 0x1.ap+0f, 0x1.ep+0f,
+  },
+  {
+    0x1.f4bfd6p-1f, 0x1.fbd50ap-1f, 0x1.fe767ap-1f, 0x1.ff6f18p-1f, 0x1.ffdfa6p-1f, 0x1.fffbap-1f,
+    0x1.ffff68p-1f, 0x1.ffffecp-1f, 0x1.fffffep-1f, 0x1p+0f, 0, 0, 0, 0x1.5f22d2p-4f,
+    0x1.9e9356p-4f, 0x1.ddd092p-4f, 0x1.1e1ddp-3f, 0x1.5c9308p-3f, 0x1.9a5f1cp-3f, 0x1.d7665cp-3f,
+    0x1.18a39ap-2f, 0x1.52c2c6p-2f, 0x1.8a87e2p-2f, 0x1.bfae6ap-2f, 0x1.05087p-1f, 0x1.3157ep-1f,
+    0x1.5789p-1f, 0x1.77d838p-1f, 0x1.9e5cb6p-1f, 0x1.c278a6p-1f, 0x1.d9c6fcp-1f, 0x1.e8789ep-1f,
+  },
+  {
+    0x1.641088p-5f, 0x1.09a7acp-6f, 0x1.88ef74p-8f, 0x1.21a7b8p-9f, 0x1.02c148p-11f,
+    0x1.18359cp-14f, 0x1.2f62f4p-17f, 0x1.4878f6p-20f, 0x1.065a0ep-24f, 0, 0, 0, 0x1p+0f,
+    0x1.fc3cbep-1f, 0x1.fac13ep-1f, 0x1.f9085ap-1f, 0x1.f601cap-1f, 0x1.f12bp-1f, 0x1.eb715ap-1f,
+    0x1.e4dfb2p-1f, 0x1.d98b36p-1f, 0x1.c7f724p-1f, 0x1.b3ff2ep-1f, 0x1.9e23aep-1f,
+    0x1.7aeae6p-1f, 0x1.49e6cp-1f, 0x1.197fcep-1f, 0x1.d834d2p-2f, 0x1.615002p-2f, 0x1.cea744p-3f,
+    0x1.265e34p-3f, 0x1.6fcfa6p-4f,
+  },
+  {
+    -0x1.5c3a3ep-5f, -0x1.077906p-6f, -0x1.87b86ep-8f, -0x1.214eaap-9f, -0x1.0244fp-11f,
+    -0x1.17bd64p-14f, -0x1.2ee2eap-17f, -0x1.47eea4p-20f, -0x1.fcb2a6p-25f, 0, 0, 0, 0,
+    -0x1.5c8e36p-4f, -0x1.9a5416p-4f, -0x1.d75004p-4f, -0x1.18883cp-3f, -0x1.5279fep-3f,
+    -0x1.89e50ep-3f, -0x1.be6cb8p-3f, -0x1.038f7p-2f, -0x1.2daf98p-2f, -0x1.4ff712p-2f,
+    -0x1.6a1d38p-2f, -0x1.825de4p-2f, -0x1.897d22p-2f, -0x1.79c0e4p-2f, -0x1.5aa224p-2f,
+    -0x1.1df056p-2f, -0x1.970ed2p-3f, -0x1.1064bap-3f, -0x1.5ee8aap-4f,
+  },
+  {
+    0x1.bbce98p-6f, 0x1.59933p-7f, 0x1.0394eap-8f, 0x1.80e4f6p-10f, 0x1.583eccp-12f,
+    0x1.750502p-15f, 0x1.93e844p-18f, 0x1.b54f58p-21f, 0x1.5415acp-25f, 0, 0, 0, -0x1.55551cp-2f,
+    -0x1.4b5ad2p-2f, -0x1.47742ap-2f, -0x1.42f17cp-2f, -0x1.3b135p-2f, -0x1.2ea3fcp-2f,
+    -0x1.202a34p-2f, -0x1.0fdf04p-2f, -0x1.e91ef8p-3f, -0x1.98588ep-3f, -0x1.4272p-3f,
+    -0x1.d71f7ep-4f, -0x1.bd0ce8p-5f, 0x1.d76898p-7f, 0x1.072cc4p-4f, 0x1.8434bp-4f,
+    0x1.c68efep-4f, 0x1.97d8e2p-4f, 0x1.33df76p-4f, 0x1.a85c5p-5f,
+  },
+  {
+    -0x1.960178p-7f, -0x1.51959ap-8f, -0x1.0374fap-9f, -0x1.83e818p-11f, -0x1.69dda6p-13f,
+    -0x1.888fc2p-16f, -0x1.a9221ap-19f, -0x1.cc4d06p-22f, -0x1.a8b4aep-26f, 0, 0, 0, 0,
+    0x1.cb98ep-5f, 0x1.0d562p-4f, 0x1.33c774p-4f, 0x1.6b051cp-4f, 0x1.af9b76p-4f, 0x1.ed77fap-4f,
+    0x1.11e9fp-3f, 0x1.32dfccp-3f, 0x1.4fff7cp-3f, 0x1.5c02d6p-3f, 0x1.5839a2p-3f, 0x1.39dae6p-3f,
+    0x1.e93b12p-4f, 0x1.474356p-4f, 0x1.633ac2p-5f, 0x1.e50c1ep-9f, -0x1.599f7ep-6f,
+    -0x1.9b961cp-6f, -0x1.5596cp-6f,
+  },
+  {
+    0x1.0494b2p-8f, 0x1.f67688p-10f, 0x1.947e7p-11f, 0x1.334cd2p-12f, 0x1.202acep-14f,
+    0x1.39377ep-17f, 0x1.534b2ep-20f, 0x1.6f5f96p-23f, 0x1.50b472p-27f, 0, 0, 0, 0x1.102144p-3f,
+    0x1.007612p-3f, 0x1.f3fa6cp-4f, 0x1.e47aap-4f, 0x1.cab62ap-4f, 0x1.a286acp-4f, 0x1.74c97ap-4f,
+    0x1.42acc8p-4f, 0x1.e4bdc8p-5f, 0x1.068f3cp-5f, 0x1.898034p-8f, -0x1.18306p-6f,
+    -0x1.630d44p-5f, -0x1.f7f4b8p-5f, -0x1.00ac5ep-4f, -0x1.b2c93cp-5f, -0x1.070c82p-5f,
+    -0x1.39170cp-7f, 0x1.696242p-10f, 0x1.2d31fep-8f,
+  }
+};
+FX_INLINE fx_floats fx_tanh(fx_floats x) {
+  const fx_floats a = fx_at_most(fx_abs(x), 10.0f);
+  const fx_ints index = (fx_ints)fx_at_least(a, 0x1p-4f) >> 21;
+  const fx_floats t = a - fx_looked_up(fx_near_tanh[0], index);
+  fx_floats y = fx_looked_up(fx_near_tanh[6], index);
+  for (int row = 5; row > 0; --row) y = fx_fma(y, t, fx_looked_up(fx_near_tanh[row], index));
+  return fx_with_sign_of(y, x);
+}
+FX_INLINE fx_floats fx_tanh_log1p(fx_floats x) {
+  const fx_floats a = fx_at_most(x, 0x1p+30f);
+  const fx_floats n = fx_fma(a, a, 2.0f * a);
+  const fx_floats y = n / (n + 2.0f);
+  return x < -1.0f ? fx_all(__builtin_nanf("")) : y;
+}
+FX_INLINE fx_floats fx_tanh_softplus(fx_floats x) {
+  const fx_floats a = fx_exp_down(fx_at_most(x, 40.0f));
+  const fx_floats n = fx_fma(a, a, 2.0f * a);
+  return n / (n + 2.0f);
+}
+
+// log(x) = n ln(2) + log(1 + f), as for single numbers.
+FX_INLINE fx_floats fx_log_rest(fx_floats f) {
+  fx_floats p = fx_fma(fx_all(-0x1.38b57cp-4f), f, fx_all(0x1.055b6ap-3f));
+  p = fx_fma(p, f, fx_all(-0x1.0d8542p-3f));
+  p = fx_fma(p, f, fx_all(0x1.22da1ep-3f));
+  p = fx_fma(p, f, fx_all(-0x1.547244p-3f));
+  p = fx_fma(p, f, fx_all(0x1.99a008p-3f));
+  p = fx_fma(p, f, fx_all(-0x1.000226p-2f));
+  return fx_fma(p, f, fx_all(0x1.555554p-2f));
+}
+FX_INLINE fx_floats fx_log_of(fx_floats n, fx_floats f) {
+  const fx_floats s = f * f;
+  const fx_floats low = fx_fma(n, fx_all(0x1.7f7d1cp-20f), s * f * fx_log_rest(f));
+  return fx_fma(n, fx_all(0x1.62e4p-1f), f + fx_fma(s, fx_all(-0.5f), low));
+}
+FX_INLINE fx_floats fx_log(fx_floats x) {
+  const fx_bools is_tiny = x < 0x1p-126f;
+  const fx_ints bits = (fx_ints)(is_tiny ? x * 0x1p+23f : x) - 0x3f3504f3;
+  const fx_floats n = __builtin_convertvector(bits >> 23, fx_floats);
+  const fx_floats f = (fx_floats)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+  fx_floats y = fx_log_of(is_tiny ? n - 23.0f : n, f);
+  y = x < __builtin_inff() ? y : x;
+  y = x == 0.0f ? fx_all(-__builtin_inff()) : y;
+  return x < 0.0f ? fx_all(__builtin_nanf("")) : y;
+}
+FX_INLINE fx_floats fx_log1p(fx_floats x) {
+  const fx_ints bits = (fx_ints)(1.0f + x) - 0x3f3504f3;
+  const fx_ints n = bits >> 23;
+  const fx_floats large = (fx_floats)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+  const fx_floats scale = (fx_floats)((127 - n) << 23);
+  const fx_floats f = n > 24 ? large : fx_fma(x, scale, scale - 1.0f);
+  fx_floats y = fx_log_of(__builtin_convertvector(n, fx_floats), f);
+  y = fx_with_sign_of(y, x);
+  y = x < __builtin_inff() ? y : x;
+  y = x == -1.0f ? fx_all(-__builtin_inff()) : y;
+  return x < -1.0f ? fx_all(__builtin_nanf("")) : y;
+}
+
+// Probability that a standard normal variable is below x, for x <= 0; mirrored above. A polynomial
+// for each 0.415 of |x|, with the least relative error: 7e-8 where the result is above 2e-2, less
+// than 1 % where it is above 2^-120. Below that it is 0.
+alignas(64) static const float fx_below_0[32] = {
+    0x1p-1f, 0x1.5b356cp-2f, 0x1.a04bb6p-3f, 0x1.b47e6cp-4f, 0x1.8cf62cp-5f, 0x1.372f88p-6f,
+    0x1.a296acp-8f, 0x1.e15db8p-10f, 0x1.d7f38p-12f, 0x1.89ab1cp-14f, 0x1.16e6f6p-16f,
+    0x1.4f3578p-19f, 0x1.555f44p-22f, 0x1.2650bap-25f, 0x1.ad5436p-29f, 0x1.08c102p-32f,
+    0x1.13f078p-36f, 0x1.e5dedap-41f, 0x1.6932ecp-45f, 0x1.c554ccp-50f, 0x1.e0272cp-55f,
+    0x1.ad1354p-60f, 0x1.436ed4p-65f, 0x1.9b38e6p-71f, 0x1.b8dce8p-77f, 0x1.8e77dcp-83f,
+    0x1.2f95bep-89f, 0x1.85e124p-96f, 0x1.a5f19ap-103f, 0x1.80c3eep-110f, 0x1.2798dep-117f, 0,
+};
+alignas(64) static const float fx_below_1[32] = {
+    -0x1.988452p-2f, -0x1.76cf8p-2f, -0x1.217aa8p-2f, -0x1.7867e6p-3f, -0x1.9c007ep-4f,
+    -0x1.7b9dfcp-5f, -0x1.267076p-6f, -0x1.807c08p-8f, -0x1.a6a23ap-10f, -0x1.8710fcp-12f,
+    -0x1.309ab2p-14f, -0x1.8f6fe2p-17f, -0x1.b8ea1p-20f, -0x1.99af3ap-23f, -0x1.406d56p-26f,
+    -0x1.a5e858p-30f, -0x1.d39a44p-34f, -0x1.b436e2p-38f, -0x1.568378p-42f, -0x1.c4b892p-47f,
+    -0x1.f7a35p-52f, -0x1.d78d96p-57f, -0x1.73955cp-62f, -0x1.ecd9b4p-68f, -0x1.1310e6p-73f,
+    -0x1.02636p-79f, -0x1.98856ap-86f, -0x1.0fc45ep-92f, -0x1.30482ap-99f, -0x1.1eb23cp-106f,
+    -0x1.c6a3dap-114f, 0,
+};
+alignas(64) static const float fx_below_2[32] = {
+    0x1.036582p-27f, 0x1.3714bcp-4f, 0x1.e0860ep-4f, 0x1.d49f6ap-4f, 0x1.55f754p-4f,
+    0x1.89dcdcp-5f, 0x1.6e95d2p-6f, 0x1.173b2p-7f, 0x1.5ec3aep-9f, 0x1.6d198ap-11f,
+    0x1.3bee32p-13f, 0x1.c7a0ecp-16f, 0x1.124344p-18f, 0x1.13fd7ap-21f, 0x1.d0c518p-25f,
+    0x1.47b6d6p-28f, 0x1.8344fp-32f, 0x1.7fb4cp-36f, 0x1.3ee5c4p-40f, 0x1.bcce46p-45f,
+    0x1.0466d8p-49f, 0x1.000344p-54f, 0x1.a6ce16p-60f, 0x1.254f2cp-65f, 0x1.55f614p-71f,
+    0x1.4f15e2p-77f, 0x1.14069cp-83f, 0x1.7e5c56p-90f, 0x1.bd6dap-97f, 0x1.b47542p-104f,
+    0x1.67c96p-111f, 0,
+};
+alignas(64) static const float fx_below_3[32] = {
+    0x1.10561cp-4f, 0x1.9da3dp-5f, 0x1.e031dap-7f, -0x1.1408a4p-6f, -0x1.e22692p-6f,
+    -0x1.a23d1ep-6f, -0x1.fe5584p-7f, -0x1.dcb9bp-8f, -0x1.6116d8p-9f, -0x1.a652b8p-11f,
+    -0x1.9c4eb2p-13f, -0x1.4adfbap-15f, -0x1.b6a2cep-18f, -0x1.e1fdb4p-21f, -0x1.b8289cp-24f,
+    -0x1.4ebb7ap-27f, -0x1.a8a6bcp-31f, -0x1.c1eea6p-35f, -0x1.8e91bcp-39f, -0x1.2773cp-43f,
+    -0x1.6ed16p-48f, -0x1.7da066p-53f, -0x1.4ce106p-58f, -0x1.e71bdep-64f, -0x1.2b11c8p-69f,
+    -0x1.3445e4p-75f, -0x1.0ad1bap-81f, -0x1.83efap-88f, -0x1.d9d71ap-95f, -0x1.e6503cp-102f,
+    -0x1.a3744p-109f, 0,
+};
+alignas(64) static const float fx_below_4[32] = {
+    -0x1.e9b914p-23f, -0x1.224ab2p-6f, -0x1.6f414ap-6f, -0x1.c3b72cp-7f, -0x1.d0be18p-10f,
+    0x1.518dd6p-8f, 0x1.84d1b4p-8f, 0x1.fa914cp-9f, 0x1.d82b4p-10f, 0x1.519368p-11f,
+    0x1.7e06cap-13f, 0x1.5c16e8p-15f, 0x1.0215ap-17f, 0x1.399e7p-20f, 0x1.39dd4cp-23f,
+    0x1.03a334p-26f, 0x1.640c9ap-30f, 0x1.9593ecp-34f, 0x1.806a62p-38f, 0x1.2f973p-42f,
+    0x1.8ffefep-47f, 0x1.b806c8p-52f, 0x1.947af2p-57f, 0x1.36e25p-62f, 0x1.8fd01ep-68f,
+    0x1.ae617ap-74f, 0x1.83f16ep-80f, 0x1.24ed7ep-86f, 0x1.72addep-93f, 0x1.8929bcp-100f,
+    0x1.5d9da8p-107f, 0,
+};
+alignas(64) static const float fx_below_5[32] = {
+    -0x1.43d348p-7f, -0x1.87ae02p-8f, 0x1.a102ep-10f, 0x1.84148p-8f, 0x1.412ca8p-8f,
+    0x1.a5808cp-10f, -0x1.51c41ep-11f, -0x1.2acc0cp-10f, -0x1.933552p-11f, -0x1.69e27p-12f,
+    -0x1.e2d636p-14f, -0x1.f48874p-16f, -0x1.9c815cp-18f, -0x1.11ffdap-20f, -0x1.2806a6p-23f,
+    -0x1.05bd36p-26f, -0x1.7c886cp-30f, -0x1.c8707ep-34f, -0x1.c4eb1cp-38f, -0x1.749958p-42f,
+    -0x1.fd24dp-47f, -0x1.2152f8p-51f, -0x1.11d0eap-56f, -0x1.b005e4p-62f, -0x1.1c588ap-67f,
+    -0x1.3882b2p-73f, -0x1.1ef44cp-79f, -0x1.b885b6p-86f, -0x1.1ace14p-92f, -0x1.2fd2e4p-99f,
+    -0x1.113846p-106f, 0,
+};
+FX_INLINE fx_floats fx_normal_cdf(fx_floats x) {
+  const fx_floats a = fx_at_most(fx_abs(x), 13.0f);
+  const fx_floats shifted = fx_fma(a, fx_all(0x1.346f0ap+1f), fx_all(0x1.8p+23f));
+  const fx_floats t = fx_fma(shifted - 0x1.8p+23f, fx_all(-0x1.a8f5c2p-2f), a);
+  const fx_ints index = (fx_ints)shifted;
+  fx_floats h = fx_looked_up(fx_below_5, index);
+  h = fx_fma(h, t, fx_looked_up(fx_below_4, index));
+  h = fx_fma(h, t, fx_looked_up(fx_below_3, index));
+  h = fx_fma(h, t, fx_looked_up(fx_below_2, index));
+  h = fx_fma(h, t, fx_looked_up(fx_below_1, index));
+  h = fx_fma(h, t, fx_looked_up(fx_below_0, index));
+  return x > 0.0f ? 1.0f - h : h;
+}
+#endif

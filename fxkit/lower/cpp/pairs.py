@@ -184,7 +184,8 @@ class PairPrinter(RowPrinter):
         self._full_loops(one, bounds, 0, clause)
 
     def _lanes_of(self, one: Pass) -> Lanes | None:
-        if not gains_in_lanes(self._kernel, self._schedule, one, torch.bfloat16):
+        is_near, kind = self._is_near, torch.bfloat16
+        if not gains_in_lanes(self._kernel, self._schedule, one, kind, is_near=is_near):
             return None
         return Lanes(not is_free(self._length) and self._length % (2 * MOST) == 0)
 

@@ -15,7 +15,7 @@ from fxkit.lower.cpp.halves.rows import HalfRows
 from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.interleaving import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
-from fxkit.lower.cpp.lanes.passes import MOST, gains_in_lanes
+from fxkit.lower.cpp.lanes.passes import MOST, gains_in_lanes, stands_in_lanes
 from fxkit.lower.cpp.prefetching import AHEAD, ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.cpp.row_invariants import CommonValues, common_values
 from fxkit.lower.cpp.streaming_stores import streamed_accesses
@@ -269,9 +269,7 @@ class RowPrinter(HalfRows):
 
     def _lanes_of(self, one: Pass) -> Lanes | None:
         """Return how the loop of a pass handles many elements at once, if it does."""
-        if self._is_near or len(self._stretches) != 1:
-            return None
-        if not gains_in_lanes(self._kernel, self._schedule, one):
+        if len(self._stretches) != 1 or not (self._gains_in_lanes(one) or self._streams_lines(one)):
             return None
         lengths = (self._length, self._tile_length if self._is_tiled else 0)
         return Lanes(not any(is_free(it) or it % MOST for it in lengths))
@@ -291,6 +289,16 @@ class RowPrinter(HalfRows):
         if str(begin) == "from":
             return ASKED
         return self._tile_length if self._is_tiled else self._length
+
+    def _gains_in_lanes(self, one: Pass) -> bool:
+        return gains_in_lanes(self._kernel, self._schedule, one, is_near=self._is_near)
+
+    def _streams_lines(self, one: Pass) -> bool:
+        """Tell whether a pass in lanes could replace lines of memory without a room for them."""
+        is_streamed = any(self._kernel.stores[p].access in self._streams for p in one.stores)
+        return is_streamed and stands_in_lanes(
+            self._kernel, self._schedule, one, is_near=self._is_near
+        )
 
     def _stepped_body(self, one: Pass, begin: str | int) -> None:
         if self._is_stepped:

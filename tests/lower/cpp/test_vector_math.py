@@ -49,7 +49,7 @@ BODIES = {
 
 IN_LANES = {
     *("exp_down", "exp_raised", "tanh_softplus", "fx_exp", "fx_tanh", "fx_sigmoid", "fx_expm1"),
-    *("tanh_log1p_exp", "fx_log", "fx_log1p"),
+    *("tanh_log1p_exp", "fx_log", "fx_log1p", "sin_near", "cos_near"),
     *("fx_exp_plus_one", "fx_tanh_log1p", "normal_cdf", "round_bf16", "round_quiet_bf16"),
 }
 

@@ -286,4 +286,54 @@ FX_INLINE fx_floats fx_normal_cdf(fx_floats x) {
   h = fx_fma(h, t, fx_looked_up(fx_below_0, index));
   return x > 0.0f ? 1.0f - h : h;
 }
+
+// |x| < 2^18: x = k pi/16 + r, and sin(x) = sin(k pi/16) cos(r) + cos(k pi/16) sin(r), by a table of
+// the sines of a whole turn and what it leaves out. Next to a zero or an extremum k is that one, so
+// that of two terms which are subtracted one is small. r is a float and what the float leaves out.
+alignas(64) static const float fx_sines[32] = {
+    0, 0x1.8f8b84p-3f, 0x1.87de2ap-2f, 0x1.1c73b4p-1f, 0x1.6a09e6p-1f, 0x1.a9b662p-1f,
+    0x1.d906bcp-1f, 0x1.f6297cp-1f, 0x1p+0f, 0x1.f6297cp-1f, 0x1.d906bcp-1f, 0x1.a9b662p-1f,
+    0x1.6a09e6p-1f, 0x1.1c73b4p-1f, 0x1.87de2ap-2f, 0x1.8f8b84p-3f, 0, -0x1.8f8b84p-3f,
+    -0x1.87de2ap-2f, -0x1.1c73b4p-1f, -0x1.6a09e6p-1f, -0x1.a9b662p-1f, -0x1.d906bcp-1f,
+    -0x1.f6297cp-1f, -0x1p+0f, -0x1.f6297cp-1f, -0x1.d906bcp-1f, -0x1.a9b662p-1f, -0x1.6a09e6p-1f,
+    -0x1.1c73b4p-1f, -0x1.87de2ap-2f, -0x1.8f8b84p-3f,
+};
+alignas(64) static const float fx_sines_rest[32] = {
+    0, -0x1.cb2cfap-30f, 0x1.abaa58p-28f, -0x1.9465cep-27f, 0x1.9fcef4p-27f, 0x1.21d434p-26f,
+    0x1.e651a8p-26f, 0x1.feeb96p-26f, 0, 0x1.feeb96p-26f, 0x1.e651a8p-26f, 0x1.21d434p-26f,
+    0x1.9fcef4p-27f, -0x1.9465cep-27f, 0x1.abaa58p-28f, -0x1.cb2cfap-30f, 0, 0x1.cb2cfap-30f,
+    -0x1.abaa58p-28f, 0x1.9465cep-27f, -0x1.9fcef4p-27f, -0x1.21d434p-26f, -0x1.e651a8p-26f,
+    -0x1.feeb96p-26f, 0, -0x1.feeb96p-26f, -0x1.e651a8p-26f, -0x1.21d434p-26f, -0x1.9fcef4p-27f,
+    0x1.9465cep-27f, -0x1.abaa58p-28f, 0x1.cb2cfap-30f,
+};
+alignas(64) static const float fx_nearer[32] = {
+    0, -0x1p+0f, 0, 0, 0, 0, 0, 0x1p+0f, 0, -0x1p+0f, 0, 0, 0, 0, 0, 0x1p+0f, 0, -0x1p+0f, 0, 0,
+    0, 0, 0, 0x1p+0f, 0, -0x1p+0f, 0, 0, 0, 0, 0, 0x1p+0f,
+};
+FX_INLINE int fx_is_far(fx_floats x) {
+  unsigned short is_near;
+  asm("vcmpltps %2, %1, %0" : "=Yk"(is_near) : "v"(fx_abs(x)), "v"(fx_all(0x1p+18f)));
+  return is_near ^ 0xffff;
+}
+FX_INLINE fx_floats fx_sine_near(fx_floats x, int ahead) {
+  fx_floats shifted = fx_fma(x, fx_all(0x1.45f306p+2f), fx_all(0x1.8p+23f));
+  shifted += fx_looked_up(fx_nearer, (fx_ints)shifted);
+  const fx_floats n = shifted - 0x1.8p+23f;
+  const fx_floats r = fx_fma(n, fx_all(-0x1.921fb6p-3f), x);
+  const fx_floats p = n * 0x1.777a5cp-28f;
+  const fx_floats rest = fx_fma(n, fx_all(0x1.ee59dap-53f), fx_fma(n, fx_all(0x1.777a5cp-28f), -p));
+  const fx_floats sum = r + p, part = sum - r;
+  const fx_floats low = ((r - (sum - part)) + (p - part)) + rest;
+  const fx_floats s = sum * sum;
+  const fx_floats q = fx_fma(s, fx_all(0x1.1046eep-7f), fx_all(-0x1.5554fep-3f));
+  const fx_floats sine = sum + fx_fma(q * s, sum, low);
+  fx_floats c = fx_fma(s, fx_all(-0x1.6affe8p-10f), fx_all(0x1.5554e4p-5f));
+  c = fx_fma(c, s, fx_all(-0.5f)) * s;
+  const fx_ints index = (fx_ints)shifted + ahead;
+  const fx_floats there = fx_looked_up(fx_sines, index);
+  const fx_floats left_out = fx_fma(there, c, fx_looked_up(fx_sines_rest, index));
+  return there + fx_fma(fx_looked_up(fx_sines, index + 8), sine, left_out);
+}
+FX_INLINE fx_floats fx_sin_near(fx_floats x) { return x == 0.0f ? x : fx_sine_near(x, 0); }
+FX_INLINE fx_floats fx_cos_near(fx_floats x) { return fx_sine_near(x, 8); }
 #endif

@@ -15,8 +15,13 @@ MOST = 16
 # What takes fewer instructions there.
 _GAINING = frozenset("exp sigmoid tanh normal_cdf expm1".split())
 
-# What else can stand in such a pass.
-_ARITHMETIC = frozenset("add sub mul div neg abs sqrt max min fma select log log1p".split())
+# The same for operands near zero; others are computed one by one.
+_NEAR = frozenset({"sin", "cos"})
+
+# What can stand in such a pass.
+_FUNCTIONS = _GAINING | frozenset(
+    "add sub mul div neg abs sqrt max min fma select log log1p".split()
+)
 _COMPARISONS = frozenset("lt le gt ge eq ne".split())
 _LOGIC = frozenset("and or xor not".split())
 
@@ -25,7 +30,12 @@ OWN_NAMES = frozenset({"abs", "sqrt"})
 
 
 def gains_in_lanes(
-    kernel: Kernel, plan: Schedule, one: Pass, element: torch.dtype = torch.float32
+    kernel: Kernel,
+    plan: Schedule,
+    one: Pass,
+    element: torch.dtype = torch.float32,
+    *,
+    is_near: bool = False,
 ) -> bool:
     """Tell whether a pass can be printed in lanes and takes fewer instructions there.
 
@@ -34,14 +44,30 @@ def gains_in_lanes(
         plan: Its passes.
         one: One of them.
         element: What memory holds of all values that vary along the row.
+        is_near: Whether it is printed for operands near zero.
     """
+    gaining = _GAINING | _NEAR if is_near else _GAINING
+    called = [kernel.body[p] for p in one.values if kernel.body[p].op in gaining]
+    return any(map(_is_float, called)) and stands_in_lanes(
+        kernel, plan, one, element, is_near=is_near
+    )
+
+
+def stands_in_lanes(
+    kernel: Kernel,
+    plan: Schedule,
+    one: Pass,
+    element: torch.dtype = torch.float32,
+    *,
+    is_near: bool = False,
+) -> bool:
+    """Tell whether a pass can be printed in lanes; see `gains_in_lanes`."""
+    functions = _FUNCTIONS | _NEAR if is_near else _FUNCTIONS
     body = kernel.body
     computed = [p for p in one.values if plan.wide[p]]
-    if not any(body[p].op in _GAINING and _is_float(body[p]) for p in computed):
-        return False
     kept = {*one.buffered, *one.keeps, *one.reductions}
     return (
-        all(_can_stand(kernel, body[p], element) for p in computed)
+        all(_can_stand(kernel, body[p], element, functions) for p in computed)
         and all(_is_float(body[p]) for p in kept)
         and all(body[p].op == "reduce_add" for p in one.reductions)
         and all(
@@ -54,7 +80,9 @@ def gains_in_lanes(
     )
 
 
-def _can_stand(kernel: Kernel, instruction: Instruction, element: torch.dtype) -> bool:
+def _can_stand(
+    kernel: Kernel, instruction: Instruction, element: torch.dtype, functions: frozenset[str]
+) -> bool:
     op = instruction.op
     operands = [kernel.body[o].dtype for o in instruction.operands]
     if op == "load":
@@ -68,8 +96,7 @@ def _can_stand(kernel: Kernel, instruction: Instruction, element: torch.dtype) -
         return all(dtype == torch.float32 for dtype in operands)
     if op in _LOGIC:
         return instruction.dtype == torch.bool
-    is_known = op in _GAINING or op in _ARITHMETIC
-    return is_known and _is_float(instruction) and _are_floats(operands[op == "select" :])
+    return op in functions and _is_float(instruction) and _are_floats(operands[op == "select" :])
 
 
 def _are_floats(dtypes: Iterable[torch.dtype]) -> bool:

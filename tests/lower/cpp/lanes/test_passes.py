@@ -25,6 +25,7 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bounds": lambda x, y: torch.maximum(torch.tanh(x), y).clamp(-0.5, 0.75) + torch.relu(x),
     "softplus": lambda x, y: F.softplus(x) + F.mish(y) - torch.log(x.abs() + torch.exp(y)),
     "one for all": lambda x, y: torch.exp(x * y[:1, :1]) + y[:1, :1],
+    "waves": lambda x, y: torch.sin(x) * torch.cos(y) + torch.sin(x * 1e5) + torch.cos(y * 1e7),
     "softmax": lambda x, y: torch.softmax(x * 2 + y, dim=-1),
     "log softmax": lambda x, y: torch.log_softmax(x, dim=-1) + y,
     "norm": lambda x, y: F.gelu(F.layer_norm(x, x.shape[-1:]) + y),
@@ -105,7 +106,8 @@ def test_which_passes_are_in_lanes() -> None:
     assert is_in_lanes(lambda x: torch.softmax(x, -1), x)
     assert is_in_lanes(lambda x: torch.tanh(x), x.bfloat16())
     assert not is_in_lanes(lambda x: x * 2 + 1, x)  # nothing to gain
-    assert not is_in_lanes(lambda x: torch.exp(x) + torch.sin(x), x)
+    assert is_in_lanes(lambda x: torch.sin(x), x)  # but for large numbers
+    assert not is_in_lanes(lambda x: torch.exp(x) + torch.sinh(x), x)
     assert not is_in_lanes(lambda x: torch.exp(x), x.half())
     assert not is_in_lanes(lambda x: torch.exp(x), x.double())
     assert not is_in_lanes(lambda x: torch.exp(x), torch.empty(8, 512)[:, ::2])

@@ -152,7 +152,7 @@ class VectorLoops(Lines, ABC):
         self._add(f"FX_SIMD({loop.pragma.removeprefix('#pragma omp simd').strip()})")
         self._open(f"for (long {name} = {begin}; {name} < {end}; {name} += FX_WIDE) {{")
         if not lanes.is_even:
-            self._add(f"const fx_lanes on = fx_first({end} - {name});")
+            self._add(f"const fx_mask on = fx_first({end} - {name});")
         self._at_once = lanes
         loop.body()
         self._at_once = None

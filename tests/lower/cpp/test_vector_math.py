@@ -64,7 +64,7 @@ def in_lanes(name: str, body: str) -> str:
     """Return the text of a loop over as many numbers at once as the processor handles."""
     return f"""extern "C" void map_{name}(float* y, const float* x, long n) {{
       for (long i = 0; i < n; i += FX_WIDE) {{
-        const fx_lanes on = fx_first(n - i);
+        const fx_mask on = fx_first(n - i);
         fx_store(y + i, {body.replace("x[i]", "fx_load(x + i, on)")}, on);
       }}
     }}"""

@@ -2,7 +2,7 @@
 // are plain loops, of which the compiler makes vector code. With AVX-512 they can use what no
 // compiler finds in plain arithmetic: tables that lie in registers, and powers of two.
 //
-// A `fx_floats` is that many floats, a `fx_bools` as many conditions, and `fx_lanes` says which of
+// A `fx_floats` is that many floats, a `fx_bools` as many conditions, and `fx_mask` says which of
 // them there are at the end of a row.
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
@@ -12,14 +12,14 @@ typedef float fx_floats __attribute__((vector_size(64)));
 typedef int fx_ints __attribute__((vector_size(64)));
 typedef unsigned fx_uints __attribute__((vector_size(64)));
 typedef fx_ints fx_bools;
-typedef unsigned short fx_lanes;
+typedef unsigned short fx_mask;
 typedef float fx_loose_floats __attribute__((vector_size(64), aligned(4), may_alias));
 typedef unsigned fx_loose_uints __attribute__((vector_size(64), aligned(2), may_alias));
 
 FX_INLINE fx_floats fx_all(float x) { return x - fx_floats{}; }
 FX_INLINE fx_bools fx_all(bool x) { return fx_bools{} - (int)x; }
-FX_INLINE fx_lanes fx_first(long count) {
-  return (fx_lanes)(count < FX_WIDE ? (1u << count) - 1u : 0xffffu);
+FX_INLINE fx_mask fx_first(long count) {
+  return (fx_mask)(count < FX_WIDE ? (1u << count) - 1u : 0xffffu);
 }
 FX_INLINE fx_floats fx_load(const float* from) { return *(const fx_loose_floats*)from; }
 FX_INLINE fx_uints fx_load(const unsigned* from) { return *(const fx_loose_uints*)from; }
@@ -32,21 +32,21 @@ FX_INLINE void fx_put(float* to, fx_floats x, bool is_past) {  // past the cache
   else
     fx_store(to, x);
 }
-FX_INLINE fx_floats fx_load(const float* from, fx_lanes on) {
+FX_INLINE fx_floats fx_load(const float* from, fx_mask on) {
   fx_floats y;
   asm("vmovups %1, %0%{%2%}%{z%}" : "=v"(y) : "m"(*(const fx_loose_floats*)from), "Yk"(on));
   return y;
 }
-FX_INLINE fx_uints fx_load(const unsigned* from, fx_lanes on) {
+FX_INLINE fx_uints fx_load(const unsigned* from, fx_mask on) {
   return (fx_uints)fx_load((const float*)from, on);
 }
-FX_INLINE void fx_store(float* to, fx_floats x, fx_lanes on) {
+FX_INLINE void fx_store(float* to, fx_floats x, fx_mask on) {
   asm("vmovups %1, %0%{%2%}" : "+m"(*(fx_loose_floats*)to) : "v"(x), "Yk"(on));
 }
-FX_INLINE void fx_store(unsigned* to, fx_uints x, fx_lanes on) {
+FX_INLINE void fx_store(unsigned* to, fx_uints x, fx_mask on) {
   fx_store((float*)to, (fx_floats)x, on);
 }
-FX_INLINE fx_floats fx_present(fx_floats x, fx_lanes on) {  // 0 elsewhere
+FX_INLINE fx_floats fx_present(fx_floats x, fx_mask on) {  // 0 elsewhere
   fx_floats y;
   asm("vmovaps %1, %0%{%2%}%{z%}" : "=v"(y) : "v"(x), "Yk"(on));
   return y;
@@ -107,16 +107,16 @@ FX_INLINE float fx_abs(float x) { return __builtin_fabsf(x); }
 FX_INLINE float fx_sqrt(float x) { return __builtin_sqrtf(x); }
 typedef float fx_floats;
 typedef bool fx_bools;
-typedef bool fx_lanes;
+typedef bool fx_mask;
 FX_INLINE float fx_all(float x) { return x; }
 FX_INLINE bool fx_all(bool x) { return x; }
-FX_INLINE fx_lanes fx_first(long) { return true; }
-FX_INLINE float fx_load(const float* from, fx_lanes = true) { return *from; }
-FX_INLINE unsigned fx_load(const unsigned* from, fx_lanes = true) { return *from; }
-FX_INLINE void fx_store(float* to, float x, fx_lanes = true) { *to = x; }
-FX_INLINE void fx_store(unsigned* to, unsigned x, fx_lanes = true) { *to = x; }
+FX_INLINE fx_mask fx_first(long) { return true; }
+FX_INLINE float fx_load(const float* from, fx_mask = true) { return *from; }
+FX_INLINE unsigned fx_load(const unsigned* from, fx_mask = true) { return *from; }
+FX_INLINE void fx_store(float* to, float x, fx_mask = true) { *to = x; }
+FX_INLINE void fx_store(unsigned* to, unsigned x, fx_mask = true) { *to = x; }
 FX_INLINE bool fx_begins_line(const void*) { return false; }
 FX_INLINE void fx_put(float* to, float x, bool) { *to = x; }
-FX_INLINE float fx_present(float x, fx_lanes) { return x; }
+FX_INLINE float fx_present(float x, fx_mask) { return x; }
 FX_INLINE float fx_sum(float x) { return x; }
 #endif

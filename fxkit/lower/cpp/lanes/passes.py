@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 
-from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
 from fxkit.lower.loops.schedule import Pass, Schedule
 
 # How many lanes there are at most: rows of a multiple of these need no look at their ends.
@@ -64,24 +64,39 @@ def stands_in_lanes(
     """Tell whether a pass can be printed in lanes; see `gains_in_lanes`."""
     functions = _FUNCTIONS | _NEAR if is_near else _FUNCTIONS
     body = kernel.body
-    computed = [p for p in one.values if plan.wide[p]]
+    computed = [body[p] for p in one.values if plan.wide[p]]
     kept = {*one.buffered, *one.keeps, *one.reductions}
     return (
-        all(_can_stand(kernel, body[p], element, functions) for p in computed)
+        all(_can_stand(kernel, instruction, element, functions) for instruction in computed)
         and all(_is_float(body[p]) for p in kept)
         and all(body[p].op == "reduce_add" for p in one.reductions)
-        and all(
-            _is_float(body[kernel.stores[p].value])
-            and _is_along(kernel, kernel.stores[p].access, element)
-            for p in one.stores
-            if not kernel.stores[p].is_sum
-        )
-        and all(_is_float(body[kernel.stores[p].value]) for p in one.stores)
+        and all(_is_stored(kernel, kernel.stores[p], element) for p in one.stores)
+    )
+
+
+def finish_gains_in_lanes(kernel: Kernel, values: Iterable[int], held: Collection[int]) -> bool:
+    """Tell whether what follows a value made of whole tensors takes fewer instructions in lanes.
+
+    Args:
+        kernel: The kernel, which stores numbers of rows only.
+        values: What is computed for an element of a row, the value itself included.
+        held: Those of them that arrays hold.
+    """
+    body = kernel.body
+    computed = [body[p] for p in values if p not in held and not body[p].is_whole]
+    return (
+        any(i.op in _GAINING and _is_float(i) for i in computed)
+        and all(i.op == "const" or _can_stand(kernel, i) for i in computed)
+        and all(_is_float(body[p]) for p in held)
+        and all(_is_stored(kernel, store) for store in kernel.stores)
     )
 
 
 def _can_stand(
-    kernel: Kernel, instruction: Instruction, element: torch.dtype, functions: frozenset[str]
+    kernel: Kernel,
+    instruction: Instruction,
+    element: torch.dtype = torch.float32,
+    functions: frozenset[str] = _FUNCTIONS,
 ) -> bool:
     op = instruction.op
     operands = [kernel.body[o].dtype for o in instruction.operands]
@@ -97,6 +112,12 @@ def _can_stand(
     if op in _LOGIC:
         return instruction.dtype == torch.bool
     return op in functions and _is_float(instruction) and _are_floats(operands[op == "select" :])
+
+
+def _is_stored(kernel: Kernel, store: Store, element: torch.dtype = torch.float32) -> bool:
+    """Tell whether what is stored varies along the row and is stored, or added to sums, there."""
+    is_float = _is_float(kernel.body[store.value])
+    return is_float and (store.is_sum or _is_along(kernel, store.access, element))
 
 
 def _are_floats(dtypes: Iterable[torch.dtype]) -> bool:

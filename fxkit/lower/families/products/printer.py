@@ -13,6 +13,8 @@ from pathlib import Path
 
 from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
 from fxkit.lower.cpp.kernel import SHARED, scaled
+from fxkit.lower.cpp.lanes.passes import MOST, finish_gains_in_lanes
+from fxkit.lower.cpp.vector_loops import Lanes, Loop
 from fxkit.lower.families.convolutions.convolution import Convolution
 from fxkit.lower.families.family import WholePrinter
 from fxkit.lower.families.products.product import Product
@@ -201,13 +203,20 @@ class ProductPrinter(WholePrinter):
                 self._add(f"__builtin_prefetch({where} + {first}, {int(buffer.is_output)});")
 
     def _finish_row(self) -> None:
-        needed = set(range(len(self._kernel.body))) - self._column_values
-        self._open_columns()
-        for value in sorted(needed | self._kept_columns):
-            self._name_value(value, f"c{value}[j - from]" if value in self._kept_columns else None)
-        for position in range(len(self._kernel.stores)):
-            self._store(position)
-        self._close()
+        kept = self._kept_columns
+        needed = sorted(set(range(len(self._kernel.body))) - self._column_values | kept)
+        is_even = not is_free(self._product.columns) and self._product.columns % MOST == 0
+        gains = finish_gains_in_lanes(self._kernel, needed, kept)
+
+        def body() -> None:
+            for value in needed:
+                held = self._value_at(f"c{value}[j - from]") if value in kept else None
+                self._name_value(value, held)
+            for position in range(len(self._kernel.stores)):
+                self._store(position)
+
+        lanes = Lanes(is_even) if gains else None
+        self._plain_loops("from", "to", [Loop("#pragma omp simd", body, lanes=lanes)])
 
     def _compute_columns(self) -> None:
         """Compute what depends on the column alone, for the columns of a tile."""
@@ -261,11 +270,13 @@ class ProductPrinter(WholePrinter):
 
     def _value(self, position: int) -> str:
         if self._body(position).is_whole:
-            return f"sums[(row - first) * {self._room} + j - from]"
+            return self._value_at(f"sums[(row - first) * {self._room} + j - from]")
         return super()._value(position)
 
     def _ref(self, position: int) -> str:
-        return self._value(position) if self._body(position).op == "const" else f"v{position}"
+        if self._body(position).op != "const":
+            return f"v{position}"
+        return f"fx_all({self._value(position)})" if self._at_once else self._value(position)
 
     def _pass(self, one: Pass) -> None:
         """Write nothing: `_finish` does."""

@@ -76,9 +76,10 @@ def _preamble(
         parts.append(HALVES)
     if any("fx_pair" in text for text in texts):
         parts.append(PAIRS)
-    if any("FX_WIDE" in text for text in texts):
+    below = texts_below(kernels)
+    if any("FX_WIDE" in text for text in (*texts, *below)):
         parts.append(LANES)
-    parts += texts_below(kernels)
+    parts += below
     return "\n".join(parts)
 
 

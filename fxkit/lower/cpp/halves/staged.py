@@ -27,39 +27,39 @@ HALVES = """\
 #elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 typedef short fx_halves __attribute__((vector_size(32), may_alias));
 typedef short fx_loose_halves __attribute__((vector_size(32), aligned(2), may_alias));
-typedef float fx_floats __attribute__((vector_size(64), may_alias));
-FX_INLINE fx_floats fx_widened(fx_halves h) {
-  return (fx_floats)__builtin_ia32_vcvtph2ps512_mask(h, fx_floats{}, (short)-1, 4);
+typedef float fx_singles __attribute__((vector_size(64), may_alias));
+FX_INLINE fx_singles fx_widened(fx_halves h) {
+  return (fx_singles)__builtin_ia32_vcvtph2ps512_mask(h, fx_singles{}, (short)-1, 4);
 }
-FX_INLINE fx_halves fx_narrowed(fx_floats x) {
+FX_INLINE fx_halves fx_narrowed(fx_singles x) {
   return (fx_halves)__builtin_ia32_vcvtps2ph512_mask(x, 0, fx_halves{}, (short)-1);
 }
 FX_INLINE void fx_widen(const unsigned short* from, float* to, long count) {
   long j = 0;
   for (; j + 16 <= count; j += 16)
-    *(fx_floats*)(to + j) = fx_widened(*(const fx_loose_halves*)(from + j));
+    *(fx_singles*)(to + j) = fx_widened(*(const fx_loose_halves*)(from + j));
   if (j < count) {
     const unsigned short lanes = (unsigned short)((1u << (count - j)) - 1u);
-    *(fx_floats*)(to + j) = fx_widened(
+    *(fx_singles*)(to + j) = fx_widened(
         (fx_halves)__builtin_ia32_loaddquhi256_mask((const short*)(from + j), fx_halves{}, lanes));
   }
 }
 FX_INLINE void fx_narrow(const float* from, unsigned short* to, long count) {
   long j = 0;
   for (; j + 16 <= count; j += 16)
-    *(fx_loose_halves*)(to + j) = fx_narrowed(*(const fx_floats*)(from + j));
+    *(fx_loose_halves*)(to + j) = fx_narrowed(*(const fx_singles*)(from + j));
   if (j < count) {
     const unsigned short lanes = (unsigned short)((1u << (count - j)) - 1u);
     __builtin_ia32_storedquhi256_mask(
-        (short*)(to + j), fx_narrowed(*(const fx_floats*)(from + j)), lanes);
+        (short*)(to + j), fx_narrowed(*(const fx_singles*)(from + j)), lanes);
   }
 }
 FX_INLINE void fx_round_halves(float* x, long count) {
   for (long j = 0; j < count; j += 16)
-    *(fx_floats*)(x + j) = fx_widened(fx_narrowed(*(const fx_floats*)(x + j)));
+    *(fx_singles*)(x + j) = fx_widened(fx_narrowed(*(const fx_singles*)(x + j)));
 }
 FX_INLINE float fx_sum_halves(const unsigned short* from, long count) {
-  fx_floats sums[4] = {};
+  fx_singles sums[4] = {};
   long j = 0;
   for (; j + 64 <= count; j += 64)
     for (int k = 0; k < 4; ++k)
@@ -67,7 +67,7 @@ FX_INLINE float fx_sum_halves(const unsigned short* from, long count) {
   for (; j < count; j += 16) {
     alignas(64) float rest[16];
     fx_widen(from + j, rest, count - j < 16 ? count - j : 16);
-    sums[0] += *(const fx_floats*)rest;
+    sums[0] += *(const fx_singles*)rest;
   }
   sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   float sum = 0;
@@ -76,32 +76,32 @@ FX_INLINE float fx_sum_halves(const unsigned short* from, long count) {
 }
 #elif defined(__F16C__)
 typedef short fx_loose_halves __attribute__((vector_size(16), aligned(2), may_alias));
-typedef float fx_floats __attribute__((vector_size(32), may_alias));
+typedef float fx_singles __attribute__((vector_size(32), may_alias));
 FX_INLINE void fx_widen(const unsigned short* from, float* to, long count) {
   long j = 0;
   for (; j + 8 <= count; j += 8)
-    *(fx_floats*)(to + j) =
-        (fx_floats)__builtin_ia32_vcvtph2ps256(*(const fx_loose_halves*)(from + j));
+    *(fx_singles*)(to + j) =
+        (fx_singles)__builtin_ia32_vcvtph2ps256(*(const fx_loose_halves*)(from + j));
   for (; j < count; ++j) to[j] = fx_from_lone_f16(from[j]);
 }
 FX_INLINE void fx_narrow(const float* from, unsigned short* to, long count) {
   long j = 0;
   for (; j + 8 <= count; j += 8)
     *(fx_loose_halves*)(to + j) =
-        (fx_loose_halves)__builtin_ia32_vcvtps2ph256(*(const fx_floats*)(from + j), 0);
+        (fx_loose_halves)__builtin_ia32_vcvtps2ph256(*(const fx_singles*)(from + j), 0);
   for (; j < count; ++j) to[j] = fx_to_lone_f16(from[j]);
 }
 FX_INLINE void fx_round_halves(float* x, long count) {
   for (long j = 0; j < count; j += 8)
-    *(fx_floats*)(x + j) = (fx_floats)__builtin_ia32_vcvtph2ps256(
-        __builtin_ia32_vcvtps2ph256(*(const fx_floats*)(x + j), 0));
+    *(fx_singles*)(x + j) = (fx_singles)__builtin_ia32_vcvtph2ps256(
+        __builtin_ia32_vcvtps2ph256(*(const fx_singles*)(x + j), 0));
 }
 FX_INLINE float fx_sum_halves(const unsigned short* from, long count) {
-  fx_floats sums[4] = {};
+  fx_singles sums[4] = {};
   long j = 0;
   for (; j + 32 <= count; j += 32)
     for (int k = 0; k < 4; ++k)
-      sums[k] += (fx_floats)__builtin_ia32_vcvtph2ps256(
+      sums[k] += (fx_singles)__builtin_ia32_vcvtph2ps256(
           *(const fx_loose_halves*)(from + j + 8 * k));
   sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   float sum = 0;

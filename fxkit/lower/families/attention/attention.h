@@ -30,12 +30,15 @@ static float fx_weights(float* row, long keys) {
 #pragma omp simd reduction(max : greatest)
   for (long j = 0; j < keys; ++j) greatest = row[j] > greatest ? row[j] : greatest;
   if (greatest == -__builtin_inff()) greatest = 0;
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (long j = 0; j < keys; ++j) {
-    row[j] = fx_exp(row[j] - greatest);
-    sum += row[j];
+  fx_floats sums = fx_all(0.0f);
+  FX_SIMD(reduction(+ : sums))
+  for (long j = 0; j < keys; j += FX_WIDE) {
+    const fx_mask on = fx_first(keys - j);
+    const fx_floats weight = fx_exp_down(fx_load(row + j, on) - fx_all(greatest));
+    fx_store(row + j, weight, on);
+    sums += fx_present(weight, on);
   }
+  const float sum = fx_sum(sums);
   return sum == 0 ? 0 : 1 / sum;
 }
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +123,31 @@ assert (stats.limit_bytes, stats.kept_bytes, stats.dropped) == (0, 0, 1), stats
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def huge_pages() -> str:
+    """Return which memory Linux gives huge pages, as it says it: `[always]`, `[madvise]`, …"""
+    try:
+        return Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return "none"
+
+
+@pytest.mark.skipif("[madvise]" not in huge_pages(), reason="the system gives huge pages unasked")
+def test_large_results_lie_on_huge_pages() -> None:
+    x = torch.randn(4096, 4096)  # 64 MiB
+    result = to_cpp(fx.symbolic_trace(lambda x: x * 2 + 1), (x,))(x)
+    maps = Path("/proc/self/smaps").read_text()
+    parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", maps, flags=re.MULTILINE)
+    inside = [
+        part
+        for part in filter(None, parts)
+        for begin, end in [[int(it, 16) for it in part.split(maxsplit=1)[0].split("-")]]
+        if begin < result.data_ptr() + result.nbytes and result.data_ptr() < end
+    ]
+    sizes = [int(it) for part in inside for it in re.findall(r"AnonHugePages: +(\d+) kB", part)]
+    assert sum(sizes) >= 32 * 1024  # the ends of a block, and what the system has at hand, decide
+    torch.testing.assert_close(result, x * 2 + 1)
 
 
 def test_a_pooled_result_does_not_grow_in_place(double: Any) -> None:

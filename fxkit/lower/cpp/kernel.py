@@ -15,6 +15,7 @@ from fxkit.lower.cpp.lanes.passes import OWN_NAMES
 from fxkit.lower.cpp.streaming_stores import copied_bytes
 from fxkit.lower.cpp.strength_reduction import ShorterForms
 from fxkit.lower.cpp.vector_loops import VectorLoops
+from fxkit.lower.loops.held_values import unrounded
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule, cost_of_point
 
@@ -317,7 +318,7 @@ class KernelPrinter(VectorLoops, ABC):
         value = unrounded(self._kernel, position)
         staged = self._staged_write(store.access)
         if staged is not None:
-            self._add(f"{staged} = {self._ref(value)};")
+            self._set_at(staged, self._ref(value))
             return
         is_held = dtype == torch.bfloat16 and self._facts.is_bfloat16(value)
         text = cpp_text.store_expression(
@@ -335,7 +336,8 @@ class KernelPrinter(VectorLoops, ABC):
         if instruction.op == "check":
             return operands[0]
         if instruction.op == "load":
-            return self._staged_read(position) or self._loaded(position)
+            staged = self._staged_read(position)
+            return self._loaded(position) if staged is None else self._value_at(staged)
         if instruction.op == "round":
             return cpp_text.rounding(
                 operands[0], instruction.detail, self._facts.is_quiet, self._is_lone
@@ -383,14 +385,3 @@ class KernelPrinter(VectorLoops, ABC):
 def scaled(name: str, factor: int) -> str:
     """Return a term of an address."""
     return name if factor == 1 else f"{name} * {factor}"
-
-
-def unrounded(kernel: Kernel, store: int) -> int:
-    """Return the value that a store writes, without a rounding that writing it does anyway."""
-    value = kernel.stores[store].value
-    if kernel.stores[store].is_sum:
-        return value
-    dtype = kernel.buffers[kernel.stores[store].access.buffer].dtype
-    instruction = kernel.body[value]
-    is_rounded = instruction.op == "round" and instruction.detail == dtype
-    return instruction.operands[0] if is_rounded else value

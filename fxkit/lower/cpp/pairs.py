@@ -15,11 +15,11 @@ import torch
 
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.interleaving import is_ordered, step_type
-from fxkit.lower.cpp.kernel import unrounded
 from fxkit.lower.cpp.lanes.passes import MOST, gains_in_lanes
 from fxkit.lower.cpp.row_invariants import common_values
 from fxkit.lower.cpp.rows import BLOCK, TILE, RowPrinter
 from fxkit.lower.cpp.vector_loops import Bounds, Lanes
+from fxkit.lower.loops.held_values import unrounded
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass
 
@@ -184,8 +184,8 @@ class PairPrinter(RowPrinter):
         self._full_loops(one, bounds, 0, clause)
 
     def _lanes_of(self, one: Pass) -> Lanes | None:
-        is_near, kind = self._is_near, torch.bfloat16
-        if not gains_in_lanes(self._kernel, self._schedule, one, kind, is_near=is_near):
+        is_near, kinds = self._is_near, (torch.bfloat16,)
+        if not gains_in_lanes(self._kernel, self._schedule, one, kinds, is_near=is_near):
             return None
         return Lanes(not is_free(self._length) and self._length % (2 * MOST) == 0)
 

@@ -15,7 +15,12 @@ from fxkit.lower.cpp.halves.rows import HalfRows
 from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.interleaving import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
-from fxkit.lower.cpp.lanes.passes import MOST, gains_in_lanes, stands_in_lanes
+from fxkit.lower.cpp.lanes.passes import (
+    MOST,
+    gains_in_lanes,
+    needed_values,
+    stands_in_lanes,
+)
 from fxkit.lower.cpp.prefetching import AHEAD, ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.cpp.row_invariants import CommonValues, common_values
 from fxkit.lower.cpp.streaming_stores import streamed_accesses
@@ -256,16 +261,8 @@ class RowPrinter(HalfRows):
 
     def _full_loops(self, one: Pass, bounds: Bounds, begin: str | int, clause: str) -> None:
         """Print the loops of a pass whose elements are computed as they are."""
-        lanes = self._lanes_of(one)
-        sums = one.reductions if lanes else ()
-        pragma = self._pragma(one.values, () if lanes else one.reductions, clause)
-        pragma += "".join(f" reduction(+ : lanes{p})" for p in sums)
-        for p in sums:
-            self._add(f"fx_floats lanes{p} = fx_all(0.0f);")
         body = functools.partial(self._stepped_body, one, begin)
-        self._vector_loops(bounds, [Loop(pragma, body, lanes=lanes)])
-        for p in sums:
-            self._add(f"v{p} += fx_sum(lanes{p});")
+        self._summing_loops(bounds, [self._loop_of(one, one.values, body, clause)])
 
     def _lanes_of(self, one: Pass) -> Lanes | None:
         """Return how the loop of a pass handles many elements at once, if it does."""
@@ -405,7 +402,10 @@ class RowPrinter(HalfRows):
         return text
 
     def _loop_body(self, one: Pass) -> None:
-        for value in sorted({*one.values, *one.buffered} - self._common.hidden):
+        values = {*one.values, *one.buffered} - self._common.hidden
+        if self._at_once:
+            values &= needed_values(self._kernel, one)
+        for value in sorted(values):
             if self._body(value).is_scan and value not in one.buffered:
                 self._accumulate(value, f"a{value}")
             text = self._text_in(one, value)

@@ -52,12 +52,14 @@ class Loop:
         body: Prints what is done for an element.
         rounded: Values whose arrays are rounded to halves behind it.
         lanes: How it says how many elements it handles at once, if it does.
+        sums: Reductions that add in lanes.
     """
 
     pragma: str
     body: Callable[[], None]
     rounded: tuple[int, ...] = ()
     lanes: Lanes | None = None
+    sums: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,21 +131,25 @@ class VectorLoops(Lines, ABC):
         self._plain_loops(bounds.begin, bounds.end, loops)
 
     def _plain_loops(self, begin: str, end: str, loops: Sequence[Loop]) -> None:
-        name = self._variable
         for loop in loops:
             if loop.lanes:
                 self._lane_loop(begin, end, loop)
-                continue
-            if loop.pragma:
-                self._add(loop.pragma)
-            self._open(f"for (long {name} = {begin}; {name} < {end}; ++{name}) {{")
-            self._is_lone = not loop.pragma
-            loop.body()
-            self._is_lone = False
-            self._close()
+            else:
+                self._element_loop(begin, end, loop)
             count = end if begin == "0" else f"{end} - {begin}"
             for position in loop.rounded:
                 self._add(f"fx_round_halves(k{position}, {count});")
+
+    def _element_loop(self, begin: str, end: str, loop: Loop) -> None:
+        """Print a loop that handles one element at a time, as far as its text says."""
+        name = self._variable
+        if loop.pragma:
+            self._add(loop.pragma)
+        self._open(f"for (long {name} = {begin}; {name} < {end}; ++{name}) {{")
+        self._is_lone = not loop.pragma
+        loop.body()
+        self._is_lone = False
+        self._close()
 
     def _lane_loop(self, begin: str, end: str, loop: Loop) -> None:
         """Print a loop that handles many elements at once."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fxkit.lower.cpp.kernel import unrounded
 from fxkit.lower.cpp.text import calls_function
+from fxkit.lower.loops.held_values import unrounded
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import Pass
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +14,7 @@ from fxkit.lower.cpp.halves.parts import Part, rounded_parts
 from fxkit.lower.cpp.halves.staged import StagedHalves
 from fxkit.lower.cpp.kernel import KernelPrinter
 from fxkit.lower.cpp.text import MEMORY, held_expression
-from fxkit.lower.cpp.vector_loops import Bounds, Loop
+from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule
 from fxkit.lower.loops.stretches import Stretch
@@ -47,6 +48,10 @@ class HalfRows(KernelPrinter, ABC):
         """Return what stands before a loop."""
 
     @abstractmethod
+    def _lanes_of(self, one: Pass) -> Lanes | None:
+        """Return how the loop of a pass handles many elements at once, if it does."""
+
+    @abstractmethod
     def _row_offset(self) -> str:
         """Return the position within the row, as its buffers are laid out."""
 
@@ -60,7 +65,7 @@ class HalfRows(KernelPrinter, ABC):
         """
         if self._parts:
             loops = [self._part_loop(one, part, clause) for part in self._parts]
-            self._vector_loops(bounds, loops, self._kept_types())
+            self._summing_loops(bounds, loops, self._kept_types())
         elif self._moves(one):
             pragma = self._pragma(one.values, (), clause)
             self._vector_loops(bounds, [Loop(pragma, lambda: self._move(one))])
@@ -101,27 +106,58 @@ class HalfRows(KernelPrinter, ABC):
         return {p: MEMORY[self._body(p).dtype] for p in kept}
 
     def _part_loop(self, one: Pass, part: Part, clause: str) -> Loop:
-        pragma = self._pragma(part.checks, part.reductions, clause)
-        return Loop(pragma, lambda: self._part_body(one, part), part.rounds)
+        kept = (*part.keeps, *part.rounds, *part.buffers)
+        alone = Pass((), part.values, part.reads, kept, part.reductions, part.stores)
+        loop = self._loop_of(alone, part.checks, lambda: self._part_body(one, part), clause)
+        return replace(loop, rounded=part.rounds)
+
+    def _loop_of(
+        self, one: Pass, values: Iterable[int], body: Callable[[], None], clause: str
+    ) -> Loop:
+        """Return the loop of a pass, or of a part of one.
+
+        Args:
+            one: What it does.
+            values: Those of its values that may need a clause.
+            body: Prints what is done for an element.
+            clause: Another clause.
+        """
+        lanes = self._lanes_of(one)
+        pragma = self._pragma(values, () if lanes else one.reductions, clause)
+        sums = one.reductions if lanes else ()
+        pragma += "".join(f" reduction(+ : lanes{p})" for p in sums)
+        return Loop(pragma, body, lanes=lanes, sums=sums)
+
+    def _summing_loops(
+        self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str] | None = None
+    ) -> None:
+        """Print loops, and add up what lanes have summed."""
+        sums = [p for loop in loops for p in loop.sums]
+        for p in sums:
+            self._add(f"fx_floats lanes{p} = fx_all(0.0f);")
+        self._vector_loops(bounds, loops, kept)
+        for p in sums:
+            self._add(f"v{p} += fx_sum(lanes{p});")
 
     def _part_body(self, one: Pass, part: Part) -> None:
         """Print what a part of a pass does for an element."""
         assert self._halves is not None
         for value in sorted({*part.reads, *part.values}):
             if value in part.reads:
-                text = held_expression(self._halves.kept(value), self._body(value).dtype)
+                place = self._value_at(self._halves.kept(value))
+                text = held_expression(place, self._body(value).dtype)
             else:
                 text = self._text_in(one, value)
             self._add(f"const {self._type(value)} v{value} = {text};")
         for check in part.checks:
             self._check(check)
         for value in part.keeps:
-            self._add(f"{self._halves.kept(value)} = v{value};")
+            self._set_at(self._halves.kept(value), f"v{value}")
         for value in part.rounds:
             operand = self._ref(self._body(value).operands[0])
-            self._add(f"{self._halves.kept(value)} = {operand};")
+            self._set_at(self._halves.kept(value), operand)
         for value in part.buffers:
-            self._add(f"b{value}[{self._row_offset()}] = v{value};")
+            self._set_at(f"b{value}[{self._row_offset()}]", f"v{value}")
         for position in part.stores:
             self._store(position)
         for position in part.reductions:

@@ -6,11 +6,16 @@ from collections.abc import Collection, Iterable
 
 import torch
 
+from fxkit.lower.loops.held_values import unrounded
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
 from fxkit.lower.loops.schedule import Pass, Schedule
 
 # How many lanes there are at most: rows of a multiple of these need no look at their ends.
 MOST = 16
+
+# What memory holds of values that loops compute as they are: elements of float16 are converted
+# apart from the loops.
+FLOATS = (torch.float32, torch.float16)
 
 # What takes fewer instructions there.
 _GAINING = frozenset("exp sigmoid tanh normal_cdf expm1".split())
@@ -33,7 +38,7 @@ def gains_in_lanes(
     kernel: Kernel,
     plan: Schedule,
     one: Pass,
-    element: torch.dtype = torch.float32,
+    elements: Collection[torch.dtype] = FLOATS,
     *,
     is_near: bool = False,
 ) -> bool:
@@ -43,13 +48,13 @@ def gains_in_lanes(
         kernel: The kernel.
         plan: Its passes.
         one: One of them.
-        element: What memory holds of all values that vary along the row.
+        elements: Dtypes of which one is what memory holds, of each value that varies along the row.
         is_near: Whether it is printed for operands near zero.
     """
     gaining = _GAINING | _NEAR if is_near else _GAINING
     called = [kernel.body[p] for p in one.values if kernel.body[p].op in gaining]
     return any(map(_is_float, called)) and stands_in_lanes(
-        kernel, plan, one, element, is_near=is_near
+        kernel, plan, one, elements, is_near=is_near
     )
 
 
@@ -57,21 +62,38 @@ def stands_in_lanes(
     kernel: Kernel,
     plan: Schedule,
     one: Pass,
-    element: torch.dtype = torch.float32,
+    elements: Collection[torch.dtype] = FLOATS,
     *,
     is_near: bool = False,
 ) -> bool:
     """Tell whether a pass can be printed in lanes; see `gains_in_lanes`."""
     functions = _FUNCTIONS | _NEAR if is_near else _FUNCTIONS
     body = kernel.body
-    computed = [body[p] for p in one.values if plan.wide[p]]
+    needed = needed_values(kernel, one)
+    computed = [body[p] for p in one.values if plan.wide[p] and p in needed]
     kept = {*one.buffered, *one.keeps, *one.reductions}
     return (
-        all(_can_stand(kernel, instruction, element, functions) for instruction in computed)
+        all(_can_stand(kernel, instruction, elements, functions) for instruction in computed)
         and all(_is_float(body[p]) for p in kept)
         and all(body[p].op == "reduce_add" for p in one.reductions)
-        and all(_is_stored(kernel, kernel.stores[p], element) for p in one.stores)
+        and all(_is_stored(kernel, kernel.stores[p], elements) for p in one.stores)
     )
+
+
+def needed_values(kernel: Kernel, one: Pass) -> set[int]:
+    """Return the values of a pass that something comes of.
+
+    Nothing comes of a rounding that storing its result does anyway.
+    """
+    needed: set[int] = set()
+    open_ = [unrounded(kernel, p) for p in one.stores]
+    open_ += [*one.keeps, *(kernel.body[p].operands[0] for p in one.reductions)]
+    while open_:
+        position = open_.pop()
+        if position not in needed:
+            needed.add(position)
+            open_ += () if position in one.buffered else kernel.body[position].operands
+    return needed
 
 
 def finish_gains_in_lanes(kernel: Kernel, values: Iterable[int], held: Collection[int]) -> bool:
@@ -95,14 +117,14 @@ def finish_gains_in_lanes(kernel: Kernel, values: Iterable[int], held: Collectio
 def _can_stand(
     kernel: Kernel,
     instruction: Instruction,
-    element: torch.dtype = torch.float32,
+    elements: Collection[torch.dtype] = FLOATS,
     functions: frozenset[str] = _FUNCTIONS,
 ) -> bool:
     op = instruction.op
     operands = [kernel.body[o].dtype for o in instruction.operands]
     if op == "load":
         is_plain = not instruction.operands and instruction.guard is None
-        return is_plain and _is_along(kernel, instruction.detail, element)
+        return is_plain and _is_along(kernel, instruction.detail, elements)
     if op == "cast":
         return _is_float(instruction) and operands == [torch.bool]
     if op == "round":
@@ -114,10 +136,10 @@ def _can_stand(
     return op in functions and _is_float(instruction) and _are_floats(operands[op == "select" :])
 
 
-def _is_stored(kernel: Kernel, store: Store, element: torch.dtype = torch.float32) -> bool:
+def _is_stored(kernel: Kernel, store: Store, elements: Collection[torch.dtype] = FLOATS) -> bool:
     """Tell whether what is stored varies along the row and is stored, or added to sums, there."""
     is_float = _is_float(kernel.body[store.value])
-    return is_float and (store.is_sum or _is_along(kernel, store.access, element))
+    return is_float and (store.is_sum or _is_along(kernel, store.access, elements))
 
 
 def _are_floats(dtypes: Iterable[torch.dtype]) -> bool:
@@ -128,7 +150,7 @@ def _is_float(instruction: Instruction) -> bool:
     return instruction.dtype == torch.float32
 
 
-def _is_along(kernel: Kernel, access: Access, element: torch.dtype) -> bool:
+def _is_along(kernel: Kernel, access: Access, elements: Collection[torch.dtype]) -> bool:
     """Tell whether an access walks memory in order."""
     is_next = access.strides[-1:] == (1,) and not access.scales
-    return is_next and kernel.buffers[access.buffer].dtype == element
+    return is_next and kernel.buffers[access.buffer].dtype in elements

@@ -31,6 +31,7 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "norm": lambda x, y: F.gelu(F.layer_norm(x, x.shape[-1:]) + y),
     "sum": lambda x, y: torch.sigmoid(x * y).sum(-1),
 }
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 100, 256, 1023, 1024, 1040, 4096, 5000)
 
 # A processor without the wide vectors, as far as the compiler knows.
@@ -39,12 +40,16 @@ NARROW = ("-mno-avx512f",) if platform.machine() == "x86_64" else ()
 
 def is_near(found: Tensor, eager: Tensor, exact: Tensor) -> bool:
     """Tell whether an error is within twice eager's, and a few roundings of the largest number."""
+    is_finite = eager.isfinite()  # float16 overflows where float64 does not
+    found, eager, exact = found[is_finite], eager[is_finite], exact[is_finite]
+    if not eager.numel():
+        return True
     roundings = 8 * torch.finfo(eager.dtype).eps * exact.abs().clamp(min=1)
     bound = 2 * (eager.double() - exact).abs().amax() + roundings
     return bool(((found.double() - exact).abs() <= bound).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_rows_of_any_length(name: str, dtype: torch.dtype) -> None:
     program = PROGRAMS[name]
@@ -73,7 +78,7 @@ def called(text: str, *tensors: Tensor) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 100, 4099])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_stands_behind_a_row_stays_as_it_is(length: int, dtype: torch.dtype) -> None:
     x, result = rand(length).to(dtype), torch.full((length + 64,), 7.0, dtype=dtype)
     kernel = kernel_of(lambda x: torch.exp(x) * 2, x)
@@ -90,7 +95,7 @@ def test_the_same_text_serves_a_processor_without_wide_vectors(
     program, tools = PROGRAMS[name], toolchain.current()
     narrow = dataclasses.replace(tools, flags=(*tools.flags, *NARROW))
     monkeypatch.setattr(toolchain, "current", lambda: narrow)
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in DTYPES:
         x, y = rand(3, 100).to(dtype), rand(5, 100)[:3].to(dtype)
         compiled = compiled_for(program, x, y)
         assert is_near(compiled(x, y), program(x, y), program(x.double(), y.double()))
@@ -108,7 +113,7 @@ def test_which_passes_are_in_lanes() -> None:
     assert not is_in_lanes(lambda x: x * 2 + 1, x)  # nothing to gain
     assert is_in_lanes(lambda x: torch.sin(x), x)  # but for large numbers
     assert not is_in_lanes(lambda x: torch.exp(x) + torch.sinh(x), x)
-    assert not is_in_lanes(lambda x: torch.exp(x), x.half())
+    assert is_in_lanes(lambda x: torch.exp(x), x.half())  # converted beside the loop
     assert not is_in_lanes(lambda x: torch.exp(x), x.double())
     assert not is_in_lanes(lambda x: torch.exp(x), torch.empty(8, 512)[:, ::2])
 

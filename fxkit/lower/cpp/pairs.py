@@ -187,7 +187,7 @@ class PairPrinter(RowPrinter):
         is_near, kinds = self._is_near, (torch.bfloat16,)
         if not gains_in_lanes(self._kernel, self._schedule, one, kinds, is_near=is_near):
             return None
-        return Lanes(not is_free(self._length) and self._length % (2 * MOST) == 0)
+        return self._even_lanes(2 * MOST)
 
     def _stepped_body(self, one: Pass, begin: str | int) -> None:
         if self._is_stepped:

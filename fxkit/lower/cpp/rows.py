@@ -16,15 +16,11 @@ from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.interleaving import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
 from fxkit.lower.cpp.lanes.passes import (
-    MOST,
-    gains_in_lanes,
     needed_values,
-    stands_in_lanes,
 )
 from fxkit.lower.cpp.prefetching import AHEAD, ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.cpp.row_invariants import CommonValues, common_values
-from fxkit.lower.cpp.streaming_stores import streamed_accesses
-from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
+from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
 from fxkit.lower.loops.stretches import Stretch, stretches
@@ -56,19 +52,11 @@ class RowPrinter(HalfRows):
             self._cut_into_tiles(TILE)
         self._is_cut = is_whole and self._can_cut()
         self._stretches = stretches(kernel)
-        self._is_near = False
         self._scanned_before: set[int] = set()
         self._is_stepped = is_stepped(kernel)
         if not self._is_cut:
             self._choose_streams()
         self._block = BLOCK
-
-    def _choose_streams(self) -> None:
-        """Choose which results leave past the caches."""
-        self._streams = streamed_accesses(self._kernel, self._schedule)
-        more = streamed_accesses(self._kernel, self._schedule, in_lanes=True)
-        self._streams_in_lanes = more != self._streams
-        self._streams = more
 
     def _attribute(self) -> str:
         return "FX_SCHEDULED " if self._is_stepped and is_ordered(self._kernel) else ""
@@ -264,12 +252,8 @@ class RowPrinter(HalfRows):
         body = functools.partial(self._stepped_body, one, begin)
         self._summing_loops(bounds, [self._loop_of(one, one.values, body, clause)])
 
-    def _lanes_of(self, one: Pass) -> Lanes | None:
-        """Return how the loop of a pass handles many elements at once, if it does."""
-        if len(self._stretches) != 1 or not (self._gains_in_lanes(one) or self._streams_lines(one)):
-            return None
-        lengths = (self._length, self._tile_length if self._is_tiled else 0)
-        return Lanes(not any(is_free(it) or it % MOST for it in lengths))
+    def _lengths(self) -> tuple[int, ...]:
+        return (self._length, self._tile_length) if self._is_tiled else (self._length,)
 
     def _pragma(self, values: Iterable[int], reductions: Iterable[int], clause: str) -> str:
         """Return what stands before a loop; nothing where it can't become vector code."""
@@ -286,16 +270,6 @@ class RowPrinter(HalfRows):
         if str(begin) == "from":
             return ASKED
         return self._tile_length if self._is_tiled else self._length
-
-    def _gains_in_lanes(self, one: Pass) -> bool:
-        return gains_in_lanes(self._kernel, self._schedule, one, is_near=self._is_near)
-
-    def _streams_lines(self, one: Pass) -> bool:
-        """Tell whether a pass in lanes could replace lines of memory without a room for them."""
-        is_streamed = any(self._kernel.stores[p].access in self._streams for p in one.stores)
-        return is_streamed and stands_in_lanes(
-            self._kernel, self._schedule, one, is_near=self._is_near
-        )
 
     def _stepped_body(self, one: Pass, begin: str | int) -> None:
         if self._is_stepped:
@@ -361,12 +335,6 @@ class RowPrinter(HalfRows):
             self._accumulate_extremum(position, into, f"nan{position}")
         else:
             super()._accumulate(position, into)
-
-    def _accumulate_lanes(self, position: int, value: str) -> None:
-        """Add as many elements to as many sums."""
-        assert self._at_once is not None
-        value = value if self._at_once.is_even else f"fx_present({value}, on)"
-        self._add(f"lanes{position} += {value};")
 
     def _clipped(
         self, stretch: Stretch, begin: str | int, end: str | int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -12,18 +12,17 @@ from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.halves.moved import SIGNS, bits_of, deciding_values, only_moves
 from fxkit.lower.cpp.halves.parts import Part, rounded_parts
 from fxkit.lower.cpp.halves.staged import StagedHalves
-from fxkit.lower.cpp.kernel import KernelPrinter
+from fxkit.lower.cpp.lanes.rows import LaneRows
 from fxkit.lower.cpp.text import MEMORY, held_expression
-from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
+from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule
-from fxkit.lower.loops.stretches import Stretch
 
 # Of shorter rows there is no vector to convert.
 SHORT_ROW = 8
 
 
-class HalfRows(KernelPrinter, ABC):
+class HalfRows(LaneRows, ABC):
     """Prints loops over rows of halves that are not those of other elements.
 
     Args:
@@ -31,8 +30,6 @@ class HalfRows(KernelPrinter, ABC):
         name: Name of the function.
         plan: The kernel's passes.
     """
-
-    _stretches: tuple[Stretch, ...]
 
     def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
         super().__init__(kernel, name, plan)
@@ -42,14 +39,6 @@ class HalfRows(KernelPrinter, ABC):
     @abstractmethod
     def _text_in(self, one: Pass, value: int) -> str:
         """Return the text of a value that a pass computes, or reads from a row buffer."""
-
-    @abstractmethod
-    def _pragma(self, values: Iterable[int], reductions: Iterable[int], clause: str) -> str:
-        """Return what stands before a loop."""
-
-    @abstractmethod
-    def _lanes_of(self, one: Pass) -> Lanes | None:
-        """Return how the loop of a pass handles many elements at once, if it does."""
 
     @abstractmethod
     def _row_offset(self) -> str:
@@ -110,34 +99,6 @@ class HalfRows(KernelPrinter, ABC):
         alone = Pass((), part.values, part.reads, kept, part.reductions, part.stores)
         loop = self._loop_of(alone, part.checks, lambda: self._part_body(one, part), clause)
         return replace(loop, rounded=part.rounds)
-
-    def _loop_of(
-        self, one: Pass, values: Iterable[int], body: Callable[[], None], clause: str
-    ) -> Loop:
-        """Return the loop of a pass, or of a part of one.
-
-        Args:
-            one: What it does.
-            values: Those of its values that may need a clause.
-            body: Prints what is done for an element.
-            clause: Another clause.
-        """
-        lanes = self._lanes_of(one)
-        pragma = self._pragma(values, () if lanes else one.reductions, clause)
-        sums = one.reductions if lanes else ()
-        pragma += "".join(f" reduction(+ : lanes{p})" for p in sums)
-        return Loop(pragma, body, lanes=lanes, sums=sums)
-
-    def _summing_loops(
-        self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str] | None = None
-    ) -> None:
-        """Print loops, and add up what lanes have summed."""
-        sums = [p for loop in loops for p in loop.sums]
-        for p in sums:
-            self._add(f"fx_floats lanes{p} = fx_all(0.0f);")
-        self._vector_loops(bounds, loops, kept)
-        for p in sums:
-            self._add(f"v{p} += fx_sum(lanes{p});")
 
     def _part_body(self, one: Pass, part: Part) -> None:
         """Print what a part of a pass does for an element."""

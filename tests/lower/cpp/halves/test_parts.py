@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp import rows
 from fxkit.lower.cpp.halves import rows as half_rows
 from fxkit.lower.cpp.halves.parts import Part, rounded_parts
+from fxkit.lower.cpp.lanes import rows
 from fxkit.lower.loops.held_values import unrounded
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import schedule

@@ -1,0 +1,103 @@
+"""Rows whose loops may be in lanes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from fxkit.lower.cpp.free_numbers import is_free
+from fxkit.lower.cpp.kernel import KernelPrinter
+from fxkit.lower.cpp.lanes.passes import MOST, gains_in_lanes, stands_in_lanes
+from fxkit.lower.cpp.streaming_stores import streamed_accesses
+from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.schedule import Pass, Schedule
+from fxkit.lower.loops.stretches import Stretch
+
+
+class LaneRows(KernelPrinter, ABC):
+    """Prints the loops of passes over rows, in lanes where they gain by it.
+
+    In the text, `lanes3` has a sum for each lane that becomes value 3, and `on` says which lanes
+    there are at the end of a row.
+
+    Args:
+        kernel: The kernel.
+        name: Name of the function.
+        plan: The kernel's passes.
+    """
+
+    _stretches: tuple[Stretch, ...]
+
+    def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
+        super().__init__(kernel, name, plan)
+        self._is_near = False  # whether the loops are for operands near zero
+
+    @abstractmethod
+    def _pragma(self, values: Iterable[int], reductions: Iterable[int], clause: str) -> str:
+        """Return what stands before a loop."""
+
+    @abstractmethod
+    def _lengths(self) -> tuple[int, ...]:
+        """Return how many elements rows have, and tiles of them where they are cut."""
+
+    def _choose_streams(self) -> None:
+        """Choose which results leave past the caches."""
+        self._streams = streamed_accesses(self._kernel, self._schedule)
+        more = streamed_accesses(self._kernel, self._schedule, in_lanes=True)
+        self._streams_in_lanes = more != self._streams
+        self._streams = more
+
+    def _loop_of(
+        self, one: Pass, values: Iterable[int], body: Callable[[], None], clause: str
+    ) -> Loop:
+        """Return the loop of a pass, or of a part of one.
+
+        Args:
+            one: What it does.
+            values: Those of its values that may need a clause.
+            body: Prints what is done for an element.
+            clause: Another clause.
+        """
+        lanes = self._lanes_of(one)
+        pragma = self._pragma(values, () if lanes else one.reductions, clause)
+        sums = one.reductions if lanes else ()
+        pragma += "".join(f" reduction(+ : lanes{p})" for p in sums)
+        return Loop(pragma, body, lanes=lanes, sums=sums)
+
+    def _lanes_of(self, one: Pass) -> Lanes | None:
+        """Return how the loop of a pass handles many elements at once, if it does."""
+        if len(self._stretches) != 1 or not (self._gains_in_lanes(one) or self._streams_lines(one)):
+            return None
+        return self._even_lanes(MOST)
+
+    def _even_lanes(self, count: int) -> Lanes:
+        """Return lanes that look at the end of a row unless it has a multiple of so many."""
+        return Lanes(not any(is_free(length) or length % count for length in self._lengths()))
+
+    def _gains_in_lanes(self, one: Pass) -> bool:
+        return gains_in_lanes(self._kernel, self._schedule, one, is_near=self._is_near)
+
+    def _streams_lines(self, one: Pass) -> bool:
+        """Tell whether a pass in lanes could replace lines of memory without a room for them."""
+        is_streamed = any(self._kernel.stores[p].access in self._streams for p in one.stores)
+        return is_streamed and stands_in_lanes(
+            self._kernel, self._schedule, one, is_near=self._is_near
+        )
+
+    def _summing_loops(
+        self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str] | None = None
+    ) -> None:
+        """Print loops, and add up what lanes have summed; see `_vector_loops`."""
+        sums = [p for loop in loops for p in loop.sums]
+        for p in sums:
+            self._add(f"fx_floats lanes{p} = fx_all(0.0f);")
+        self._vector_loops(bounds, loops, kept)
+        for p in sums:
+            self._add(f"v{p} += fx_sum(lanes{p});")
+
+    def _accumulate_lanes(self, position: int, value: str) -> None:
+        """Add as many elements to as many sums."""
+        assert self._at_once is not None
+        value = value if self._at_once.is_even else f"fx_present({value}, on)"
+        self._add(f"lanes{position} += {value};")

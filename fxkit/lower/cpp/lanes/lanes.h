@@ -51,14 +51,17 @@ FX_INLINE fx_floats fx_present(fx_floats x, fx_mask on) {  // 0 elsewhere
   asm("vmovaps %1, %0%{%2%}%{z%}" : "=v"(y) : "v"(x), "Yk"(on));
   return y;
 }
-FX_INLINE float fx_sum(fx_floats x) {
-  typedef float half __attribute__((vector_size(32)));
-  typedef float quarter __attribute__((vector_size(16)));
-  const half h = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-                 __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
-  const quarter q = __builtin_shufflevector(h, h, 0, 1, 2, 3) +
-                    __builtin_shufflevector(h, h, 4, 5, 6, 7);
-  return (q[0] + q[2]) + (q[1] + q[3]);
+FX_INLINE float fx_sum(fx_floats x) {  // halves are exchanged and added, then quarters, …
+  fx_floats y;
+  asm("vshuff64x2 $0x4e, %1, %1, %0" : "=v"(y) : "v"(x));
+  x += y;
+  asm("vshuff64x2 $0xb1, %1, %1, %0" : "=v"(y) : "v"(x));
+  x += y;
+  asm("vpermilps $0x4e, %1, %0" : "=v"(y) : "v"(x));
+  x += y;
+  asm("vpermilps $0xb1, %1, %0" : "=v"(y) : "v"(x));
+  x += y;
+  return x[0];
 }
 
 FX_INLINE fx_floats fx_fma(fx_floats a, fx_floats b, fx_floats c) {

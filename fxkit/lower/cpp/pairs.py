@@ -11,14 +11,18 @@ and its results after they are written, and so is a part of a row with one eleme
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import torch
 
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.interleaving import is_ordered, step_type
-from fxkit.lower.cpp.lanes.passes import MOST, gains_in_lanes
+from fxkit.lower.cpp.lanes.passes import MOST, gains_in_lanes, stands_in_lanes
 from fxkit.lower.cpp.row_invariants import common_values
 from fxkit.lower.cpp.rows import BLOCK, TILE, RowPrinter
-from fxkit.lower.cpp.vector_loops import Bounds, Lanes
+from fxkit.lower.cpp.streaming_stores import streamed_accesses
+from fxkit.lower.cpp.text import calls_function
+from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
 from fxkit.lower.loops.held_values import unrounded
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass
@@ -129,7 +133,28 @@ class PairPrinter(RowPrinter):
         self._block = 2 * BLOCK  # as many additions after each other as for single elements
         self._words: dict[str, str] = {}
         self._results: list[str] = []
-        self._streams = frozenset()  # two elements take longer to compute than to write
+        self._choose_streams()
+
+    def _choose_streams(self) -> None:
+        """Choose which results leave past the caches: in lanes, and where no functions are called.
+
+        Else two elements take longer to compute than to write.
+        """
+        self._streams, self._streams_in_lanes = frozenset(), True
+        if self._even_lanes(2 * MOST).is_even:
+            passes = filter(self._is_short_in_lanes, self._schedule.passes)
+            written = {self._kernel.stores[p].access for one in passes for p in one.stores}
+            self._streams = streamed_accesses(self._kernel, self._schedule) & written
+
+    def _writes(self, one: Pass, accesses: Collection[Access]) -> bool:
+        return any(self._kernel.stores[p].access in accesses for p in one.stores)
+
+    def _is_short_in_lanes(self, one: Pass) -> bool:
+        is_short = not any(calls_function(self._body(p)) for p in one.values)
+        return is_short and stands_in_lanes(self._kernel, self._schedule, one, (torch.bfloat16,))
+
+    def _streamed_loops(self, bounds: Bounds, loops: Sequence[Loop]) -> bool:
+        return False  # lanes need no room for a part of a result
 
     def _attribute(self) -> str:
         is_early = self._is_stepped and is_ordered(self._kernel, in_pairs=True)
@@ -153,6 +178,9 @@ class PairPrinter(RowPrinter):
             is_between = f"fx_is_between({row}, {count})"
             where = f"{is_between} ? {spare} : {row}"
             self._add(f"fx_pair* const {words} = (fx_pair*)({where});")
+            if any(self._pointers[self._key(access)] == pointer for access in self._streams):
+                is_past = f"is_past{pointer[1:]}"
+                self._add(f"const bool {is_past} = is_streamed && fx_begins_line({row});")
             self._results.append(
                 f"if ({is_between}) __builtin_memcpy({row}, {spare}, 2 * (unsigned long)({count}));"
             )
@@ -185,9 +213,9 @@ class PairPrinter(RowPrinter):
 
     def _lanes_of(self, one: Pass) -> Lanes | None:
         is_near, kinds = self._is_near, (torch.bfloat16,)
-        if not gains_in_lanes(self._kernel, self._schedule, one, kinds, is_near=is_near):
-            return None
-        return self._even_lanes(2 * MOST)
+        gains = gains_in_lanes(self._kernel, self._schedule, one, kinds, is_near=is_near)
+        is_in_lanes = gains or self._writes(one, self._streams)
+        return self._even_lanes(2 * MOST) if is_in_lanes else None
 
     def _stepped_body(self, one: Pass, begin: str | int) -> None:
         if self._is_stepped:
@@ -240,8 +268,12 @@ class PairPrinter(RowPrinter):
         kind = "quiet_" if self._facts.is_quiet else ""
         kind = "held_" if self._facts.is_bfloat16(value) else kind
         low, high = (f"fx_upper_{kind}bf16({text})" for text in self._both(value))
-        words = self._words[self._pointers[self._key(store.access)]]
-        self._set_at(f"{words}[j]", f"fx_paired({low}, {high})")
+        pointer = self._pointers[self._key(store.access)]
+        place, value = f"{self._words[pointer]}[j]", f"fx_paired({low}, {high})"
+        if store.access in self._streams:
+            self._add(f"fx_put(&{place}, {value}, is_past{pointer[1:]});")
+        else:
+            self._set_at(place, value)
 
     def _accumulate(self, position: int, into: str) -> None:
         """Fold what the two elements come to into an accumulator."""

@@ -166,6 +166,18 @@ def test_long_computations_are_streamed_where_lanes_make_them_short() -> None:
     assert "is_streamed = FX_WIDE" not in text_of(lambda x: F.silu(x) + 1, x)
 
 
+def test_pairs_of_bfloat16_are_streamed_in_lanes_alone() -> None:
+    x = torch.empty(2048, 2048, dtype=torch.bfloat16)
+    for program in (lambda x: torch.softmax(x, -1), lambda x: x * 2 + 1):
+        text = text_of(program, x)
+        assert "is_streamed = FX_WIDE > 1 && " in text
+        assert ", is_past" in text
+    assert "is_streamed" not in text_of(
+        lambda x: F.silu(x), x
+    )  # takes longer to compute than to write
+    assert "is_streamed" not in text_of(lambda x: x * 2, x[:, :2047])
+
+
 def test_a_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[int] = []
 

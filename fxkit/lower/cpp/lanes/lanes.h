@@ -32,6 +32,9 @@ FX_INLINE void fx_put(float* to, fx_floats x, bool is_past) {  // past the cache
   else
     fx_store(to, x);
 }
+FX_INLINE void fx_put(unsigned* to, fx_uints x, bool is_past) {
+  fx_put((float*)to, (fx_floats)x, is_past);
+}
 FX_INLINE fx_floats fx_load(const float* from, fx_mask on) {
   fx_floats y;
   asm("vmovups %1, %0%{%2%}%{z%}" : "=v"(y) : "m"(*(const fx_loose_floats*)from), "Yk"(on));
@@ -120,6 +123,7 @@ FX_INLINE void fx_store(float* to, float x, fx_mask = true) { *to = x; }
 FX_INLINE void fx_store(unsigned* to, unsigned x, fx_mask = true) { *to = x; }
 FX_INLINE bool fx_begins_line(const void*) { return false; }
 FX_INLINE void fx_put(float* to, float x, bool) { *to = x; }
+FX_INLINE void fx_put(unsigned* to, unsigned x, bool) { *to = x; }
 FX_INLINE float fx_present(float x, fx_mask) { return x; }
 FX_INLINE float fx_sum(float x) { return x; }
 #endif

@@ -118,11 +118,23 @@ def test_which_passes_are_in_lanes() -> None:
     assert not is_in_lanes(lambda x: torch.exp(x), torch.empty(8, 512)[:, ::2])
 
 
-def test_large_results_that_begin_between_lines_are_written_too() -> None:
-    x, room = rand(512, 2048), torch.zeros(512 * 2048 + 1)
-    result = room[1:].view(512, 2048)
-    kernel = kernel_of(lambda x: F.gelu(x), x)
-    text = print_unit({"k": kernel}, None).replace("0x7fffffffffffffff", "0", 1)
-    assert "fx_put(" in text
-    called(text, x, result)
-    torch.testing.assert_close(result, F.gelu(x))
+LARGE: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": lambda x: F.gelu(x),
+    "softmax": lambda x: torch.softmax(x, -1),
+    "sum": lambda x: x + 1.5,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("offset", [0, 1, 2, 16])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_results_that_begin_between_lines_are_written_too(
+    name: str, offset: int, dtype: torch.dtype
+) -> None:
+    x, room = rand(1024, 2048).to(dtype), torch.zeros(1024 * 2048 + 32, dtype=dtype)
+    result = room[offset : offset + x.numel()].view(x.shape)
+    text = print_unit({"k": kernel_of(LARGE[name], x)}, None)
+    assert "fx_put(" in text or dtype == torch.bfloat16
+    called(text.replace("least_streamed = 0x7fffffffffffffff", "least_streamed = 0"), x, result)
+    torch.testing.assert_close(result, LARGE[name](x))
+    assert (room[:offset] == 0).all() and (room[offset + x.numel() :] == 0).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -115,9 +116,8 @@ class Differentiable(torch.autograd.Function):
         ctx.inputs = inputs
         ctx.versions = [t._version for t in inputs]
         ctx.autocast = _autocast_dtype()
-        guard = _without_autocast()
-        computed = run(*inputs)
-        del guard
+        with without_autocast():
+            computed = run(*inputs)
         count = len(backward.is_wanted)
         results = tuple([_own(result) for result in computed[:count]])
         ctx.save_for_backward(*computed[count:])
@@ -130,9 +130,8 @@ class Differentiable(torch.autograd.Function):
         backward: Backward = ctx.program
         if torch.is_grad_enabled() or any(map(_is_batched, given)):
             return (None, None, *_gradients_in_eager(ctx, given))
-        guard = _without_autocast()
-        gradients = list(backward.run(*ctx.saved_tensors, *backward.tangents(given)))
-        del guard
+        with without_autocast():
+            gradients = list(backward.run(*ctx.saved_tensors, *backward.tangents(given)))
         for position in backward.unreached(given):
             gradients[position] = None
         if not _keeps_graph():
@@ -152,9 +151,9 @@ def _is_batched(gradient: torch.Tensor | None) -> bool:
     return is_functorch_wrapped_tensor(gradient) or is_legacy_batchedtensor(gradient)
 
 
-def _without_autocast() -> Any:
-    """Turn autocast off, where it is on, for as long as what is returned is held."""
-    return torch._C._DisableAutocast() if torch._C._is_any_autocast_enabled() else None
+def without_autocast() -> AbstractContextManager[Any]:
+    """Return a context in which autocast is off, for what holds its casts already."""
+    return torch._C._DisableAutocast() if torch._C._is_any_autocast_enabled() else nullcontext()
 
 
 def _keeps_graph() -> bool:

@@ -13,7 +13,7 @@ from fxkit.analysis.effects import effects_of
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.ir.types import TensorType, type_of
 from fxkit.tracing.functional.aot_autograd import Decompositions, partition, trace_functional
-from fxkit.tracing.functional.differentiation import Backward, Differentiable
+from fxkit.tracing.functional.differentiation import Backward, Differentiable, without_autocast
 from fxkit.tracing.functional.distinct_results import keep_apart, memories_of
 from fxkit.tracing.functional.flat_program import TAIL, VALUE, FlatProgram, flatten
 from fxkit.tracing.functional.observation import SIDE_NODES
@@ -153,7 +153,7 @@ class FunctionalProgram:
         flat = self._flat
         state = random_states() if flat.checks and flat.observation.is_random else None
         if self.backward is None or not torch.is_grad_enabled():
-            with torch.no_grad(), _WithoutAutocast():
+            with torch.no_grad(), without_autocast():
                 computed = tuple(self.run_forward(*inputs))[: self._count]
         else:
             computed = Differentiable.apply(self.run_forward, self._backward, *inputs)
@@ -201,16 +201,6 @@ def _places(gm: fx.GraphModule, names: Sequence[str]) -> list[tuple[dict[str, An
         tables = (owner._parameters, owner._buffers, owner.__dict__)
         found.append((next(table for table in tables if leaf in table), leaf))
     return found
-
-
-class _WithoutAutocast:
-    """Turns autocast off for what holds its casts already."""
-
-    def __enter__(self) -> None:
-        self._guard = torch._C._DisableAutocast()
-
-    def __exit__(self, *_: object) -> None:
-        del self._guard
 
 
 def _write(target: torch.Tensor, value: torch.Tensor) -> None:

@@ -301,6 +301,23 @@ def test_under_autocast():
     assert torch._C._is_any_autocast_enabled() is False
 
 
+def test_what_is_computed_without_autocast_stays_so_under_it():
+    def apart(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return torch.tanh(x @ weight)
+
+    compiled = fxkit.compile(apart)
+    x, weight = torch.randn(64, 48), torch.randn(48, 32, requires_grad=True)
+    expected = apart(x, weight)
+    for _ in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = compiled(x, weight)
+            assert torch.is_autocast_enabled("cpu")
+        found.sum().backward()
+        torch.testing.assert_close(found, expected)
+    assert _calls(_training(compiled)) == (2, 2)
+
+
 def test_module_can_be_copied():
     module = copy.deepcopy(_trained_module())
     x = torch.randn(12, 64)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from fxkit.lower.cpp.free_numbers import is_free
+from fxkit.lower.loops.held_values import unrounded
 from fxkit.lower.loops.loop_ir import Instruction, Kernel
 from fxkit.lower.loops.schedule import is_costly
 
@@ -94,13 +95,13 @@ def _can_be_common(instruction: Instruction, kernel: Kernel) -> bool:
 
 
 def _users(kernel: Kernel) -> list[set[int]]:
-    """Return the users of each value; a store is one that no kernel has."""
+    """Return the users of each value; a store is one that no kernel has, of what it writes."""
     users: list[set[int]] = [set() for _ in kernel.body]
     for position, instruction in enumerate(kernel.body):
         for operand in instruction.operands:
             users[operand].add(position)
-    for store in kernel.stores:
-        users[store.value].add(-1)
+    for position in range(len(kernel.stores)):
+        users[unrounded(kernel, position)].add(-1)
     return users
 
 

@@ -73,3 +73,18 @@ def test_what_is_summed_over_all_rows_reads_it_too() -> None:
         torch.autograd.grad(fn(x, weight).square().sum(), weight)[0] for fn in (ours, eagers)
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_that_all_rows_have_in_common_are_written(dtype: torch.dtype) -> None:
+    def alone(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x.exp(), y.tanh()])
+
+    def read_again(x: Tensor, y: Tensor) -> Tensor:
+        common = x.exp()
+        return torch.cat([common, y.tanh() * common])
+
+    x, y = torch.randn(1, 64).to(dtype).expand(67, 64), torch.randn(67, 64).to(dtype)
+    for program in (alone, read_again):
+        found = fxkit.compile(program)(x, y)
+        torch.testing.assert_close(found, program(x, y), rtol=2e-2, atol=1e-6)

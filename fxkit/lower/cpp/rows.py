@@ -20,7 +20,7 @@ from fxkit.lower.cpp.lanes.passes import (
 )
 from fxkit.lower.cpp.prefetching import AHEAD, ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.cpp.row_invariants import CommonValues, common_values
-from fxkit.lower.cpp.vector_loops import Bounds, Loop
+from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
 from fxkit.lower.loops.stretches import Stretch, stretches
@@ -251,6 +251,11 @@ class RowPrinter(HalfRows):
         """Print the loops of a pass whose elements are computed as they are."""
         body = functools.partial(self._stepped_body, one, begin)
         self._summing_loops(bounds, [self._loop_of(one, one.values, body, clause)])
+
+    def _lanes_of(self, one: Pass) -> Lanes | None:
+        common = [p for p in self._common.kept if p in one.values]
+        are_floats = all(self._body(p).dtype == torch.float32 for p in common)
+        return super()._lanes_of(one) if are_floats else None
 
     def _lengths(self) -> tuple[int, ...]:
         return (self._length, self._tile_length) if self._is_tiled else (self._length,)

@@ -101,6 +101,17 @@ def test_the_same_text_serves_a_processor_without_wide_vectors(
         assert is_near(compiled(x, y), program(x, y), program(x.double(), y.double()))
 
 
+def test_conditions_that_rows_have_in_common_are_read_one_by_one() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(y.exp() > 1.5, torch.tanh(x), x)
+
+    for length in (64, 65):
+        x, y = rand(40, length), rand(1, length).expand(40, length)
+        compiled = compiled_for(program, x, y)
+        assert "unsigned char c" in compiled.source
+        assert is_near(compiled(x, y), program(x, y), program(x.double(), y.double()))
+
+
 def is_in_lanes(program: Callable[..., Any], *args: Tensor) -> bool:
     return "j += FX_WIDE" in text_of(program, *args)
 

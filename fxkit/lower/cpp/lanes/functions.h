@@ -1,5 +1,5 @@
 // Elementary functions of as many floats as AVX-512 handles at once, with the errors that
-// `vector_math.MAX_ULP` states. They look numbers up in tables that stay in registers.
+// `vector_math.MAX_ULP` states. They look values up in tables that stay in registers.
 
 #if FX_WIDE > 1
 // What a table of 16, or of 32 in two halves, holds at the lowest bits of an index.
@@ -36,7 +36,7 @@ alignas(64) static const float fx_powers_rest[16] = {
     0x1.a3b5e4p-28f, -0x1.f9c306p-27f, -0x1.6961b4p-28f, -0x1.a5217cp-28f, 0x1.61428ep-28f,
 };
 typedef struct {
-  fx_floats n, r, power;
+  fx_floats n, r, power, low;
 } fx_exponent;
 
 FX_INLINE fx_exponent fx_exponent_of(fx_floats x) {
@@ -44,11 +44,12 @@ FX_INLINE fx_exponent fx_exponent_of(fx_floats x) {
   const fx_floats n = shifted - 0x1.8p+19f;
   fx_floats r = fx_fma(n, fx_all(-0x1.62e4p-1f), x);
   r = fx_fma(n, fx_all(-0x1.7f7d1cp-20f), r);
-  return {n, r, fx_looked_up(fx_load(fx_powers), (fx_ints)shifted)};
+  const fx_ints index = (fx_ints)shifted;
+  return {n, r, fx_looked_up(fx_load(fx_powers), index), fx_looked_up(fx_load(fx_powers_rest), index)};
 }
-FX_INLINE fx_floats fx_rest_of(fx_exponent e) {  // exp(r) - 1
+FX_INLINE fx_floats fx_rest_of(fx_exponent e) {  // exp(r) - 1, with what the table is too low by
   const fx_floats p = fx_fma(e.r, fx_all(0x1.555736p-3f), fx_all(0x1.00022p-1f));
-  return fx_fma(e.r * e.r, p, e.r);
+  return fx_fma(e.r * e.r, p, e.r) + e.low;
 }
 FX_INLINE fx_floats fx_power_of(fx_exponent e, fx_floats n) {
   return fx_scaled(fx_fma(e.power, fx_rest_of(e), e.power), n);
@@ -103,7 +104,7 @@ FX_INLINE fx_floats fx_expm1(fx_floats x) {
 
 // tanh(x) with the sign of x: polynomials of |x| less a number near it, four for each power of two
 // from 1/16 on, which the lowest bits of the exponent and the highest two below it tell apart. The
-// first one serves what is smaller too. The table has those numbers, and a row for each coefficient.
+// first one serves what is smaller too. The table has those values, and a row for each coefficient.
 alignas(64) static const float fx_near_tanh[7][32] = {
   {
     0x1.2p+1f, 0x1.6p+1f, 0x1.ap+1f, 0x1.ep+1f, 0x1.2p+2f, 0x1.6p+2f, 0x1.ap+2f, 0x1.ep+2f,
@@ -179,7 +180,7 @@ FX_INLINE fx_floats fx_tanh_softplus(fx_floats x) {
   return n / (n + 2.0f);
 }
 
-// log(x) = n ln(2) + log(1 + f), as for single numbers.
+// log(x) = n ln(2) + log(1 + f), as for single values.
 FX_INLINE fx_floats fx_log_rest(fx_floats f) {
   fx_floats p = fx_fma(fx_all(-0x1.38b57cp-4f), f, fx_all(0x1.055b6ap-3f));
   p = fx_fma(p, f, fx_all(-0x1.0d8542p-3f));

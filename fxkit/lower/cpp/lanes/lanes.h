@@ -85,7 +85,7 @@ FX_INLINE fx_floats fx_quotient(fx_floats a, fx_floats b, fx_floats r) {
   return fx_fma(fx_fma(-q, b, a), r, q);
 }
 
-// Numbers of bfloat16, two in a word.
+// Elements of bfloat16, two in a word.
 FX_INLINE fx_uints fx_upper_quiet_bf16(fx_floats x) {
   const fx_uints bits = (fx_uints)x;
   return bits + 0x7fffu + ((bits >> 16) & 1u);

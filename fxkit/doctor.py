@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -10,7 +11,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -140,9 +141,17 @@ def _existing_cache(folder: Path) -> Check:
         return Check("cache", "fail", f"{folder} belongs to another user", hint)
     if stat.S_IMODE(status.st_mode) & 0o022:
         return Check("cache", "fail", f"others can write to {folder}", f"chmod 700 {folder}")
-    built = [path for path in folder.rglob("*.so") if path.is_file()]
-    size = sum(path.stat().st_size for path in built)
-    return Check("cache", "ok", f"{folder}, {len(built)} libraries, {size / 1e6:.1f} MB")
+    sizes = list(_library_sizes(folder))
+    return Check("cache", "ok", f"{folder}, {len(sizes)} libraries, {sum(sizes) / 1e6:.1f} MB")
+
+
+def _library_sizes(folder: Path) -> Iterator[int]:
+    """Yield the bytes of each library; other processes may be building some and drop them."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(".so"):
+                with contextlib.suppress(FileNotFoundError):
+                    yield Path(where, name).stat().st_size
 
 
 def _compiler() -> Check:

@@ -45,7 +45,8 @@ FX_INLINE fx_exponent fx_exponent_of(fx_floats x) {
   fx_floats r = fx_fma(n, fx_all(-0x1.62e4p-1f), x);
   r = fx_fma(n, fx_all(-0x1.7f7d1cp-20f), r);
   const fx_ints index = (fx_ints)shifted;
-  return {n, r, fx_looked_up(fx_load(fx_powers), index), fx_looked_up(fx_load(fx_powers_rest), index)};
+  const fx_floats power = fx_looked_up(fx_load(fx_powers), index);
+  return {n, r, power, fx_looked_up(fx_load(fx_powers_rest), index)};
 }
 FX_INLINE fx_floats fx_rest_of(fx_exponent e) {  // exp(r) - 1, with what the table is too low by
   const fx_floats p = fx_fma(e.r, fx_all(0x1.555736p-3f), fx_all(0x1.00022p-1f));

@@ -35,29 +35,40 @@ alignas(64) static const float fx_powers_rest[16] = {
     -0x1.0a3552p-25f, -0x1.00d8acp-27f, 0x1.26055cp-26f, -0x1.05cb44p-25f, 0x1.67a1cap-28f,
     0x1.a3b5e4p-28f, -0x1.f9c306p-27f, -0x1.6961b4p-28f, -0x1.a5217cp-28f, 0x1.61428ep-28f,
 };
+// What the lowest bits of an index add to the exponent, in the bits of a float, when all of the
+// index is put there.
+alignas(64) static const unsigned fx_sixteenths[16] = {
+    0, 1 << 19, 2 << 19, 3 << 19, 4 << 19, 5 << 19, 6 << 19, 7 << 19, 8 << 19, 9 << 19, 10 << 19,
+    11 << 19, 12 << 19, 13 << 19, 14 << 19, 15 << 19,
+};
 typedef struct {
-  fx_floats n, r, power, low;
+  fx_floats n, r, low;
+  fx_ints index;
 } fx_exponent;
 
-FX_INLINE fx_exponent fx_exponent_of(fx_floats x) {
-  const fx_floats shifted = fx_fma(x, fx_all(0x1.715476p+0f), fx_all(0x1.8p+19f));
-  const fx_floats n = shifted - 0x1.8p+19f;
+// The index is 16 n, with as much added to n as `raised` says.
+FX_INLINE fx_exponent fx_exponent_of(fx_floats x, float raised = 0.0f) {
+  const float shift = 0x1.8p+19f + raised;
+  const fx_floats shifted = fx_fma(x, fx_all(0x1.715476p+0f), fx_all(shift));
+  const fx_floats n = shifted - shift;
   fx_floats r = fx_fma(n, fx_all(-0x1.62e4p-1f), x);
   r = fx_fma(n, fx_all(-0x1.7f7d1cp-20f), r);
   const fx_ints index = (fx_ints)shifted;
-  const fx_floats power = fx_looked_up(fx_load(fx_powers), index);
-  return {n, r, power, fx_looked_up(fx_load(fx_powers_rest), index)};
+  return {n, r, fx_looked_up(fx_load(fx_powers_rest), index), index};
+}
+// 2^(index / 16), which must be neither too large nor too small for a normal float.
+FX_INLINE fx_floats fx_normal_power(fx_ints index) {
+  const fx_ints table = (fx_ints)fx_load(fx_powers) - (fx_ints)fx_load(fx_sixteenths);
+  return (fx_floats)((fx_ints)fx_looked_up((fx_floats)table, index) + (index << 19));
 }
 FX_INLINE fx_floats fx_rest_of(fx_exponent e) {  // exp(r) - 1, with what the table is too low by
   const fx_floats p = fx_fma(e.r, fx_all(0x1.555736p-3f), fx_all(0x1.00022p-1f));
   return fx_fma(e.r * e.r, p, e.r) + e.low;
 }
-FX_INLINE fx_floats fx_power_of(fx_exponent e, fx_floats n) {
-  return fx_scaled(fx_fma(e.power, fx_rest_of(e), e.power), n);
-}
 FX_INLINE fx_floats fx_exp_within(fx_floats x) {
   const fx_exponent e = fx_exponent_of(x);
-  return fx_power_of(e, e.n);
+  const fx_floats power = fx_looked_up(fx_load(fx_powers), e.index);
+  return fx_scaled(fx_fma(power, fx_rest_of(e), power), e.n);
 }
 // Beyond these bounds the result is the same as there. A NaN stays one.
 FX_INLINE fx_floats fx_at_least(fx_floats x, float low) {
@@ -71,14 +82,15 @@ FX_INLINE fx_floats fx_at_most(fx_floats x, float high) {
 FX_INLINE fx_floats fx_exp_down(fx_floats x) { return fx_exp_within(fx_at_least(x, -104.0f)); }
 FX_INLINE fx_floats fx_exp(fx_floats x) { return fx_exp_down(fx_at_most(x, 89.0f)); }
 FX_INLINE fx_floats fx_exp_raised(fx_floats x) {
-  const fx_exponent e = fx_exponent_of(fx_at_least(x, -131.0f));
-  return fx_power_of(e, e.n + 64.0f);
+  const fx_exponent e = fx_exponent_of(fx_at_least(x, -131.0f), 64.0f);
+  const fx_floats power = fx_normal_power(e.index);
+  return fx_fma(power, fx_rest_of(e), power);
 }
 FX_INLINE fx_floats fx_exp_plus_one(fx_floats x) { return fx_exp(x) + 1.0f; }
 // Half of the denominator is summed, as it need not be a float.
 FX_INLINE fx_floats fx_sigmoid(fx_floats x) {
-  const fx_exponent e = fx_exponent_of(fx_at_least(-x, -104.0f));
-  const fx_floats s = fx_scaled(e.power, e.n - 1.0f);
+  const fx_exponent e = fx_exponent_of(fx_at_least(-x, -80.0f), -1.0f);
+  const fx_floats s = fx_normal_power(e.index);
   const fx_floats y = 0.5f / fx_fma(s, fx_rest_of(e), s + 0.5f);
   return x < -0x1.62e42ep+6f ? fx_all(0.0f) : y;
 }
@@ -90,16 +102,17 @@ FX_INLINE fx_floats fx_with_sign_of(fx_floats x, fx_floats sign) {
 // exp(x) - 1 = (2^n - 1) + 2^n (exp(r) - 1), where the first term is exact wherever it counts, and
 // r is rounded once with what the table is too low by. Half of it is summed: 2^128 is no float.
 FX_INLINE fx_floats fx_expm1(fx_floats x) {
-  const fx_floats y = fx_at_most(fx_at_least(x, -104.0f), 89.0f);
-  const fx_floats shifted = fx_fma(y, fx_all(0x1.715476p+0f), fx_all(0x1.8p+19f));
-  const fx_floats n = shifted - 0x1.8p+19f;
+  const fx_floats y = fx_at_most(fx_at_least(x, -80.0f), 89.0f);
+  const float shift = 0x1.8p+19f - 1.0f;
+  const fx_floats shifted = fx_fma(y, fx_all(0x1.715476p+0f), fx_all(shift));
+  const fx_floats n = shifted - shift;
   const fx_ints index = (fx_ints)shifted;
   const fx_floats rest = fx_looked_up(fx_load(fx_powers_rest), index);
   fx_floats r = fx_fma(n, fx_all(-0x1.62e4p-1f), y);
   r += fx_fma(n, fx_all(-0x1.7f7d1cp-20f), rest);
   fx_floats p = fx_fma(r, fx_all(0x1.55576ap-5f), fx_all(0x1.55571ep-3f));
   p = fx_fma(r * r, fx_fma(p, r, fx_all(0x1p-1f)), r);
-  const fx_floats s = fx_scaled(fx_looked_up(fx_load(fx_powers), index), n - 1.0f);
+  const fx_floats s = fx_normal_power(index);
   return fx_with_sign_of(2.0f * fx_fma(s, p, s - 0.5f), x);
 }
 

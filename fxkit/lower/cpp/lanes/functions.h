@@ -337,8 +337,8 @@ FX_INLINE fx_floats fx_sine_near(fx_floats x, int ahead) {
   const fx_floats r = fx_fma(n, fx_all(-0x1.921fb6p-3f), x);
   const fx_floats p = n * 0x1.777a5cp-28f;
   const fx_floats rest = fx_fma(n, fx_all(0x1.ee59dap-53f), fx_fma(n, fx_all(0x1.777a5cp-28f), -p));
-  const fx_floats sum = r + p, part = sum - r;
-  const fx_floats low = ((r - (sum - part)) + (p - part)) + rest;
+  const fx_floats sum = r + p;
+  const fx_floats low = ((r - sum) + p) + rest;
   const fx_floats s = sum * sum;
   const fx_floats q = fx_fma(s, fx_all(0x1.1046eep-7f), fx_all(-0x1.5554fep-3f));
   const fx_floats sine = sum + fx_fma(q * s, sum, low);

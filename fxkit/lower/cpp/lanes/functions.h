@@ -330,7 +330,11 @@ FX_INLINE int fx_is_far(fx_floats x) {
   asm("vcmpltps %2, %1, %0" : "=Yk"(is_near) : "v"(fx_abs(x)), "v"(fx_all(0x1p+18f)));
   return is_near ^ 0xffff;
 }
-FX_INLINE fx_floats fx_sine_near(fx_floats x, int ahead) {
+typedef struct {
+  fx_ints index;
+  fx_floats sine, cosine;  // of r, the latter less 1
+} fx_angle;
+FX_INLINE fx_angle fx_angle_of(fx_floats x) {
   fx_floats shifted = fx_fma(x, fx_all(0x1.45f306p+2f), fx_all(0x1.8p+23f));
   shifted += fx_looked_up(fx_nearer, (fx_ints)shifted);
   const fx_floats n = shifted - 0x1.8p+23f;
@@ -341,14 +345,25 @@ FX_INLINE fx_floats fx_sine_near(fx_floats x, int ahead) {
   const fx_floats low = ((r - sum) + p) + rest;
   const fx_floats s = sum * sum;
   const fx_floats q = fx_fma(s, fx_all(0x1.1046eep-7f), fx_all(-0x1.5554fep-3f));
-  const fx_floats sine = sum + fx_fma(q * s, sum, low);
-  fx_floats c = fx_fma(s, fx_all(-0x1.6affe8p-10f), fx_all(0x1.5554e4p-5f));
-  c = fx_fma(c, s, fx_all(-0.5f)) * s;
-  const fx_ints index = (fx_ints)shifted + ahead;
-  const fx_floats there = fx_looked_up(fx_sines, index);
-  const fx_floats left_out = fx_fma(there, c, fx_looked_up(fx_sines_rest, index));
-  return there + fx_fma(fx_looked_up(fx_sines, index + 8), sine, left_out);
+  const fx_floats c = fx_fma(s, fx_all(-0x1.6affe8p-10f), fx_all(0x1.5554e4p-5f));
+  return {(fx_ints)shifted, sum + fx_fma(q * s, sum, low), fx_fma(c, s, fx_all(-0.5f)) * s};
 }
-FX_INLINE fx_floats fx_sin_near(fx_floats x) { return x == 0.0f ? x : fx_sine_near(x, 0); }
-FX_INLINE fx_floats fx_cos_near(fx_floats x) { return fx_sine_near(x, 8); }
+// The sine of what lies an angle further, where the sine is `there`, its derivative `slope`, and
+// `rest` what `there` leaves out.
+FX_INLINE fx_floats fx_turned(fx_angle a, fx_floats there, fx_floats slope, fx_floats rest) {
+  return there + fx_fma(slope, a.sine, fx_fma(there, a.cosine, rest));
+}
+FX_INLINE fx_floats fx_sin_near(fx_floats x) {
+  const fx_angle a = fx_angle_of(x);
+  const fx_floats sine = fx_looked_up(fx_sines, a.index);
+  const fx_floats cosine = fx_looked_up(fx_sines, a.index + 8);
+  const fx_floats y = fx_turned(a, sine, cosine, fx_looked_up(fx_sines_rest, a.index));
+  return x == 0.0f ? x : y;
+}
+FX_INLINE fx_floats fx_cos_near(fx_floats x) {
+  const fx_angle a = fx_angle_of(x);
+  const fx_floats sine = fx_looked_up(fx_sines, a.index);
+  const fx_floats cosine = fx_looked_up(fx_sines, a.index + 8);
+  return fx_turned(a, cosine, -sine, fx_looked_up(fx_sines_rest, a.index + 8));
+}
 #endif

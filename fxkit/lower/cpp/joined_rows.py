@@ -153,9 +153,11 @@ class JoinedRowsPrinter(RowPrinter):
         access = self._joined.spread.get(position)
         if access is None:
             return super()._value(position)
+        staged = self._staged_read(position)
+        if staged is not None:
+            return self._value_at(staged)
         dtype = self._kernel.buffers[access.buffer].dtype
-        element = cpp_text.load_expression(self._value_at(self._element(position)), dtype)
-        return self._staged_read(position) or element
+        return cpp_text.load_expression(self._value_at(self._element(position)), dtype)
 
     def _element(self, position: int) -> str:
         if position in self._joined.spread:

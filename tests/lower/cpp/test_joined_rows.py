@@ -87,6 +87,14 @@ def test_dtypes(dtype: torch.dtype) -> None:
     check(lambda x, y: torch.maximum(x * y, y) + x, x, y)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [7, 33])
+def test_functions_of_rounded_numbers(length: int, dtype: torch.dtype) -> None:
+    x, y = randn(1000, length, dtype=dtype), randn(length, dtype=dtype)
+    check(lambda x, y: torch.exp(torch.maximum(x, y)), x, y)
+    check(lambda x, y: torch.exp(torch.maximum(x, y)), x, randn(1000, 1, dtype=dtype))
+
+
 def test_special_values() -> None:
     special = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-42, 3e38])
     check(lambda x, y: torch.sigmoid(x) * y, special.repeat(300, 1), special)

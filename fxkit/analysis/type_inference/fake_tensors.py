@@ -59,6 +59,7 @@ def entered(mode: Any) -> Iterator[None]:
 
 @functools.cache
 def _mode_class() -> Any:
+    from torch._higher_order_ops.utils import registered_hop_fake_fns
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     # torch wraps it to hide it from TorchDynamo, and imports that for it.
@@ -78,7 +79,8 @@ def _mode_class() -> Any:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            if isinstance(func, torch._ops.HigherOrderOperator):
+            is_higher = isinstance(func, torch._ops.HigherOrderOperator)
+            if is_higher and func not in registered_hop_fake_fns:
                 rule = func.python_key_table.get(FakeTensorMode)
                 if rule is None:
                     raise TypeError(f"torch has no fake tensors for {func.name()}")
@@ -88,9 +90,42 @@ def _mode_class() -> Any:
             else:
                 result = call_with_settings(dispatch, self, func, types, args, kwargs)
             mended = _MENDED.get(func)
-            return result if mended is None else mended(self, result, args)
+            if mended is not None:
+                return mended(self, result, args)
+            is_loop = not is_higher and _is_pointwise(func)
+            return _unconverted(self, result, args) if is_loop else result
 
     return FaithfulMode
+
+
+@functools.cache
+def _is_pointwise(operator: Any) -> bool:
+    """Tell whether an operator makes each element of a new tensor from those in its place."""
+    return torch.Tag.pointwise in operator.tags and not operator._schema.is_mutable
+
+
+def _unconverted(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    """Lay a result of short floats out as its kernel does, which reads them as they are.
+
+    torch's rules convert them first, and no longer see where they are expanded.
+    """
+    tensors = [operand for operand in args if isinstance(operand, torch.Tensor)]
+    dtype = tensors[0].dtype if tensors else None
+    if dtype not in _SHORT or len(tensors) not in _LOOPS or not isinstance(result, torch.Tensor):
+        return result
+    is_alike = all(tensor.dtype == dtype for tensor in tensors[1:])
+    is_expanded = is_alike and any(map(_is_expanded, tensors))
+    return _as_sum(mode, result, args) if is_expanded else result
+
+
+_SHORT = (torch.bfloat16, torch.float16)
+
+# Operators of so many tensors, in whose place any other's result is laid out alike.
+_LOOPS: dict[int, Callable[..., torch.Tensor]] = {1: torch.neg, 2: torch.add, 3: torch.addcmul}
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(isinstance(stride, int) and stride == 0 for stride in tensor.stride())
 
 
 def _dense(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
@@ -134,12 +169,28 @@ def _rolled(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _as_sum(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
-    """Lay a result out as a sum of the operands, of which torch says what its kernels do."""
+    """Lay a result out as a sum of the operands, of which torch says what its kernels do.
+
+    Only operands of another dtype than the common one are converted before.
+    """
     tensors = [operand for operand in args if isinstance(operand, torch.Tensor)]
     if result.device.type != "cpu":
         return result
+    common = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    if result.is_floating_point() and not common.is_floating_point:
+        common = result.dtype
     with mode:
-        return torch.empty_like(functools.reduce(torch.add, tensors), dtype=result.dtype)
+        alike = [torch.empty_strided(t.shape, t.stride(), dtype=torch.float32) for t in tensors]
+        read = [
+            like if tensor.dtype == common else like.double().float()
+            for like, tensor in zip(alike, tensors, strict=True)
+        ]
+        return torch.empty_like(_LOOPS[len(tensors)](*read), dtype=result.dtype)
+
+
+def _as_reversed_sum(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    """Lay a result out as the sum of the second operand and the first."""
+    return _as_sum(mode, result, args[1::-1])
 
 
 def _typed_as_first(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
@@ -178,11 +229,15 @@ _MENDED: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten.log_sigmoid_forward.default: _contiguous,
     torch.ops.aten.rrelu_with_noise.default: _contiguous,
     torch.ops.aten.roll.default: _rolled,
+    torch.ops.aten.rsub.Tensor: _as_reversed_sum,
+    torch.ops.aten.clamp.Tensor: _as_sum,
     torch.ops.aten.copysign.Tensor: _as_sum,
     torch.ops.aten.div.Tensor_mode: _as_sum,
     torch.ops.aten.floor_divide.default: _as_sum,
+    torch.ops.aten.hardtanh_backward.default: _as_sum,
     torch.ops.aten.heaviside.default: _as_sum,
     torch.ops.aten.huber_loss.default: _typed_as_first,
+    torch.ops.aten.leaky_relu_backward.default: _as_reversed_sum,
     torch.ops.aten.logaddexp.default: _as_sum,
     torch.ops.aten.logaddexp2.default: _as_sum,
     torch.ops.aten.logical_and.default: _as_sum,
@@ -194,6 +249,7 @@ _MENDED: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten.slice_scatter.default: _fits(torch.ops.aten.slice.Tensor),
     torch.ops.aten.soft_margin_loss.default: _typed_as_first,
     torch.ops.aten.special_xlog1py.default: _as_sum,
+    torch.ops.aten.threshold_backward.default: _as_reversed_sum,
     torch.ops.aten.xlogy.Tensor: _as_sum,
 }
 

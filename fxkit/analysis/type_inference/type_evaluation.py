@@ -12,7 +12,6 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from fxkit.analysis.type_inference import type_errors
-from fxkit.analysis.type_inference.bounded_layouts import with_eager_strides
 from fxkit.analysis.type_inference.declared_types import declared_type_of_call, without_numbers
 from fxkit.analysis.type_inference.fake_tensors import (
     as_fake,
@@ -459,11 +458,9 @@ class Evaluation:
     def _apply(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         target = node.target
         if callable(target):
-            result = target(*with_any_place(target, args), **kwargs)
-            return with_eager_strides(node, args, kwargs, result)
+            return target(*with_any_place(target, args), **kwargs)
         if node.op == "call_method":
-            result = getattr(args[0], target)(*args[1:], **kwargs)
-            return with_eager_strides(node, args, kwargs, result)
+            return getattr(args[0], target)(*args[1:], **kwargs)
         module = find_attribute(self._gm, str(target))
         if not isinstance(module, torch.nn.Module):
             return module(*args, **kwargs)

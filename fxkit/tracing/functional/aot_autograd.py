@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.analysis.type_inference.fake_tensors import without_log
+from fxkit.analysis.type_inference.fake_tensors import as_fake, new_fake_mode, without_log
 from fxkit.ir.code_tracer import read_by_code
 from fxkit.tracing.functional.kept_whole import kept_whole
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
@@ -50,6 +50,7 @@ def trace_functional(
     from torch.fx import traceback
 
     state = random_states()
+    mode = new_fake_mode()
     try:
         with (
             _one_at_a_time,
@@ -61,7 +62,7 @@ def trace_functional(
             warnings.simplefilter("ignore")  # what torch warns of was said when the program ran
             found: Any = aot_export_joint_simple(
                 function,
-                tuple(inputs),
+                tuple([as_fake(mode, tensor) for tensor in inputs]),
                 trace_joint=train,
                 decompositions=dict(decompositions or {}),
             )

@@ -259,6 +259,20 @@ def test_dropout_draws_as_eager_whatever_the_strides(turn: Callable[..., torch.T
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("function", [
+    torch.mul, torch.copysign, torch.logaddexp, torch.xlogy, torch.maximum, torch.pow,
+])  # fmt: skip
+def test_results_are_laid_out_as_eager(function: Callable[..., torch.Tensor], dtype: torch.dtype):
+    row = torch.rand(1, 33, dtype=dtype).expand(17, 33).requires_grad_()
+    turned = torch.rand(33, 17, dtype=dtype).t().requires_grad_()
+    for x, y in ((row, turned), (turned, row)):
+        compiled = fxkit.compile(lambda x, y: function(x, y).exp())
+        for _ in range(2):
+            assert compiled(x, y).stride() == function(x, y).exp().stride() == (1, 17)
+        assert _training(compiled).reason is None
+
+
 def test_gradients_accumulate():
     net = Net().eval()
     compiled = fxkit.compile(net)

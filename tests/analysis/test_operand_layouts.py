@@ -1,4 +1,4 @@
-"""Types of what is held within bounds that are tensors, whatever their layouts."""
+"""Types of what is computed of several tensors, whatever their layouts."""
 
 from __future__ import annotations
 
@@ -24,6 +24,44 @@ LAYOUTS = {
     "a row": torch.randn(3),
 }
 TRIPLES = list(itertools.product(LAYOUTS, repeat=3))[::3]
+
+
+BINARY = {
+    **{name: getattr(torch, name) for name in (
+        "add", "sub", "mul", "div", "maximum", "fmin", "atan2", "hypot", "pow", "fmod", "remainder",
+        "lt", "eq", "rsub", "floor_divide", "copysign", "xlogy", "logaddexp", "logical_and",
+    )},
+    "rounded": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "bounded": lambda x, y: torch.clamp(x, max=y),
+    "filled": lambda x, y: x.masked_fill(y > 0, 1.0),
+    "relu's gradient": lambda x, y: torch.ops.aten.threshold_backward(x, y, 0),
+    "leaky relu's gradient": lambda x, y: torch.ops.aten.leaky_relu_backward(x, y, 0.1, False),
+    "hardtanh's gradient": lambda x, y: torch.ops.aten.hardtanh_backward(x, y, -1, 1),
+    "tanh's gradient": torch.ops.aten.tanh_backward,
+}  # fmt: skip
+DTYPES = [
+    (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16), (torch.float32, torch.bfloat16), (torch.int64, torch.int64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+@pytest.mark.parametrize("name", BINARY)
+def test_two_operands(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    program = BINARY[name]
+    for a, b in itertools.product(LAYOUTS.values(), repeat=2):
+        args = (_as_dtype(a, dtypes[0]), _as_dtype(b, dtypes[1]))
+        try:
+            expected = program(*args)
+        except RuntimeError:  # as for whole numbers with "gradients"
+            continue
+        known: Any = propagate_types(symbolic_trace(lambda x, y: program(x, y)), args)
+        assert (known.stride, known.dtype) == (expected.stride(), expected.dtype)
+
+
+def _as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ones of a dtype that lie in memory as a tensor does."""
+    return torch.ones(6, dtype=dtype).as_strided(tensor.shape, tensor.stride())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ written later; the layout is planned by when each value is needed last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,9 @@ from fxkit.lower.running.view_values import views_for_kernels
 # What the binding has room for on its stack.
 MAX_VALUES = 120
 _LONG_WORK = 100_000
+
+# Values of fewer bytes are let go of at the end of a run.
+_LARGE = 1 << 16
 
 Table = tuple[dict[str, Any], str]
 
@@ -185,7 +189,7 @@ class _Planner:
             function.prepare()
         is_last = step.nodes[-1] is self._output
         out_slots = (self._finished,) if is_last else tuple(self._slots[key] for key in outs)
-        run = self._run(step, ins, outs) if step.is_run else None
+        run = self._run(step, ins, outs, dead) if step.is_run else None
         return (function, self._gm, slots, out_slots, dead, run)
 
     @property
@@ -196,7 +200,9 @@ class _Planner:
     def _used(self, step: _Step) -> list[Key]:
         return list(dict.fromkeys(key for node in step.nodes for key in self._operands(node)))
 
-    def _run(self, step: _Step, ins: list[Key], outs: list[Key]) -> tuple[Any, ...]:
+    def _run(
+        self, step: _Step, ins: list[Key], outs: list[Key], dead: Sequence[int]
+    ) -> tuple[Any, ...]:
         calls = [_kernel(node) for node in step.nodes]
         attributes = [key for key in self._used(step) if key[0].op == "get_attr"]
         made = set(outs)
@@ -210,14 +216,20 @@ class _Planner:
         ]
         results = [(spec_of(types[key])[1], born[key]) for key in outs]
         places = plan_scratch(lives, results)
+        failing = max((i for i, call in enumerate(calls) if call.kernel.may_fail), default=0)
+        freed: list[list[int]] = [[] for _ in calls]
+        for key in ins:
+            if self._slots[key] in dead and spec_of(types[key])[1] >= _LARGE:
+                freed[max(failing, used[key])].append(self._slots[key])
         kernels = tuple(
             (
                 call.address,
                 tuple(order[key] for key in (*self._operands(node), *results_of(node))),
                 call.is_parallel,
                 call.numbers,
+                tuple(slots),
             )
-            for node, call in zip(step.nodes, calls, strict=True)
+            for node, call, slots in zip(step.nodes, calls, freed, strict=True)
         )
         return (
             tuple(spec_of(types[key]) for key in ins),

@@ -326,4 +326,4 @@ def _takes_no_more(model: str) -> bool:
     assert done.returncode == 0, done.stderr
     eager, ours = map(int, done.stdout.split())
     assert eager > 4 << 20
-    return ours <= eager + (1 << 19)
+    return ours <= eager + (1 << 18)

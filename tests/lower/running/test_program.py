@@ -227,6 +227,27 @@ def test_errors_inside_are_eagers() -> None:
     torch.testing.assert_close(module(X, good), fn(X, good))
 
 
+def test_large_values_are_let_go_of_while_kernels_run() -> None:
+    """But not before one that may fail, since Python begins the run again then."""
+    x, i = torch.randn(128, 256), torch.arange(5)
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        value = cut(x)
+        for _ in range(3):
+            value = value.softmax(0).cumsum(1)
+        return value
+
+    def looked_up(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return F.embedding(i, rows(x)).exp()
+
+    check(rows, x)
+    module = check(looked_up, x, i)
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            module(x, i + 126)
+        torch.testing.assert_close(module(x, i), looked_up(x, i))
+
+
 def test_without_a_binding_python_runs_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return cut((x * 2 + 1).exp()) + 1

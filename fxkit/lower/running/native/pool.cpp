@@ -44,13 +44,14 @@ static size_t free_all(void) {
 }
 
 // Returns memory that was not kept, or NULL. Where the system has huge pages for those who ask,
-// the whole ones in a block are such: 512 faults become one, and writing misses few translations.
-static void* fresh_block(size_t bytes) {
+// the whole ones in what will be written are such: 512 faults become one, and writing misses few
+// translations. None lies partly beyond it, so that a block touches no more than was asked for.
+static void* fresh_block(size_t bytes, size_t asked) {
   void* found;
   if (posix_memalign(&found, 64, bytes)) return NULL;
 #ifdef MADV_HUGEPAGE
   uintptr_t first = ((uintptr_t)found + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-  uintptr_t last = ((uintptr_t)found + bytes) / HUGE_PAGE * HUGE_PAGE;
+  uintptr_t last = ((uintptr_t)found + asked) / HUGE_PAGE * HUGE_PAGE;
   if (first < last) madvise((void*)first, last - first, MADV_HUGEPAGE);
 #endif
   return found;
@@ -58,6 +59,7 @@ static void* fresh_block(size_t bytes) {
 
 void* pool_take(size_t bytes) {
   if (bytes > (size_t)1 << 46) return NULL;
+  size_t asked = bytes;
   int index = class_of(&bytes);
   pthread_mutex_lock(&mutex);
   void* found = kept[index];
@@ -67,9 +69,9 @@ void* pool_take(size_t bytes) {
     ++reused;
   } else {
     pthread_mutex_unlock(&mutex);
-    found = fresh_block(bytes);
+    found = fresh_block(bytes, asked);
     pthread_mutex_lock(&mutex);
-    if (!found && free_all()) found = fresh_block(bytes);
+    if (!found && free_all()) found = fresh_block(bytes, asked);
     if (found) ++fresh;
   }
   if (found) used_bytes += bytes;

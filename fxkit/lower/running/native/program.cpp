@@ -6,7 +6,8 @@
 // that calls may overlap and may call each other.
 //
 // A kernel's buffers are followed by the numbers that it reads at run time, where it reads any. It
-// returns zero, or else what it has written is void and Python has to stand in.
+// returns zero, or else what it has written is void and Python has to stand in. Large tensors that
+// no one needs after a kernel are let go of there, where no later one of the run may fail.
 typedef long (*KernelFunction)(void* const* buffers, long threads);
 
 struct Kernel {
@@ -15,6 +16,8 @@ struct Kernel {
   int* buffers;
   bool is_parallel;
   const char* numbers;  // NULL where there are none; a bytes object of the program's parts
+  int* freed;           // slots
+  int freed_count;
 };
 
 struct Given {  // a tensor in a slot
@@ -135,15 +138,16 @@ static bool parse_kernels(PyObject* tuple, Step* step) {
   for (int i = 0; step->kernels && i < step->kernel_count; ++i) {
     Kernel* one = step->kernels + i;
     unsigned long long address;
-    PyObject *buffers, *numbers;
+    PyObject *buffers, *numbers, *freed;
     int parallel;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "KOpS", &address, &buffers, &parallel,
-                          &numbers))
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "KOpSO", &address, &buffers, &parallel,
+                          &numbers, &freed))
       return false;
     one->numbers = PyBytes_GET_SIZE(numbers) ? PyBytes_AS_STRING(numbers) : nullptr;
     one->function = (KernelFunction)(uintptr_t)address;
     one->is_parallel = parallel;
     if (!parse_ints(buffers, &one->buffers, &one->count)) return false;
+    if (!parse_ints(freed, &one->freed, &one->freed_count)) return false;
   }
   return step->kernels != nullptr;
 }
@@ -227,8 +231,10 @@ static void free_step(Step* step) {
   free_specs(step->made, step->is_run ? step->out_count : 0);
   for (int i = 0; step->attributes && i < step->attribute_count; ++i)
     PyMem_Free(step->attributes[i].spec);
-  for (int i = 0; step->kernels && i < step->kernel_count; ++i)
+  for (int i = 0; step->kernels && i < step->kernel_count; ++i) {
     PyMem_Free(step->kernels[i].buffers);
+    PyMem_Free(step->kernels[i].freed);
+  }
   void* arrays[] = {step->attributes, step->kernels, step->scratch, step->homes,
                     step->ins,        step->outs,    step->dead};
   for (void* array : arrays) PyMem_Free(array);
@@ -304,7 +310,13 @@ static bool point_to_inputs(Step* step, PyObject** slots, void** values, PyObjec
   return true;
 }
 
-static bool run_kernels(Step* step, void** values) {
+static void let_go(const Kernel* kernel, PyObject** slots, PyThreadState** thread) {
+  if (*thread) PyEval_RestoreThread(*thread);
+  for (int i = 0; i < kernel->freed_count; ++i) Py_CLEAR(slots[kernel->freed[i]]);
+  if (*thread) *thread = PyEval_SaveThread();
+}
+
+static bool run_kernels(Step* step, PyObject** slots, void** values, PyThreadState** thread) {
   void* buffers[MAX_VALUES + 1];
   uint32_t threads = 0;
   for (int k = 0; k < step->kernel_count; ++k) {
@@ -314,6 +326,7 @@ static bool run_kernels(Step* step, void** values) {
     for (int i = 0; i < kernel->count; ++i) buffers[i] = values[kernel->buffers[i]];
     buffers[kernel->count] = (void*)kernel->numbers;
     if (kernel->function(buffers, kernel->is_parallel ? threads : 1)) return false;
+    if (kernel->freed_count) let_go(kernel, slots, thread);
   }
   return true;
 }
@@ -357,7 +370,7 @@ static int run_natively(Step* step, PyObject** slots, void** values, PyObject** 
   if (!make_outputs(step, made, handles)) return 0;
   if (!point_to_scratch(step, made, &block)) return 0;
   PyThreadState* thread = step->is_long ? PyEval_SaveThread() : nullptr;
-  bool is_valid = run_kernels(step, values);
+  bool is_valid = run_kernels(step, slots, values, &thread);
   if (thread) PyEval_RestoreThread(thread);
   if (block) pool_give(block, step->scratch_bytes);
   if (!is_valid) return 0;

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from fxkit import symbolic_trace
 from fxkit.analysis.tensor_types import propagate_types
+from fxkit.analysis.type_inference.fake_tensors import as_fake, fake_mode, new_fake_mode
 from fxkit.ir.types import TensorType
 from fxkit.lower import to_cpp
+from tests import layouts
 from tests.lower.kernels import ALWAYS
 
 LAYOUTS = {
@@ -97,6 +100,33 @@ def test_kernels_lay_out_their_results_as_eager() -> None:
     for found, expected in zip(lowered(*args), program(*args), strict=True):
         assert found.stride() == expected.stride()
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("operator", layouts.OPERATORS, ids=str)
+def test_larger_operators(operator: Any, dtype: torch.dtype) -> None:
+    for one, other in itertools.product(layouts.LAYOUTS.values(), repeat=2):
+        x, y = (lay(torch.rand(layouts.SHAPE)).to(dtype) for lay in (one, other))
+        args = layouts.OPERATORS[operator](x, y)
+        mode = new_fake_mode()
+        with mode:
+            fakes = pytree.tree_map_only(Tensor, lambda it, mode=mode: as_fake(mode, it), args)
+            found = pytree.tree_leaves(operator(*fakes))
+        try:
+            made = pytree.tree_leaves(operator(*args))
+        except RuntimeError:  # no kernel for these types together
+            continue
+        for fake, real in zip(found, made, strict=True):
+            assert (fake.shape, fake.stride()) == (real.shape, real.stride())
+
+
+def test_a_copy_lies_as_it_is_asked_to() -> None:
+    x = torch.randn(2, 1, dtype=torch.bfloat16).expand(2, 3).t()
+    gm = symbolic_trace(lambda x: x.clone(memory_format=torch.contiguous_format))
+    known: Any = propagate_types(gm, (x,))
+    with fake_mode() as mode:
+        found = torch.clone(as_fake(mode, x), memory_format=torch.contiguous_format)
+    assert known.stride == found.stride() == (2, 1)
 
 
 def test_gradients_are_followed_as_before() -> None:

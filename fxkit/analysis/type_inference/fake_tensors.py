@@ -92,7 +92,9 @@ def _mode_class() -> Any:
             mended = _MENDED.get(func)
             if mended is not None:
                 return mended(self, result, args)
-            is_loop = not is_higher and _is_pointwise(func)
+            is_loop = (
+                not is_higher and _is_pointwise(func) and "memory_format" not in (kwargs or {})
+            )
             return _unconverted(self, result, args) if is_loop else result
 
     return FaithfulMode
@@ -137,20 +139,48 @@ def _suggested(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
     """Lay a result out channels last where the operand's strides are of that kind."""
     from torch._prims_common import suggest_memory_format
 
-    return _first_as(suggest_memory_format(args[0]), mode, result)
+    return _laid_out(suggest_memory_format(args[0]), mode, result)
 
 
-def _first_as(layout: torch.memory_format, mode: Any, result: Any) -> Any:
-    first, *others = result if isinstance(result, tuple) else (result,)
-    if first.device.type != "cpu":
-        return result
-    with mode:
-        made = torch.empty_like(first, memory_format=layout)
-    return (made, *others) if isinstance(result, tuple) else made
+def _suggested_by_second(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    return _suggested(mode, result, args[1:])
 
 
 def _contiguous(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
-    return _first_as(torch.contiguous_format, mode, result)
+    return _laid_out(torch.contiguous_format, mode, result)
+
+
+def _laid_out(layout: torch.memory_format, mode: Any, result: Any) -> Any:
+    def made(tensor: torch.Tensor) -> torch.Tensor:
+        is_of_kind = layout is torch.contiguous_format or tensor.dim() in (4, 5)
+        if tensor.device.type != "cpu" or not is_of_kind:
+            return tensor
+        return torch.empty_like(tensor, memory_format=layout)
+
+    with mode:
+        if isinstance(result, torch.Tensor):
+            return made(result)
+        return tuple(made(it) if isinstance(it, torch.Tensor) else it for it in result)
+
+
+def _like_first(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    """Lay a result out as the first operand where it has its shape: a loss for each element."""
+    if result.device.type != "cpu" or result.shape != args[0].shape:
+        return result
+    with mode:
+        return torch.empty_like(args[0], dtype=result.dtype)
+
+
+def _like_second(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    return _like_first(mode, result, args[1:])
+
+
+def _as_scaled(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    """Lay float32 out as its product with a power of two, which is contiguous."""
+    if result.device.type != "cpu" or result.dtype != torch.float32:
+        return result
+    with mode:
+        return args[0] * torch.pow(2.0, args[1])
 
 
 def _rolled(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
@@ -219,34 +249,51 @@ def _fits(part: Callable[..., torch.Tensor]) -> Callable[[Any, Any, tuple[Any, .
 # Operators of which torch 2.13 says that results are otherwise laid out, or of another dtype, than
 # its kernels make them, or takes operands that its kernels refuse.
 _MENDED: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
-    torch.ops.aten.native_batch_norm.default: _dense,
+    torch.ops.aten._log_softmax_backward_data.default: _contiguous,
     torch.ops.aten._native_batch_norm_legit.default: _dense,
     torch.ops.aten._native_batch_norm_legit.no_stats: _dense,
+    torch.ops.aten._native_batch_norm_legit_functional.default: _dense,
     torch.ops.aten._native_batch_norm_legit_no_training.default: _dense,
+    torch.ops.aten.batch_norm_backward.default: _suggested_by_second,
+    torch.ops.aten.binary_cross_entropy.default: _like_first,
+    torch.ops.aten.binary_cross_entropy_backward.default: _like_second,
     torch.ops.aten.channel_shuffle.default: _suggested,
-    torch.ops.aten.native_channel_shuffle.default: _suggested,
-    torch.ops.aten.max_unpool2d.default: _suggested,
-    torch.ops.aten.log_sigmoid_forward.default: _contiguous,
-    torch.ops.aten.rrelu_with_noise.default: _contiguous,
-    torch.ops.aten.roll.default: _rolled,
-    torch.ops.aten.rsub.Tensor: _as_reversed_sum,
     torch.ops.aten.clamp.Tensor: _as_sum,
     torch.ops.aten.copysign.Tensor: _as_sum,
+    torch.ops.aten.diagonal_scatter.default: _fits(torch.ops.aten.diagonal.default),
     torch.ops.aten.div.Tensor_mode: _as_sum,
     torch.ops.aten.floor_divide.default: _as_sum,
+    torch.ops.aten.glu_backward.default: _contiguous,
+    torch.ops.aten.hardswish_backward.default: _as_sum,
     torch.ops.aten.hardtanh_backward.default: _as_sum,
     torch.ops.aten.heaviside.default: _as_sum,
     torch.ops.aten.huber_loss.default: _typed_as_first,
+    torch.ops.aten.huber_loss_backward.default: _contiguous,
+    torch.ops.aten.ldexp.Tensor: _as_scaled,
     torch.ops.aten.leaky_relu_backward.default: _as_reversed_sum,
+    torch.ops.aten.log_sigmoid_forward.default: _contiguous,
     torch.ops.aten.logaddexp.default: _as_sum,
     torch.ops.aten.logaddexp2.default: _as_sum,
     torch.ops.aten.logical_and.default: _as_sum,
     torch.ops.aten.logical_or.default: _as_sum,
     torch.ops.aten.logical_xor.default: _as_sum,
+    torch.ops.aten.logit_backward.default: _as_sum,
+    torch.ops.aten.max_unpool2d.default: _suggested,
+    torch.ops.aten.mse_loss_backward.default: _contiguous,
+    torch.ops.aten.native_batch_norm.default: _dense,
+    torch.ops.aten.native_batch_norm_backward.default: _suggested_by_second,
+    torch.ops.aten.native_channel_shuffle.default: _suggested,
+    torch.ops.aten.native_dropout_backward.default: _as_sum,
+    torch.ops.aten.native_layer_norm_backward.default: _contiguous,
+    torch.ops.aten.normal.Tensor_Tensor: _contiguous,
     torch.ops.aten.pow.Scalar: _contiguous,
-    torch.ops.aten.diagonal_scatter.default: _fits(torch.ops.aten.diagonal.default),
+    torch.ops.aten.replication_pad2d_backward.default: _suggested_by_second,
+    torch.ops.aten.roll.default: _rolled,
+    torch.ops.aten.rrelu_with_noise.default: _contiguous,
+    torch.ops.aten.rsub.Tensor: _as_reversed_sum,
     torch.ops.aten.select_scatter.default: _fits(torch.ops.aten.select.int),
     torch.ops.aten.slice_scatter.default: _fits(torch.ops.aten.slice.Tensor),
+    torch.ops.aten.smooth_l1_loss_backward.default: _contiguous,
     torch.ops.aten.soft_margin_loss.default: _typed_as_first,
     torch.ops.aten.special_xlog1py.default: _as_sum,
     torch.ops.aten.threshold_backward.default: _as_reversed_sum,

@@ -120,10 +120,17 @@ def _backward(
         share = slope * scale * scale / count
         change = gradient - _by_channel(shift / count, x) - centred * _by_channel(share, x)
     return (
-        change * _by_channel(factor, x) if wanted[0] else None,
+        _laid_out_for(x, change * _by_channel(factor, x)) if wanted[0] else None,
         slope * scale if wanted[1] else None,
         shift if wanted[2] else None,
     )
+
+
+def _laid_out_for(x: Tensor, result: Tensor) -> Tensor:
+    """Lay a result out as torch's kernels do, which know of contiguous and channels last only."""
+    from torch._prims_common import suggest_memory_format
+
+    return result.contiguous(memory_format=suggest_memory_format(x))
 
 
 def _is_plain(x: Tensor, *others: Tensor | None) -> bool:
@@ -174,7 +181,8 @@ def _scaled(centred: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor 
     result = centred * _by_channel(scale, centred)
     if weight is not None:
         result = result * _by_channel(weight, centred)
-    return result if bias is None else result + _by_channel(bias, centred)
+    result = result if bias is None else result + _by_channel(bias, centred)
+    return _laid_out_for(centred, result)
 
 
 def _all_but_channels(x: Tensor) -> list[int]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fxkit.lower.operators.quantizing_ops import float32_steps
 from fxkit.lower.training.batch_norms import batch_norms
@@ -25,6 +26,13 @@ _FROM_TORCH = (
     *("smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "mse_loss_backward"),
     *("mse_loss", "rsub", "addcmul", "addcdiv", "lerp", "log_sigmoid_backward", "masked_fill"),
     *("binary_cross_entropy_backward", "soft_margin_loss_backward", "detach", "var_mean"),
+)
+
+# Their kernels lay results out contiguous, however their operands lie.
+_CONTIGUOUS = (
+    *("native_layer_norm", "native_layer_norm_backward", "log_sigmoid_forward"),
+    *("_log_softmax_backward_data", "mse_loss_backward", "smooth_l1_loss_backward"),
+    *("huber_loss_backward", "glu_backward"),
 )
 
 
@@ -43,7 +51,32 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.log_sigmoid_forward.default: _log_sigmoid,
         aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
     }
-    return {**get_decompositions(packets), **batch_norms(), **losses(), **pooling(), **own}
+    table = {**get_decompositions(packets), **batch_norms(), **losses(), **pooling(), **own}
+    for name in _CONTIGUOUS:
+        operator = getattr(aten, name).default
+        table[operator] = _laid_out_contiguous(table[operator])
+    of_entropy = aten.binary_cross_entropy_backward.default
+    table[of_entropy] = _laid_out_as_second(table[of_entropy])
+    return table
+
+
+def _laid_out_contiguous(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(decomposition)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        results = decomposition(*args, **kwargs)
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, results)
+
+    return computed
+
+
+def _laid_out_as_second(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(decomposition)
+    def computed(first: torch.Tensor, second: torch.Tensor, *others: Any) -> Any:
+        order = _order(torch.empty_like(second))
+        result = decomposition(first, second, *others).permute(order).contiguous()
+        return result.permute(_inverse(order))
+
+    return computed
 
 
 def _layer_norm(
@@ -126,8 +159,17 @@ def _fake_quantize(
 
 def _drawn(like: torch.Tensor, p: float) -> torch.Tensor:
     """Draw a mask in the order in which its elements lie in memory."""
-    order = sorted(range(like.dim()), key=lambda axis: -like.stride(axis))
     if like.is_contiguous():
         return torch.ops.aten.bernoulli.p(like, p)
+    order = _order(like)
     drawn = torch.ops.aten.bernoulli.p(like.permute(order), p)  # contiguous, as it always is
-    return drawn.permute([order.index(axis) for axis in range(like.dim())])
+    return drawn.permute(_inverse(order))
+
+
+def _order(x: torch.Tensor) -> list[int]:
+    """Return the axes in the order in which elements lie in memory."""
+    return sorted(range(x.dim()), key=lambda axis: -x.stride(axis))
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(axis) for axis in range(len(order))]

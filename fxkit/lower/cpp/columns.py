@@ -14,13 +14,17 @@ from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import PARTS, KernelPrinter, scaled
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
-from fxkit.lower.loops.schedule import Pass, schedule
+from fxkit.lower.loops.schedule import COSTLY, Pass, schedule
 
 # Rows in a tile. More of them are read at a stretch, which memory does faster; but a tile that is
 # passed more than once is to stay in a cache, and threads share tiles.
 LANES = 64
 MORE_LANES = (256, 128)
 ENOUGH_TILES = 8
+
+# What a tile keeps from one pass to the next stays in the second-level cache. Only functions are
+# worth it: what is read has to be passed again anyway.
+MAX_TILE_BYTES = 256 * 1024
 
 # Where tiles are fewer, threads share long rows, which are cut as `PARTS` says.
 LONG_ROW = 1 << 13
@@ -33,7 +37,9 @@ class ColumnPrinter(KernelPrinter):
     """Writes a kernel that handles several rows at a time; its last outer axis numbers them."""
 
     def __init__(self, kernel: Kernel, name: str) -> None:
-        super().__init__(kernel, name, schedule(kernel, buffer_bytes=0))
+        is_known = not any(map(is_free, kernel.row_sizes))
+        room = MAX_TILE_BYTES // LANES if is_known else 0
+        super().__init__(kernel, name, schedule(kernel, room, most_recomputed=COSTLY))
         self._rows = kernel.outer_sizes[-1]
         self._lanes = self._best_lanes()
         self._is_tiled = is_free(self._rows) or self._rows > self._lanes
@@ -96,6 +102,10 @@ class ColumnPrinter(KernelPrinter):
                 self._add(f"alignas(64) {self._type(position)} a{position}[{self._lanes}];")
             if not self._schedule.wide[position] and instruction.op != "const":
                 self._declare_lanes(position)
+
+        for value in self._schedule.buffers:
+            size = math.prod(self._kernel.row_sizes) * self._lanes
+            self._add(f"alignas(64) {self._type(value)} b{value}[{size}];")
 
     def _declare_lanes(self, position: int) -> None:
         """Declare a row scalar, and what it is computed with."""
@@ -203,11 +213,15 @@ class ColumnPrinter(KernelPrinter):
         self._close()
 
     def _loop_body(self, one: Pass) -> None:
-        for value in one.values:
-            if self._body(value).is_scan:
+        for value in sorted({*one.values, *one.buffered}):
+            is_kept = value in one.buffered
+            if self._body(value).is_scan and not is_kept:
                 self._accumulate(value, f"a{value}[l]")
-            self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+            text = self._kept(value) if is_kept else self._value(value)
+            self._add(f"const {self._type(value)} v{value} = {text};")
             self._check(value)
+        for value in one.keeps:
+            self._set_at(self._place_of(value), f"v{value}")
         for position in one.stores:
             self._store(position)
         for position in one.reductions:
@@ -215,6 +229,18 @@ class ColumnPrinter(KernelPrinter):
                 self._accumulate_extremum(position, f"v{position}[l]", f"nan{position}[l]")
             else:
                 self._accumulate(position, f"v{position}[l]")
+
+    def _kept(self, value: int) -> str:
+        """Return the text of an element that an earlier pass kept.
+
+        To the functions of the C library vectors are other code than the elements that are left
+        over: what they compute a second time may differ in its last bit.
+        """
+        element = self._value_at(self._place_of(value))
+        return cpp_text.held_expression(element, self._body(value).dtype)
+
+    def _place_of(self, value: int) -> str:
+        return f"b{value}[({self._row_offset()}) * {self._lanes} + l]"
 
     def _start(self, reductions: Iterable[int], sums: list[int]) -> None:
         """Set accumulators to where their reductions start."""

@@ -260,6 +260,12 @@ class KernelPrinter(VectorLoops, ABC):
         for axis, size in enumerate(self._kernel.row_sizes[:-1]):
             self._open(f"for (long r{axis} = 0; r{axis} < {size}; ++r{axis}) {{")
 
+    def _row_offset(self) -> str:
+        """Return the position within the row, as its buffers are laid out."""
+        sizes = self._kernel.row_sizes
+        terms = [f"r{axis} * {math.prod(sizes[axis + 1 :])}" for axis in range(len(sizes) - 1)]
+        return " + ".join([*terms, "j"])
+
     def _open_blocks(self, begin: str | int, end: str | int, block: int) -> tuple[str, str]:
         """Open a loop over blocks of the innermost row axis; return a block's bounds."""
         self._open(f"for (long block = {begin}; block < {end}; block += {block}) {{")

@@ -184,8 +184,9 @@ class RowPrinter(HalfRows):
             begin, end = self._ask_for_rows(next_rows)
         if sums and (is_free(self._length) or self._length > self._block):
             begin, end = self._open_blocks(begin, end, self._block)
+        kind = "double" if self._has_narrow(one) else "float"
         for p in sums:
-            self._add(f"float v{p} = 0;")
+            self._add(f"{kind} v{p} = 0;")
         for access in () if self._is_tiled else short_rows(self._kernel):
             self._prefetch_short(access)
         self._parts = self._parts_of(one)
@@ -203,6 +204,16 @@ class RowPrinter(HalfRows):
         while self._depth > depth:
             self._close()
         self._settle_nans(one)
+
+    def _has_narrow(self, one: Pass) -> bool:
+        """Tell whether a pass moves conditions or small integers.
+
+        Compilers handle as many elements at once as a vector has of the narrowest, and put so many
+        sums of floats together one by one, or make no vector code of it: too far from eager.
+        """
+        moved = [self._body(p).dtype for p in one.values if self._body(p).op == "load"]
+        moved += [self._body(self._kernel.stores[p].value).dtype for p in one.stores]
+        return any(dtype.itemsize < 4 and not dtype.is_floating_point for dtype in moved)
 
     def _declare_accumulators(self, one: Pass) -> None:
         """Declare what the reductions and scans of a pass begin with."""

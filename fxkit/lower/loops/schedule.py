@@ -20,6 +20,9 @@ MAX_BUFFER_BYTES = 64 * 1024
 # load as well.
 MAX_RECOMPUTED = 2
 
+# What a function costs, in additions.
+COSTLY = 8
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -62,18 +65,22 @@ class Schedule:
         return tuple(sorted({value for p in self.passes for value in p.keeps}))
 
 
-def schedule(kernel: Kernel, buffer_bytes: int = MAX_BUFFER_BYTES) -> Schedule:
+def schedule(
+    kernel: Kernel, buffer_bytes: int = MAX_BUFFER_BYTES, most_recomputed: int = MAX_RECOMPUTED
+) -> Schedule:
     """Return the passes of a kernel.
 
     Args:
         kernel: The kernel.
         buffer_bytes: Room for row buffers; what does not fit is computed again.
+        most_recomputed: Operations that are computed again where there is room, too.
     """
-    return _Scheduler(kernel, buffer_bytes).run()
+    return _Scheduler(kernel, buffer_bytes, most_recomputed).run()
 
 
 class _Scheduler:
-    def __init__(self, kernel: Kernel, room: int) -> None:
+    def __init__(self, kernel: Kernel, room: int, most_recomputed: int) -> None:
+        self._most_recomputed = most_recomputed
         self._body = kernel.body
         self._kernel = kernel
         self._wide = kernel.row_wide()
@@ -108,7 +115,7 @@ class _Scheduler:
         row = math.prod(self._kernel.row_sizes)
         for position in self._crossing():
             size = row * self._body[position].dtype.itemsize
-            if size <= room and self._cost(position, set()) > MAX_RECOMPUTED:
+            if size <= room and self._cost(position, set()) > self._most_recomputed:
                 kept.add(position)
                 room -= size
         return kept
@@ -130,7 +137,7 @@ class _Scheduler:
             return 0
         seen.add(position)
         instruction = self._body[position]
-        own = 8 if is_costly(instruction) else 1
+        own = COSTLY if is_costly(instruction) else 1
         return own + sum(self._cost(operand, seen) for operand in instruction.operands)
 
     def _pass(self, number: int) -> Pass:
@@ -216,7 +223,7 @@ def cost_of(kernel: Kernel) -> int:
 def _cost_of(instruction: Instruction) -> int:
     if instruction.is_whole:
         return instruction.detail.cost
-    return 8 if is_costly(instruction) else 1
+    return COSTLY if is_costly(instruction) else 1
 
 
 def is_costly(instruction: Instruction) -> bool:

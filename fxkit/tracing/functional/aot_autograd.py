@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
+from fxkit.analysis.effects import effects_of
 from fxkit.analysis.type_inference.fake_tensors import as_fake, new_fake_mode, without_log
 from fxkit.ir.code_tracer import read_by_code
 from fxkit.tracing.functional.kept_whole import kept_whole
@@ -77,7 +79,8 @@ def trace_functional(
 def partition(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a graph with gradients into forward and backward so that little memory lies between.
 
-    What is cheap to compute again is computed again in the backward.
+    What is cheap to compute again is computed again in the backward, by other kernels than before,
+    and so to other last bits.
 
     Args:
         joint: What `trace_functional` gave with `train=True`. It is changed.
@@ -93,6 +96,7 @@ def partition(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.G
     """
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+    _save_what_is_compared(joint, results)
     try:
         parts = min_cut_rematerialization_partition(joint, None, num_fwd_outputs=results)
     except Exception as error:
@@ -100,3 +104,35 @@ def partition(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.G
     for part in parts:
         read_by_code(part)
     return parts
+
+
+def _save_what_is_compared(joint: fx.GraphModule, results: int) -> None:
+    """Have numbers saved that the gradient compares with what the forward picked out of them.
+
+    None of them would equal their maximum if they were computed again to other last bits.
+    """
+    returned: Any = joint.graph.output_node().args[0]
+    of_forward = _closure([it for it in returned[:results] if isinstance(it, fx.Node)], set())
+    compared = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.eq.Tensor)
+    for node in _closure(compared, of_forward):
+        if node in of_forward and (saved := _memory_of(node)).op == "call_function":
+            saved.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+
+
+def _closure(nodes: Iterable[fx.Node], until: set[fx.Node]) -> set[fx.Node]:
+    """Return nodes and what they are computed from, back to others."""
+    found: set[fx.Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(() if node in until else node.all_input_nodes)
+    return found
+
+
+def _memory_of(node: fx.Node) -> fx.Node:
+    """Return the node whose memory a view shows; torch's split never saves views."""
+    while node.op == "call_function" and effects_of(node).aliases:
+        node = node.all_input_nodes[0]
+    return node

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 import fxkit
 from fxkit.lower import to_cpp
+from tests.lower.kernels import ALWAYS
 
 # Less than a tile, a tile, one more and one less, and tiles of each of the larger widths.
 WIDTHS = (8, 63, 64, 65, 130, 1023, 1030, 2048, 2100)
@@ -83,3 +84,53 @@ def test_long_columns_that_threads_share_are_the_same_for_any_number(
     for ours, eager, exact in zip(found[0], program(x), program(x.double()), strict=True):
         worst = float((eager.double() - exact).abs().nan_to_num(0).max())
         assert torch.allclose(ours.double(), exact, rtol=1e-6, atol=2 * worst, equal_nan=True)
+
+
+KEPT: dict[str, Callable[[Tensor], Tensor]] = {
+    "a power": lambda x: x.abs() ** 0.7,
+    "a function of a sum": lambda x: torch.tanh(x + x.sin()),
+    "of a row's axes": lambda x: torch.sigmoid(x.view(5, 7, -1)).view(35, -1),
+}
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [8, 77, 130])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_a_maximum_was_picked_from_is_equal_to_it(
+    name: str, width: int, dtype: torch.dtype
+) -> None:
+    """What vectors and single elements are computed by differs, and so would what is left over."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        value = KEPT[name](x)
+        most = value.amax(0)
+        return (value == most).sum(0), (most - value).sqrt(), (value > 0.5) & (most > 0.6)
+
+    torch.manual_seed(width)
+    module = None
+    for _ in range(10):
+        x = torch.randn(35, width).to(dtype)
+        module = module or to_cpp(fx.symbolic_trace(program), (x,), policy=ALWAYS)
+        counts, roots, conditions = module(x)
+        assert (counts > 0).all() and not roots.isnan().any()
+        assert torch.equal(conditions, program(x)[2])
+    assert module is not None and "* 64 + l] = " in module.source
+
+
+def test_several_axes_across_memory_are_kept_by_their_places() -> None:
+    def program(x: Tensor) -> Tensor:
+        value = torch.exp(x)
+        return value / value.sum((0, 1)) - value.amax((0, 1))
+
+    x = torch.randn(5, 6, 100)
+    module = to_cpp(fx.symbolic_trace(program), (x,), policy=ALWAYS)
+    assert "b1[" in module.source
+    torch.testing.assert_close(module(x), program(x))
+
+
+def test_too_long_columns_are_computed_again() -> None:
+    x = torch.randn(3000, 16)
+    module = to_cpp(fx.symbolic_trace(lambda x: x.softmax(0)), (x,), policy=ALWAYS)
+    assert "l] = fx_exp" not in module.source
+    torch.testing.assert_close(module(x), x.softmax(0))

@@ -219,3 +219,22 @@ def test_a_share_is_what_a_division_gives(width: int, scale: int) -> None:
     normal = powers > 2.0**-100
     assert torch.equal(shares[normal], (powers / total)[normal])
     torch.testing.assert_close(shares, powers / total, rtol=2.0**-23, atol=2.0**-149)
+
+
+@pytest.mark.parametrize("length", [100, 128, 300, 1000])
+@pytest.mark.parametrize("narrow", [torch.bool, torch.int8, torch.int16])
+def test_sums_beside_narrow_elements_are_as_near_as_others(
+    narrow: torch.dtype, length: int
+) -> None:
+    """A vector of bytes would make too many sums of floats, to be put together one by one."""
+
+    def program(x: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
+        return x.sum(-1, keepdim=True) / on.sum(-1, keepdim=True) + x * on
+
+    x = torch.rand(400, length, generator=torch.Generator().manual_seed(length))
+    on = torch.arange(length).expand(400, length) == 3
+    args = (x, on.to(narrow))
+    compiled = to_cpp(fx.symbolic_trace(program), args, policy=ALWAYS)
+    exact = program(x.double(), args[1])
+    ours, eager = ((y.double() - exact).norm() for y in (compiled(*args), program(*args)))
+    assert ours <= 2 * eager

@@ -40,10 +40,6 @@ class HalfRows(LaneRows, ABC):
     def _text_in(self, one: Pass, value: int) -> str:
         """Return the text of a value that a pass computes, or reads from a row buffer."""
 
-    @abstractmethod
-    def _row_offset(self) -> str:
-        """Return the position within the row, as its buffers are laid out."""
-
     def _half_loops(self, one: Pass, bounds: Bounds, clause: str) -> bool:
         """Print the loops of a pass if they are others than for other elements.
 

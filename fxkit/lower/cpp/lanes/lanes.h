@@ -35,16 +35,18 @@ FX_INLINE void fx_put(float* to, fx_floats x, bool is_past) {  // past the cache
 FX_INLINE void fx_put(unsigned* to, fx_uints x, bool is_past) {
   fx_put((float*)to, (fx_floats)x, is_past);
 }
+// An array may end before a whole vector does: the compiler, which takes for granted that no one
+// reads beyond it, is told of memory of unknown length.
 FX_INLINE fx_floats fx_load(const float* from, fx_mask on) {
   fx_floats y;
-  asm("vmovups %1, %0%{%2%}%{z%}" : "=v"(y) : "m"(*(const fx_loose_floats*)from), "Yk"(on));
+  asm("vmovups %1, %0%{%2%}%{z%}" : "=v"(y) : "m"(*(const float(*)[])from), "Yk"(on));
   return y;
 }
 FX_INLINE fx_uints fx_load(const unsigned* from, fx_mask on) {
   return (fx_uints)fx_load((const float*)from, on);
 }
 FX_INLINE void fx_store(float* to, fx_floats x, fx_mask on) {
-  asm("vmovups %1, %0%{%2%}" : "+m"(*(fx_loose_floats*)to) : "v"(x), "Yk"(on));
+  asm("vmovups %1, %0%{%2%}" : "+m"(*(float(*)[])to) : "v"(x), "Yk"(on));
 }
 FX_INLINE void fx_store(unsigned* to, fx_uints x, fx_mask on) {
   fx_store((float*)to, (fx_floats)x, on);

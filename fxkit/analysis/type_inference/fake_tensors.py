@@ -142,10 +142,6 @@ def _suggested(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
     return _laid_out(suggest_memory_format(args[0]), mode, result)
 
 
-def _suggested_by_second(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
-    return _suggested(mode, result, args[1:])
-
-
 def _contiguous(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
     return _laid_out(torch.contiguous_format, mode, result)
 
@@ -171,8 +167,9 @@ def _like_first(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
         return torch.empty_like(args[0], dtype=result.dtype)
 
 
-def _like_second(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
-    return _like_first(mode, result, args[1:])
+def _by_second(mend: Callable[..., Any]) -> Callable[[Any, Any, tuple[Any, ...]], Any]:
+    """Return what goes by the second operand as another goes by the first."""
+    return lambda mode, result, args: mend(mode, result, args[1:])
 
 
 def _as_scaled(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
@@ -254,9 +251,9 @@ _MENDED: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten._native_batch_norm_legit.no_stats: _dense,
     torch.ops.aten._native_batch_norm_legit_functional.default: _dense,
     torch.ops.aten._native_batch_norm_legit_no_training.default: _dense,
-    torch.ops.aten.batch_norm_backward.default: _suggested_by_second,
+    torch.ops.aten.batch_norm_backward.default: _by_second(_suggested),
     torch.ops.aten.binary_cross_entropy.default: _like_first,
-    torch.ops.aten.binary_cross_entropy_backward.default: _like_second,
+    torch.ops.aten.binary_cross_entropy_backward.default: _by_second(_like_first),
     torch.ops.aten.channel_shuffle.default: _suggested,
     torch.ops.aten.clamp.Tensor: _as_sum,
     torch.ops.aten.copysign.Tensor: _as_sum,
@@ -281,13 +278,13 @@ _MENDED: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten.max_unpool2d.default: _suggested,
     torch.ops.aten.mse_loss_backward.default: _contiguous,
     torch.ops.aten.native_batch_norm.default: _dense,
-    torch.ops.aten.native_batch_norm_backward.default: _suggested_by_second,
+    torch.ops.aten.native_batch_norm_backward.default: _by_second(_suggested),
     torch.ops.aten.native_channel_shuffle.default: _suggested,
     torch.ops.aten.native_dropout_backward.default: _as_sum,
     torch.ops.aten.native_layer_norm_backward.default: _contiguous,
     torch.ops.aten.normal.Tensor_Tensor: _contiguous,
     torch.ops.aten.pow.Scalar: _contiguous,
-    torch.ops.aten.replication_pad2d_backward.default: _suggested_by_second,
+    torch.ops.aten.replication_pad2d_backward.default: _by_second(_suggested),
     torch.ops.aten.roll.default: _rolled,
     torch.ops.aten.rrelu_with_noise.default: _contiguous,
     torch.ops.aten.rsub.Tensor: _as_reversed_sum,

@@ -25,7 +25,7 @@ MAX_VALUES = 120
 _LONG_WORK = 100_000
 
 # Values of fewer bytes are let go of at the end of a run.
-_LARGE = 1 << 16
+_LARGE_BYTES = 1 << 16
 
 Table = tuple[dict[str, Any], str]
 
@@ -219,7 +219,7 @@ class _Planner:
         failing = max((i for i, call in enumerate(calls) if call.kernel.may_fail), default=0)
         freed: list[list[int]] = [[] for _ in calls]
         for key in ins:
-            if self._slots[key] in dead and spec_of(types[key])[1] >= _LARGE:
+            if self._slots[key] in dead and spec_of(types[key])[1] >= _LARGE_BYTES:
                 freed[max(failing, used[key])].append(self._slots[key])
         kernels = tuple(
             (

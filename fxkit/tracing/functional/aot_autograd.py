@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from fxkit.analysis.dependencies import ancestors
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.type_inference.fake_tensors import as_fake, new_fake_mode, without_log
 from fxkit.ir.code_tracer import read_by_code
@@ -111,24 +112,15 @@ def _save_what_is_compared(joint: fx.GraphModule, results: int) -> None:
 
     None of them would equal their maximum if they were computed again to other last bits.
     """
-    returned: Any = joint.graph.output_node().args[0]
-    of_forward = _closure([it for it in returned[:results] if isinstance(it, fx.Node)], set())
+    output: Any = joint.graph.output_node().args[0]
+    returned = [it for it in output[:results] if isinstance(it, fx.Node)]
+    of_forward = {*returned, *ancestors(returned)}
     compared = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.eq.Tensor)
-    for node in _closure(compared, of_forward):
-        if node in of_forward and (saved := _memory_of(node)).op == "call_function":
-            saved.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-
-
-def _closure(nodes: Iterable[fx.Node], until: set[fx.Node]) -> set[fx.Node]:
-    """Return nodes and what they are computed from, back to others."""
-    found: set[fx.Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(() if node in until else node.all_input_nodes)
-    return found
+    computed_after = {*compared, *ancestors(compared)} - of_forward
+    kept = {*compared, *(it for node in computed_after for it in node.all_input_nodes)}
+    for node in map(_memory_of, kept & of_forward):
+        if node.op == "call_function":
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 
 def _memory_of(node: fx.Node) -> fx.Node:

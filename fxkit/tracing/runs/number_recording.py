@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 
+from fxkit.analysis.dependencies import ancestors
 from fxkit.tracing.guarding import holders as h
 from fxkit.tracing.guarding.free_numbers import NumberInput, Where
 from fxkit.tracing.parameter_names import placeholder_names
@@ -247,7 +248,7 @@ class _NumberRun(RecordedRun):
     def settle(self, module: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
         """Compare the graph with the first one, and find the numbers that are no inputs."""
         listener = self._listener
-        pinned = _behind(listener.pinned)
+        pinned = {*listener.pinned, *ancestors(listener.pinned)}
         self.useless = {where for node, (where, *_) in self._inputs.items() if node in pinned}
         missing = self._wanted - {where for where, *_ in self._inputs.values()}
         if self.useless or missing == self._wanted:
@@ -256,15 +257,3 @@ class _NumberRun(RecordedRun):
             self._first.graph_module.graph, module.graph, listener.numbers
         ):
             raise Refusal("the program goes another way with stand-ins for numbers")
-
-
-def _behind(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return some nodes and all that they are computed of."""
-    found: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    return found

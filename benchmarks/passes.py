@@ -91,7 +91,7 @@ def _idle(edit: object, context: object) -> None:
 @pass_function(numerics="changed", is_idempotent=False)
 def _one_rewrite(edit: fxkit.ir.session.EditSession, context: object) -> None:
     """Replace the last operator."""
-    node = next(reversed(edit.graph.nodes)).all_input_nodes[0]
+    node = next(iter(reversed(edit.graph.nodes))).all_input_nodes[0]
     edit.replace(node, edit.call(node.target, *node.args, before=node))
 
 

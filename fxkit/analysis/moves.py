@@ -45,7 +45,7 @@ class Moves:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.order = EffectOrder(graph)
-        self._output = next(reversed(graph.nodes))
+        self._output = next(iter(reversed(graph.nodes)))
         root = self.order.aliases.root
         outside = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
         self._shared = {root(n) for n in (*outside, *self._output.all_input_nodes)}

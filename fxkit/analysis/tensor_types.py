@@ -140,7 +140,7 @@ class TypeAnalysis:
     @property
     def output_type(self) -> Any:
         """The type of what the graph returns, nested as it is."""
-        return type_of(next(reversed(self._gm.graph.nodes)))
+        return type_of(next(iter(reversed(self._gm.graph.nodes))))
 
     @property
     def origins(self) -> dict[str, str]:

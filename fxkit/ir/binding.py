@@ -292,7 +292,7 @@ def fixed_operator(overload: Any) -> Operator | None:
 
 
 def _operator(packet: str, overload: Any) -> Operator:
-    suffix = "_out" if _is_out_variant(overload) else ""
+    suffix = "_out" if is_out_variant(overload) else ""
     return operator_named(f"aten.{packet}{suffix}", overload)
 
 
@@ -353,9 +353,10 @@ def is_hashable(value: Any) -> bool:
     return getattr(type(value), "__hash__", None) is not None
 
 
-def _is_out_variant(overload: Any) -> bool:
+@functools.cache
+def is_out_variant(overload: Any) -> bool:
     """Tell whether an overload writes its result into arguments named in the call."""
-    return torch.Tag.out in overload.tags
+    return any(argument.is_out for argument in overload._schema.arguments)
 
 
 # Python functions without effects on numbers and containers.

@@ -320,7 +320,7 @@ class EditSession(JournalledGraph):
 
     def set_output(self, value: Any) -> None:
         """Let the graph return something else."""
-        self.set_args(next(reversed(self.graph.nodes)), (value,))
+        self.set_args(next(iter(reversed(self.graph.nodes))), (value,))
 
     def move(
         self, node: fx.Node, *, before: fx.Node | None = None, after: fx.Node | None = None

@@ -81,7 +81,7 @@ def _faults(gm: fx.GraphModule) -> Iterator[Fault]:
 
 
 def _faults_of_some(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> Iterator[Fault]:
-    last = next(reversed(gm.graph.nodes), None)
+    last = next(iter(reversed(gm.graph.nodes)), None)
     if last is None or last.op != "output":
         yield last, "expected one output, at the end, got another node", "call graph.output(...)"
     for node in nodes:
@@ -100,7 +100,7 @@ def _faults_of_some(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> Iterator[
 
 def _structure_faults(graph: fx.Graph) -> Iterator[Fault]:
     """Hold inputs and results against the nesting that generated code takes and gives them in."""
-    output = next(reversed(graph.nodes), None)
+    output = next(iter(reversed(graph.nodes)), None)
     if type(graph._codegen) is not _PyTreeCodeGen or output is None or output.op != "output":
         return
     told = graph._codegen.pytree_info

@@ -106,7 +106,7 @@ class _Batcher:
         self.groups: list[_Group] = []
         self._open: dict[Hashable, _Group] = {}
         root = self.weights.order.aliases.root
-        output = next(reversed(edit.graph.nodes))
+        output = next(iter(reversed(edit.graph.nodes)))
         self._returned = {root(n) for n in output.all_input_nodes}
 
     def lift(self, node: fx.Node) -> None:

@@ -62,7 +62,7 @@ class _Folder:
         self.options = options
         self.values: dict[fx.Node, Any] = {}
         self.order = EffectOrder(edit.graph)
-        output = next(reversed(edit.graph.nodes))
+        output = next(iter(reversed(edit.graph.nodes)))
         root = self.order.aliases.root
         self.returned = {root(n) for n in output.all_input_nodes}
         self.has_modes = any(effects_of(n).is_global for n in edit.graph.nodes)

@@ -256,7 +256,7 @@ class _Memory:
 
     def rewrite(self) -> None:
         """Give every reader the value of its time, and every writer's target a new one."""
-        output = next(reversed(self.edit.graph.nodes))
+        output = next(iter(reversed(self.edit.graph.nodes)))
         for node in list(self.edit.graph.nodes):
             if node in self.forms:
                 with self.edit.on_behalf_of([node], "functionalise"):

@@ -196,7 +196,7 @@ class _Effects:
         self.order = EffectOrder(graph)
         aliases = self.order.aliases
         outside = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
-        results = next(reversed(graph.nodes)).all_input_nodes
+        results = next(iter(reversed(graph.nodes))).all_input_nodes
         self._shared = {aliases.root(n) for n in (*outside, *results)}
 
     def inserted(self, node: fx.Node) -> None:

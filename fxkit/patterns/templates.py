@@ -111,7 +111,7 @@ def _signature(function: Any) -> inspect.Signature:
 
 def output_values(graph: fx.Graph) -> tuple[Any, ...]:
     """Return what a template returns, always as a tuple."""
-    returned = next(reversed(graph.nodes)).args[0]
+    returned = next(iter(reversed(graph.nodes))).args[0]
     return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
 
 

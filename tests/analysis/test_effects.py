@@ -175,7 +175,7 @@ def test_tied_parameters_share_a_set() -> None:
 
 def test_nodes_taken_in_later() -> None:
     gm = symbolic_trace(nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4).eval()))
-    output = next(reversed(gm.graph.nodes))
+    output = next(iter(reversed(gm.graph.nodes)))
     aliases = AliasSets(gm.graph)
     assert aliases.writers(Attribute("0.running_mean")) == [gm.graph.find_nodes(
         op="call_module", target="0")[0]]  # fmt: skip

@@ -231,7 +231,7 @@ def test_a_type_that_was_recorded_for_other_operands_says_nothing(
     forget_results()
     fxkit.propagate_types(gm, (torch.randn(5, 3),))
     assert seen == [None]
-    assert str(type_of(next(reversed(gm.graph.nodes)))) == "f32[5,3]"
+    assert str(type_of(next(iter(reversed(gm.graph.nodes))))) == "f32[5,3]"
 
 
 def test_a_call_that_zeros_do_not_suit_is_told_by_fake_tensors() -> None:

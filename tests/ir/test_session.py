@@ -209,7 +209,7 @@ def test_an_invalid_result_is_refused() -> None:
 
 
 def _behind_its_back(gm: fx.GraphModule) -> None:
-    with gm.graph.inserting_before(next(reversed(gm.graph.nodes))):
+    with gm.graph.inserting_before(next(iter(reversed(gm.graph.nodes)))):
         gm.graph.create_node("get_attr", "missing")
 
 

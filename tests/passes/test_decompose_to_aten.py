@@ -207,9 +207,9 @@ def test_what_nothing_is_known_of_stays_with_a_note():
         return x + 1
 
     gm = fx.symbolic_trace(lambda x: x)
-    with gm.graph.inserting_before(next(reversed(gm.graph.nodes))):
+    with gm.graph.inserting_before(next(iter(reversed(gm.graph.nodes)))):
         call = gm.graph.call_function(mystery, (next(iter(gm.graph.nodes)),))
-    next(reversed(gm.graph.nodes)).args = (call,)
+    next(iter(reversed(gm.graph.nodes))).args = (call,)
     gm.recompile()
     propagate_types(gm, (X,))
     context = PassContext((X,))

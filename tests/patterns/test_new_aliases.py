@@ -43,7 +43,7 @@ def written_to(gm: fx.GraphModule, what: str) -> None:
     for clone in clones:
         clone.replace_all_uses_with(clone.args[0])
         graph.erase_node(clone)
-    output = next(reversed(graph.nodes))
+    output = next(iter(reversed(graph.nodes)))
     with graph.inserting_before(output):
         for node in results if what == "results" else inputs:
             graph.call_function(ATEN.zero_.default, (node,))

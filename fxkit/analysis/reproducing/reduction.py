@@ -263,8 +263,8 @@ def smallest_set(items: Sequence[T], is_bad: Callable[[list[T]], bool]) -> list[
 def _form_of(program: Program, asked: CountedOracle) -> str:
     """Find out which results the oracle can take: any leaves, one tensor, or only the program's."""
     gm, _ = program
-    output = next(reversed(gm.graph.nodes)).args[0]
-    returned = next(reversed(gm.graph.nodes)).all_input_nodes
+    output = next(iter(reversed(gm.graph.nodes))).args[0]
+    returned = next(iter(reversed(gm.graph.nodes))).all_input_nodes
     leaves = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     leaves.graph_copy(gm.graph, copies)
@@ -295,7 +295,7 @@ def _fewer_nodes(program: Program, form: str, asked: CountedOracle) -> Program:
 def _fewer_results(program: Program, form: str, asked: CountedOracle) -> Program:
     """Leave out results that the oracle does not need."""
     gm, args = program
-    results = next(reversed(gm.graph.nodes)).args[0]
+    results = next(iter(reversed(gm.graph.nodes))).args[0]
     if form != LEAVES or not isinstance(results, tuple) or len(results) < 2:
         return program
 

@@ -63,7 +63,7 @@ class Recording:
         """
         members = set(kept)
         order = [n for n in self.gm.graph.nodes if n in members]
-        output = next(reversed(self.gm.graph.nodes))
+        output = next(iter(reversed(self.gm.graph.nodes)))
         users = [*order, output] if form == WHOLE else order
         taken = {operand for node in users for operand in node.all_input_nodes} - members
         if any(node not in self.values for node in taken):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.ir.binding import is_out_variant
 from fxkit.ir.op import Call
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.building_blocks.drawn_masks import drawn_mask, memory_order
@@ -75,7 +76,7 @@ def without_writing(overload: Any) -> Any:
     name = schema.name.partition("::")[2]
     if overload.namespace != "aten" or len(schema.returns) > 1:
         return None
-    is_out = torch.Tag.out in overload.tags
+    is_out = is_out_variant(overload)
     if not is_out and not name.endswith("_"):
         return None
     kept = [a.name for a in schema.arguments if not (is_out and a.alias_info is not None)]

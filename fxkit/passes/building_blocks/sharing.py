@@ -21,7 +21,7 @@ class Sharing:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.order = EffectOrder(graph)
-        output = next(reversed(graph.nodes))
+        output = next(iter(reversed(graph.nodes)))
         outside = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
         root = self.order.aliases.root
         self._seen = {root(n) for n in (*outside, *output.all_input_nodes)}

@@ -27,7 +27,7 @@ def keep_apart(gm: fx.GraphModule, before: Sequence[Hashable]) -> None:
     now = memories_of(gm.graph, len(before))
     results = list(_results(gm.graph))
     first: dict[Hashable, Hashable] = {}
-    output = next(reversed(gm.graph.nodes))
+    output = next(iter(reversed(gm.graph.nodes)))
     for place, (memory, then) in enumerate(zip(now, before, strict=True)):
         if memory is None or first.setdefault(memory, then) == then:
             continue
@@ -41,5 +41,5 @@ def keep_apart(gm: fx.GraphModule, before: Sequence[Hashable]) -> None:
 
 
 def _results(graph: fx.Graph) -> Sequence[Any]:
-    values: Any = next(reversed(graph.nodes)).args[0]
+    values: Any = next(iter(reversed(graph.nodes))).args[0]
     return values

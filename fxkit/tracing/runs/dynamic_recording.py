@@ -193,7 +193,7 @@ class _FreeRun(RecordedRun):
         facts.add_limits()
         facts.add_relations(analysis)
         facts.add_facts(recorder.facts)
-        recorded.pop(next(reversed(module.graph.nodes)))
+        recorded.pop(next(iter(reversed(module.graph.nodes))))
         facts.check_types(recorded)
         if facts.fixed() >= {size.name for size in sizes}:
             raise Refusal("the program uses each size that might be free as a plain number")

@@ -1,8 +1,13 @@
-"""The tables of operators, and random programs, as CUDA text on the processor against eager."""
+"""The tables of operators, and random programs, as CUDA text against eager.
+
+The text runs on the processor, and on a GPU where there is one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.lower.cuda.on_cpu import Lowering
+from tests.lower.cuda.on_gpu import lower_on_gpu
 from tests.lower.kernels import compile_all, difference, fused_names
 from tests.lower.operators import row_cases
 from tests.lower.operators.row_cases import results, shortfall, wide
@@ -33,12 +39,17 @@ AT_ONCE = 10  # programs of one build
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 
 
-@pytest.fixture(scope="module")
-def lowering(tmp_path_factory: pytest.TempPathFactory) -> Lowering:
+Lowered = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", params=["processor", pytest.param("gpu", marks=pytest.mark.gpu)])
+def lowering(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
+    if request.param == "gpu":
+        return lower_on_gpu
     return Lowering(tmp_path_factory.mktemp("cuda"))
 
 
-def hold_points_to_eager(lowering: Lowering, dtype: torch.dtype, part: slice, size: int) -> None:
+def hold_points_to_eager(lowering: Lowered, dtype: torch.dtype, part: slice, size: int) -> None:
     """Compile a part of the table of pointwise operators, and hold it to eager or float64."""
     rows = cases(dtype, (size,))[part]
     calls = [(function_of(r), (a[0],), named(r, a, k)) for r, a, k in rows]
@@ -69,7 +80,7 @@ def hold_points_to_eager(lowering: Lowering, dtype: torch.dtype, part: slice, si
     ids=str,
 )
 def test_a_part_of_the_pointwise_operators_equals_eager(
-    lowering: Lowering, dtype: torch.dtype, part: slice
+    lowering: Lowered, dtype: torch.dtype, part: slice
 ) -> None:
     hold_points_to_eager(lowering, dtype, part, 601)
 
@@ -78,13 +89,13 @@ def test_a_part_of_the_pointwise_operators_equals_eager(
 @pytest.mark.parametrize("size", [600, 601], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS, ids=str)
 def test_all_pointwise_operators_equal_eager(
-    lowering: Lowering, dtype: torch.dtype, size: int
+    lowering: Lowered, dtype: torch.dtype, size: int
 ) -> None:
     hold_points_to_eager(lowering, dtype, slice(None), size)
 
 
 def hold_rows_to_float64(
-    lowering: Lowering, dtype: torch.dtype, shape: tuple[int, ...], part: slice
+    lowering: Lowered, dtype: torch.dtype, shape: tuple[int, ...], part: slice
 ) -> None:
     """Compile a part of the row operators, and hold their errors to eager's."""
     rows = [row for row in row_cases.cases(shape, dtype) if "cum" not in row[0]][part]
@@ -117,7 +128,7 @@ def hold_rows_to_float64(
     ids=str,
 )
 def test_a_part_of_the_row_operators_is_as_exact_as_eager(
-    lowering: Lowering, dtype: torch.dtype, shape: tuple[int, ...], part: slice
+    lowering: Lowered, dtype: torch.dtype, shape: tuple[int, ...], part: slice
 ) -> None:
     hold_rows_to_float64(lowering, dtype, shape, part)
 
@@ -126,14 +137,14 @@ def test_a_part_of_the_row_operators_is_as_exact_as_eager(
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_of_random_shapes_are_as_exact_as_eager(
-    lowering: Lowering, dtype: torch.dtype, seed: int
+    lowering: Lowered, dtype: torch.dtype, seed: int
 ) -> None:
     random = Random(seed)
     shape = (random.randint(2, 4), random.randint(2, 70), random.choice([7, 32, 100, 1031, 2052]))
     hold_rows_to_float64(lowering, dtype, shape, slice(None))
 
 
-def hold_programs_to_eager(lowering: Lowering, programs: list[Program]) -> None:
+def hold_programs_to_eager(lowering: Lowered, programs: list[Program]) -> None:
     """Compile programs as one, and hold each to eager."""
     gm, inputs = together(programs)
     with torch.no_grad():
@@ -151,11 +162,11 @@ def hold_programs_to_eager(lowering: Lowering, programs: list[Program]) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(st.randoms(use_true_random=False))
-def test_random_programs_agree_with_eager(lowering: Lowering, random: Random) -> None:
+def test_random_programs_agree_with_eager(lowering: Lowered, random: Random) -> None:
     hold_programs_to_eager(lowering, [random_program(random) for _ in range(5)])
 
 
-def test_programs_run_as_cuda_text(lowering: Lowering) -> None:
+def test_programs_run_as_cuda_text(lowering: Lowered) -> None:
     gm, inputs = random_program(Random(3))
     compiled = lowering(gm, inputs)
     with torch.no_grad():
@@ -168,6 +179,6 @@ def test_programs_run_as_cuda_text(lowering: Lowering) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", range(SWEEP // AT_ONCE))
-def test_many_random_programs_agree_with_eager(lowering: Lowering, part: int) -> None:
+def test_many_random_programs_agree_with_eager(lowering: Lowered, part: int) -> None:
     seeds = range(part * AT_ONCE, (part + 1) * AT_ONCE)
     hold_programs_to_eager(lowering, [random_program(Random(seed)) for seed in seeds])

@@ -4,8 +4,8 @@
 appends a line of JSON to FILE before and after each call of the operators of torch's table whose
 name matches the expression NAMES, from the FIRST on in steps of STEP, without the SKIPPED first
 calls of that one.
-KIND is a key of `KINDS`, a dtype, the gradients, or other sizes than those that were captured; at
-most SAMPLES calls of each operator are compared, spread evenly over those of torch.
+KIND is a key of `KINDS`, a dtype, the gradients, other sizes than those that were captured, or
+tensors on a GPU; at most SAMPLES calls of each operator are compared, spread evenly over those of torch.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ SECONDS = 300  # for one call; after that the process ends, which counts as a cr
 # Kinds of samples with gradients, and of programs that are called at other sizes.
 GRADIENTS = ("gradients", "gradients_at_sizes")
 AT_SIZES = ("sizes", "gradients_at_sizes")
+ON_GPU = "gpu"
 KINDS = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64,
-    **dict.fromkeys((*GRADIENTS, *AT_SIZES), torch.float32),
+    **dict.fromkeys((*GRADIENTS, *AT_SIZES, ON_GPU), torch.float32),
 }  # fmt: skip
 
 # What each size of a sample becomes, one after the other, for one program of free sizes.
@@ -90,7 +91,8 @@ def program(info: Any, sample: Any) -> tuple[Program, list[torch.Tensor]]:
 
 def samples(info: Any, kind: str, count: int) -> Iterator[Any]:
     torch.manual_seed(0)
-    every = list(info.sample_inputs("cpu", KINDS[kind], requires_grad=kind in GRADIENTS))
+    device = "cuda" if kind == ON_GPU else "cpu"
+    every = list(info.sample_inputs(device, KINDS[kind], requires_grad=kind in GRADIENTS))
     yield from every[:: max(1, len(every) // count)][:count]
 
 

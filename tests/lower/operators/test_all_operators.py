@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.lower.operators.operator_worker import AT_SIZES, GRADIENTS, KINDS, operators
+from tests.lower.operators.operator_worker import AT_SIZES, GRADIENTS, KINDS, ON_GPU, operators
 
 ROOT = Path(__file__).parents[3]
 WORKER = "tests.lower.operators.operator_worker"
@@ -33,20 +33,28 @@ PIECES = {
 WORST_FIRST = ("crash", "wrong", "generated", "undetermined", "aten", "refused")
 
 
-def verdicts(file: Path, kind: str, samples: int, step: int, names: str) -> list[dict[str, Any]]:
-    """Return what became of every `step`-th operator."""
+def verdicts(
+    file: Path, kind: str, samples: int, step: int, names: str, first: int = 0
+) -> list[dict[str, Any]]:
+    """Return what became of every `step`-th operator, from the first on."""
     found: dict[int, list[dict[str, Any]]] = {}
-    for call in outcomes(file, kind, samples, step, names):
+    for call in outcomes(file, kind, samples, step, names, first=first):
         found.setdefault(call["index"], []).append(call)
     return [min(calls, key=lambda c: WORST_FIRST.index(c["status"])) for calls in found.values()]
 
 
 def outcomes(
-    file: Path, kind: str, samples: int, step: int, names: str, worker: str = WORKER
+    file: Path,
+    kind: str,
+    samples: int,
+    step: int,
+    names: str,
+    worker: str = WORKER,
+    first: int = 0,
 ) -> list[dict[str, Any]]:
     """Return what became of each call; one that ends its process crashed, and stops no other."""
     found: list[dict[str, Any]] = []
-    first = skipped = 0
+    skipped = 0
     while True:
         status, errors = run_apart(
             [sys.executable, "-m", worker, str(file), kind,
@@ -86,12 +94,18 @@ def table(found: list[dict[str, str]]) -> str:
 
 
 def check(
-    file: Path, generated: int, kind: str, samples: int, step: int = 1, names: str = ""
+    file: Path,
+    generated: int,
+    kind: str,
+    samples: int,
+    step: int = 1,
+    names: str = "",
+    first: int = 0,
 ) -> None:
-    found = verdicts(file, kind, samples, step, names)
+    found = verdicts(file, kind, samples, step, names, first)
     counts = Counter(one["status"] for one in found)
     print(f"{kind} {names}: {table(found)}")
-    assert len(found) == len(range(0, len(operators(kind, names)), step))
+    assert len(found) == len(range(first, len(operators(kind, names)), step))
     assert not counts["wrong"] + counts["crash"], table(found)
     assert counts["generated"] >= generated, table(found)
 
@@ -117,17 +131,25 @@ def test_a_tenth_of_the_operators(tmp_path: Path) -> None:
     check(tmp_path / "found", 30, "float32", 1, 10)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "float32"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("float32", ON_GPU)])
 def test_a_few_operators_of_other_kinds(kind: str, tmp_path: Path) -> None:
     check(tmp_path / "found", 3, kind, 1, 45)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("names", PIECES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ON_GPU])
 def test_every_operator(kind: str, names: str, tmp_path: Path) -> None:
     samples = 2 if kind in (*GRADIENTS, *AT_SIZES) else MOST_SAMPLES
     check(tmp_path / "found", PIECES[names] if kind == "float32" else 0, kind, samples, 1, names)
+
+
+@pytest.mark.gpu
+@pytest.mark.sweep
+@pytest.mark.parametrize("first", range(2))
+@pytest.mark.parametrize("names", PIECES)
+def test_every_operator_on_a_gpu(names: str, first: int, tmp_path: Path) -> None:
+    check(tmp_path / "found", 0, ON_GPU, 2, 2, names, first)
 
 
 def test_each_operator_is_in_one_piece() -> None:

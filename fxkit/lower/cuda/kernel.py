@@ -211,7 +211,15 @@ class CudaPrinter(Lines, ABC):
             return f"{'l >= count || ' if self._has_count else ''}fx_check({operands[0]})"
         if instruction.op == "round":
             return cpp_text.rounding(operands[0], instruction.detail)
+        if instruction.op == "div" and instruction.dtype == torch.float32:
+            divisor = self._divisor(instruction.operands[1])
+            if divisor is not None:
+                return f"fx_quotient({operands[0]}, {divisor})"
         return self._expression(instruction, operands)
+
+    def _divisor(self, position: int) -> str | None:
+        """Return the text of a value as what many numbers are divided by; None where it is not."""
+        return f"fx_divisor({self._ref(position)})" if self._body(position).op == "const" else None
 
     def _expression(self, instruction: Instruction, operands: list[str]) -> str:
         if instruction.op in WRAPPING and instruction.dtype in (torch.int32, torch.int64):

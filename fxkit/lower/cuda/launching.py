@@ -14,6 +14,7 @@ from fxkit.ir.types import TensorType
 from fxkit.lower.cuda.printer import scratch_bytes
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.running.kernel_call import KernelCall
+from fxkit.lower.running.launcher import launcher_for
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -42,15 +43,18 @@ class CudaCall(KernelCall):
     ) -> None:
         super().__init__(name, kernel, inputs, outputs, eager)
         self._device = outputs[0].device
-        self._scratch_bytes = scratch_bytes(kernel)
+        self.scratch_bytes = scratch_bytes(kernel)
         self._pointers = ctypes.c_void_p * len(kernel.buffers)
 
-    def bind(self, library: ctypes.CDLL, name: str) -> None:
-        """Take the built function of this name."""
+    def bind(self, library: ctypes.CDLL, name: str, numbers: bytes = b"") -> None:
+        """Take the built function of this name, which reads no numbers at run time."""
         function = getattr(library, name)
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
         function.restype = ctypes.c_int
         self._function = function
+        self.launcher = launcher_for(self._device)
+        if self.launcher is not None:
+            self.address = ctypes.cast(function, ctypes.c_void_p).value
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         if self._function is None:
@@ -74,8 +78,8 @@ class CudaCall(KernelCall):
     def _launch(self, tensors: list[torch.Tensor]) -> int:
         """Launch the kernel on tensors of its device, and return CUDA's error, 0 for none."""
         scratch = None
-        if self._scratch_bytes:
-            scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=self._device)
+        if self.scratch_bytes:
+            scratch = torch.empty(self.scratch_bytes, dtype=torch.uint8, device=self._device)
         return self._function(
             self._pointers(*[tensor.data_ptr() for tensor in tensors]),
             None if scratch is None else scratch.data_ptr(),

@@ -29,7 +29,8 @@ THREADS = 256
 WALKERS = 512
 
 # Blocks that keep a GPU busy: two for each of its multiprocessors, of which large ones have 132.
-BUSY = 264
+# Where rows are shared there are four times as many, since some multiprocessors get one more.
+BUSY, SHARING = 264, 1056
 
 # Least elements that a block of several takes of a row: fewer cost more to fold than to read.
 SHARE = 8192
@@ -149,8 +150,8 @@ def _registers(kernel: Kernel) -> int:
 
 def _split(length: int, blocks: int, least: int, step: int) -> tuple[int, int]:
     """Return how many blocks share a row, and its elements for each, a multiple of `step`."""
-    wanted = min(-(-BUSY // max(1, blocks)), -(-length // least))
-    if wanted <= 1:
+    wanted = min(-(-SHARING // max(1, blocks)), -(-length // least))
+    if wanted <= 1 or blocks >= BUSY:
         return 1, length
     share = math.ceil(math.ceil(length / wanted) / step) * step
     return -(-length // share), share

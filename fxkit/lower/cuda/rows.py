@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
+
+import torch
 
 from fxkit.lower.cuda.kernel import Tile
 from fxkit.lower.cuda.reducing import ReducingPrinter
@@ -55,7 +58,7 @@ class RowPrinter(ReducingPrinter):
                     f"const {self._index} end = begin + {share} < {end} ? begin + {share} : {end};"
                 )
                 begin, end = f"begin + {begin}", "end"
-            self._add("#pragma unroll 2")
+            self._add("#pragma unroll 4")
             loop = f"{self._index} {at} = {begin}; {at} < {end}; {at} += {self._group * width}"
             self._open(f"for ({loop}) {{")
         else:
@@ -108,7 +111,27 @@ class RowPrinter(ReducingPrinter):
     def _row_scalars(self, values: Iterable[int]) -> None:
         for value in values:
             if self._body(value).op != "const":
-                self._add(f"const {self._type(value)} v{value} = {self._at_row(value)};")
+                self._scalar(value, self._at_row(value))
+
+    def _scalar(self, value: int, text: str) -> None:
+        """Define a value that is the same all along the row."""
+        self._add(f"const {self._type(value)} v{value} = {text};")
+        if value in self._divisors:
+            self._add(f"const FxDivisor d{value} = fx_divisor(v{value});")
+
+    @functools.cached_property
+    def _divisors(self) -> set[int]:
+        """Row scalars that the elements of the row are divided by."""
+        quotients = [
+            i.operands
+            for i, is_wide in zip(self._kernel.body, self._wide, strict=True)
+            if is_wide and i.op == "div" and i.dtype == torch.float32
+        ]
+        by = {divisor for dividend, divisor in quotients if self._wide[dividend]}
+        return {p for p in by if not self._wide[p] and self._body(p).op != "const"}
+
+    def _divisor(self, position: int) -> str | None:
+        return f"d{position}" if position in self._divisors else super()._divisor(position)
 
     def _at_row(self, value: int) -> str:
         """Return a value that is the same all along the row."""
@@ -136,7 +159,7 @@ class RowPrinter(ReducingPrinter):
 
     def _finish(self, position: int) -> None:
         fold = f"fx_fold<{self._group}, {self._folded(position)}>(a{position})"
-        self._add(f"const {self._type(position)} v{position} = ({self._type(position)}){fold};")
+        self._scalar(position, f"({self._type(position)}){fold}")
 
     def _leave(self, position: int) -> None:
         fold = f"fx_fold<{self._group}, {self._folded(position)}>(a{position})"

@@ -1,8 +1,9 @@
 """What all CUDA texts begin with, and how C++ text becomes CUDA text.
 
-Scalar expressions and elementary functions are those of the C++ printer: what a compiler of C++
-has built in goes by another name here, and functions are for the device. Nothing is included, so
-that the same text runs on a processor too, under definitions of the few words of CUDA in it.
+Scalar expressions are those of the C++ printer: what a compiler of C++ has built in goes by another
+name here, and functions are for the device. Elementary functions are CUDA's, as eager's are, where
+they take fewer instructions than fxkit's own. Nothing is included, so that the same text runs on a
+processor too, under definitions of the few words of CUDA in it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Collection
 
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp import vector_math
+from fxkit.lower.cpp.storage_math import BFLOAT16, FLOAT16
 from fxkit.lower.loops.loop_ir import Kernel
 
 _HEAD = """\
@@ -52,6 +54,100 @@ template <class T> FX_INLINE T fx_mul(T a, T b) { return a * b; }
   FX_INLINE T fx_abs(T a) { return a < 0 ? fx_neg(a) : a; }
 FX_WRAPPING(int, unsigned)
 FX_WRAPPING(long, unsigned long)
+"""
+
+# Functions of float32 by those of CUDA. Sines are fxkit's own: CUDA's put a table into memory.
+_FUNCTIONS = {
+    "exp": "expf(x)",
+    "log": "logf(x)",
+    "log1p": "log1pf(x)",
+    "tanh": "tanhf(x)",
+    "erf": "erff(x)",
+    "normal_cdf": "0.5f * (1.0f + erff(x * 0.70710678118654752f))",
+}
+
+# Where the machine has an instruction for it; NaN is handed on by each.
+_EXTREMES = """\
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+FX_INLINE float fx_max(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+FX_INLINE float fx_min(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+#endif
+"""
+
+# Two numbers are rounded at a time: with nought as the lower one, the pair is the rounded float.
+_BFLOAT16 = f"""\
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+FX_INLINE unsigned fx_pair_bf16(float high, float low) {{
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}}
+FX_INLINE float fx_from_bf16(unsigned short h) {{ return fx_float((int)((unsigned)h << 16)); }}
+FX_INLINE unsigned short fx_to_bf16(float x) {{ return (unsigned short)fx_pair_bf16(0.0f, x); }}
+FX_INLINE float fx_round_bf16(float x) {{ return fx_float((int)fx_pair_bf16(x, 0.0f)); }}
+#else
+{BFLOAT16}#endif
+"""
+
+_FLOAT16 = f"""\
+#ifdef __CUDA_ARCH__
+FX_INLINE float fx_from_f16(unsigned short h) {{
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+  return x;
+}}
+FX_INLINE unsigned short fx_to_f16(float x) {{
+  unsigned short h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return h;
+}}
+FX_INLINE float fx_round_f16(float x) {{ return fx_from_f16(fx_to_f16(x)); }}
+#else
+{FLOAT16}#endif
+"""
+
+# Of a power that is at most one, so that what is divided by lies between one and two.
+_SIGMOID = """\
+FX_INLINE float fx_sigmoid(float x) {
+  const float power = expf(-fabsf(x));
+  const float size = 1.0f + power;
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(size));
+  y = fmaf(fmaf(-size, y, 1.0f), y, y);
+#else
+  const float y = 1.0f / size;
+#endif
+  return x < 0.0f ? power * y : y;
+}
+"""
+
+_DEFINITIONS = {"fx_bf16": _BFLOAT16, "fx_f16": _FLOAT16, "fx_sigmoid": _SIGMOID}
+
+# Division by what many numbers are divided by: a product with the inverse, put right by what is
+# left over. The inverse is taken of a divisor whose size is neither tiny nor huge, which `scale`
+# has made it. A quotient that is infinite, or none, is right as it is.
+_QUOTIENT = """\
+struct FxDivisor { float by, inverse, scale; };
+FX_INLINE FxDivisor fx_divisor(float b) {
+  const float size = __builtin_fabsf(b);
+  const float scale = size < 0x1p-60f ? 0x1p+100f : size > 0x1p+60f ? 0x1p-100f : 1.0f;
+  const float by = b * scale;
+  return FxDivisor{size == __builtin_inff() ? 0.0f : by, 1.0f / by, scale};
+}
+FX_INLINE float fx_quotient(float a, FxDivisor d) {
+  const float first = a * d.inverse;
+  const float better = fx_fma(fx_fma(-first, d.by, a), d.inverse, first);
+  return (__builtin_fabsf(first) < __builtin_inff() ? better : first) * d.scale;
+}
 """
 
 # As in eager's own kernels, the error is raised by the next call that waits for the GPU.
@@ -166,12 +262,19 @@ def preamble(kernels: Collection[Kernel]) -> str:
         storage = {buffer.dtype for buffer in kernel.buffers}
         storage |= {i.detail for i in kernel.body if i.op == "round"}
         own |= cpp_text.own_functions(kernel.body, storage)
-        composed |= cpp_text.composed_functions(kernel.body)
+        composed |= cpp_text.composed_functions(kernel.body, has_all=True)
     basics = [_HEAD, _BASICS, _INTEGERS]
     if any(kernel.has_checks for kernel in kernels):
         basics.append(_CHECK)
-    parts = [cpp_text.MINMAX, *sorted(composed), vector_math.definitions(own)]
+    functions = {f"fx_{op}": _definition(op) for op in _FUNCTIONS} | _DEFINITIONS
+    theirs = [functions[name] for name in sorted(own & functions.keys())]
+    ours = vector_math.definitions(own - functions.keys())
+    parts = [cpp_text.MINMAX, _EXTREMES, _QUOTIENT, *sorted(composed), *theirs, ours]
     return "\n".join([*basics, *map(for_device, parts), _MEMORY, _FOLDS])
+
+
+def _definition(op: str) -> str:
+    return f"FX_INLINE float fx_{op}(float x) {{ return {_FUNCTIONS[op]}; }}"
 
 
 def for_device(text: str) -> str:

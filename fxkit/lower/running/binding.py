@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 
 from fxkit import config
 from fxkit.errors import BuildError
@@ -206,3 +207,20 @@ def code_of(dtype: torch.dtype) -> int:
         raise LookupError("the binding")
     with torch.inference_mode(False):
         return _loaded[0].describe(torch.empty(0, dtype=dtype, device="cpu"))[0]
+
+
+def can_read(device: torch.device) -> bool:
+    """Tell whether the binding can check that a tensor is on a device."""
+    if device.type == "cpu":
+        return True
+    return device.type == "cuda" and device.index is not None and torch.cuda.is_available()
+
+
+@functools.cache
+def place_of(device: torch.device) -> tuple[int, int, int, int]:
+    """Return a device as the binding knows it: kind, index, keys of its tensors, of inference's."""
+    with torch.inference_mode(False):
+        plain = keys_of(torch.empty(0, device=device))
+    with torch.inference_mode():
+        inference = keys_of(torch.empty(0, device=device))
+    return DeviceType.CUDA.value, device.index, plain, inference

@@ -123,11 +123,13 @@ def make_entry(facts: EntryFacts, module: Module, program: Callable[..., Any] | 
     native = binding.loaded()
     if native is None or program is None or len(facts.arguments) > _MAX_ARGUMENTS:
         return None
-    if any(guard.type.stride is None for guard in facts.arguments):
+    if not all(is_plain(guard.type) for guard in facts.arguments):
         return None
     is_native = isinstance(program, native.Program)
     specs = [None if is_native else spec_of(guard.type) for guard in facts.arguments]
-    if any(not isinstance(t, torch.Tensor) or t.device.type != "cpu" for t in facts.outside):
+    if any(
+        not isinstance(t, torch.Tensor) or not binding.can_read(t.device) for t in facts.outside
+    ):
         return None
     if any(t.layout is not torch.strided for t in facts.outside):
         return None

@@ -13,6 +13,7 @@ from fxkit.ir.types import TensorType
 from fxkit.lower.cpp.calling_convention import SUFFIX
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import cost_of_point
+from fxkit.lower.running.launcher import Launcher
 
 # Operations below which waking the other threads costs more than they save.
 PARALLEL_WORK = 300_000
@@ -41,6 +42,8 @@ class KernelCall:
         is_parallel: Whether they are worth several threads.
         address: Where its packed function lies, or None until it is built.
         numbers: What the function reads at run time, besides buffers.
+        launcher: How the binding launches it on another device; None on the processor.
+        scratch_bytes: Bytes that it needs beside its buffers; only where it is launched.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class KernelCall:
         self.is_parallel = self.work >= PARALLEL_WORK
         self.address: int | None = None
         self.numbers = b""
+        self.launcher: Launcher | None = None
+        self.scratch_bytes = 0
 
     def bind(self, library: ctypes.CDLL, name: str, numbers: bytes = b"") -> None:
         """Take the built function of this name, and the numbers that it is to read."""

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.running import binding
 from fxkit.lower.running.kernel_call import KernelCall
+from fxkit.lower.running.launcher import Launcher
 from fxkit.lower.running.piece import Key, Piece, is_one_of_several, kernel_of, key_of, results_of
 from fxkit.lower.running.scratch import plan_scratch
 from fxkit.lower.running.view_values import views_for_kernels
@@ -67,18 +69,19 @@ def is_plain(known: Any) -> bool:
     """Tell whether the binding can check that a value is of a type."""
     return (
         isinstance(known, TensorType)
-        and known.device.type == "cpu"
+        and binding.can_read(known.device)
         and known.stride is not None
         and not known.is_symbolic
     )
 
 
-def spec_of(known: TensorType) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-    """Return a type as the binding knows it: dtype, bytes spanned, sizes, strides."""
+def spec_of(known: TensorType) -> tuple[Any, ...]:
+    """Return a type as the binding knows it: dtype, bytes spanned, sizes, strides, any device."""
     stride = known.stride or ()
     last = sum((size - 1) * step for size, step in zip(known.shape, stride, strict=True))
     count = last + 1 if all(known.shape) else 0
-    return binding.code_of(known.dtype), count * known.dtype.itemsize, tuple(known.shape), stride
+    spec = binding.code_of(known.dtype), count * known.dtype.itemsize, tuple(known.shape), stride
+    return spec if known.device.type == "cpu" else (*spec, binding.place_of(known.device))
 
 
 class _Planner:
@@ -126,7 +129,7 @@ class _Planner:
             if node.op == "output" and self._is_flat(node.args[0]):
                 continue
             call = kernel_of(node)
-            values = len(call.inputs) + len(call.outputs) if call is not None else 0
+            values = len(call.inputs) + len(call.outputs) + 1 if call is not None else 0
             is_run = call is not None and values <= MAX_VALUES
             last = steps[-1] if steps else None
             if last is None or last.is_run != is_run or last.values + values > MAX_VALUES:
@@ -214,6 +217,9 @@ class _Planner:
         lives = [
             (spec_of(types[key])[1], born[key], max(born[key], used.get(key, 0))) for key in scratch
         ]
+        own = {i: call.scratch_bytes for i, call in enumerate(calls) if call.scratch_bytes}
+        place = {i: len(order) + number for number, i in enumerate(own)}
+        lives += [(count, i, i) for i, count in own.items()]
         results = [(spec_of(types[key])[1], born[key]) for key in outs]
         places = plan_scratch(lives, results)
         failing = max((i for i, call in enumerate(calls) if call.kernel.may_fail), default=0)
@@ -228,9 +234,11 @@ class _Planner:
                 call.is_parallel,
                 call.numbers,
                 tuple(slots),
+                place.get(i, -1),
             )
-            for node, call, slots in zip(step.nodes, calls, freed, strict=True)
+            for i, (node, call, slots) in enumerate(zip(step.nodes, calls, freed, strict=True))
         )
+        launcher = calls[0].launcher
         return (
             tuple(spec_of(types[key]) for key in ins),
             tuple((*self._table(str(key[0].target)), spec_of(types[key])) for key in attributes),
@@ -239,7 +247,8 @@ class _Planner:
             places.homes,
             places.offsets,
             kernels,
-            sum(call.work for call in calls) >= _LONG_WORK,
+            launcher is not None or sum(call.work for call in calls) >= _LONG_WORK,
+            None if launcher is None else _launching(launcher, places.size),
         )
 
     def _types(self, step: _Step) -> dict[Key, TensorType]:
@@ -274,6 +283,13 @@ class _Planner:
 
     def _link(self, table: dict[str, Any], key: str, value: Any) -> None:
         self._links[id(table), key] = (table, key, value)
+
+
+def _launching(launcher: Launcher, scratch_bytes: int) -> tuple[Any, ...]:
+    """Return how kernels are launched, with scratch memory of so many bytes, for the binding."""
+    block = TensorType((scratch_bytes,), torch.uint8, (1,), launcher.device)
+    spec = spec_of(block) if scratch_bytes else None
+    return (launcher.stream, launcher.exchange, launcher.device.index, spec)
 
 
 def _kernel(node: fx.Node) -> KernelCall:

@@ -13,11 +13,13 @@ from torch import fx
 
 from fxkit.lower import CompiledModule
 from fxkit.lower.cpp.build import Library
+from fxkit.lower.cuda.launching import CudaCall
 from fxkit.lower.cuda.lowering import CudaPolicy
 from fxkit.lower.cuda.printer import print_unit
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.running.building import Built
 from fxkit.lower.running.kernel_call import KernelCall
+from fxkit.lower.running.launcher import Launcher
 from fxkit.lower.running.lowering import lower_typed, typed
 from fxkit.lower.running.plan import Calls
 from tests.lower.cuda.shim import build_on_cpu, run_on_cpu
@@ -53,22 +55,47 @@ class ShimCall(KernelCall):
         )
 
 
+class LaunchedCall(CudaCall):
+    """Launches a kernel's CUDA text under a shim, from Python or from the binding."""
+
+    def bind(self, library: ctypes.CDLL, name: str, numbers: bytes = b"") -> None:
+        super().bind(library, name)
+        self._device = torch.device("cpu", 0)
+        stream, exchange = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (_stream, _same))
+        self.launcher = Launcher(self._device, stream, exchange)
+        self.address = ctypes.cast(self._function, ctypes.c_void_p).value
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+def _stream(device: int, stream: Any) -> int:
+    stream[0] = None
+    return 0
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_int8)
+def _same(device: int) -> int:
+    return device
+
+
 class Lowering:
     """Makes modules whose kernels are CUDA text under a shim.
 
     Args:
         folder: Where they are built.
+        call: Calls a kernel.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, call: type[KernelCall] = ShimCall) -> None:
         self._folder = folder
+        self._call = call
 
     def __call__(self, gm: fx.GraphModule, args: tuple[Any, ...]) -> CompiledModule:
         typed(gm, args)
         policy = CudaPolicy(min_members=1, gpu=torch.device("cpu"))
-        calls = Calls(ShimCall, _left_to_torch)
+        calls = Calls(self._call, _left_to_torch)
         module = lower_typed(gm, policy, calls=calls, build=self._build)
-        module.native_program = None
+        if self._call is ShimCall:
+            module.native_program = None
         return module
 
     def _build(self, kernels: Mapping[str, Kernel]) -> Built:

@@ -1,4 +1,4 @@
-"""`to_cuda` for tests whose tensors are on the processor: they go to a GPU, and results come back."""
+"""`to_cuda` for tests with tensors on the processor: they go to a GPU, and results come back."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from fxkit.lower.cuda.lowering import build_kernels
 from fxkit.lower.cuda.printer import print_unit
 from fxkit.lower.loops.interpreter import interpret
 from tests.lower.cuda.cases import CASES, Case, case, randn
+from tests.lower.cuda.on_cpu import LaunchedCall, Lowering
 from tests.lower.cuda.shim import build_on_cpu
 from tests.lower.kernels import difference
 
@@ -75,7 +76,7 @@ def test_regions_on_a_gpu_are_fused_and_the_rest_has_reasons() -> None:
     assert fused == [("mul", "add", "layer_norm", "sigmoid", "mul_1")]
     reasons = {region.name: region.reason for region in module.regions if region.reason}
     assert "folds along rows" in str(reasons["cumsum"])
-    assert "matmul" in reasons
+    assert reasons["matmul"] == "its result is on cuda:0, whose library computes products"
     assert "__global__" in module.source
     assert "fx_fold<" in module.source
 
@@ -174,7 +175,7 @@ def launched(
 @pytest.mark.parametrize("name", ["layer_norm_of_sum", "softmax_long", "several"])
 def test_a_call_makes_its_results_and_scratch_memory(launched: Launched, name: str) -> None:
     call, one = launched(name)
-    assert bool(call._scratch_bytes) == (name == "softmax_long")
+    assert bool(call.scratch_bytes) == (name == "softmax_long")
     expected = [torch.empty_like(output) for output in one.outputs]
     interpret(one.kernel, one.inputs, expected)
     for found, right in zip(_as_tuple(call(*one.inputs)), expected, strict=True):
@@ -197,6 +198,46 @@ def test_a_launch_that_fails_leaves_its_region_to_eager(launched: Launched) -> N
         assert call(*one.inputs) == "eager's"
     assert call(*one.inputs) == "eager's"
     assert call.calls == 0
+
+
+def two_kernels(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return results of kernels with a product between them; one needs scratch memory."""
+    a = torch.softmax(x * 2, -1)
+    b = torch.tanh(a @ y + 1) * 3
+    return a, b, (a * a).sum(-1) + b.sum()
+
+
+def test_the_binding_launches_a_whole_graph(tmp_path: Path) -> None:
+    x, y = randn(2, 40_000), randn(40_000, 3)
+    module = Lowering(tmp_path, LaunchedCall)(fxkit.symbolic_trace(two_kernels), (x, y))
+    assert module.native_program is not None
+    assert any(call.scratch_bytes for call in module._plan.calls.values())
+    with torch.no_grad():
+        exact = two_kernels(x.double(), y.double())
+        for _ in range(2):
+            for found, eager, right in zip(module(x, y), two_kernels(x, y), exact, strict=True):
+                error, bound = ((t - right).abs().max() for t in (found, eager))
+                assert (found.dtype, found.stride()) == (eager.dtype, eager.stride())
+                assert error <= 2 * bound + 1e-6 * right.abs().max()
+    assert module.native_program.calls == 2
+    assert module.native_program.stand_ins == 0
+
+
+def test_where_the_binding_can_not_launch_python_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    out_of_bounds = torch.tensor([0, 50])
+    table = randn(5, 8)
+    lowered = Lowering(tmp_path, LaunchedCall)
+    gm = fxkit.symbolic_trace(lambda i, t: t[i] * 2)
+    module = lowered(gm, (out_of_bounds % 5, table))
+    with torch.no_grad():
+        torch.testing.assert_close(module(out_of_bounds % 5, table), table[[0, 0]] * 2)
+        with pytest.raises(IndexError), pytest.warns(UserWarning, match="got CUDA's error 710"):
+            module(out_of_bounds, table)
+    assert module.native_program.stand_ins == 1
 
 
 @needs_nvcc
@@ -274,6 +315,20 @@ def test_kernels_are_recorded_into_a_graph_of_launches() -> None:
         args[0].mul_(2)
         recorded.replay()
         torch.testing.assert_close(found, fn(*args))
+
+
+@pytest.mark.gpu
+def test_a_whole_graph_is_one_call() -> None:
+    x, y = randn(2, 40_000).cuda(), randn(40_000, 3).cuda()
+    compiled = fxkit.compile(two_kernels)
+    with torch.no_grad():
+        exact = two_kernels(x.double(), y.double())
+        for _ in range(4):
+            for found, right in zip(compiled(x, y), exact, strict=True):
+                torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-4)
+    (module,) = compiled.compiled_modules
+    assert module.native_program.calls >= 3
+    assert module.native_program.stand_ins == 0
 
 
 @pytest.mark.gpu

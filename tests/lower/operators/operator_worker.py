@@ -5,7 +5,8 @@ appends a line of JSON to FILE before and after each call of the operators of to
 name matches the expression NAMES, from the FIRST on in steps of STEP, without the SKIPPED first
 calls of that one.
 KIND is a key of `KINDS`, a dtype, the gradients, other sizes than those that were captured, or
-tensors on a GPU; at most SAMPLES calls of each operator are compared, spread evenly over those of torch.
+tensors on a GPU; at most SAMPLES calls of each operator are compared, spread evenly over those of
+torch.
 """
 
 from __future__ import annotations

@@ -155,8 +155,10 @@ def _checked(operand: Any, root: torch.nn.Module) -> TensorType:
     if not isinstance(operand, (fx.Node, Attribute)):
         raise Unfusable("one of its operands is no tensor")
     known = operand_type(operand, root)
-    if not isinstance(known, TensorType) or known.stride is None or known.device.type != "cpu":
-        raise Unfusable("an operand is no strided tensor in the processor's memory")
+    if not isinstance(known, TensorType) or known.stride is None:
+        raise Unfusable("an operand is no strided tensor")
+    if known.device.type != "cpu":
+        raise Unfusable(f"an operand is on {known.device}, whose library computes attention")
     if not all(isinstance(size, int) for size in known.shape):
         raise Unfusable("the shape of an operand is symbolic")
     if known.numel == 0 or len(known.shape) > 4:

@@ -92,8 +92,10 @@ def checked_type(known: Any, what: str) -> TensorType:
     """Return a type if it is one that a product reads or writes; see `checked_operand`."""
     if not isinstance(known, TensorType):
         raise Unfusable(f"the type of {what} is not known")
-    if known.device.type != "cpu" or known.stride is None:
-        raise Unfusable(f"{what} is no strided tensor in the processor's memory")
+    if known.device.type != "cpu":
+        raise Unfusable(f"{what} is on {known.device}, whose library computes products")
+    if known.stride is None:
+        raise Unfusable(f"{what} is no strided tensor")
     if known.dtype != torch.float32:
         raise Unfusable(
             f"{what} is {short_dtype(known.dtype)}, whose products the library computes"

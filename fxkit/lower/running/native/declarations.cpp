@@ -15,6 +15,7 @@ int32_t aoti_torch_get_dim(Handle, int64_t*);
 int32_t aoti_torch_get_sizes(Handle, int64_t**);
 int32_t aoti_torch_get_strides(Handle, int64_t**);
 int32_t aoti_torch_get_dtype(Handle, int32_t*);
+int32_t aoti_torch_get_device_index(Handle, int32_t*);
 int32_t aoti_torch_empty_strided(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t,
                                  Handle*);
 int32_t aoti_torch_delete_tensor_object(Handle);
@@ -103,11 +104,15 @@ static Layout layout;
 struct Spec {
   int32_t dtype;
   int32_t rank;
+  int32_t device, device_index;  // the kind of device as torch numbers them, 0 for main memory
+  uint64_t keys, inference_keys;
   int64_t bytes;  // of memory that it spans
   int64_t geometry[];  // sizes, then strides
 };
 
-Spec* new_spec(PyObject* description);  // (dtype, bytes, sizes, strides)
+// (dtype, bytes, sizes, strides), and where it is not in main memory (device, its index, dispatch
+// keys of plain tensors there, those of inference tensors)
+Spec* new_spec(PyObject* description);
 
 static inline Handle handle_of(PyObject* tensor) { return (char*)tensor + layout.impl; }
 
@@ -125,7 +130,7 @@ static inline bool is_tensor(PyObject* value) {
 // Whether gradients are asked for.
 bool requires_grad(PyObject* tensor);
 
-// Whether a value is a plain strided tensor in main memory, of this type.
+// Whether a value is a plain strided tensor of this type.
 bool fits(PyObject* value, const Spec* spec);
 
 // Memory that is kept for the next call. `pool_take` returns NULL when there is none left.

@@ -8,16 +8,30 @@
 // A kernel's buffers are followed by the numbers that it reads at run time, where it reads any. It
 // returns zero, or else what it has written is void and Python has to stand in. Large tensors that
 // no one needs after a kernel are let go of there, where no later one of the run may fail.
+//
+// A run on another device launches its kernels on the stream that is current there. Its scratch
+// memory is a tensor on that device, which later work on the stream may reuse.
 typedef long (*KernelFunction)(void* const* buffers, long threads);
+typedef int (*LaunchFunction)(void* const* buffers, void* scratch, void* stream, int device);
+typedef int32_t (*StreamFunction)(int32_t device, void** stream);  // of torch; 0 for no error
+typedef int8_t (*ExchangeFunction)(int8_t device);  // makes it current, returns which one was
 
 struct Kernel {
-  KernelFunction function;
+  void* function;  // a KernelFunction, or a LaunchFunction
   int count;
   int* buffers;
   bool is_parallel;
   const char* numbers;  // NULL where there are none; a bytes object of the program's parts
   int* freed;           // slots
   int freed_count;
+  int scratch;  // the value that is its own scratch memory, or -1; only where it is launched
+};
+
+struct Launcher {
+  StreamFunction stream;  // NULL where kernels run on the processor
+  ExchangeFunction exchange;
+  Spec* block;  // the scratch memory of a run; NULL where it needs none
+  int device_index;
 };
 
 struct Given {  // a tensor in a slot
@@ -43,6 +57,7 @@ struct Step {
   size_t* scratch;  // offset of each value in the scratch memory, or
   int* homes;       // in that of the made tensor of this number, unless it is negative
   Kernel* kernels;
+  Launcher launcher;
   bool is_long;  // whether others may run meanwhile
 };
 
@@ -140,11 +155,11 @@ static bool parse_kernels(PyObject* tuple, Step* step) {
     unsigned long long address;
     PyObject *buffers, *numbers, *freed;
     int parallel;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "KOpSO", &address, &buffers, &parallel,
-                          &numbers, &freed))
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "KOpSOi", &address, &buffers, &parallel,
+                          &numbers, &freed, &one->scratch))
       return false;
     one->numbers = PyBytes_GET_SIZE(numbers) ? PyBytes_AS_STRING(numbers) : nullptr;
-    one->function = (KernelFunction)(uintptr_t)address;
+    one->function = (void*)(uintptr_t)address;
     one->is_parallel = parallel;
     if (!parse_ints(buffers, &one->buffers, &one->count)) return false;
     if (!parse_ints(freed, &one->freed, &one->freed_count)) return false;
@@ -152,13 +167,25 @@ static bool parse_kernels(PyObject* tuple, Step* step) {
   return step->kernels != nullptr;
 }
 
+static bool parse_launcher(PyObject* description, Launcher* launcher) {
+  if (description == Py_None) return true;
+  unsigned long long stream, exchange;
+  PyObject* block;
+  if (!PyArg_ParseTuple(description, "KKiO", &stream, &exchange, &launcher->device_index, &block))
+    return false;
+  launcher->stream = (StreamFunction)(uintptr_t)stream;
+  launcher->exchange = (ExchangeFunction)(uintptr_t)exchange;
+  return block == Py_None || (launcher->block = new_spec(block));
+}
+
 static bool parse_run(PyObject* run, Step* step) {
-  PyObject *given, *attributes, *made, *homes, *scratch, *kernels;
+  PyObject *given, *attributes, *made, *homes, *scratch, *kernels, *launcher;
   long long bytes;
   int is_long, made_count, home_count, scratch_count;
-  if (!PyArg_ParseTuple(run, "OOOLOOOp", &given, &attributes, &made, &bytes, &homes, &scratch,
-                        &kernels, &is_long))
+  if (!PyArg_ParseTuple(run, "OOOLOOOpO", &given, &attributes, &made, &bytes, &homes, &scratch,
+                        &kernels, &is_long, &launcher))
     return false;
+  if (!parse_launcher(launcher, &step->launcher)) return false;
   step->is_run = true;
   step->is_long = is_long;
   step->scratch_bytes = (size_t)bytes;
@@ -176,7 +203,8 @@ static bool parse_run(PyObject* run, Step* step) {
   is_small = is_small && home_count == scratch_count;
   for (int i = 0; i < home_count; ++i) is_small = is_small && step->homes[i] < made_count;
   for (int i = 0; i < step->kernel_count; ++i)
-    is_small = is_small && step->kernels[i].count <= MAX_VALUES;
+    is_small = is_small && step->kernels[i].count <= MAX_VALUES &&
+               step->kernels[i].scratch < step->value_count;
   if (!is_small) PyErr_SetString(PyExc_ValueError, "expected a run of fewer values");
   return is_small;
 }
@@ -236,7 +264,7 @@ static void free_step(Step* step) {
     PyMem_Free(step->kernels[i].freed);
   }
   void* arrays[] = {step->attributes, step->kernels, step->scratch, step->homes,
-                    step->ins,        step->outs,    step->dead};
+                    step->ins,        step->outs,    step->dead,    step->launcher.block};
   for (void* array : arrays) PyMem_Free(array);
 }
 
@@ -325,10 +353,28 @@ static bool run_kernels(Step* step, PyObject** slots, void** values, PyThreadSta
       threads = 1;
     for (int i = 0; i < kernel->count; ++i) buffers[i] = values[kernel->buffers[i]];
     buffers[kernel->count] = (void*)kernel->numbers;
-    if (kernel->function(buffers, kernel->is_parallel ? threads : 1)) return false;
+    if (((KernelFunction)kernel->function)(buffers, kernel->is_parallel ? threads : 1))
+      return false;
     if (kernel->freed_count) let_go(kernel, slots, thread);
   }
   return true;
+}
+
+static bool launch_kernels(Step* step, PyObject** slots, void** values, PyThreadState** thread) {
+  const Launcher* launcher = &step->launcher;
+  void *buffers[MAX_VALUES], *stream;
+  if (launcher->stream(launcher->device_index, &stream)) return false;
+  int8_t before = launcher->exchange((int8_t)launcher->device_index);
+  bool is_good = true;
+  for (int k = 0; is_good && k < step->kernel_count; ++k) {
+    Kernel* kernel = step->kernels + k;
+    for (int i = 0; i < kernel->count; ++i) buffers[i] = values[kernel->buffers[i]];
+    void* scratch = kernel->scratch < 0 ? nullptr : values[kernel->scratch];
+    is_good = !((LaunchFunction)kernel->function)(buffers, scratch, stream, launcher->device_index);
+    if (is_good && kernel->freed_count) let_go(kernel, slots, thread);
+  }
+  launcher->exchange(before);
+  return is_good;
 }
 
 static bool make_outputs(Step* step, void** values, Handle* handles) {
@@ -341,16 +387,33 @@ static bool make_outputs(Step* step, void** values, Handle* handles) {
   return true;
 }
 
+// One block of memory for a run: of the pool, or a tensor on its device.
+struct Room {
+  void* memory;
+  Handle tensor;
+};
+
+static bool take_room(const Step* step, Room* room) {
+  const void* data;
+  if (!step->scratch_bytes) return true;
+  if (!step->launcher.stream) return (room->memory = pool_take(step->scratch_bytes));
+  if (!(room->tensor = new_tensor(step->launcher.block))) return false;
+  if (torch_get_const_data_ptr(room->tensor, &data)) return false;
+  return (room->memory = (void*)data);
+}
+
+static void give_room(const Step* step, const Room* room) {
+  if (room->tensor) aoti_torch_delete_tensor_object(room->tensor);
+  else if (room->memory) pool_give(room->memory, step->scratch_bytes);
+}
+
 // Points to the values of a run that are no tensors; they follow the tensors that it makes.
-static bool point_to_scratch(Step* step, void** made, void** block) {
-  *block = nullptr;
-  if (step->scratch_bytes && !(*block = pool_take(step->scratch_bytes))) return false;
+static void point_to_scratch(const Step* step, void** made, const Room* room) {
   void** values = made + step->out_count;
   for (int i = 0; i < step->scratch_count; ++i) {
-    void* home = step->homes[i] < 0 ? *block : made[step->homes[i]];
+    void* home = step->homes[i] < 0 ? room->memory : made[step->homes[i]];
     values[i] = (char*)home + step->scratch[i];
   }
-  return true;
 }
 
 static bool wrap_outputs(Step* step, Handle* handles, PyObject** slots) {
@@ -366,13 +429,18 @@ static bool wrap_outputs(Step* step, Handle* handles, PyObject** slots) {
 static int run_natively(Step* step, PyObject** slots, void** values, PyObject** held,
                         Handle* handles) {
   if (!point_to_inputs(step, slots, values, held)) return 0;
-  void *block, **made = values + step->given_count + step->attribute_count;
+  void** made = values + step->given_count + step->attribute_count;
   if (!make_outputs(step, made, handles)) return 0;
-  if (!point_to_scratch(step, made, &block)) return 0;
-  PyThreadState* thread = step->is_long ? PyEval_SaveThread() : nullptr;
-  bool is_valid = run_kernels(step, slots, values, &thread);
-  if (thread) PyEval_RestoreThread(thread);
-  if (block) pool_give(block, step->scratch_bytes);
+  Room room = {};
+  bool is_valid = take_room(step, &room);
+  if (is_valid) {
+    point_to_scratch(step, made, &room);
+    PyThreadState* thread = step->is_long ? PyEval_SaveThread() : nullptr;
+    is_valid = step->launcher.stream ? launch_kernels(step, slots, values, &thread)
+                                     : run_kernels(step, slots, values, &thread);
+    if (thread) PyEval_RestoreThread(thread);
+  }
+  give_room(step, &room);
   if (!is_valid) return 0;
   return wrap_outputs(step, handles, slots) ? 1 : -1;
 }

@@ -118,17 +118,22 @@ bool requires_grad(PyObject* tensor) {
 }
 
 Spec* new_spec(PyObject* description) {
-  int dtype;
+  int dtype, device = 0, device_index = -1;
   long long bytes;
+  unsigned long long keys = layout.plain_keys, inference_keys = layout.inference_keys;
   PyObject *sizes, *strides;
-  if (!PyArg_ParseTuple(description, "iLO!O!", &dtype, &bytes, &PyTuple_Type, &sizes,
-                        &PyTuple_Type, &strides))
+  if (!PyArg_ParseTuple(description, "iLO!O!|(iiKK)", &dtype, &bytes, &PyTuple_Type, &sizes,
+                        &PyTuple_Type, &strides, &device, &device_index, &keys, &inference_keys))
     return NULL;
   Py_ssize_t rank = PyTuple_GET_SIZE(sizes);
   Spec* spec = (Spec*)PyMem_Malloc(sizeof(Spec) + 2 * rank * sizeof(int64_t));
   if (!spec) return (Spec*)PyErr_NoMemory();
   spec->dtype = dtype;
   spec->rank = (int32_t)rank;
+  spec->device = device;
+  spec->device_index = device_index;
+  spec->keys = keys;
+  spec->inference_keys = inference_keys;
   spec->bytes = bytes;
   for (Py_ssize_t i = 0; i < rank; ++i) {
     spec->geometry[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
@@ -151,10 +156,12 @@ static bool has_geometry(PyObject* value, const Spec* spec) {
 bool fits(PyObject* value, const Spec* spec) {
   if (!is_tensor(value)) return false;
   uint64_t keys = keys_of(value);
-  if (keys != layout.plain_keys && keys != layout.inference_keys) return false;
+  if (keys != spec->keys && keys != spec->inference_keys) return false;
   Handle handle = handle_of(value);
-  int32_t dtype;
+  int32_t dtype, index;
   if (aoti_torch_get_dtype(handle, &dtype) || dtype != spec->dtype) return false;
+  if (spec->device && (aoti_torch_get_device_index(handle, &index) || index != spec->device_index))
+    return false;
   if (layout.geometry > 0 && spec->rank <= INLINE) return has_geometry(value, spec);
   int64_t rank, *sizes, *strides;
   if (aoti_torch_get_dim(handle, &rank) || rank != spec->rank) return false;
@@ -173,9 +180,11 @@ static void give_back(void* block, void* bytes) { pool_give(block, (size_t)(uint
 Handle new_tensor(const Spec* spec) {
   const int64_t *sizes = spec->geometry, *strides = sizes + spec->rank;
   Handle made = NULL;
-  if (spec->bytes < POOLED_BYTES)
-    return aoti_torch_empty_strided(spec->rank, sizes, strides, spec->dtype, 0, -1, &made) ? NULL
-                                                                                          : made;
+  if (spec->device || spec->bytes < POOLED_BYTES)
+    return aoti_torch_empty_strided(spec->rank, sizes, strides, spec->dtype, spec->device,
+                                    spec->device_index, &made)
+               ? NULL
+               : made;
   void* block = pool_take(spec->bytes);
   if (!block) return NULL;
   if (torch_from_blob(block, spec->rank, sizes, strides, 0, spec->dtype, 0, -1, &made, 0, NULL, 0,

@@ -36,13 +36,21 @@ def compare(compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Tensors) -
     return found
 
 
-def hold(found: Tensors, after: Tensors, gm: fx.GraphModule, inputs: Tensors) -> None:
+def hold(
+    found: Tensors,
+    after: Tensors,
+    gm: fx.GraphModule,
+    inputs: Tensors,
+    eager_way: Callable[..., Any] | None = None,
+) -> None:
     """Hold results, and inputs after the call, to eager's.
+
+    Eager is the graph itself, or `eager_way`, which runs it elsewhere.
 
     Strides are compared only where there are neighbours: along a dimension of size one nothing
     is read by them, and torch itself gives now this number, now that.
     """
-    eager = _all(*run(gm, inputs))
+    eager = _all(*run(eager_way or gm, inputs))
     exact = _all(*run(_wide(gm), _doubled(inputs)))
     rounded: list[Tensors] = []
     has_singles = _has_singles(gm, inputs)

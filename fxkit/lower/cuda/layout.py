@@ -23,7 +23,7 @@ from fxkit.lower.loops.loop_ir import Access, Kernel
 WARP_ROW, BLOCK_ROW = 1024, 32 * 1024
 
 # Threads of a block, but for rows that ask for more.
-THREADS = 256
+THREADS = 128
 
 # Threads of a block that walks a row without holding it.
 WALKERS = 512

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from fxkit.lower import CompiledModule, Policy, to_cuda
-from fxkit.lower.running.lower_report import Region
+from fxkit.lower import Policy, to_cuda
 
 
 class OnGpu:
-    """A module for a GPU that takes and returns tensors on the processor.
+    """A program that runs on a GPU, and takes and returns tensors on the processor.
 
     What a call writes to its inputs is written to those on the processor too.
     """
 
-    def __init__(self, module: CompiledModule) -> None:
-        self._module = module
+    def __init__(self, program: Callable[..., Any]) -> None:
+        self._program = program
 
-    @property
-    def regions(self) -> tuple[Region, ...]:
-        return self._module.regions
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
 
-    @property
-    def source(self) -> str:
-        return self._module.source
-
-    def report(self) -> Any:
-        return self._module.report()
-
-    def __call__(self, *inputs: torch.Tensor) -> Any:
-        there = tuple(map(to_gpu, inputs))
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        there = pytree.tree_map_only(torch.Tensor, to_gpu, (args, kwargs))
         with torch.no_grad():
-            results = self._module(*there)
-        for own, copied in zip(inputs, there, strict=True):
-            own.untyped_storage().copy_(copied.untyped_storage())
+            results = self._program(*there[0], **there[1])
+        for own, copied in zip(*map(pytree.tree_leaves, ((args, kwargs), there)), strict=True):
+            if isinstance(own, torch.Tensor):
+                own.untyped_storage().copy_(copied.untyped_storage())
         return pytree.tree_map_only(torch.Tensor, from_gpu, results)
 
 

@@ -6,6 +6,7 @@ The text runs on the processor, and on a GPU where there is one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.lower.cuda.on_cpu import Lowering
-from tests.lower.cuda.on_gpu import lower_on_gpu
+from tests.lower.cuda.on_gpu import OnGpu, lower_on_gpu
 from tests.lower.kernels import compile_all, difference, fused_names
 from tests.lower.operators import row_cases
 from tests.lower.operators.row_cases import results, shortfall, wide
@@ -39,21 +40,31 @@ AT_ONCE = 10  # programs of one build
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 
 
-Lowered = Callable[..., Any]
+@dataclass(frozen=True)
+class Place:
+    """Where CUDA text runs.
+
+    Attributes:
+        lower: Compiles a graph for inputs on the processor.
+        eager: Makes of a program one that eager runs at this place.
+    """
+
+    lower: Callable[..., Any]
+    eager: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @pytest.fixture(scope="module", params=["processor", pytest.param("gpu", marks=pytest.mark.gpu)])
-def lowering(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
     if request.param == "gpu":
-        return lower_on_gpu
-    return Lowering(tmp_path_factory.mktemp("cuda"))
+        return Place(lower_on_gpu, OnGpu)
+    return Place(Lowering(tmp_path_factory.mktemp("cuda")), lambda program: program)
 
 
-def hold_points_to_eager(lowering: Lowered, dtype: torch.dtype, part: slice, size: int) -> None:
+def hold_points_to_eager(place: Place, dtype: torch.dtype, part: slice, size: int) -> None:
     """Compile a part of the table of pointwise operators, and hold it to eager or float64."""
     rows = cases(dtype, (size,))[part]
     calls = [(function_of(r), (a[0],), named(r, a, k)) for r, a, k in rows]
-    compiled, inputs, nodes = compile_all(calls, lowering=lowering)
+    compiled, inputs, nodes = compile_all(calls, lowering=place.lower)
     fused = fused_names(compiled)
     wrong = []
     for (row, args, attributes), node, found in zip(rows, nodes, compiled(*inputs), strict=True):
@@ -80,28 +91,26 @@ def hold_points_to_eager(lowering: Lowered, dtype: torch.dtype, part: slice, siz
     ids=str,
 )
 def test_a_part_of_the_pointwise_operators_equals_eager(
-    lowering: Lowered, dtype: torch.dtype, part: slice
+    place: Place, dtype: torch.dtype, part: slice
 ) -> None:
-    hold_points_to_eager(lowering, dtype, part, 601)
+    hold_points_to_eager(place, dtype, part, 601)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("size", [600, 601], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS, ids=str)
-def test_all_pointwise_operators_equal_eager(
-    lowering: Lowered, dtype: torch.dtype, size: int
-) -> None:
-    hold_points_to_eager(lowering, dtype, slice(None), size)
+def test_all_pointwise_operators_equal_eager(place: Place, dtype: torch.dtype, size: int) -> None:
+    hold_points_to_eager(place, dtype, slice(None), size)
 
 
 def hold_rows_to_float64(
-    lowering: Lowered, dtype: torch.dtype, shape: tuple[int, ...], part: slice
+    place: Place, dtype: torch.dtype, shape: tuple[int, ...], part: slice
 ) -> None:
     """Compile a part of the row operators, and hold their errors to eager's."""
     rows = [row for row in row_cases.cases(shape, dtype) if "cum" not in row[0]][part]
-    expectations = [results(f(*a, **k)) for _, f, a, k in rows]
+    expectations = [results(place.eager(f)(*a, **k)) for _, f, a, k in rows]
     compiled, inputs, nodes = compile_all(
-        [(f, a, k) for _, f, a, k in rows], [len(e) for e in expectations], lowering
+        [(f, a, k) for _, f, a, k in rows], [len(e) for e in expectations], place.lower
     )
     fused = fused_names(compiled)
     wrong = []
@@ -128,30 +137,30 @@ def hold_rows_to_float64(
     ids=str,
 )
 def test_a_part_of_the_row_operators_is_as_exact_as_eager(
-    lowering: Lowered, dtype: torch.dtype, shape: tuple[int, ...], part: slice
+    place: Place, dtype: torch.dtype, shape: tuple[int, ...], part: slice
 ) -> None:
-    hold_rows_to_float64(lowering, dtype, shape, part)
+    hold_rows_to_float64(place, dtype, shape, part)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_of_random_shapes_are_as_exact_as_eager(
-    lowering: Lowered, dtype: torch.dtype, seed: int
+    place: Place, dtype: torch.dtype, seed: int
 ) -> None:
     random = Random(seed)
     shape = (random.randint(2, 4), random.randint(2, 70), random.choice([7, 32, 100, 1031, 2052]))
-    hold_rows_to_float64(lowering, dtype, shape, slice(None))
+    hold_rows_to_float64(place, dtype, shape, slice(None))
 
 
-def hold_programs_to_eager(lowering: Lowered, programs: list[Program]) -> None:
+def hold_programs_to_eager(place: Place, programs: list[Program]) -> None:
     """Compile programs as one, and hold each to eager."""
     gm, inputs = together(programs)
     with torch.no_grad():
-        found, after = run(lowering(gm, inputs), inputs)
+        found, after = run(place.lower(gm, inputs), inputs)
         for one, own in programs:
             count = len(results_of(one))
-            hold(found[:count], after[: len(own)], one, own)
+            hold(found[:count], after[: len(own)], one, own, place.eager(one))
             found, after = found[count:], after[len(own) :]
 
 
@@ -162,13 +171,13 @@ def hold_programs_to_eager(lowering: Lowered, programs: list[Program]) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(st.randoms(use_true_random=False))
-def test_random_programs_agree_with_eager(lowering: Lowered, random: Random) -> None:
-    hold_programs_to_eager(lowering, [random_program(random) for _ in range(5)])
+def test_random_programs_agree_with_eager(place: Place, random: Random) -> None:
+    hold_programs_to_eager(place, [random_program(random) for _ in range(5)])
 
 
-def test_programs_run_as_cuda_text(lowering: Lowered) -> None:
+def test_programs_run_as_cuda_text(place: Place) -> None:
     gm, inputs = random_program(Random(3))
-    compiled = lowering(gm, inputs)
+    compiled = place.lower(gm, inputs)
     with torch.no_grad():
         compiled(*inputs)
     report = compiled.report()
@@ -179,6 +188,6 @@ def test_programs_run_as_cuda_text(lowering: Lowered) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", range(SWEEP // AT_ONCE))
-def test_many_random_programs_agree_with_eager(lowering: Lowered, part: int) -> None:
+def test_many_random_programs_agree_with_eager(place: Place, part: int) -> None:
     seeds = range(part * AT_ONCE, (part + 1) * AT_ONCE)
-    hold_programs_to_eager(lowering, [random_program(Random(seed)) for seed in seeds])
+    hold_programs_to_eager(place, [random_program(Random(seed)) for seed in seeds])

@@ -32,12 +32,12 @@ def test_a_chain_as_text() -> None:
         kernel_of(lambda x, b: torch.relu(x + b) * 2, *CASES["broadcast"][1]()), "k"
     )
     assert (
-        text[: text.index('extern "C" __global__ void __launch_bounds__(256, 1)\nk_gpu_loose')]
+        text[: text.index('extern "C" __global__ void __launch_bounds__(128, 1)\nk_gpu_loose')]
         == """\
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(128, 1)
 k_gpu(const float* __restrict__ in0, const float* __restrict__ in1, float* __restrict__ out0) {
-  for (int tile = (int)blockIdx.x * 256 + (int)threadIdx.x; tile < 90; \
-tile += (int)gridDim.x * 256) {
+  for (int tile = (int)blockIdx.x * 128 + (int)threadIdx.x; tile < 90; \
+tile += (int)gridDim.x * 128) {
     const int i0 = tile / 10;
     const int i1 = tile % 10;
     const int j = i1 * 4;
@@ -71,9 +71,9 @@ def test_a_launcher_looks_at_the_alignment_of_all_buffers() -> None:
 extern "C" int k(void* const* buffers, void* scratch, void* stream, int device) {
   FX_DEVICE(device);
   if ((((unsigned long)buffers[0] | (unsigned long)buffers[1]) & 15) == 0) {
-    FX_LAUNCH(k_gpu, 1, 1, 256, stream, (const float*)buffers[0], (float*)buffers[1]);
+    FX_LAUNCH(k_gpu, 1, 1, 128, stream, (const float*)buffers[0], (float*)buffers[1]);
   } else {
-    FX_LAUNCH(k_gpu_loose, 1, 1, 256, stream, (const float*)buffers[0], (float*)buffers[1]);
+    FX_LAUNCH(k_gpu_loose, 1, 1, 128, stream, (const float*)buffers[0], (float*)buffers[1]);
   }
   return FX_ERROR();
 }

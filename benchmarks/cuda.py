@@ -1,8 +1,9 @@
-"""Kernels on a GPU: their bandwidth over that of a copy, beside eager's and torch.compile's."""
+"""Kernels on a GPU: their bandwidth over that of a copy, and what calls of small graphs cost."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ import fxkit
 from fxkit.demo.judge import relative_error
 from fxkit.lower import Policy, to_cuda
 from fxkit.view.texts.text_table import table
+
+# Calls that are timed together, where what counts is how fast they follow each other.
+_CALLS = 200
 
 # Bytes that are written between two calls, so that none finds its inputs in the cache.
 _FLUSH = 256 << 20
@@ -78,12 +82,30 @@ CASES = (
 )
 
 
+def _one_kernel(x: Tensor, y: Tensor) -> Tensor:
+    return torch.sigmoid(x * y + 1) * x
+
+
+def _five_products(x: Tensor, y: Tensor) -> Tensor:
+    for _ in range(5):
+        x = torch.softmax(torch.tanh(x * y + 1), -1) @ y
+    return x
+
+
+# Programs whose time is that of the calls, not of the kernels.
+SMALL = (
+    Case("four operators, 64x64", _one_kernel, ((64, 64), (64, 64))),
+    Case("five times four and a product, 64x64", _five_products, ((64, 64), (64, 64))),
+)
+
+
 def run(rounds: int, *, with_peer: bool) -> str:
-    """Time each case in turn and return a table; without a GPU, say that there is none.
+    """Time each case in turn and return two tables; without a GPU, say that there is none.
 
     Times are medians of calls, by events in the stream, with a cold cache. The bandwidth of a case
     is the bytes of its inputs and its result over its time; that of a copy is measured in the same
-    turns, for as many bytes.
+    turns, for as many bytes. Small programs are called again and again, and the GPU is waited for
+    at the end; `recorded` is torch.compile that replays a recorded graph of launches.
 
     Args:
         rounds: Timed calls of each.
@@ -94,7 +116,40 @@ def run(rounds: int, *, with_peer: bool) -> str:
     rows = [_row(case, rounds, with_peer) for case in CASES]
     title = f"{torch.cuda.get_device_name()}: GB/s, and their share of a copy's"
     headers = ["case", "copy", "eager", "torch.compile", "fxkit", "error over eager's"]
-    return f"{title}\n{table(headers, rows, align='<>>>>>')}"
+    wide = f"{title}\n{table(headers, rows, align='<>>>>>')}"
+    rows = [_small_row(case, rounds, with_peer) for case in SMALL]
+    headers = ["small program", "eager", "torch.compile", "recorded", "fxkit"]
+    return f"{wide}\n\nmicroseconds a call\n{table(headers, rows, align='<>>>>')}"
+
+
+def _small_row(case: Case, rounds: int, with_peer: bool) -> list[str]:
+    args = tuple(torch.randn(*shape, device="cuda") for shape in case.shapes)
+    ways: dict[str, Callable[..., Any]] = {
+        "eager": case.program,
+        "fxkit": fxkit.compile(case.program),
+    }
+    if with_peer:
+        ways["torch.compile"] = torch.compile(case.program)
+        ways["recorded"] = torch.compile(case.program, mode="reduce-overhead")
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    with torch.no_grad():
+        for way in ways.values():
+            _seconds_a_call(way, args)
+        for _ in range(rounds):
+            for name, way in ways.items():
+                times[name].append(_seconds_a_call(way, args))
+    names = ("eager", "torch.compile", "recorded", "fxkit")
+    return [case.name, *(f"{statistics.median(times[n]) * 1e6:.1f}" if n in times else ""
+                         for n in names)]  # fmt: skip
+
+
+def _seconds_a_call(way: Callable[..., Any], args: tuple[Tensor, ...]) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(_CALLS):
+        way(*args)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / _CALLS
 
 
 def _row(case: Case, rounds: int, with_peer: bool) -> list[str]:

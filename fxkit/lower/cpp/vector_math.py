@@ -212,8 +212,8 @@ FX_INLINE float fx_sigmoid(float x) {
 # It is what gelu multiplies x with, and does not cancel for negative x, as 1 + erf(x) does. Q is
 # evaluated in pairs, which wait less for each other than Horner's steps. Where the result would be
 # subnormal it is 0.
-_NORMAL_CDF = """\
-FX_INLINE float fx_normal_cdf(float x) {
+NORMAL_EXPONENT = """\
+FX_INLINE float fx_normal_exponent(float x) {
   float a = __builtin_fabsf(x);
   float s = x * x;
   float s2 = s * s;
@@ -225,7 +225,13 @@ FX_INLINE float fx_normal_cdf(float x) {
   float q03 = fx_fma(q23, s, q01);
   float q47 = fx_fma(q67, s, q45);
   float q8 = fx_fma(-0x1.4008eap-28f, s, q89);
-  float q = fx_fma(fx_fma(q8, s2, q47), s2, q03);
+  return fx_fma(fx_fma(q8, s2, q47), s2, q03);
+}
+"""
+
+_NORMAL_CDF = """\
+FX_INLINE float fx_normal_cdf(float x) {
+  float q = fx_normal_exponent(x);
   float shifted = q + 0x1.8000fcp+23f;
   float f = q - (shifted - 0x1.8000fcp+23f);
   float p = 0x1.417a9ap-13f;
@@ -236,7 +242,7 @@ FX_INLINE float fx_normal_cdf(float x) {
   p = fx_fma(p, f, 0x1.62e43p-1f);
   p = fx_fma(p, f, 1.0f);
   float h = p * fx_float(fx_bits(shifted) << 23);
-  h = a > 12.9f ? 0.0f : h;
+  h = __builtin_fabsf(x) > 12.9f ? 0.0f : h;
   return x > 0.0f ? 1.0f - h : h;
 }
 """
@@ -432,7 +438,8 @@ _SOURCES = {
     "fx_tanh": (_TANH, ("fx_exp",)),
     "fx_erf": (_ERF, ("fx_exp",)),
     "fx_sigmoid": (_SIGMOID, ("fx_exp",)),
-    "fx_normal_cdf": (_NORMAL_CDF, ("fx_exp",)),
+    "fx_normal_exponent": (NORMAL_EXPONENT, ()),
+    "fx_normal_cdf": (_NORMAL_CDF, ("fx_normal_exponent",)),
     "fx_turn": (_TURN, ()),
     "fx_sin": (_SIN, ("fx_turn",)),
     "fx_cos": (_COS, ("fx_turn",)),

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp import vector_math
 from fxkit.lower.cpp.storage_math import BFLOAT16, FLOAT16
+from fxkit.lower.cpp.vector_math import NORMAL_EXPONENT
 from fxkit.lower.loops.loop_ir import Kernel
 
 _HEAD = """\
@@ -63,7 +64,6 @@ _FUNCTIONS = {
     "log1p": "log1pf(x)",
     "tanh": "tanhf(x)",
     "erf": "erff(x)",
-    "normal_cdf": "0.5f * (1.0f + erff(x * 0.70710678118654752f))",
 }
 
 # Where the machine has an instruction for it; NaN is handed on by each.
@@ -130,7 +130,26 @@ FX_INLINE float fx_sigmoid(float x) {
 }
 """
 
-_DEFINITIONS = {"fx_bf16": _BFLOAT16, "fx_f16": _FLOAT16, "fx_sigmoid": _SIGMOID}
+# What gelu multiplies by is a power of two, for which there is an instruction.
+_NORMAL_CDF = f"""\
+{NORMAL_EXPONENT}FX_INLINE float fx_normal_cdf(float x) {{
+#ifdef __CUDA_ARCH__
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(fx_normal_exponent(x)));
+#else
+  const float power = exp2f(fx_normal_exponent(x));
+#endif
+  const float h = __builtin_fabsf(x) > 12.9f ? 0.0f : 0.5f * power;
+  return x > 0.0f ? 1.0f - h : h;
+}}
+"""
+
+_DEFINITIONS = {
+    "fx_bf16": _BFLOAT16,
+    "fx_f16": _FLOAT16,
+    "fx_sigmoid": _SIGMOID,
+    "fx_normal_cdf": _NORMAL_CDF,
+}
 
 # Division by what many numbers are divided by: a product with the inverse, put right by what is
 # left over. The inverse is taken of a divisor whose size is neither tiny nor huge, which `scale`

@@ -131,10 +131,17 @@ def _is_reachable(overload: Any) -> bool:
         return False
     schema = overload._schema
     kinds = [str(a.real_type) for a in schema.arguments]
-    if any("Dimname" in kind or kind.startswith("List[t") for kind in kinds):
+    if any(kind.startswith("List[t") for kind in kinds):
+        return False
+    if any(map(_is_dimension_name, (a.name for a in schema.arguments), kinds)):
         return False
     returns = [str(r.real_type) for r in schema.returns]
     return any("Tensor" in kind for kind in (*kinds, *returns))
+
+
+def _is_dimension_name(name: str, kind: str) -> bool:
+    """Tell names of dimensions, which a schema shows as strings, from strings such as a mode."""
+    return "List[str]" in kind or ("dim" in name and "str" in kind)
 
 
 _KINDS = {

@@ -127,7 +127,10 @@ def load_program(path: Path) -> ExportedProgram:
     if got is not None:
         raise UnsupportedError(f"expected an exported program in {path}, got {got}", hint=_SAVED)
     try:
-        return torch.export.load(path)
+        with warnings.catch_warnings():
+            # torch 2.11 makes weights of bytes that nobody else has, and warns of that.
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            return torch.export.load(path)
     except (RuntimeError, ValueError, OSError, KeyError, AssertionError) as error:
         reason = str(error).strip().splitlines()
         raise UnsupportedError(

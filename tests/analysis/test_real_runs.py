@@ -320,4 +320,5 @@ def test_a_first_call_imports_nothing_that_it_does_not_need(programs: str) -> No
         text=True,
         check=False,
     )
-    assert (done.stdout.split(), done.stderr) == ([], "")
+    remarks = [line for line in done.stderr.splitlines() if "cpp_extension" not in line]  # torch's
+    assert (done.stdout.split(), remarks) == ([], [])

@@ -310,6 +310,9 @@ def test_a_batch_norm_makes_its_result_dense(turn: Callable[[Any], Any], trainin
     lambda x: torch.roll(x, 3), lambda x: torch.roll(x, 1, 1), lambda x: torch.roll(x, 0, 2),
     lambda x: torch.roll(x, (4, -1), (0, 1)), lambda x: torch.roll(x, (1, 5), (-1, 2)),
     lambda x: F.rrelu(x, training=True), lambda x: F.max_unpool2d(x, torch.zeros_like(x).long(), 2),
+    lambda x: F.pad(x, (0, 0, 0, 0), "reflect"), lambda x: F.pad(x, (1, 0, 0, 2), "replicate"),
+    lambda x: torch.ops.aten.reflection_pad2d_backward(x, x, [0, 0, 0, 0]),
+    lambda x: torch.view_copy(x, (x.shape[0] * x.shape[1], -1)),
 ])  # fmt: skip
 @pytest.mark.parametrize("turn", [
     lambda x: x, lambda x: x.to(memory_format=torch.channels_last), lambda x: x[:, :, ::2],
@@ -320,6 +323,23 @@ def test_results_are_laid_out_as_kernels_do_it(
     function: Callable[[Any], Any], turn: Callable[[Any], Any]
 ) -> None:
     x = turn(torch.randn(4, 4, 5, 6))
+    gm = symbolic_trace(function)
+    propagate_types(gm, (x,))
+    returned: Any = gm.graph.output_node().args[0]
+    assert type_of(returned).stride == gm(x).stride()
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: F.pad(x, (1, 0, 0, 2, 1, 1), "reflect"),
+    lambda x: F.pad(x, (1, 0, 0, 2, 1, 1), "replicate"),
+    lambda x: torch.ops.aten.reflection_pad3d_backward(x, x[..., 1:], [0, 1, 0, 0, 0, 0]),
+    lambda x: torch.ops.aten.replication_pad3d_backward(x, x[..., 1:], [0, 1, 0, 0, 0, 0]),
+])  # fmt: skip
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
+def test_pads_of_volumes_are_laid_out_as_kernels_do_it(
+    function: Callable[[Any], Any], layout: torch.memory_format
+) -> None:
+    x = torch.randn(2, 4, 5, 6, 7).to(memory_format=layout)
     gm = symbolic_trace(function)
     propagate_types(gm, (x,))
     returned: Any = gm.graph.output_node().args[0]

@@ -43,3 +43,14 @@ def test_a_tenth_of_the_operators_is_bound_right() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_all_operators_are_bound_right() -> None:
     assert _check(0, 1) > 3000
+
+
+def test_names_of_dimensions_bind_to_nothing_that_takes_numbers() -> None:
+    graph = torch.fx.Graph()
+    x, out = graph.placeholder("x"), graph.placeholder("out")
+    for function in (torch.sum, torch.mean, torch.logsumexp, torch.std):
+        for kwargs in ({}, {"out": out}):
+            call = resolve(graph.call_function(function, (x, 1), kwargs))
+            assert call is not None and call.operator.overload is not None
+            kinds = [str(argument.real_type) for argument in call.operator.schema.arguments]
+            assert not any("str" in kind for kind in kinds), call

@@ -65,6 +65,7 @@ def _mode_class() -> Any:
     # torch wraps it to hide it from TorchDynamo, and imports that for it.
     wrapped = FakeTensorMode.__torch_dispatch__
     dispatch = getattr(wrapped, "__wrapped__", wrapped)
+    settled = functools.partial(call_with_settings, dispatch)
 
     class FaithfulMode(FakeTensorMode):
         """torch's mode, with results put right where its kernels give others, or refuse."""
@@ -85,10 +86,7 @@ def _mode_class() -> Any:
                 if rule is None:
                     raise TypeError(f"torch has no fake tensors for {func.name()}")
                 return rule(self, *args, **(kwargs or {}))
-            if self.shape_env is not None:
-                result = dispatch(self, func, types, args, kwargs)
-            else:
-                result = call_with_settings(dispatch, self, func, types, args, kwargs)
+            result = self._torchs_result(func, types, args, kwargs)
             mended = _MENDED.get(func)
             if mended is not None:
                 return mended(self, result, args)
@@ -96,6 +94,18 @@ def _mode_class() -> Any:
                 not is_higher and _is_pointwise(func) and "memory_format" not in (kwargs or {})
             )
             return _unconverted(self, result, args) if is_loop else result
+
+        def _torchs_result(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            run = dispatch if self.shape_env is not None else settled
+            try:
+                return run(self, func, types, args, kwargs)
+            except ValueError:
+                if func is not torch.ops.aten.view_copy.default:
+                    raise
+            # torch 2.11 refuses to copy what no view shows, which its kernel does.
+            with self:
+                dense = args[0].clone(memory_format=torch.contiguous_format)
+            return run(self, func, types, (dense, *args[1:]), kwargs)
 
     return FaithfulMode
 
@@ -243,8 +253,8 @@ def _fits(part: Callable[..., torch.Tensor]) -> Callable[[Any, Any, tuple[Any, .
     return checked
 
 
-# Operators of which torch 2.13 says that results are otherwise laid out, or of another dtype, than
-# its kernels make them, or takes operands that its kernels refuse.
+# Operators of which torch 2.11 or 2.13 says that results are otherwise laid out, or of another
+# dtype, than its kernels make them, or takes operands that its kernels refuse.
 _MENDED: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten._log_softmax_backward_data.default: _contiguous,
     torch.ops.aten._native_batch_norm_legit.default: _dense,
@@ -284,7 +294,14 @@ _MENDED: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten.native_layer_norm_backward.default: _contiguous,
     torch.ops.aten.normal.Tensor_Tensor: _contiguous,
     torch.ops.aten.pow.Scalar: _contiguous,
+    torch.ops.aten.reflection_pad2d.default: _suggested,
+    torch.ops.aten.reflection_pad2d_backward.default: _by_second(_suggested),
+    torch.ops.aten.reflection_pad3d.default: _suggested,
+    torch.ops.aten.reflection_pad3d_backward.default: _by_second(_suggested),
+    torch.ops.aten.replication_pad2d.default: _suggested,
     torch.ops.aten.replication_pad2d_backward.default: _by_second(_suggested),
+    torch.ops.aten.replication_pad3d.default: _suggested,
+    torch.ops.aten.replication_pad3d_backward.default: _by_second(_suggested),
     torch.ops.aten.roll.default: _rolled,
     torch.ops.aten.rrelu_with_noise.default: _contiguous,
     torch.ops.aten.rsub.Tensor: _as_reversed_sum,

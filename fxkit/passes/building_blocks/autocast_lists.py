@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 LOWER, FLOAT32, PROMOTE, SET_DTYPE, APPEND_DTYPE = (
     "lower",  # every operand in the lower precision
     "float32",  # every operand in float32
@@ -81,8 +83,23 @@ _LISTS: dict[str, dict[str, str]] = {
     },
 }
 
+# torch 2.11 casts for the parts of these instead.
+_LATER = frozenset({"rms_norm"})
+
+
+def _is_listed(device: str, name: str) -> bool:
+    """Tell whether the torch that is installed casts for an operator of the lists."""
+    registered = torch._C._dispatch_has_kernel_for_dispatch_key
+    return name not in _LATER or registered(f"aten::{name}", f"Autocast{device.upper()}")
+
+
 AUTOCAST: dict[str, dict[str, str]] = {
-    device: {name: policy for policy, names in lists.items() for name in names.split()}
+    device: {
+        name: policy
+        for policy, names in lists.items()
+        for name in names.split()
+        if _is_listed(device, name)
+    }
     for device, lists in _LISTS.items()
 }
 """Device type → overload (`linear`, `conv1d.padding`) → policy."""

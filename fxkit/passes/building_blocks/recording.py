@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.analysis.tensor_types import fake_mode, fake_value
+from fxkit.analysis.type_inference.fake_tensors import is_about_data
 from fxkit.ir.numbers import number_key
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, requires_grad, set_type, type_of, type_of_value
@@ -113,8 +114,30 @@ class _Recorder(OperatorMode):
             if result is not NotImplemented:
                 return result
             raise Unrecordable(f"torch has no decomposition of {func} for these operands")
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            if not is_about_data(error):
+                raise
+            return self._number(func, args, kwargs, error)
         self._take_down(func, args, kwargs, result)
+        return result
+
+    def _number(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+        """Read a number out of tensors that were made of numbers alone, which is always the same.
+
+        Raises:
+            The error, when what an operand holds has to do with it.
+        """
+        asked = self.marked((tuple(args), kwargs))
+        with _disable_current_modes():
+            made = _made_of_numbers(self.recording.steps)
+            if not made.keys() >= _values_in(asked):
+                raise error
+            given = _filled(asked, made)
+            result = func(*given[0], **given[1])
+        if isinstance(result, torch.Tensor):
+            raise error
         return result
 
     def attempt(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -196,6 +219,36 @@ class _Recorder(OperatorMode):
         if isinstance(tensor, FakeTensor):
             raise Unrecordable("a tensor comes from outside of the call")
         return Constant(tensor)
+
+
+def _made_of_numbers(steps: Sequence[Step]) -> dict[Value, torch.Tensor]:
+    """Return the tensors that depend on no operand, computed; none where others write into one."""
+    made: dict[Value, torch.Tensor] = {}
+    for position, step in enumerate(steps):
+        operands = (step.args, step.kwargs)
+        leaves, values = pytree.tree_leaves(operands), _values_in(operands)
+        is_free = any(isinstance(leaf, (torch.SymInt, torch.SymFloat)) for leaf in leaves)
+        is_random = torch.Tag.nondeterministic_seeded in step.overload.tags
+        if is_free or is_random or not made.keys() >= values:
+            if step.overload._schema.is_mutable and made.keys() & values:
+                return {}
+            continue
+        args, kwargs = _filled(operands, made)
+        result = step.overload(*args, **kwargs)
+        several = isinstance(result, (tuple, list))
+        for index, tensor in enumerate(result if several else [result]):
+            made[Value(position, index if several else None)] = tensor
+    return made
+
+
+def _values_in(nest: Any) -> set[Value]:
+    return {leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, Value)}
+
+
+def _filled(nest: Any, made: dict[Value, torch.Tensor]) -> Any:
+    """Put tensors in the places of their names; constants are copied, for they may be written."""
+    nest = pytree.tree_map_only(Constant, lambda constant: constant.tensor.clone(), nest)
+    return pytree.tree_map_only(Value, made.__getitem__, nest)
 
 
 def _shares(tensor: Any, other: torch.Tensor) -> bool:

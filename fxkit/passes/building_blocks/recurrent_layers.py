@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.tracing.functional.recurrent_layers import with_states_alike
 
 
 def recurrent_layers() -> dict[Any, Callable[..., Any]]:
@@ -54,7 +55,7 @@ def _lstm_loop(x: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -
         gathered,
         has_biases,
         *options,
-        kept.one_layer_lstm,  # pyright: ignore
+        with_states_alike(kept.one_layer_lstm),  # pyright: ignore
     )
     hiddens, cells = zip(*ends, strict=True)
     return out, torch.stack(hiddens, 0), torch.stack(cells, 0)

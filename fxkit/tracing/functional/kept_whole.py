@@ -41,6 +41,7 @@ def kept_whole() -> Iterator[None]:
                 _within[0].enter_context(_whole(getattr(torch.ops.aten, name).default))
             _within[0].enter_context(_whole(torch.ops.aten.dropout.default, _dropout))
             _within[0].enter_context(trained_layers())
+            _within[0].enter_context(_checked())
     try:
         yield
     finally:
@@ -48,6 +49,25 @@ def kept_whole() -> Iterator[None]:
             if len(_within) == 1:
                 _within[0].close()
             _within.pop()
+
+
+@contextlib.contextmanager
+def _checked() -> Iterator[None]:
+    """Let tracing see that the check of an inverse or factor has an effect: it may raise.
+
+    torch 2.13 says so itself; torch 2.11 drops the check from the graph, for it returns nothing.
+    """
+    from torch._higher_order_ops import effects
+
+    check = torch.ops.aten._linalg_check_errors.default
+    if effects._get_effect(check) is not None:
+        yield
+        return
+    registered = effects._register_effectful_op(check, effects._EffectType.ORDERED)
+    try:
+        yield
+    finally:
+        registered.destroy()
 
 
 @contextlib.contextmanager

@@ -2,10 +2,10 @@
 
 It loses the dropout between layers, for its condition `num_layers < i - 1` holds for none. And it
 takes oneDNN's layer, which keeps nothing for a backward, unless the input requires a gradient;
-weights may without it.
+weights may without it. torch 2.11 also leaves an axis of time, of length 1, in the last states.
 
-Source: torch/_decomp/decompositions.py, `_rnn_helper` and `select_one_layer_lstm_function`, torch
-2.13.
+Source: torch/_decomp/decompositions.py, `_rnn_helper`, `select_one_layer_lstm_function` and
+`one_layer_lstm`, torch 2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ def trained_layers() -> Iterator[None]:
     """Let torch spell out recurrent layers as they are trained: with dropout, and a backward."""
     from torch._decomp import decompositions
 
-    changes = {"_rnn_helper": _with_dropout, "select_one_layer_lstm_function": _with_backward}
+    changes = {
+        "_rnn_helper": _with_dropout,
+        "select_one_layer_lstm_function": _with_backward,
+        "one_layer_lstm": with_states_alike,
+    }
     before = {name: getattr(decompositions, name, None) for name in changes}
     known = {name: function for name, function in before.items() if function is not None}
     for name, function in known.items():
@@ -33,6 +37,18 @@ def trained_layers() -> Iterator[None]:
     finally:
         for name, function in known.items():
             setattr(decompositions, name, function)
+
+
+def with_states_alike(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs a layer, and gives its last states the axes of the first ones."""
+
+    def run(x: Any, states: Any, *args: Any, **kwargs: Any) -> Any:
+        out, ends = layer(x, states, *args, **kwargs)
+        pairs = zip(ends, states, strict=True)
+        return out, tuple(end.squeeze(0) if end.dim() > state.dim() else end
+                          for end, state in pairs)  # fmt: skip
+
+    return run
 
 
 def _with_backward(choose: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ fused.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 _MASKS = ("attn_mask", "key_padding_mask", "src_mask", "src_key_padding_mask", "is_causal")
@@ -65,11 +67,18 @@ def _install(is_recording: Callable[[], bool | None]) -> None:
 
     def is_traced() -> bool:
         # The answer that makes the long path's result contiguous, as the fast one's is.
-        return (is_recording() is True and not _is_masked(sys._getframe(1))) or ask_fx()
+        frame = sys._getframe(1)
+        is_replaced = is_recording() is True and not _is_masked(frame)
+        if isinstance(activation.F, _Straightening):
+            _instead.of_fast_path = is_replaced and _takes_fast_path_unobserved(activation, frame)
+        return is_replaced or ask_fx()
 
     _replace(torch.overrides, "has_torch_function", has_torch_function)
     if ask_fx is not bool:
         _replace(activation, "_is_make_fx_tracing", is_traced)
+        code = inspect.unwrap(nn.MultiheadAttention.forward).__code__
+        if _STRAIGHTENS not in code.co_varnames:
+            _replace(activation, "F", _Straightening())
 
 
 def _replace(module: Any, name: str, new: Any) -> None:
@@ -85,6 +94,40 @@ def _restore() -> None:
 def _takes_long_path(frame: FrameType) -> bool:
     code = getattr(nn.TransformerEncoderLayer.forward, "__code__", None)
     return frame.f_code is code and not _is_masked(frame)
+
+
+def _takes_fast_path_unobserved(activation: Any, frame: FrameType) -> bool:
+    """Tell what attention that is asked whether it is traced would do were it not.
+
+    torch 2.11 asks that before the rest, and leaves the long path's result as it lies.
+    """
+    tensors = frame.f_locals.get("tensor_args", ())
+    follows = torch.is_grad_enabled() and any(map(activation._arg_requires_grad, tensors))
+    return all(map(activation._check_arg_device, tensors)) and not follows
+
+
+class _Straightening:
+    """`torch.nn.functional`, with attention whose result lies as that of the fast path's would."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(F, name)
+
+    def multi_head_attention_forward(self, *args: Any, **kwargs: Any) -> Any:
+        is_replaced, _instead.of_fast_path = _instead.of_fast_path, False
+        output, weights = F.multi_head_attention_forward(*args, **kwargs)
+        if is_replaced:
+            output = output.transpose(0, 1).contiguous().transpose(0, 1)
+        return output, weights
+
+
+class _Instead(threading.local):
+    of_fast_path = False
+
+
+_instead = _Instead()
+
+# What `nn.MultiheadAttention.forward` of torch 2.13, which straightens results, calls its reason.
+_STRAIGHTENS = "fast_path_blocked_by_tracing"
 
 
 def _is_masked(frame: FrameType) -> bool:

@@ -207,7 +207,7 @@ class Watcher:
     def _see_foreign(self, frame: FrameType, function: Any) -> None:
         # id() and sys functions inside of trusted packages serve their own bookkeeping.
         caller = frame.f_globals.get("__name__")
-        if is_trusted(caller) and not foreign_calls.has_effects(function, caller):
+        if is_trusted(caller) and not foreign_calls.has_effects(function, _who_asks(frame)):
             return
         if function is hash and frame.f_code.co_name == "__hash__":
             return
@@ -239,6 +239,15 @@ class Watcher:
             self._listener.refuse("the program prints to a file", MARK_IT, watch=True)
         for name, text in streams.texts:
             self._listener.note_text(name, text)
+
+
+def _who_asks(frame: FrameType) -> str | None:
+    """Return the module whose code calls; where lines of source are looked up, `linecache`."""
+    caller = asking = frame.f_globals.get("__name__")
+    above: FrameType | None = frame
+    while asking == "tokenize" and (above := above.f_back) is not None:
+        asking = above.f_globals.get("__name__")
+    return asking if asking == "linecache" else caller
 
 
 class _Streams:

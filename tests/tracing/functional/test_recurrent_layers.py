@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,23 @@ def test_random_numbers_are_those_of_eager(make: Callable[[], nn.RNNBase]) -> No
             assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_last_states_are_shaped_as_in_eager(train: bool) -> None:
+    net, x = nn.LSTM(4, 5, 2, bidirectional=True), torch.randn(3, 6, 4)
+    names, weights = zip(*net.named_parameters(), strict=True)
+
+    def fn(x: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
+        table = dict(zip(names, given, strict=True))
+        out, (hidden, cell) = torch.func.functional_call(net, table, (x,))
+        return [out, hidden, cell]
+
+    with torch.set_grad_enabled(train):
+        traced = trace_functional(fn, (x, *weights), train=train)
+        expected = fn(x, *weights)
+    returned: Any = traced.graph.output_node().args[0]
+    assert [n.meta["val"].shape for n in returned[:3]] == [known.shape for known in expected]
+
+
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())
 def test_gradients_where_only_the_weights_ask_for_one(
     make: Callable[[], nn.RNNBase], monkeypatch: pytest.MonkeyPatch
@@ -60,7 +78,7 @@ def test_gradients_where_only_the_weights_ask_for_one(
 
 
 def test_torchs_functions_are_put_back() -> None:
-    names = ("_rnn_helper", "select_one_layer_lstm_function")
+    names = ("_rnn_helper", "select_one_layer_lstm_function", "one_layer_lstm")
     before = [getattr(decompositions, name) for name in names]
     with trained_layers():
         assert all(getattr(decompositions, n) is not b for n, b in zip(names, before, strict=True))

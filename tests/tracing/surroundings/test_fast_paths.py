@@ -66,6 +66,9 @@ def test_the_result_of_attention_lies_as_in_eager():
     padding = torch.arange(5) >= torch.tensor([[5], [3]])
     assert _check(lambda x: attention(x, x, x)[0].view(2, -1), x, same=False).whole
     assert _check(lambda x: attention(x, x, x, key_padding_mask=padding)[0], x).whole
+    others = [lambda x: attention(x, x, x)[0] + attention(x, x * 2, x)[0]]
+    others += [lambda x: (attention(x, x, x)[0], attention(x, x * 2, x)[0])[1]]
+    assert all(_check(program, x, same=False).whole for program in others)
 
 
 def test_other_threads_are_asked_as_before():

@@ -18,7 +18,7 @@ from fxkit.lower.cuda.points import PointPrinter
 from fxkit.lower.cuda.reducing import ReducingPrinter
 from fxkit.lower.cuda.rows import RowPrinter
 from fxkit.lower.cuda.text import for_device, preamble
-from fxkit.lower.loops.axis_order import with_an_axis
+from fxkit.lower.loops.axis_order import with_a_row, with_an_axis
 from fxkit.lower.loops.loop_ir import Kernel
 
 # What a buffer's address is a multiple of where it is read and written by sixteen bytes.
@@ -51,7 +51,7 @@ def print_kernel(kernel: Kernel, name: str) -> str:
 
 def printers_of(kernel: Kernel, name: str) -> list[CudaPrinter]:
     """Return what prints a kernel for buffers that are aligned, and what does for all others."""
-    kernel = with_an_axis(kernel)
+    kernel = with_an_axis(with_a_row(kernel))
     layouts = {"": lay_out(kernel)}
     if layouts[""].width > 1:
         layouts["_loose"] = lay_out(kernel, 1)

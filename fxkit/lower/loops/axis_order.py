@@ -84,15 +84,23 @@ def distinct_axes(strides: Sequence[Sequence[int]], sizes: Sequence[int]) -> lis
 
 def with_an_axis(kernel: Kernel) -> Kernel:
     """Give a kernel of one point an axis."""
-    if kernel.sizes:
-        return kernel
+    return kernel if kernel.sizes else _with_one_more(kernel)
 
+
+def with_a_row(kernel: Kernel) -> Kernel:
+    """Give a kernel that reduces over no axis one of size one, over which it does."""
+    if kernel.row_rank or not any(i.is_reduction for i in kernel.body):
+        return kernel
+    return replace(_with_one_more(kernel), row_rank=1)
+
+
+def _with_one_more(kernel: Kernel) -> Kernel:
     def widened(access: Access) -> Access:
-        return replace(access, strides=(0,))
+        return replace(access, strides=(*access.strides, 0))
 
     body = tuple(
         replace(i, detail=widened(i.detail)) if i.op in ("load", "index") else i
         for i in kernel.body
     )
     stores = tuple(replace(s, access=widened(s.access)) for s in kernel.stores)
-    return replace(kernel, sizes=(1,), body=body, stores=stores)
+    return replace(kernel, sizes=(*kernel.sizes, 1), body=body, stores=stores)

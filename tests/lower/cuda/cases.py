@@ -186,6 +186,11 @@ CASES: dict[str, tuple[Program, Made]] = {
         lambda x, i: F.cross_entropy(x, i, reduction="none"),
         lambda: (randn(37, 10), torch.arange(37) % 10),
     ),
+    "loss_of_a_class": (
+        lambda x, i: F.nll_loss(x, i),
+        lambda: (randn(10), torch.tensor(3)),
+    ),
+    "sum_of_single_numbers": (lambda x: x.sum(-1) * 2, lambda: (randn(5, 1),)),
     "embedded_sum_down": (
         lambda i, w: F.embedding(i, w).sum(0),
         lambda: (torch.arange(70) % 11, randn(11, 37)),

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
+import fxkit.compiler
 from fxkit.lower import CompiledModule
 from fxkit.lower.cpp.build import Library
+from fxkit.lower.cuda import lowering
 from fxkit.lower.cuda.launching import CudaCall
 from fxkit.lower.cuda.lowering import CudaPolicy
 from fxkit.lower.cuda.printer import print_unit
@@ -110,3 +112,11 @@ class Lowering:
 
 def _left_to_torch(*whole: object) -> str:
     return "left to torch's library"
+
+
+def compile_as_cuda_text(folder: Path) -> None:
+    """Let `fxkit.compile` make CUDA text, and run it under a shim, in all of this process."""
+    folder.mkdir(exist_ok=True)
+    lower = Lowering(folder)
+    vars(fxkit.compiler)["is_on_gpu"] = lambda gm, args: True
+    vars(lowering)["to_cuda"] = lambda gm, args, policy=None: lower(gm, args)

@@ -4,9 +4,9 @@
 appends a line of JSON to FILE before and after each call of the operators of torch's table whose
 name matches the expression NAMES, from the FIRST on in steps of STEP, without the SKIPPED first
 calls of that one.
-KIND is a key of `KINDS`, a dtype, the gradients, other sizes than those that were captured, or
-tensors on a GPU; at most SAMPLES calls of each operator are compared, spread evenly over those of
-torch.
+KIND is a key of `KINDS`, a dtype, the gradients, other sizes than those that were captured, CUDA
+text that runs on the processor, or tensors on a GPU; at most SAMPLES calls of each operator are
+compared, spread evenly over those of torch.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fxkit.analysis.equivalence import assert_equivalent
 from fxkit.lower import Policy
 from fxkit.lower.training import training_module
 from fxkit.lower.training.training_module import TrainingModule
+from tests.lower.cuda.on_cpu import compile_as_cuda_text
 
 ERRORS = 20  # calls that eager refuses
 SECONDS = 300  # for one call; after that the process ends, which counts as a crash
@@ -37,10 +38,11 @@ SECONDS = 300  # for one call; after that the process ends, which counts as a cr
 # Kinds of samples with gradients, and of programs that are called at other sizes.
 GRADIENTS = ("gradients", "gradients_at_sizes")
 AT_SIZES = ("sizes", "gradients_at_sizes")
+AS_CUDA_TEXT = "cuda_text"
 ON_GPU = "gpu"
 KINDS = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64,
-    **dict.fromkeys((*GRADIENTS, *AT_SIZES, ON_GPU), torch.float32),
+    **dict.fromkeys((*GRADIENTS, *AT_SIZES, AS_CUDA_TEXT, ON_GPU), torch.float32),
 }  # fmt: skip
 
 # What each size of a sample becomes, one after the other, for one program of free sizes.
@@ -295,6 +297,8 @@ def main(file: str, kind: str, count: int, first: int, skipped: int, step: int, 
     # Compile whatever can be, be it ever so small.
     vars(fxkit.compiler)["Policy"] = functools.partial(Policy, min_members=1)
     training_module.CALL_SECONDS = -1.0
+    if kind == AS_CUDA_TEXT:
+        compile_as_cuda_text(Path(f"{file}_built"))
     table = operators(kind, names)
     for index in range(first, len(table), step):
         info = table[index]

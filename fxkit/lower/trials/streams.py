@@ -43,27 +43,33 @@ def _kind(size: int) -> int:
 def _pays(library: ctypes.CDLL, size: int) -> bool:
     path = times_path("streams", (STREAMS,))
     try:
-        streamed, plain = times.known_times(path, f"{size} bytes", lambda: _measured(library, size))
+        streamed, plain = times.known_times(path, f"results of {size} bytes", lambda: _measured(library, size))
     except MemoryError:
         return False
     return streamed * _MARGIN <= plain
 
 
 def _measured(library: ctypes.CDLL, size: int) -> tuple[float, float]:
-    """Time what is written past the caches and read by the next kernel, and what is not."""
+    """Time what is written past the caches, once read at once and once left alone, and what is not.
+
+    No memory is written that was just read: results in use are several.
+    """
     trial, threads = library.fx_stream_trial, torch.get_num_threads()
     trial.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_long] * 3
     trial.restype = None
     # Tensors would be what modes and defaults make of them.
-    memory = [ctypes.create_string_buffer(size + LINE_BYTES) for _ in range(2)]
-    there, back = (ctypes.addressof(it) + -ctypes.addressof(it) % LINE_BYTES for it in memory)
+    memory = [ctypes.create_string_buffer(size + LINE_BYTES) for _ in range(4)]
+    first, read, third, left = (
+        ctypes.addressof(it) + -ctypes.addressof(it) % LINE_BYTES for it in memory
+    )
     rooms = size // (ROOM * torch.float32.itemsize)
 
     def call(is_streamed: bool) -> Callable[[], None]:
-        def both() -> None:
-            trial(there, back, rooms, threads, is_streamed)
-            trial(back, there, rooms, threads, False)
+        def run() -> None:
+            trial(first, read, rooms, threads, is_streamed)
+            trial(read, third, rooms, threads, False)
+            trial(third, left, rooms, threads, is_streamed)
 
-        return both
+        return run
 
     return times.fastest(call(True), call(False))

@@ -41,9 +41,9 @@ def _kind(size: int) -> int:
 
 
 def _pays(library: ctypes.CDLL, size: int) -> bool:
-    path = times_path("streams", (STREAMS,))
+    path, what = times_path("streams", (STREAMS,)), f"results of {size} bytes"
     try:
-        streamed, plain = times.known_times(path, f"results of {size} bytes", lambda: _measured(library, size))
+        streamed, plain = times.known_times(path, what, lambda: _measured(library, size))
     except MemoryError:
         return False
     return streamed * _MARGIN <= plain

@@ -191,8 +191,9 @@ class VectorLoops(Lines, ABC):
         is_line = begin.isidentifier() or (
             begin.isdecimal() and not any(int(begin) * size % LINE_BYTES for size in sizes)
         )
-        is_long = bounds.most * min(sizes) >= 2 * LINE_BYTES
-        if not (is_line and is_long and all(loop.pragma for loop in loops)):
+        is_known = is_line or begin.isdecimal()  # else the first line is written in two parts
+        is_long = bounds.most * min(sizes) >= (2 if is_line else 8) * LINE_BYTES
+        if not (is_known and is_long and all(loop.pragma for loop in loops)):
             return False
         self._room_numbers = {}
         inner = self._apart("base", "stop", loops)
@@ -225,6 +226,9 @@ class VectorLoops(Lines, ABC):
         if bounds.most > ROOM:
             self._open(f"for (long base = {begin}, stop; base < {end}; base = stop) {{")
             until = f"base + {ROOM}"
+            line = LINE_BYTES // min(element_bytes(self._kernel, it) for it in self._streams)
+            if begin.isdecimal() and int(begin) % line:
+                until = f"({until}) / {line} * {line}"  # from where on they begin with lines
             self._add(f"stop = is_streamed && {until} < {end} ? {until} : {end};")
         else:
             self._open("{")

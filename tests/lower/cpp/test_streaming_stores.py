@@ -89,6 +89,14 @@ def test_rows_put_together_of_pieces() -> None:
     check(lambda x, y: torch.cat([x * 2, y + 1], 1), x, y)
 
 
+@pytest.mark.parametrize("width", [254, 1022, 2014])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_whose_pieces_begin_within_a_line(width: int, dtype: torch.dtype) -> None:
+    x = randn((1 << 21) // width, width, dtype=dtype)
+    check(lambda x: F.pad(x, (1, 1)) * 0.5, x)
+    check(lambda x: (F.pad(x, (7, -5)) * 0.5, x), x)
+
+
 def test_rotated_halves() -> None:
     def rotate(x: Tensor) -> Tensor:
         first, second = x.chunk(2, -1)

@@ -232,15 +232,15 @@ def library_functions(body: tuple[Instruction, ...]) -> set[tuple[str, torch.dty
     return found
 
 
-def composed_functions(body: tuple[Instruction, ...], *, has_all: bool = False) -> set[str]:
+def composed_functions(body: tuple[Instruction, ...], *, is_guarded: bool = True) -> set[str]:
     """Return the definitions of functions that a body calls and that call the C library's.
 
     Args:
         body: The instructions.
-        has_all: Whether the library's are as quick where they have no value.
+        is_guarded: Whether the library's are kept from numbers for which they have no value.
     """
     found = {_LOGADDEXP for i in body if i.op == "scan_logaddexp"}
-    define = _everywhere if has_all else _within
+    define = _within if is_guarded else _unguarded
     found |= {define(i.op, i.dtype) for i in body if _has_range(i)}
     return found | {
         f"FX_INLINE double fx_{i.op}64(double x) {{ return {_COMPOSED[i.op][1]}; }}"
@@ -271,7 +271,7 @@ def _within(op: str, dtype: torch.dtype) -> str:
     )
 
 
-def _everywhere(op: str, dtype: torch.dtype) -> str:
+def _unguarded(op: str, dtype: torch.dtype) -> str:
     """Return the definition of a function that the C library's serves."""
     kind, call = TYPES[dtype], f"{op}{_suffix(dtype)}(x)"
     return f"FX_INLINE {kind} {function_name(op, dtype)}({kind} x) {{ return {call}; }}"

@@ -281,7 +281,7 @@ def preamble(kernels: Collection[Kernel]) -> str:
         storage = {buffer.dtype for buffer in kernel.buffers}
         storage |= {i.detail for i in kernel.body if i.op == "round"}
         own |= cpp_text.own_functions(kernel.body, storage)
-        composed |= cpp_text.composed_functions(kernel.body, has_all=True)
+        composed |= cpp_text.composed_functions(kernel.body, is_guarded=False)
     basics = [_HEAD, _BASICS, _INTEGERS]
     if any(kernel.has_checks for kernel in kernels):
         basics.append(_CHECK)

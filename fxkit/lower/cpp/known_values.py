@@ -111,6 +111,22 @@ class KnownValues:
             and not any(store.value in {position, *sums} for store in self._kernel.stores)
         )
 
+    def is_rounded_share(self, position: int) -> bool:
+        """Tell whether a value is such a share, and serves as a number of bfloat16 alone."""
+        return self.is_share(position) and self._is_rounded_at_once(position)
+
+    def has_rounded_shares(self, position: int) -> bool:
+        """Tell whether all shares of a power serve as numbers of bfloat16 alone."""
+        shares = {user for user in self._users(position) if self._body(user).op == "div"}
+        return all(map(self.is_rounded_share, shares))
+
+    def _is_rounded_at_once(self, position: int) -> bool:
+        users = [self._body(user) for user in self._users(position)]
+        is_stored = any(store.value == position for store in self._kernel.stores)
+        return not is_stored and all(
+            user.op == "round" and user.detail == torch.bfloat16 for user in users
+        )
+
     def _users(self, position: int) -> set[int]:
         return {p for p, i in enumerate(self._kernel.body) if position in i.operands}
 

@@ -373,6 +373,8 @@ class RowPrinter(HalfRows):
             return f"fx_{self._body(position).op}_near({operands})"
         if self._facts.is_share(position) and self._body(position).dtype == torch.float32:
             value, total = map(self._ref, self._body(position).operands)
+            if self._facts.is_rounded_share(position):
+                return f"{value} * (1.0f / {total})"
             return f"fx_quotient({value}, {total}, 1.0f / {total})"
         return super()._value(position)
 

@@ -58,7 +58,10 @@ class ShorterForms:
         """Return the exponential of what is small; times 2^64 where only shares of it are used."""
         if not self._facts.is_at_most(_MOST_EXPONENT, operand):
             return None
-        name = "fx_exp_raised" if self._facts.is_only_shared(position) else "fx_exp_down"
+        name = "fx_exp_down"
+        if self._facts.is_only_shared(position):
+            is_rounded = self._facts.has_rounded_shares(position)
+            name = "fx_coarse_exp_raised" if is_rounded else "fx_exp_raised"
         return f"{name}({self._ref(operand)})"
 
     def _integer(self, operand: int, dtype: torch.dtype) -> str | None:

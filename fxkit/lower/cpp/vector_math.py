@@ -17,12 +17,18 @@ MAX_ULP = {
     "fx_tanh_log1p": 2.5,
 }  # fmt: skip
 
+# By how much functions may be off, as a part of the result, where that is rounded to bfloat16,
+# whose numbers lie 2^-8 of themselves apart at least.
+COARSE = 2.0**-15
+
 # A loop with a call in it becomes no vector code, and the compiler by itself leaves calls of what
 # is called twice. A fused multiply-add rounds once where the machine has one, as torch's vector
-# code; elsewhere twice, as torch's scalar code. `fx_quotient` is a / b, rounded once, where r is
-# 1 / b, a is above 2^-100 and none of them large: a division takes several times as long. Numbers
-# that no integer is near become what the machine's instruction makes of them, as in torch: where
-# the compiler knows such a number, it would put another integer in its place.
+# code; elsewhere twice, as torch's scalar code. `fx_quotient` is a / b within half a unit in the
+# last place and 2^-23 of one, where r is 1 / b, a is above 2^-20 and none of them large, and within
+# one unit where a is less: a division takes several times as long, and what b alone decides is
+# computed once. Numbers that no integer is near become what the machine's instruction makes of
+# them, as in torch: where the compiler knows such a number, it would put another integer in its
+# place.
 BASICS = """\
 #define FX_INLINE static inline __attribute__((always_inline))
 #ifdef __FMA__
@@ -34,8 +40,8 @@ FX_INLINE double fx_fma(double a, double b, double c) { return a * b + c; }
 #endif
 #ifdef __FMA__
 FX_INLINE float fx_quotient(float a, float b, float r) {
-  float q = a * r;
-  return fx_fma(fx_fma(-q, b, a), r, q);
+  float rest = fx_fma(-r, b, 1.0f) * r;
+  return fx_fma(a, r, a * rest);
 }
 #else
 FX_INLINE float fx_quotient(float a, float b, float) { return a / b; }
@@ -59,8 +65,9 @@ template <class T> FX_INLINE long fx_long(T x) { return (long)x; }
 # the low bits of a float shifted by 2^23 and that bias. `fx_exp_within` serves -87 <= x <= 88.
 # Elsewhere the scale is applied in two steps, so that results that are subnormal are rounded once.
 # `fx_exp_down` serves x <= 40 and NaN, with the numbers of `fx_exp`. `fx_exp_raised` serves x <= 0
-# and NaN, with 2^64 times the exponential, and at least 2^-125. `fx_exp_plus_one` rounds once what
-# is computed of half of it: 2^128 is no float.
+# and NaN, with 2^64 times the exponential, and at least 2^-125. `fx_coarse_exp_raised` is that
+# within a part of `COARSE`. `fx_exp_plus_one` rounds once what is computed of half of it: 2^128 is
+# no float.
 _EXP = """\
 FX_INLINE float fx_exp_rest(float x, float n) {
   float r = fx_fma(n, -0x1.62e4p-1f, x);
@@ -99,6 +106,15 @@ FX_INLINE float fx_exp_raised(float x) {
   float p = fx_exp_rest(bounded, shifted - 0x1.80017ep+23f);
   float first = fx_float(fx_bits(shifted) << 23);
   return fx_fma(p, first, first);
+}
+FX_INLINE float fx_coarse_exp_raised(float x) {
+  float bounded = x < -131.0f ? -131.0f : x;
+  float shifted = fx_fma(bounded, 0x1.715476p+0f, 0x1.80017ep+23f);
+  float r = fx_fma(shifted - 0x1.80017ep+23f, -0x1.62e43p-1f, bounded);
+  float p = fx_fma(r, 0x1.5225b6p-5f, 0x1.571caap-3f);
+  p = fx_fma(fx_fma(p, r, 0x1.0006b4p-1f), r, 1.0f);
+  float first = fx_float(fx_bits(shifted) << 23);
+  return fx_fma(p, first * r, first);
 }
 FX_INLINE float fx_exp_plus_one(float x) {
   float shifted = fx_fma(x, 0x1.715476p+0f, 0x1.8000fcp+23f);

@@ -34,6 +34,7 @@ NAMES = {*FUNCTIONS, "fx_normal_cdf", "fx_near", "fx_bf16", "fx_f16"} - PARTS
 BODIES = {
     "exp_down": "fx_exp_down(x[i])",
     "exp_raised": "fx_exp_raised(x[i])",
+    "coarse_exp_raised": "fx_coarse_exp_raised(x[i])",
     "tanh_softplus": "fx_tanh_softplus(x[i])",
     "tanh_log1p_exp": "fx_tanh_log1p(fx_exp(x[i]))",
     "sin_near": "fx_sin_near(x[i])",
@@ -49,7 +50,7 @@ BODIES = {
 
 IN_LANES = {
     *("exp_down", "exp_raised", "tanh_softplus", "fx_exp", "fx_tanh", "fx_sigmoid", "fx_expm1"),
-    *("tanh_log1p_exp", "fx_log", "fx_log1p", "sin_near", "cos_near"),
+    *("coarse_exp_raised", "tanh_log1p_exp", "fx_log", "fx_log1p", "sin_near", "cos_near"),
     *("fx_exp_plus_one", "fx_tanh_log1p", "normal_cdf", "round_bf16", "round_quiet_bf16"),
 }
 
@@ -144,6 +145,17 @@ def test_the_exponential_where_a_factor_does_not_matter(library: ctypes.CDLL) ->
     error = ((found - exact).abs() / unit)[~is_low & ~x.isnan()]
     assert error.max() <= vector_math.MAX_ULP["fx_exp"]
     assert ((found[is_low] >= 2.0**-125) & (found[is_low] < 2.0**-124)).all()
+    assert found[x.isnan()].isnan().all()
+
+
+def test_the_exponential_where_it_is_rounded_to_bfloat16(library: ctypes.CDLL) -> None:
+    x = torch.cat([every_range(), torch.linspace(-140, 0, 200_001)])
+    x = x[~(x > 0)]
+    found, exact = mapped(library, "coarse_exp_raised", x).double(), x.double().exp() * 2.0**64
+    is_low = x < -131
+    error = (found / exact - 1).abs()[~is_low & ~x.isnan()]
+    assert error.max() <= vector_math.COARSE
+    assert ((found[is_low] >= 2.0**-126) & (found[is_low] < 2.0**-124)).all()
     assert found[x.isnan()].isnan().all()
 
 

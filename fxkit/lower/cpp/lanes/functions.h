@@ -24,7 +24,7 @@ FX_INLINE fx_floats fx_scaled(fx_floats x, fx_floats n) {
 
 // exp(x) = 2^n (1 + (exp(r) - 1)), |r| <= ln(2) / 32, where n is a multiple of 1/16: its whole part
 // becomes an exponent, and the rest is looked up. By how much the table is too low, as a part of it,
-// is in the next.
+// is in the next; `low` is that with what ln(2) is less than the float in its place, n times.
 alignas(64) static const float fx_powers[16] = {
     0x1p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fep+0f, 0x1.3dea64p+0f,
     0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f,
@@ -51,10 +51,10 @@ FX_INLINE fx_exponent fx_exponent_of(fx_floats x, float raised = 0.0f) {
   const float shift = 0x1.8p+19f + raised;
   const fx_floats shifted = fx_fma(x, fx_all(0x1.715476p+0f), fx_all(shift));
   const fx_floats n = shifted - shift;
-  fx_floats r = fx_fma(n, fx_all(-0x1.62e4p-1f), x);
-  r = fx_fma(n, fx_all(-0x1.7f7d1cp-20f), r);
+  const fx_floats r = fx_fma(n, fx_all(-0x1.62e43p-1f), x);
   const fx_ints index = (fx_ints)shifted;
-  return {n, r, fx_looked_up(fx_load(fx_powers_rest), index), index};
+  const fx_floats rest = fx_looked_up(fx_load(fx_powers_rest), index);
+  return {n, r, fx_fma(n, fx_all(0x1.05c61p-29f), rest), index};
 }
 // 2^(index / 16), which must be neither too large nor too small for a normal float.
 FX_INLINE fx_floats fx_normal_power(fx_ints index) {
@@ -63,7 +63,7 @@ FX_INLINE fx_floats fx_normal_power(fx_ints index) {
 }
 FX_INLINE fx_floats fx_rest_of(fx_exponent e) {  // exp(r) - 1, with what the table is too low by
   const fx_floats p = fx_fma(e.r, fx_all(0x1.555736p-3f), fx_all(0x1.00022p-1f));
-  return fx_fma(e.r * e.r, p, e.r) + e.low;
+  return fx_fma(fx_fma(p, e.r, fx_all(1.0f)), e.r, e.low);
 }
 FX_INLINE fx_floats fx_exp_within(fx_floats x) {
   const fx_exponent e = fx_exponent_of(x);
@@ -85,6 +85,24 @@ FX_INLINE fx_floats fx_exp_raised(fx_floats x) {
   const fx_exponent e = fx_exponent_of(fx_at_least(x, -131.0f), 64.0f);
   const fx_floats power = fx_normal_power(e.index);
   return fx_fma(power, fx_rest_of(e), power);
+}
+// Here n is a multiple of 1/32, exp(r) a straight line, and the table holds the bits of powers, less
+// what their index adds to them.
+alignas(64) static const int fx_coarse_powers[32] = {
+    0x3f8000f6, 0x3f7ece82, 0x3f7dabc4, 0x3f7c9915, 0x3f7b96ce, 0x3f7aa54c, 0x3f79c4ec, 0x3f78f60e,
+    0x3f783915, 0x3f778e65, 0x3f76f664, 0x3f76717b, 0x3f760016, 0x3f75a2a1, 0x3f75598c, 0x3f75254a,
+    0x3f75064f, 0x3f74fd13, 0x3f750a0f, 0x3f752dc0, 0x3f7568a5, 0x3f75bb41, 0x3f762618, 0x3f76a9b2,
+    0x3f77469a, 0x3f77fd5e, 0x3f78ce8f, 0x3f79bac0, 0x3f7ac28a, 0x3f7be687, 0x3f7d2754, 0x3f7e8594,
+};
+FX_INLINE fx_floats fx_coarse_exp_raised(fx_floats x) {
+  const fx_floats bounded = fx_at_least(x, -131.0f);
+  const float shift = 0x1.8p+18f + 64.0f;
+  const fx_floats shifted = fx_fma(bounded, fx_all(0x1.715476p+0f), fx_all(shift));
+  const fx_floats r = fx_fma(shifted - shift, fx_all(-0x1.62e43p-1f), bounded);
+  const fx_ints index = (fx_ints)shifted;
+  const fx_ints bits = (fx_ints)fx_looked_up((const float*)fx_coarse_powers, index);
+  const fx_floats power = (fx_floats)(bits + (index << 18));
+  return fx_fma(power, r, power);
 }
 FX_INLINE fx_floats fx_exp_plus_one(fx_floats x) { return fx_exp(x) + 1.0f; }
 // Half of the denominator is summed, as it need not be a float.

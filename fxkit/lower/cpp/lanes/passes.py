@@ -17,7 +17,7 @@ MOST = 16
 # apart from the loops.
 FLOATS = (torch.float32, torch.float16)
 
-# What takes fewer instructions there.
+# What takes fewer instructions there, besides rounding to bfloat16.
 _GAINING = frozenset("exp sigmoid tanh normal_cdf expm1".split())
 
 # The same for operands near zero; others are computed one by one.
@@ -52,10 +52,9 @@ def gains_in_lanes(
         is_near: Whether it is printed for operands near zero.
     """
     gaining = _GAINING | _NEAR if is_near else _GAINING
-    called = [kernel.body[p] for p in one.values if kernel.body[p].op in gaining]
-    return any(map(_is_float, called)) and stands_in_lanes(
-        kernel, plan, one, elements, is_near=is_near
-    )
+    computed = [kernel.body[p] for p in one.values if plan.wide[p]]
+    is_shorter = any(_is_float(i) and (i.op in gaining or _is_rounding(i)) for i in computed)
+    return is_shorter and stands_in_lanes(kernel, plan, one, elements, is_near=is_near)
 
 
 def stands_in_lanes(
@@ -107,7 +106,7 @@ def finish_gains_in_lanes(kernel: Kernel, values: Iterable[int], held: Collectio
     body = kernel.body
     computed = [body[p] for p in values if p not in held and not body[p].is_whole]
     return (
-        any(i.op in _GAINING and _is_float(i) for i in computed)
+        any(_is_float(i) and (i.op in _GAINING or _is_rounding(i)) for i in computed)
         and all(i.op == "const" or _can_stand(kernel, i) for i in computed)
         and all(_is_float(body[p]) for p in held)
         and all(_is_stored(kernel, store) for store in kernel.stores)
@@ -128,7 +127,7 @@ def _can_stand(
     if op == "cast":
         return _is_float(instruction) and operands == [torch.bool]
     if op == "round":
-        return _is_float(instruction) and instruction.detail == torch.bfloat16
+        return _is_float(instruction) and _is_rounding(instruction)
     if op in _COMPARISONS:
         return all(dtype == torch.float32 for dtype in operands)
     if op in _LOGIC:
@@ -144,6 +143,11 @@ def _is_stored(kernel: Kernel, store: Store, elements: Collection[torch.dtype] =
 
 def _are_floats(dtypes: Iterable[torch.dtype]) -> bool:
     return all(dtype == torch.float32 for dtype in dtypes)
+
+
+def _is_rounding(instruction: Instruction) -> bool:
+    """Tell whether an instruction rounds to bfloat16."""
+    return instruction.op == "round" and instruction.detail == torch.bfloat16
 
 
 def _is_float(instruction: Instruction) -> bool:

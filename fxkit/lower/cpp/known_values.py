@@ -113,18 +113,22 @@ class KnownValues:
 
     def is_rounded_share(self, position: int) -> bool:
         """Tell whether a value is such a share, and serves as a number of bfloat16 alone."""
-        return self.is_share(position) and self._is_rounded_at_once(position)
+        return self.is_share(position) and self.serves_bfloat16(position)
 
     def has_rounded_shares(self, position: int) -> bool:
         """Tell whether all shares of a power serve as numbers of bfloat16 alone."""
         shares = {user for user in self._users(position) if self._body(user).op == "div"}
         return all(map(self.is_rounded_share, shares))
 
-    def _is_rounded_at_once(self, position: int) -> bool:
-        users = [self._body(user) for user in self._users(position)]
+    def serves_bfloat16(self, position: int) -> bool:
+        """Tell whether a value, and products of it, serve as numbers of bfloat16 alone."""
+        users = [(user, self._body(user)) for user in self._users(position)]
         is_stored = any(store.value == position for store in self._kernel.stores)
         return not is_stored and all(
-            user.op == "round" and user.detail == torch.bfloat16 for user in users
+            self.serves_bfloat16(user)
+            if instruction.op == "mul"
+            else instruction.op == "round" and instruction.detail == torch.bfloat16
+            for user, instruction in users
         )
 
     def _users(self, position: int) -> set[int]:

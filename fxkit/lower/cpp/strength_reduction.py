@@ -8,6 +8,7 @@ integer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -46,6 +47,10 @@ class ShorterForms:
                 return self._bounded(instruction.op == "max", left, right)
             case "exp", (operand,) if is_float:
                 return self._exponential(position, operand)
+            case "sigmoid", (operand,) if is_float and self._facts.serves_bfloat16(position):
+                return f"fx_coarse_sigmoid({self._ref(operand)})"
+            case "div", (value, divisor) if is_float and self._facts.serves_bfloat16(position):
+                return self._gated(value, divisor)
             case "tanh", (operand,) if is_float:
                 return self._tanh_log1p(operand)
             case "add", (left, right) if is_float:
@@ -63,6 +68,20 @@ class ShorterForms:
             is_rounded = self._facts.has_rounded_shares(position)
             name = "fx_coarse_exp_raised" if is_rounded else "fx_exp_raised"
         return f"{name}({self._ref(operand)})"
+
+    def _gated(self, value: int, divisor: int) -> str | None:
+        """Return the text of a value over 1 + exp(-x), as in silu, where few digits are needed."""
+        sum_ = self._kernel.body[divisor]
+        if sum_.op != "add" or self._facts.uses[divisor] > 1:
+            return None
+        for one, power in itertools.permutations(sum_.operands):
+            exponent = self._facts.operand_of("exp", power)
+            if exponent is not None and self._facts.number(one) == 1.0:
+                negative = self._kernel.body[exponent]
+                if negative.op == "neg":
+                    gate = self._ref(negative.operands[0])
+                    return f"fx_coarse_gated({self._ref(value)}, {gate})"
+        return None
 
     def _integer(self, operand: int, dtype: torch.dtype) -> str | None:
         """Return the machine's own conversion, where the compiler has none to put in its place."""

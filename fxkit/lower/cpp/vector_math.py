@@ -19,7 +19,7 @@ MAX_ULP = {
 
 # By how much functions may be off, as a part of the result, where that is rounded to bfloat16,
 # whose numbers lie 2^-8 of themselves apart at least.
-COARSE = 2.0**-15
+COARSE = 2.0**-13
 
 # A loop with a call in it becomes no vector code, and the compiler by itself leaves calls of what
 # is called twice. A fused multiply-add rounds once where the machine has one, as torch's vector
@@ -67,7 +67,7 @@ template <class T> FX_INLINE long fx_long(T x) { return (long)x; }
 # `fx_exp_down` serves x <= 40 and NaN, with the numbers of `fx_exp`. `fx_exp_raised` serves x <= 0
 # and NaN, with 2^64 times the exponential, and at least 2^-125. `fx_coarse_exp_raised` is that
 # within a part of `COARSE`. `fx_exp_plus_one` rounds once what is computed of half of it: 2^128 is
-# no float.
+# no float. `fx_coarse_gated` is y times the sigmoid of x, within a part of `COARSE`.
 _EXP = """\
 FX_INLINE float fx_exp_rest(float x, float n) {
   float r = fx_fma(n, -0x1.62e4p-1f, x);
@@ -123,6 +123,7 @@ FX_INLINE float fx_exp_plus_one(float x) {
   float y = x > 0x1.62e42ep+6f ? __builtin_inff() : 2.0f * half;
   return x < -86.0f ? 1.0f : y;
 }
+FX_INLINE float fx_coarse_gated(float y, float x) { return y / fx_exp_plus_one(-x); }
 """
 
 # log(1 + f) = f - f^2 / 2 + f^3 P(f) for 1 + f in [sqrt(1/2), sqrt(2)).
@@ -222,6 +223,7 @@ FX_INLINE float fx_sigmoid(float x) {
   y = x < -0x1.62e42ep+6f ? 0.0f : y;
   return x > 86.0f ? 1.0f : y;
 }
+FX_INLINE float fx_coarse_sigmoid(float x) { return fx_sigmoid(x); }
 """
 
 # Probability that a standard normal variable is below x: 2^Q(|x|) / 2 for x <= 0, mirrored above.

@@ -165,6 +165,26 @@ def test_an_exponential_of_which_shares_are_used_keeps_a_factor() -> None:
         torch.testing.assert_close(fxkit.compile(fn)(x), fn(x))
 
 
+def test_functions_are_as_fine_as_the_rounding_of_their_results() -> None:
+    x = torch.randn(8, 64).bfloat16()
+    for name, fn in {
+        "exp_raised": lambda x: x.softmax(-1),
+        "sigmoid": lambda x: 1 - torch.sigmoid(x),
+        "gated": lambda x: torch.nn.functional.silu(x) * 2,
+    }.items():
+        assert f"fx_coarse_{name}(" in body(text_of(fn, x))
+        for dtype in (torch.float16, torch.float32):
+            assert "fx_coarse_" not in body(text_of(fn, x.to(dtype)))
+    for fn in (
+        lambda x: x.float().softmax(-1).bfloat16() + x.float().softmax(-1),
+        lambda x: (1 - torch.sigmoid(x.float())).bfloat16(),
+        lambda x: torch.softmax(x, -1, dtype=torch.float32),
+        lambda x: (x.float() / (2 + torch.exp(-x.float()))).bfloat16(),
+        lambda x: (torch.sigmoid(x.float()) * x).sum(-1),
+    ):
+        assert "fx_coarse_" not in body(text_of(fn, x))
+
+
 def test_an_exponential_that_is_needed_elsewhere_is_taken_once() -> None:
     x = torch.randn(4, 100)
     text = body(text_of(lambda x: (1 + torch.exp(x)) * torch.exp(x).sum(-1, keepdim=True), x))

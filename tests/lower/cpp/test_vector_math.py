@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,8 @@ BODIES = {
     "exp_down": "fx_exp_down(x[i])",
     "exp_raised": "fx_exp_raised(x[i])",
     "coarse_exp_raised": "fx_coarse_exp_raised(x[i])",
+    "coarse_sigmoid": "fx_coarse_sigmoid(x[i])",
+    "coarse_gated": "fx_coarse_gated(x[i], x[i])",
     "tanh_softplus": "fx_tanh_softplus(x[i])",
     "tanh_log1p_exp": "fx_tanh_log1p(fx_exp(x[i]))",
     "sin_near": "fx_sin_near(x[i])",
@@ -50,7 +53,16 @@ BODIES = {
 
 IN_LANES = {
     *("exp_down", "exp_raised", "tanh_softplus", "fx_exp", "fx_tanh", "fx_sigmoid", "fx_expm1"),
-    *("coarse_exp_raised", "tanh_log1p_exp", "fx_log", "fx_log1p", "sin_near", "cos_near"),
+    *(
+        "coarse_exp_raised",
+        "coarse_sigmoid",
+        "coarse_gated",
+        "tanh_log1p_exp",
+        "fx_log",
+        "fx_log1p",
+        "sin_near",
+        "cos_near",
+    ),
     *("fx_exp_plus_one", "fx_tanh_log1p", "normal_cdf", "round_bf16", "round_quiet_bf16"),
 }
 
@@ -157,6 +169,27 @@ def test_the_exponential_where_it_is_rounded_to_bfloat16(library: ctypes.CDLL) -
     assert error.max() <= vector_math.COARSE
     assert ((found[is_low] >= 2.0**-126) & (found[is_low] < 2.0**-124)).all()
     assert found[x.isnan()].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("sigmoid", torch.sigmoid), ("gated", lambda x: x * torch.sigmoid(x))],
+)
+def test_sigmoids_where_they_are_rounded_to_bfloat16(
+    library: ctypes.CDLL, name: str, function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x = every_range()
+    found, exact = mapped(library, f"coarse_{name}", x).double(), function(x.double())
+    is_zero = x < -88.722831  # as in torch, where 1 / (1 + inf) is 0
+    assert (found[is_zero] == 0)[x[is_zero].isfinite()].all()
+    regular = ~is_zero & ~x.isnan() & (x.abs() > 0)
+    bound = exact.abs() * vector_math.COARSE + 2.0**-149
+    assert ((found - exact).abs() <= bound)[regular & x.isfinite()].all()
+    assert found[x.isnan()].isnan().all()
+    ends = torch.tensor([torch.inf, -torch.inf, 0.0, -0.0])
+    limits = {"sigmoid": [1.0, 0.0, 0.5, 0.5], "gated": [torch.inf, torch.nan, 0.0, 0.0]}
+    at_ends, expected = mapped(library, f"coarse_{name}", ends), torch.tensor(limits[name])
+    assert torch.allclose(at_ends, expected, rtol=vector_math.COARSE, equal_nan=True)
 
 
 def test_the_tanh_of_a_softplus_is_that_of_its_exponential(library: ctypes.CDLL) -> None:

@@ -94,16 +94,30 @@ alignas(64) static const int fx_coarse_powers[32] = {
     0x3f75064f, 0x3f74fd13, 0x3f750a0f, 0x3f752dc0, 0x3f7568a5, 0x3f75bb41, 0x3f762618, 0x3f76a9b2,
     0x3f77469a, 0x3f77fd5e, 0x3f78ce8f, 0x3f79bac0, 0x3f7ac28a, 0x3f7be687, 0x3f7d2754, 0x3f7e8594,
 };
-FX_INLINE fx_floats fx_coarse_exp_raised(fx_floats x) {
-  const fx_floats bounded = fx_at_least(x, -131.0f);
-  const float shift = 0x1.8p+18f + 64.0f;
-  const fx_floats shifted = fx_fma(bounded, fx_all(0x1.715476p+0f), fx_all(shift));
-  const fx_floats r = fx_fma(shifted - shift, fx_all(-0x1.62e43p-1f), bounded);
+typedef struct {
+  fx_floats power, r;
+} fx_coarse_power;
+
+FX_INLINE fx_coarse_power fx_coarse_power_of(fx_floats x, float raised) {
+  const float shift = 0x1.8p+18f + raised;
+  const fx_floats shifted = fx_fma(x, fx_all(0x1.715476p+0f), fx_all(shift));
+  const fx_floats r = fx_fma(shifted - shift, fx_all(-0x1.62e43p-1f), x);
   const fx_ints index = (fx_ints)shifted;
   const fx_ints bits = (fx_ints)fx_looked_up((const float*)fx_coarse_powers, index);
-  const fx_floats power = (fx_floats)(bits + (index << 18));
-  return fx_fma(power, r, power);
+  return {(fx_floats)(bits + (index << 18)), r};
 }
+FX_INLINE fx_floats fx_coarse_exp_raised(fx_floats x) {
+  const fx_coarse_power e = fx_coarse_power_of(fx_at_least(x, -131.0f), 64.0f);
+  return fx_fma(e.power, e.r, e.power);
+}
+// An eighth of the denominator is summed, whose inverse is no subnormal number.
+FX_INLINE fx_floats fx_coarse_sigmoid(fx_floats x) {
+  const fx_coarse_power e = fx_coarse_power_of(fx_at_least(-x, -80.0f), -3.0f);
+  fx_floats y;
+  asm("vrcp14ps %1, %0" : "=v"(y) : "v"(fx_fma(e.power, e.r, e.power + 0.125f)));
+  return x < -0x1.62e42ep+6f ? fx_all(0.0f) : 0.125f * y;
+}
+FX_INLINE fx_floats fx_coarse_gated(fx_floats y, fx_floats x) { return y * fx_coarse_sigmoid(x); }
 FX_INLINE fx_floats fx_exp_plus_one(fx_floats x) { return fx_exp(x) + 1.0f; }
 // Half of the denominator is summed, as it need not be a float.
 FX_INLINE fx_floats fx_sigmoid(fx_floats x) {

@@ -79,10 +79,8 @@ class KnownValues:
         """
         instruction = self._body(position)
         numbers = self._numbers_of(instruction)
-        if instruction.op == "sub":
-            value, top = instruction.operands
-            maximum = self._body(top)
-            return maximum.op == "reduce_max" and maximum.operands == (value,)
+        if self._is_below_largest(instruction):
+            return True
         if instruction.op == "mul" and any(self._is_square(o) for o in instruction.operands):
             return any(factor <= 0 for factor in numbers)
         return instruction.op == "min" and any(number <= bound for number in numbers)
@@ -97,7 +95,25 @@ class KnownValues:
         if not is_sum or self._body(value).op != "exp":
             return False
         (exponent,) = self._body(value).operands
-        return self._body(exponent).op == "sub" and self.is_at_most(0, exponent)
+        return self._is_below_largest(self._body(exponent))
+
+    def _is_below_largest(self, instruction: Instruction) -> bool:
+        """Tell whether a value is x - max(x), or x * s - max(x) * s where s is above 0."""
+        if instruction.op == "fma":
+            value, scale, negative = instruction.operands
+            number, inverted = self.number(scale), self._body(negative)
+            if number is None or number <= 0 or inverted.op != "neg":
+                return False
+            scaled = self._body(inverted.operands[0])
+            if scaled.op != "mul" or scaled.operands[1] != scale:
+                return False
+            top = scaled.operands[0]
+        elif instruction.op == "sub":
+            value, top = instruction.operands
+        else:
+            return False
+        maximum = self._body(top)
+        return maximum.op == "reduce_max" and maximum.operands == (value,)
 
     def is_only_shared(self, position: int) -> bool:
         """Tell whether a power, and the sum of the row's, serve for nothing but its shares."""

@@ -10,9 +10,7 @@ from fxkit.lower.loops.loop_ir import Instruction, Kernel
 
 _EXTREMA = frozenset({"reduce_max", "reduce_min"})
 # What is NaN where one of its operands is.
-_STRICT = frozenset(
-    {"add", "sub", "mul", "div", "neg", "abs", "exp", "log", "sqrt", "cast", "round", "reduce_add"}
-)
+_STRICT = frozenset("add sub mul div fma neg abs exp log sqrt cast round reduce_add".split())
 # What has other effects than its value.
 _EFFECTS = frozenset({"load", "index", "check"})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -193,6 +195,28 @@ class Builder:
             value = self.append(Instruction("round", (value.position,), value.dtype, dtype))
             self._rounded[value.position] = dtype
         return value
+
+    def scaled_down(self, value: Ref) -> tuple[Ref, float] | None:
+        """Return another value and a power of two below 1 if a value of float32 is their product.
+
+        Where the other is one of bfloat16, the product may be rounded to that too: it has the same
+        digits, unless it is subnormal.
+        """
+        product = self.body[value.position]
+        is_rounded = product.op == "round" and product.detail == torch.bfloat16
+        if is_rounded:
+            product = self.body[product.operands[0]]
+        if product.op != "mul" or product.dtype != torch.float32:
+            return None
+        for number, other in itertools.permutations(product.operands):
+            constant = self.body[number]
+            if constant.op != "const" or type(constant.detail.value) is not float:
+                continue
+            scale = constant.detail.value
+            is_power = 2.0**-100 < scale < 1 and math.frexp(scale)[0] == 0.5
+            if is_power and (not is_rounded or self._is_rounded(other, torch.bfloat16)):
+                return Ref(self, other), scale
+        return None
 
     def _in_register(self, value: Ref, dtype: torch.dtype) -> Ref:
         register = register_of(dtype)

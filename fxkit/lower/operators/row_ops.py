@@ -39,7 +39,7 @@ from fxkit.lower.operators.row_table import (
     sum_dtype,
     total,
 )
-from fxkit.lower.operators.scalar_table import select
+from fxkit.lower.operators.scalar_table import multiply_add, select
 
 __all__ = [
     "TABLE", "RowOp", "distance_ops", "loss_ops", "normalising_ops", "picking_ops", "pooling_ops",
@@ -196,8 +196,21 @@ def _std_mean(
 
 @row("aten.softmax", axes=by_dim, keeps_row=1)
 def _softmax(self: Ref) -> Ref:
-    powers = function("exp", self - largest(self))
+    powers = function("exp", _below_largest(self))
     return powers / total(powers)
+
+
+def _below_largest(value: Ref) -> Ref:
+    """Return a value less the largest of its row.
+
+    A power of two that scales it changes no digit: the largest is found without it, and scaling and
+    subtracting round once together. Only of a result that is next to 0 may a last digit differ.
+    """
+    scaled = value.builder.scaled_down(value)
+    if scaled is None:
+        return value - largest(value)
+    unscaled, scale = scaled
+    return multiply_add(unscaled, scale, -(largest(unscaled) * scale))
 
 
 @row("torch.nn.functional.softmin", axes=by_dim, keeps_row=1)

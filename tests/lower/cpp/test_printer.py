@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx
@@ -14,7 +15,7 @@ from fxkit.lower import to_cpp
 from fxkit.lower.loops.partitioner import partition
 from fxkit.lower.loops.schedule import schedule
 from fxkit.lower.running.plan import make_plan
-from tests.lower.kernels import body, kernel_of, text_of
+from tests.lower.kernels import body, compiled_for, kernel_of, text_of
 
 
 def test_a_chain_as_text() -> None:
@@ -163,6 +164,23 @@ def test_an_exponential_of_which_shares_are_used_keeps_a_factor() -> None:
     ):
         assert "fx_exp_raised(" not in body(text_of(fn, x))
         torch.testing.assert_close(fxkit.compile(fn)(x), fn(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [0.125, 0.5, 2.0**-30, 2.0, 0.3, -0.5, 2.0**-101])
+def test_a_power_of_two_in_front_of_a_softmax_takes_no_product(
+    dtype: torch.dtype, factor: float
+) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * factor, -1)
+
+    x = torch.randn(8, 64).to(dtype)
+    x[1, 3], x[2, 4:6], x[3, 5], x[4] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    x[5], x[6, 1], x[7] = 1e-40, 3e38, x[7] * 1e-38
+    text = body(text_of(fn, x))
+    assert ("fx_fma(" in text) == (factor in (0.125, 0.5, 2.0**-30))
+    assert "exp_raised(" in text
+    torch.testing.assert_close(compiled_for(fn, x)(x), fn(x), equal_nan=True)
 
 
 def test_functions_are_as_fine_as_the_rounding_of_their_results() -> None:

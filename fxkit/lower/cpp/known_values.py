@@ -88,7 +88,7 @@ class KnownValues:
     def is_share(self, position: int) -> bool:
         """Tell whether a value is exp(x - max(x)) over the sum of those, which is 1 at least."""
         instruction = self._body(position)
-        if instruction.op != "div":
+        if instruction.op != "div" or instruction.dtype != torch.float32:
             return False
         value, total = instruction.operands
         is_sum = self._body(total).op == "reduce_add" and self._body(total).operands == (value,)
@@ -127,14 +127,18 @@ class KnownValues:
             and not any(store.value in {position, *sums} for store in self._kernel.stores)
         )
 
-    def is_rounded_share(self, position: int) -> bool:
-        """Tell whether a value is such a share, and serves as a number of bfloat16 alone."""
-        return self.is_share(position) and self.serves_bfloat16(position)
+    def is_only_divisor(self, total: int) -> bool:
+        """Tell whether shares are all that comes of a sum and of what it sums.
+
+        Then what they are multiplied with may as well be the inverse of the sum before it is
+        rounded to float32: that is rounded once too, and no result tells the difference.
+        """
+        (value,) = self._body(total).operands
+        return self.is_only_shared(value)
 
     def has_rounded_shares(self, position: int) -> bool:
         """Tell whether all shares of a power serve as numbers of bfloat16 alone."""
-        shares = {user for user in self._users(position) if self._body(user).op == "div"}
-        return all(map(self.is_rounded_share, shares))
+        return all(map(self.serves_bfloat16, filter(self.is_share, self._users(position))))
 
     def serves_bfloat16(self, position: int) -> bool:
         """Tell whether a value, and products of it, serve as numbers of bfloat16 alone."""

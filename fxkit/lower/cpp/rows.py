@@ -150,6 +150,8 @@ class RowPrinter(HalfRows):
         for p in one.reductions:
             if self._is_float_sum(p):
                 self._add(f"const float s{p} = (float)t{p};")
+                if self._facts.is_only_divisor(p):
+                    self._add(f"const float inverse{p} = (float)(1.0 / t{p});")
 
     def _cut_pass(self, one: Pass) -> None:
         """Print a pass over parts of a row, which threads share, and put its results together."""
@@ -371,11 +373,12 @@ class RowPrinter(HalfRows):
             operands = ", ".join(map(self._ref, self._body(position).operands))
             self._add(f"far |= fx_is_far({operands});")
             return f"fx_{self._body(position).op}_near({operands})"
-        if self._facts.is_share(position) and self._body(position).dtype == torch.float32:
-            value, total = map(self._ref, self._body(position).operands)
-            if self._facts.is_rounded_share(position):
-                return f"{value} * (1.0f / {total})"
-            return f"fx_quotient({value}, {total}, 1.0f / {total})"
+        if self._facts.is_share(position):
+            value, total = self._body(position).operands
+            if self._facts.is_only_divisor(total):
+                inverse = f"inverse{total}"
+                return f"{self._ref(value)} * {f'fx_all({inverse})' if self._at_once else inverse}"
+            return f"fx_quotient({self._ref(value)}, {self._ref(total)}, 1.0f / {self._ref(total)})"
         return super()._value(position)
 
     def _clauses(self, reductions: Iterable[int]) -> str:

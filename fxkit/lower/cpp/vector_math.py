@@ -14,7 +14,7 @@ from fxkit.lower.cpp.storage_math import BFLOAT16, FLOAT16
 MAX_ULP = {
     "fx_exp": 1.0, "fx_log": 1.0, "fx_tanh": 1.5, "fx_erf": 1.5, "fx_sigmoid": 2.5,
     "fx_sin": 1.0, "fx_cos": 1.0, "fx_expm1": 1.5, "fx_log1p": 1.5, "fx_exp_plus_one": 1.5,
-    "fx_tanh_log1p": 2.5,
+    "fx_tanh_log1p": 2.5, "fx_exp_raised": 2.0,
 }  # fmt: skip
 
 # By how much functions may be off, as a part of the result, where that is rounded to bfloat16,
@@ -23,12 +23,10 @@ COARSE = 2.0**-13
 
 # A loop with a call in it becomes no vector code, and the compiler by itself leaves calls of what
 # is called twice. A fused multiply-add rounds once where the machine has one, as torch's vector
-# code; elsewhere twice, as torch's scalar code. `fx_quotient` is a / b within half a unit in the
-# last place and 2^-23 of one, where r is 1 / b, a is above 2^-20 and none of them large, and within
-# one unit where a is less: a division takes several times as long, and what b alone decides is
-# computed once. Numbers that no integer is near become what the machine's instruction makes of
-# them, as in torch: where the compiler knows such a number, it would put another integer in its
-# place.
+# code; elsewhere twice, as torch's scalar code. `fx_quotient` is a / b, rounded once, where r is
+# 1 / b, a is above 2^-100 and none of them large: a division takes several times as long. Numbers
+# that no integer is near become what the machine's instruction makes of them, as in torch: where
+# the compiler knows such a number, it would put another integer in its place.
 BASICS = """\
 #define FX_INLINE static inline __attribute__((always_inline))
 #ifdef __FMA__
@@ -40,8 +38,8 @@ FX_INLINE double fx_fma(double a, double b, double c) { return a * b + c; }
 #endif
 #ifdef __FMA__
 FX_INLINE float fx_quotient(float a, float b, float r) {
-  float rest = fx_fma(-r, b, 1.0f) * r;
-  return fx_fma(a, r, a * rest);
+  float q = a * r;
+  return fx_fma(fx_fma(-q, b, a), r, q);
 }
 #else
 FX_INLINE float fx_quotient(float a, float b, float) { return a / b; }
@@ -65,9 +63,10 @@ template <class T> FX_INLINE long fx_long(T x) { return (long)x; }
 # the low bits of a float shifted by 2^23 and that bias. `fx_exp_within` serves -87 <= x <= 88.
 # Elsewhere the scale is applied in two steps, so that results that are subnormal are rounded once.
 # `fx_exp_down` serves x <= 40 and NaN, with the numbers of `fx_exp`. `fx_exp_raised` serves x <= 0
-# and NaN, with 2^64 times the exponential, and at least 2^-125. `fx_coarse_exp_raised` is that
-# within a part of `COARSE`. `fx_exp_plus_one` rounds once what is computed of half of it: 2^128 is
-# no float. `fx_coarse_gated` is y times the sigmoid of x, within a part of `COARSE`.
+# and NaN, with 2^64 times the exponential, and at least 2^-125; it is meant for shares of a sum.
+# `fx_coarse_exp_raised` is that within a part of `COARSE`. `fx_exp_plus_one` rounds once what is
+# computed of half of it: 2^128 is no float. `fx_coarse_gated` is y times the sigmoid of x, within a
+# part of `COARSE`.
 _EXP = """\
 FX_INLINE float fx_exp_rest(float x, float n) {
   float r = fx_fma(n, -0x1.62e4p-1f, x);

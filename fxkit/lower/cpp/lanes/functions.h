@@ -24,7 +24,9 @@ FX_INLINE fx_floats fx_scaled(fx_floats x, fx_floats n) {
 
 // exp(x) = 2^n (1 + (exp(r) - 1)), |r| <= ln(2) / 32, where n is a multiple of 1/16: its whole part
 // becomes an exponent, and the rest is looked up. By how much the table is too low, as a part of it,
-// is in the next; `low` is that with what ln(2) is less than the float in its place, n times.
+// is in the next. ln(2) is FX_LN2 less FX_LN2_LESS.
+#define FX_LN2 0x1.62e43p-1f
+#define FX_LN2_LESS 0x1.05c61p-29f
 alignas(64) static const float fx_powers[16] = {
     0x1p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fep+0f, 0x1.3dea64p+0f,
     0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f,
@@ -42,7 +44,7 @@ alignas(64) static const unsigned fx_sixteenths[16] = {
     11 << 19, 12 << 19, 13 << 19, 14 << 19, 15 << 19,
 };
 typedef struct {
-  fx_floats n, r, low;
+  fx_floats n, r;
   fx_ints index;
 } fx_exponent;
 
@@ -51,19 +53,24 @@ FX_INLINE fx_exponent fx_exponent_of(fx_floats x, float raised = 0.0f) {
   const float shift = 0x1.8p+19f + raised;
   const fx_floats shifted = fx_fma(x, fx_all(0x1.715476p+0f), fx_all(shift));
   const fx_floats n = shifted - shift;
-  const fx_floats r = fx_fma(n, fx_all(-0x1.62e43p-1f), x);
-  const fx_ints index = (fx_ints)shifted;
-  const fx_floats rest = fx_looked_up(fx_load(fx_powers_rest), index);
-  return {n, r, fx_fma(n, fx_all(0x1.05c61p-29f), rest), index};
+  const fx_floats r = fx_fma(n, fx_all(-FX_LN2), x);
+  return {n, r, (fx_ints)shifted};
 }
 // 2^(index / 16), which must be neither too large nor too small for a normal float.
 FX_INLINE fx_floats fx_normal_power(fx_ints index) {
   const fx_ints table = (fx_ints)fx_load(fx_powers) - (fx_ints)fx_load(fx_sixteenths);
   return (fx_floats)((fx_ints)fx_looked_up((fx_floats)table, index) + (index << 19));
 }
-FX_INLINE fx_floats fx_rest_of(fx_exponent e) {  // exp(r) - 1, with what the table is too low by
+FX_INLINE fx_floats fx_rest_beside(fx_exponent e, fx_floats low) {  // exp(r) - 1, and `low`
   const fx_floats p = fx_fma(e.r, fx_all(0x1.555736p-3f), fx_all(0x1.00022p-1f));
-  return fx_fma(fx_fma(p, e.r, fx_all(1.0f)), e.r, e.low);
+  return fx_fma(fx_fma(p, e.r, fx_all(1.0f)), e.r, low);
+}
+FX_INLINE fx_floats fx_rest_of(fx_exponent e) {
+  const fx_floats rest = fx_looked_up(fx_load(fx_powers_rest), e.index);
+  return fx_rest_beside(e, fx_fma(e.n, fx_all(FX_LN2_LESS), rest));
+}
+FX_INLINE fx_floats fx_looser_rest_of(fx_exponent e) {  // without what the table is too low by
+  return fx_rest_beside(e, e.n * FX_LN2_LESS);
 }
 FX_INLINE fx_floats fx_exp_within(fx_floats x) {
   const fx_exponent e = fx_exponent_of(x);
@@ -84,7 +91,7 @@ FX_INLINE fx_floats fx_exp(fx_floats x) { return fx_exp_down(fx_at_most(x, 89.0f
 FX_INLINE fx_floats fx_exp_raised(fx_floats x) {
   const fx_exponent e = fx_exponent_of(fx_at_least(x, -131.0f), 64.0f);
   const fx_floats power = fx_normal_power(e.index);
-  return fx_fma(power, fx_rest_of(e), power);
+  return fx_fma(power, fx_looser_rest_of(e), power);
 }
 // Here n is a multiple of 1/32, exp(r) a straight line, and the table holds the bits of powers, less
 // what their index adds to them.
@@ -101,7 +108,7 @@ typedef struct {
 FX_INLINE fx_coarse_power fx_coarse_power_of(fx_floats x, float raised) {
   const float shift = 0x1.8p+18f + raised;
   const fx_floats shifted = fx_fma(x, fx_all(0x1.715476p+0f), fx_all(shift));
-  const fx_floats r = fx_fma(shifted - shift, fx_all(-0x1.62e43p-1f), x);
+  const fx_floats r = fx_fma(shifted - shift, fx_all(-FX_LN2), x);
   const fx_ints index = (fx_ints)shifted;
   const fx_ints bits = (fx_ints)fx_looked_up((const float*)fx_coarse_powers, index);
   return {(fx_floats)(bits + (index << 18)), r};

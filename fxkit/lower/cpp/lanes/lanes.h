@@ -83,8 +83,8 @@ FX_INLINE fx_floats fx_sqrt(fx_floats x) {
   return y;
 }
 FX_INLINE fx_floats fx_quotient(fx_floats a, fx_floats b, fx_floats r) {
-  const fx_floats rest = fx_fma(-r, b, fx_all(1.0f)) * r;
-  return fx_fma(a, r, a * rest);
+  const fx_floats q = a * r;
+  return fx_fma(fx_fma(-q, b, a), r, q);
 }
 
 // Elements of bfloat16, two in a word. To round one, what is added to its bits is just below half of

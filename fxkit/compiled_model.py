@@ -38,6 +38,11 @@ class CompiledModel:
     # A call finds the program's own in the slot, without a frame in between.
     __slots__ = ("__call__", "_fxkit_program")
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a plain module: so a compiled one does that makes others of its own class."""
+        made = next(c for c in cls.__mro__ if not issubclass(c, CompiledModel))
+        return made(*args, **kwargs)
+
     def __getattr__(self, name: str) -> Any:
         """Find what the module has, and then what the program has."""
         try:

@@ -20,7 +20,7 @@ from fxkit.compiled_model import CompiledModel, as_model, program_of
 from fxkit.errors import CaptureError, FxkitError, InvalidGraphError, UnsupportedError
 from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.graph_copies import copy_nodes
-from fxkit.ir.modes import has_dispatch_modes, is_followed
+from fxkit.ir.modes import has_dispatch_modes, has_function_modes, is_followed
 from fxkit.lower import CompiledModule, Policy, to_cpp
 from fxkit.lower.cuda.devices import is_on_gpu
 from fxkit.lower.packed.rewriting import pack_convolutions
@@ -133,8 +133,8 @@ class Compiled:
     def _another_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program another way than the last time."""
         last, self._last_way = self._last_way, None
-        if has_dispatch_modes():
-            return self.captured.plain(*args, **kwargs)  # a mode is to see the program's operators
+        if has_dispatch_modes() or has_function_modes():
+            return self.captured.plain(*args, **kwargs)  # a mode is to see the program's calls
         if kwargs:
             return self.captured(*args, **kwargs)
         entries = self._entries

@@ -222,3 +222,32 @@ def test_no_other_object_can_stand_for_it(make):
     module = make()
     fast = fxkit.compile(module)
     assert type(fast) is Compiled and torch.equal(fast(X), module(X))
+
+
+class Twinned(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.width, self.layer = width, nn.Linear(width, width)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x))
+
+    def twin(self):
+        made = type(self)(self.width)
+        made.load_state_dict(self.state_dict())
+        return made
+
+
+@torch.no_grad()
+def test_modules_of_its_class_are_plain():
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    compiled = fxkit.compile(layers)
+    compiled(X)
+    for part in (compiled[:2], compiled + nn.Sequential(nn.ReLU()), type(compiled)(nn.Tanh())):
+        assert type(part) is nn.Sequential and part(X).shape[0] == 4
+    assert _agree(compiled[:2](X), layers[:2](X))
+    net = Twinned()
+    twin = fxkit.compile(net).twin()
+    assert type(twin) is Twinned and torch.equal(twin(X), net(X))
+    traced = fxkit.compile(fx.symbolic_trace(net))
+    assert isinstance(type(traced)(net, traced.graph), fx.GraphModule)

@@ -497,3 +497,57 @@ def test_hooks_are_given_what_eager_saves() -> None:
                 called(x).sum().backward()
         torch.testing.assert_close(seen[1], seen[0])
         assert bool(seen[0]) == is_hooked
+
+
+def test_zeros_without_memory_are_for_eager() -> None:
+    """Torch's gradient of `sgn` is such a tensor: it has elements, and no address."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x) * y + torch.tanh(x)
+
+    compiled = fxkit.compile(program)
+    zeros = torch._efficientzerotensor((300, 300))  # type: ignore[attr-defined]
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(300, 300)
+            assert torch.equal(compiled(x, zeros), program(x, zeros))
+            assert torch.allclose(compiled(x, x), program(x, x), atol=1e-6)
+    for _ in range(3):
+        x, y = (torch.randn(400, 400, requires_grad=True) for _ in range(2))
+        found, right = (
+            torch.autograd.grad(run(x, y).sgn().sum() + x.sum(), (x, y))
+            for run in (compiled, program)
+        )
+        assert all(map(torch.equal, found, right))
+
+
+class _Counted(torch.overrides.TorchFunctionMode):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_function_mode_sees_the_programs_calls() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).sin() + x.sum()
+
+    compiled, x = fxkit.compile(program), torch.randn(3)
+    for _ in range(3):
+        with _Counted() as mode:
+            found = compiled(x)
+        assert mode.names == ["mul", "sin", "sum", "add"]
+        assert torch.allclose(found, compiled(x))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_expanded_input_of_a_norm_in_training(dynamic: bool | None) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, None, None, None, None, True) * 2
+
+    compiled = fxkit.compile(program, dynamic=dynamic)
+    for size in (40, 50, 40):
+        x = torch.randn(1, 3, 1, size).expand(2, 3, size, size)
+        assert torch.allclose(compiled(x), program(x), atol=1e-5)

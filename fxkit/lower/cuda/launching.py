@@ -95,7 +95,7 @@ class CudaCall(KernelCall):
             and tensor.device == known.device
             and tensor.layout is torch.strided
             and tensor.stride() == known.stride
-            and not tensor.is_neg()
+            and not (tensor.is_neg() or tensor._is_zerotensor())
         )
 
 

@@ -248,7 +248,7 @@ def _fits(value: Any, expected: Any) -> bool:
         and value.shape == expected.shape
         and value.device == expected.device
         and (value.layout is torch.strided and value.stride() == expected.stride)
-        and not (value.is_neg() or value.is_conj())
+        and not (value.is_neg() or value.is_conj() or value._is_zerotensor())
     )
 
 

@@ -105,6 +105,7 @@ class KernelCall:
                 or tensor.layout is not torch.strided
                 or tensor.stride() != stride
                 or tensor.is_neg()
+                or tensor._is_zerotensor()
             ):
                 self.misses += 1
                 return self._eager(*tensors)

@@ -243,7 +243,8 @@ def _check_tensors(lists: list[list[Any]]) -> None:
                 raise Refusal("a tensor is on another device or of another type")
             if tensor.stride() != first.stride() or not _is_dense(tensor):
                 raise Refusal("a parameter and its gradient lie in memory in different ways")
-            if tensor.is_neg() or tensor.is_conj() or tensor.is_inference():
+            is_plain = not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
+            if not is_plain or tensor.is_inference():
                 raise Refusal("a tensor is not what its memory says")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from fxkit.tracing.functional.flat_program import TAIL, VALUE, FlatProgram, flat
 from fxkit.tracing.functional.observation import SIDE_NODES
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
+
+# A tensor's version tells autograd of writes; torch's own batch norm leaves it as it is.
+_version_kept = torch.autograd.grad_mode._unsafe_preserve_version_counter
 
 Run = Callable[..., Any]
 Step = Callable[[], None]
@@ -104,7 +108,7 @@ class FunctionalProgram:
         count = len(flat.values)
         written = computed[count + len(flat.read) :]
         for position, value in zip(flat.mutated, written, strict=True):
-            _write(inputs[position], value)
+            _write(inputs[position], value, position in flat.observation.unnoticed)
         values = computed[:count]
         tail = () if flat.tail is None else flat.tail(*inputs, *values)
         sources = {VALUE: values, TAIL: tail}
@@ -203,11 +207,11 @@ def _places(gm: fx.GraphModule, names: Sequence[str]) -> list[tuple[dict[str, An
     return found
 
 
-def _write(target: torch.Tensor, value: torch.Tensor) -> None:
+def _write(target: torch.Tensor, value: torch.Tensor, is_unnoticed: bool) -> None:
     if value.requires_grad:
         target.copy_(value)
         return
-    with torch.no_grad():
+    with torch.no_grad(), _version_kept(target) if is_unnoticed else nullcontext():
         target.copy_(value)
 
 

@@ -55,6 +55,7 @@ class Observation:
     Attributes:
         seen: What was seen of each node's tensors.
         mutated: Positions of the inputs that are written to.
+        unnoticed: Those among them of which autograd is not told, such as running statistics.
         carrying: Those among them that autograd follows afterwards.
         followed: Nodes whose tensors autograd follows at the end.
         is_random: Whether random numbers are drawn.
@@ -62,6 +63,7 @@ class Observation:
 
     seen: dict[fx.Node, Seen]
     mutated: tuple[int, ...]
+    unnoticed: frozenset[int]
     carrying: frozenset[int]
     followed: frozenset[fx.Node]
     is_random: bool
@@ -96,8 +98,9 @@ def observe(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Observation:
     )
     _check_mutated(mutated, fakes, [seen[node] for node in placeholders])
     is_random = any(found.is_random for found in effects.values())
+    unnoticed = frozenset(i for i in mutated if fakes[i]._version == 0)
     carrying = frozenset(i for i in mutated if fakes[i].requires_grad)
-    return Observation(seen, mutated, carrying, observer.followed(), is_random)
+    return Observation(seen, mutated, unnoticed, carrying, observer.followed(), is_random)
 
 
 # Torch records the type of what it leaves out when no gradient is asked for.

@@ -340,7 +340,7 @@ def storage_groups(tensors: list[torch.Tensor]) -> tuple[int, ...]:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that tensors share when they share memory."""
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor._is_zerotensor():
         return id(tensor)
     return tensor.untyped_storage().data_ptr() or id(tensor)
 

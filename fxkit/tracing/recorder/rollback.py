@@ -44,12 +44,13 @@ class Snapshot:
     """A copy of tensors and of torch's random state.
 
     Args:
-        tensors: The tensors to copy, with the whole of the memory that each of them spans.
+        tensors: The tensors to copy, with the whole of the memory that each of them spans. Those
+            whose elements share memory, as an expanded one's do, torch lets no one write to.
         is_random: Whether to keep the states of torch's random generators.
     """
 
     def __init__(self, tensors: list[torch.Tensor], is_random: bool) -> None:
-        self._saved = [_save(tensor) for tensor in tensors]
+        self._saved = [_save(tensor) for tensor in tensors if not _is_overlapping(tensor)]
         self._random = random_states() if is_random else None
 
     def restore(self) -> None:
@@ -72,6 +73,10 @@ class Snapshot:
             if not same or not torch.equal(saved.tensor.detach(), saved.content):
                 self.restore()
                 return
+
+
+def _is_overlapping(tensor: torch.Tensor) -> bool:
+    return torch._debug_has_internal_overlap(tensor) == 1  # type: ignore[attr-defined]
 
 
 def _save(tensor: torch.Tensor) -> _Saved:

@@ -127,3 +127,20 @@ def test_a_single_element_a_channel_raises_as_eager():
     for run in (net, fxkit.compile(net)):
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             run(x)
+
+
+@pytest.mark.parametrize("shape", [(64, 16), (33, 16)])
+def test_two_batches_before_one_backward(shape: tuple[int, int]):
+    """Torch's own gradient refuses statistics of which it was told that they are others now."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 8))
+    twin = copy.deepcopy(net)
+    run = fxkit.compile(net)
+    for _ in range(3):
+        x, y, z = torch.randn(64, 16), torch.randn(shape), torch.randn(64, 16)
+        for model, own in ((net, run), (twin, twin)):
+            (own(x) - own(y)[:1] + model(z)).square().mean().backward()
+    for ours, right in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(ours.grad, right.grad, rtol=1e-4, atol=1e-6)
+    for ours, right in zip(net.buffers(), twin.buffers(), strict=True):
+        assert torch.allclose(ours, right) and ours._version == right._version

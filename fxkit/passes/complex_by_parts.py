@@ -260,6 +260,6 @@ _ENDS: Mapping[str, Callable[..., Part]] = {
     "aten.real": lambda e, a, b: a,
     "aten.imag": lambda e, a, b: b,
     "aten.abs": lambda e, a, b: e(torch.hypot, a, b),
-    "aten.angle": lambda e, a, b: e(torch.atan2, b, a),
+    "aten.angle": lambda e, a, b: e(torch.Tensor.contiguous, e(torch.atan2, b, a)),
 }
 _COMPUTED_ENDS = ("aten.abs", "aten.angle")

@@ -139,3 +139,20 @@ def test_gradients_are_eagers_also_where_a_size_is_zero() -> None:
         found = torch.autograd.grad(call(x, turn), (x, turn), weights)
         expected = torch.autograd.grad(turned(x, turn), (x, turn), weights)
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_angles_lie_in_memory_as_eager_lays_them_out(times: int):
+    def program(x):
+        return (x * times if times > 1 else x).angle()
+
+    compiled = fxkit.compile(program)
+    for x in (
+        torch.randn(9, 33, dtype=torch.complex64).mT.contiguous().mT,
+        torch.randn(2, 3, 4, 5, dtype=torch.complex64).to(memory_format=torch.channels_last),
+        torch.randn(9, 1, dtype=torch.complex128).expand(9, 3),
+    ):
+        for _ in range(2):
+            found = compiled(x)
+            assert found.stride() == program(x).stride()
+            assert torch.allclose(found, program(x))

@@ -152,6 +152,10 @@ def _suggested(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
     return _laid_out(suggest_memory_format(args[0]), mode, result)
 
 
+def _complex_angles(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    return _contiguous(mode, result, args) if args[0].is_complex() else result
+
+
 def _contiguous(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
     return _laid_out(torch.contiguous_format, mode, result)
 
@@ -261,6 +265,7 @@ _MENDED: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten._native_batch_norm_legit.no_stats: _dense,
     torch.ops.aten._native_batch_norm_legit_functional.default: _dense,
     torch.ops.aten._native_batch_norm_legit_no_training.default: _dense,
+    torch.ops.aten.angle.default: _complex_angles,
     torch.ops.aten.batch_norm_backward.default: _by_second(_suggested),
     torch.ops.aten.binary_cross_entropy.default: _like_first,
     torch.ops.aten.binary_cross_entropy_backward.default: _by_second(_like_first),

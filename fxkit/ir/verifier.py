@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import operator
 from collections.abc import Collection, Iterator
+from types import BuiltinFunctionType
+from typing import Any
 
 import torch
 from torch import fx
@@ -123,12 +128,27 @@ def _is_before(operand: fx.Node, node: fx.Node) -> bool:
     return operand.graph is node.graph and not operand._erased and operand < node
 
 
+_COUNT = "it is written as an operator in the module's code: give it just as many"
 _USE_EDIT = "change graphs through fxkit.edit, which keeps users and operands in step"
 
 
 def _is_plain(node: fx.Node, graph: fx.Graph) -> bool:
     """Tell quickly that a node, its operands aside, has no fault: true of most nodes."""
-    return node.op == "call_function" and node.graph is graph and callable(node.target)
+    is_call = node.op == "call_function" and node.graph is graph and callable(node.target)
+    return is_call and getattr(node.target, "__module__", None) != operator.add.__module__
+
+
+def _operand_count(target: Any) -> int | None:
+    """Return how many operands a function of `operator` takes, if it takes a fixed number."""
+    is_function = type(target) is BuiltinFunctionType and target.__module__ == "_operator"
+    return _fixed_count(target) if is_function else None
+
+
+@functools.cache
+def _fixed_count(target: Any) -> int | None:
+    parameters = inspect.signature(target).parameters.values()
+    is_fixed = all(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in parameters)
+    return len(parameters) if is_fixed else None
 
 
 def _node_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
@@ -171,6 +191,10 @@ def _operand_faults(node: fx.Node, defined: set[fx.Node]) -> Iterator[Fault]:
 def _target_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
     if node.op == "call_function" and not callable(node.target):
         yield node, f"expected a function to call, got {node.target!r}", "set node.target"
+    count = _operand_count(node.target) if node.op == "call_function" else None
+    if count is not None and len(node.args) != count:
+        name = node.target.__name__  # type: ignore[union-attr]
+        yield node, f"expected {count} operands of operator.{name}, got {len(node.args)}", _COUNT
     if node.op in ("get_attr", "call_module"):
         found = find_attribute(gm, str(node.target))
         if found is ABSENT:

@@ -91,6 +91,10 @@ _FAULTS: dict[str, tuple[Callable[[fx.GraphModule], Any], str]] = {
     "no module": (_module_becomes_number, "a module at 'layer', got int"),
     "no function": (lambda gm: _set(_nodes(gm)["exp"], target="exp"), "a function to call"),
     "no method": (lambda gm: _set(_nodes(gm)["relu"], target=torch.relu), "the name of a method"),
+    "operands of an operator": (
+        lambda gm: _set(_nodes(gm)["mul"], args=_nodes(gm)["mul"].args[:1]),
+        "expected 2 operands of operator.mul, got 1",
+    ),
     "user lost": (_lose_user, "to be a user of %layer, got none"),
     "user invented": (_invent_user, "expected %add to use it"),
     "unknown kind": (lambda gm: _set(_nodes(gm)["exp"], op="call_ghost"), "got 'call_ghost'"),

@@ -3,7 +3,7 @@
 A loop that becomes vector code adds the numbers of a block side by side: with 16 lanes, each takes
 64 of a block's 1,024. Of some loops the compiler makes no vector code: the same text then adds
 1,024 numbers one after the other, and errs up to 70 times as much as eager. Such sums are kept in
-float64 from the first element.
+float64 from the first element, and so are those of many numbers that may be the same.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fxkit.lower.loops.loop_ir import Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass
 from fxkit.lower.loops.stretches import Stretch
 
-# Where many of the numbers are the same, each is rounded the same way: then 64 of them are too many
-# for a lane, and blocks have so many elements.
-SHORT_BLOCK = 256
+# Numbers that are the same are rounded the same way. Where there may be many of them, a sum in
+# float32 takes so many elements, or so many vectors in lanes, one after the other.
+FEW = 16
 
 # The compiler divides a loop with a condition that is the same for all elements into one for either
 # outcome, and makes vector code of only one of the two where the loop has results besides what it
@@ -38,7 +38,7 @@ WHOLE_LOOPS = """\
 # as many.
 _VECTOR_CODE = frozenset(
     """load const cast round add sub mul div fma neg abs sqrt floor ceil trunc rint copysign max min
-    select lt le gt ge eq ne and or xor not exp log tanh erf sigmoid normal_cdf sin cos expm1
+    select lt le gt ge eq ne and or xor not exp log tanh erf sigmoid normal_cdf expm1
     log1p""".split()
 )
 _WIDTHS = frozenset({torch.float32, torch.int32, torch.bool})
@@ -53,10 +53,10 @@ class RowSums:
 
     Args:
         kernel: The kernel.
-        stretches: The stretches that its row is cut into.
+        stretches: The stretches that its row is cut into, if it is.
     """
 
-    def __init__(self, kernel: Kernel, stretches: Sequence[Stretch]) -> None:
+    def __init__(self, kernel: Kernel, stretches: Sequence[Stretch] = ()) -> None:
         self._kernel = kernel
         self._stretches = stretches
         self._wide = kernel.row_wide()
@@ -67,12 +67,12 @@ class RowSums:
             self._moves_narrow(one)
             or not all(map(self._becomes_vector_code, self._needed(one)))
             or self.has_whole_loops(one)
+            or self.may_repeat(one)
         )
 
-    def block(self, one: Pass, most: int) -> int:
-        """Return how many elements a pass sums before it goes on in float64, of so many at most."""
-        may_be_same = any(map(self._chooses_the_same, self._needed(one)))
-        return min(most, SHORT_BLOCK) if may_be_same and not self.are_in_double(one) else most
+    def may_repeat(self, one: Pass) -> bool:
+        """Tell whether a pass may sum a number that has to be rounded over and over."""
+        return any(map(self._chooses_the_same, self._needed(one)))
 
     def divides(self, one: Pass) -> int | None:
         """Return the condition by which the loops of a pass are divided in the text, if any."""
@@ -173,7 +173,8 @@ class RowSums:
             return True
         if instruction.op in ("and", "or", "not") and instruction.dtype == torch.bool:
             return all(map(self._is_settled, instruction.operands))
-        return all(position in stretch.known for stretch in self._stretches)
+        known = [stretch.known for stretch in self._stretches]
+        return bool(known) and all(position in outcomes for outcomes in known)
 
     @functools.cached_property
     def _varies(self) -> list[bool]:

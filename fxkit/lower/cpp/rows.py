@@ -15,12 +15,10 @@ from fxkit.lower.cpp.halves.rows import HalfRows
 from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.interleaving import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
-from fxkit.lower.cpp.lanes.passes import (
-    needed_values,
-)
+from fxkit.lower.cpp.lanes.passes import MOST, needed_values
 from fxkit.lower.cpp.prefetching import AHEAD, ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.cpp.row_invariants import CommonValues, common_values
-from fxkit.lower.cpp.row_sums import RowSums
+from fxkit.lower.cpp.row_sums import FEW, RowSums
 from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
@@ -189,7 +187,7 @@ class RowPrinter(HalfRows):
         next_rows = self._next_rows(one)
         if next_rows:
             begin, end = self._ask_for_rows(next_rows)
-        block = self._row_sums.block(one, self._block)
+        block = self._sum_block(one)
         if sums and (is_free(self._length) or self._length > block):
             begin, end = self._open_blocks(begin, end, block)
         self._is_in_double = bool(sums) and self._row_sums.are_in_double(one)
@@ -212,6 +210,11 @@ class RowPrinter(HalfRows):
         while self._depth > depth:
             self._close()
         self._settle_nans(one)
+
+    def _sum_block(self, one: Pass) -> int:
+        """Return how many elements a pass sums up in float32, where it does."""
+        is_short = self._lanes_of(one) and self._row_sums.may_repeat(one)
+        return FEW * MOST if is_short else self._block
 
     def _declare_accumulators(self, one: Pass) -> None:
         """Declare what the reductions and scans of a pass begin with."""

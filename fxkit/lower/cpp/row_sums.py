@@ -9,7 +9,8 @@ float64 from the first element, and so are those of many numbers that may be the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 
 import torch
 
@@ -37,8 +38,8 @@ WHOLE_LOOPS = """\
 # What any compiler makes vector code of, with values of as many bytes as the sum has, or of twice
 # as many.
 _VECTOR_CODE = frozenset(
-    """load const cast round add sub mul div fma neg abs sqrt floor ceil trunc rint copysign max min
-    select lt le gt ge eq ne and or xor not exp log tanh erf sigmoid normal_cdf expm1
+    """load index const cast round add sub mul div fma neg abs sqrt floor ceil trunc rint copysign
+    max min select lt le gt ge eq ne and or xor not exp log tanh erf sigmoid normal_cdf expm1
     log1p""".split()
 )
 _WIDTHS = frozenset({torch.float32, torch.int32, torch.bool})
@@ -147,23 +148,20 @@ class RowSums:
         if instruction.op != "const" or is_free(instruction.detail.value):
             return False
         number = float(instruction.detail.value)
-        return number.is_integer() and abs(number) <= _LARGEST_EXACT
+        is_small = number.is_integer() and abs(number) <= _LARGEST_EXACT
+        return is_small or not math.isfinite(number)
 
     def _needed(self, one: Pass) -> list[int]:
         """Return the values along the row that a pass computes for its results."""
-        results = [self._body(p).operands[0] for p in one.reductions]
-        results += [*one.keeps, *(unrounded(self._kernel, p) for p in one.stores)]
-        return self._reached(results, {*one.buffered})
-
-    def _reached(self, results: Iterable[int], known: set[int]) -> list[int]:
-        found, open_ = set[int](), [*results]
+        found = set[int]()
+        open_ = [self._body(p).operands[0] for p in one.reductions]
+        open_ += [*one.keeps, *(unrounded(self._kernel, p) for p in one.stores)]
         while open_:
             position = open_.pop()
-            is_computed = self._varies[position] and position not in known
-            if position in found or not is_computed or self._is_settled(position):
-                continue
-            found.add(position)
-            open_ += self._body(position).operands
+            is_computed = self._varies[position] and position not in one.buffered
+            if is_computed and position not in found and not self._is_settled(position):
+                found.add(position)
+                open_ += self._body(position).operands
         return sorted(found)
 
     def _is_settled(self, position: int) -> bool:

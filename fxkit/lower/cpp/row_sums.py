@@ -16,7 +16,7 @@ import torch
 
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.loops.held_values import unrounded
-from fxkit.lower.loops.loop_ir import Instruction, Kernel
+from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import Pass
 from fxkit.lower.loops.stretches import Stretch
 
@@ -67,6 +67,7 @@ class RowSums:
         return (
             self._moves_narrow(one)
             or not all(map(self._becomes_vector_code, self._needed(one)))
+            or not all(map(_is_in_order, (self._kernel.stores[p].access for p in one.stores)))
             or self.has_whole_loops(one)
             or self.may_repeat(one)
         )
@@ -130,7 +131,7 @@ class RowSums:
             return is_known
         guard = instruction.guard
         is_plain = guard is None or self._is_settled(guard) or not self._varies[guard]
-        return is_plain and not instruction.indices
+        return is_plain and not instruction.indices and _is_in_order(instruction.detail)
 
     def _chooses_the_same(self, position: int) -> bool:
         """Tell whether a value may be the same number for many elements, and one to be rounded."""
@@ -193,3 +194,9 @@ class RowSums:
 
     def _body(self, position: int) -> Instruction:
         return self._kernel.body[position]
+
+
+def _is_in_order(access: Access) -> bool:
+    """Tell whether an access walks neighbours in memory, or stays where it is."""
+    step = access.strides[-1]
+    return not is_free(step) and abs(step) <= 1

@@ -90,25 +90,26 @@ def test_a_condition_of_the_row_divides_its_loop() -> None:
         chosen = torch.where(on, x, 2 * x)
         return chosen.sum(-1), torch.where(other, chosen, -x).amax(-1)
 
-    x = torch.randn(6, 300)
-    on, other = torch.tensor(list(itertools.product((True, False), repeat=2)) * 2)[
-        :6, :, None
-    ].unbind(1)
+    x = torch.randn(4, 300)
+    on, other = torch.tensor(list(itertools.product((True, False), repeat=2))).T.unsqueeze(-1)
     args = (x, on.contiguous(), other.contiguous())
     once = text_of(lambda x, on: torch.where(on, x, 2 * x).sum(-1), *args[:2])
     assert "true ? " in once and "false ? " in once and "FX_WHOLE_LOOPS" not in once
     compiled = to_cpp(fx.symbolic_trace(program), args)
-    assert "FX_WHOLE_LOOPS long" in compiled.source or "FX_WHOLE_LOOPS void" in compiled.source
+    assert 'extern "C" FX_WHOLE_LOOPS void kernel_0(' in compiled.source
     torch.testing.assert_close(compiled(*args), program(*args))
 
 
-def test_an_operand_that_is_there_for_some_rows_only_divides_a_loop() -> None:
+def test_sums_of_rows_of_two_operands_err_as_little() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         return (torch.cat([x, y]) * 2).sum(-1)
 
-    x, y = torch.randn(5, 300), torch.randn(4, 300)
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.rand(50, 1023, generator=draw), torch.rand(40, 1023, generator=draw)
     compiled = to_cpp(fx.symbolic_trace(program), (x, y), policy=ALWAYS)
-    torch.testing.assert_close(compiled(x, y), program(x, y))
+    exact = program(x.double(), y.double())
+    ours, eagers = ((z - exact).norm() for z in (compiled(x, y), program(x, y)))
+    assert ours <= 2 * eagers, ours / eagers
 
 
 def test_extremes_with_a_number_of_the_row_keep_nans_and_zeros() -> None:

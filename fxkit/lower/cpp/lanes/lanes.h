@@ -9,7 +9,7 @@
 #define FX_WIDE 16
 #define FX_SIMD(...)
 typedef float fx_floats __attribute__((vector_size(64)));
-typedef fx_floats fx_sums;
+typedef fx_floats fx_lane_sums;
 typedef int fx_ints __attribute__((vector_size(64)));
 typedef unsigned fx_uints __attribute__((vector_size(64)));
 typedef fx_ints fx_bools;
@@ -126,7 +126,7 @@ FX_INLINE fx_floats fx_round_bf16(fx_floats x) {
 FX_INLINE float fx_abs(float x) { return __builtin_fabsf(x); }
 FX_INLINE float fx_sqrt(float x) { return __builtin_sqrtf(x); }
 typedef float fx_floats;
-typedef double fx_sums;  // of loops that may stay plain
+typedef double fx_lane_sums;  // of loops that may stay plain
 typedef bool fx_bools;
 typedef bool fx_mask;
 FX_INLINE float fx_all(float x) { return x; }

@@ -92,7 +92,7 @@ class LaneRows(KernelPrinter, ABC):
         """Print loops, and add up what lanes have summed; see `_vector_loops`."""
         sums = [p for loop in loops for p in loop.sums]
         for p in sums:
-            kind = "fx_sums" if self._is_in_double else "fx_floats"
+            kind = "fx_lane_sums" if self._is_in_double else "fx_floats"
             self._add(f"{kind} lanes{p} = fx_all(0.0f);")
         self._vector_loops(bounds, loops, kept)
         for p in sums:

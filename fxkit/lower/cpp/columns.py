@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import PARTS, KernelPrinter, scaled
+from fxkit.lower.cpp.row_sums import FEW, RowSums
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import COSTLY, Pass, schedule
@@ -45,6 +46,7 @@ class ColumnPrinter(KernelPrinter):
         self._is_tiled = is_free(self._rows) or self._rows > self._lanes
         self._tiles = ceil_div(self._rows, self._lanes)
         self._lane_axis = len(kernel.outer_sizes) - 1
+        self._row_sums = RowSums(kernel)
         self._is_cut = self._can_cut()
 
     def _can_cut(self) -> bool:
@@ -187,8 +189,9 @@ class ColumnPrinter(KernelPrinter):
         depth = self._depth
         self._open_row_axes()
         length = self._kernel.row_sizes[-1]
-        if sums and (is_free(length) or length > BLOCK):
-            begin, end = self._open_blocks(begin, end, BLOCK)
+        block = FEW if self._row_sums.may_repeat(one) else BLOCK
+        if sums and (is_free(length) or length > block):
+            begin, end = self._open_blocks(begin, end, block)
         self._walk(one, begin, end)
         if sums:
             self._open_lanes()

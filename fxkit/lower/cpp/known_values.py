@@ -173,10 +173,24 @@ class KnownValues:
 
     @functools.cached_property
     def _converted_back(self) -> set[tuple[int, torch.dtype]]:
-        """Each value that becomes an integer and then a float, with the integer's dtype."""
+        """Each value that becomes an integer of which a float is made, with the integer's dtype.
+
+        Be it of the integer itself or of what operations make of it, which may come to nothing, as
+        a maximum of two that are the same.
+        """
         casts = [i for i in self._kernel.body if i.op == "cast" and i.dtype.is_floating_point]
-        made = [self._body(i.operands[0]) for i in casts]
-        return {(i.operands[0], i.dtype) for i in made if i.op == "cast"}
+        found, seen = set[tuple[int, torch.dtype]](), set[int]()
+        open_ = [i.operands[0] for i in casts]
+        while open_:
+            position = open_.pop()
+            made = self._body(position)
+            if position in seen or not _is_integer(made) or made.op in ("load", "index"):
+                continue
+            seen.add(position)
+            open_ += made.operands
+            if made.op == "cast":
+                found.add((made.operands[0], made.dtype))
+        return found
 
     def _is_square(self, position: int) -> bool:
         instruction = self._body(position)
@@ -191,3 +205,7 @@ class KnownValues:
 
 def _is_rounded(number: float) -> bool:
     return float(number) == round_number(float(number), torch.bfloat16)
+
+
+def _is_integer(instruction: Instruction) -> bool:
+    return not instruction.dtype.is_floating_point and instruction.dtype != torch.bool

@@ -157,8 +157,9 @@ class PairPrinter(RowPrinter):
         return False  # lanes need no room for a part of a result
 
     def _attribute(self) -> str:
-        is_early = self._is_stepped and is_ordered(self._kernel, in_pairs=True)
-        return "FX_SCHEDULED " if is_early else ""
+        if not self._is_stepped:
+            return super()._attribute()
+        return "FX_SCHEDULED " if is_ordered(self._kernel, in_pairs=True) else ""
 
     def _declare(self) -> None:
         super()._declare()

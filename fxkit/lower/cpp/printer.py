@@ -21,6 +21,7 @@ from fxkit.lower.cpp.joined_rows import JoinedRowsPrinter, joined_rows
 from fxkit.lower.cpp.lanes.text import LANES
 from fxkit.lower.cpp.pairs import PAIRS, PairPrinter, is_paired
 from fxkit.lower.cpp.prefetching import PREFETCHES
+from fxkit.lower.cpp.row_sums import WHOLE_LOOPS
 from fxkit.lower.cpp.rows import RowPrinter
 from fxkit.lower.cpp.streaming_stores import STREAMS
 from fxkit.lower.cpp.summing import SummingPrinter
@@ -70,6 +71,8 @@ def _preamble(
         parts.append(TURN)
     if any(is_stepped(_with_long_row(kernel)) for kernel in kernels):
         parts.append(IN_STEP)
+    if any("FX_WHOLE_LOOPS" in text for text in texts):
+        parts.append(WHOLE_LOOPS)
     if any("fx_fence()" in text for text in texts):
         parts.append(STREAMS)
     if any(_uses_halves(text) for text in texts):

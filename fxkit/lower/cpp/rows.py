@@ -15,11 +15,10 @@ from fxkit.lower.cpp.halves.rows import HalfRows
 from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.interleaving import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
-from fxkit.lower.cpp.lanes.passes import (
-    needed_values,
-)
+from fxkit.lower.cpp.lanes.passes import MOST, needed_values
 from fxkit.lower.cpp.prefetching import AHEAD, ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.cpp.row_invariants import CommonValues, common_values
+from fxkit.lower.cpp.row_sums import FEW, RowSums
 from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
@@ -52,13 +51,17 @@ class RowPrinter(HalfRows):
             self._cut_into_tiles(TILE)
         self._is_cut = is_whole and self._can_cut()
         self._stretches = stretches(kernel)
+        self._row_sums = RowSums(kernel, self._stretches)
         self._scanned_before: set[int] = set()
+        self._settled: dict[int, bool] = {}  # conditions of the row, in loops they divide
         self._is_stepped = is_stepped(kernel)
         if not self._is_cut:
             self._choose_streams()
         self._block = BLOCK
 
     def _attribute(self) -> str:
+        if any(map(self._row_sums.has_whole_loops, self._schedule.passes)):
+            return "FX_WHOLE_LOOPS "
         return "FX_SCHEDULED " if self._is_stepped and is_ordered(self._kernel) else ""
 
     def _cut_into_tiles(self, length: int) -> None:
@@ -184,11 +187,12 @@ class RowPrinter(HalfRows):
         next_rows = self._next_rows(one)
         if next_rows:
             begin, end = self._ask_for_rows(next_rows)
-        if sums and (is_free(self._length) or self._length > self._block):
-            begin, end = self._open_blocks(begin, end, self._block)
-        kind = "double" if self._has_narrow(one) else "float"
+        block = self._sum_block(one)
+        if sums and (is_free(self._length) or self._length > block):
+            begin, end = self._open_blocks(begin, end, block)
+        self._is_in_double = bool(sums) and self._row_sums.are_in_double(one)
         for p in sums:
-            self._add(f"{kind} v{p} = 0;")
+            self._add(f"{'double' if self._is_in_double else 'float'} v{p} = 0;")
         for access in () if self._is_tiled else short_rows(self._kernel):
             self._prefetch_short(access)
         self._parts = self._parts_of(one)
@@ -198,7 +202,7 @@ class RowPrinter(HalfRows):
         if self._has_near_version(one):
             self._near_loops(one, begin, end)
         else:
-            self._loops(one, begin, end)
+            self._divided_loops(one, begin, end)
         if is_stepped:
             self._add("FX_STEPPED();")
         for p in sums:
@@ -207,15 +211,10 @@ class RowPrinter(HalfRows):
             self._close()
         self._settle_nans(one)
 
-    def _has_narrow(self, one: Pass) -> bool:
-        """Tell whether a pass moves conditions or small integers.
-
-        Compilers handle as many elements at once as a vector has of the narrowest, and put so many
-        sums of floats together one by one, or make no vector code of it: too far from eager.
-        """
-        moved = [self._body(p).dtype for p in one.values if self._body(p).op == "load"]
-        moved += [self._body(self._kernel.stores[p].value).dtype for p in one.stores]
-        return any(dtype.itemsize < 4 and not dtype.is_floating_point for dtype in moved)
+    def _sum_block(self, one: Pass) -> int:
+        """Return how many elements a pass sums up in float32, where it does."""
+        is_short = self._lanes_of(one) and self._row_sums.may_repeat(one)
+        return FEW * MOST if is_short else self._block
 
     def _declare_accumulators(self, one: Pass) -> None:
         """Declare what the reductions and scans of a pass begin with."""
@@ -242,6 +241,19 @@ class RowPrinter(HalfRows):
         count = min(self._tile_length, self._length)
         self._add(f"FX_STEPS({step_type(self._kernel)}, {count});")
 
+    def _divided_loops(self, one: Pass, begin: str | int, end: str | int) -> None:
+        """Print the loops of a pass, for either outcome of a condition that divides them."""
+        condition = self._row_sums.divides(one)
+        if condition is None:
+            self._loops(one, begin, end)
+            return
+        for outcome, opening in ((True, f"if (v{condition}) {{"), (False, "else {")):
+            self._open(opening)
+            self._settled = {condition: outcome}
+            self._loops(one, begin, end)
+            self._settled = {}
+            self._close()
+
     def _loops(self, one: Pass, begin: str | int, end: str | int, clause: str = "") -> None:
         """Print the loops of a pass over a block of the row, those of each stretch.
 
@@ -255,7 +267,7 @@ class RowPrinter(HalfRows):
             first, last = self._clipped(stretch, begin, end)
             block = BLOCK if one.reductions else HALVES
             bounds = Bounds(str(first), str(last), self._most(first, last), block)
-            self._known = stretch.known
+            self._known = {**stretch.known, **self._settled}
             if not self._half_loops(one, bounds, clause):
                 self._full_loops(one, bounds, begin, clause)
             self._known = {}
@@ -368,11 +380,14 @@ class RowPrinter(HalfRows):
 
     def _value(self, position: int) -> str:
         if position in self._known:
-            return "true" if self._known[position] else "false"
+            return _outcome(self._known[position])
         if self._is_near and cpp_text.is_near_function(self._body(position)):
             operands = ", ".join(map(self._ref, self._body(position).operands))
             self._add(f"far |= fx_is_far({operands});")
             return f"fx_{self._body(position).op}_near({operands})"
+        if self._row_sums.asks_the_same(position):
+            first, second = map(self._ref, self._body(position).operands)
+            return f"fx_{self._body(position).op}_with({first}, {second})"
         if self._facts.is_share(position):
             value, total = self._body(position).operands
             if self._facts.is_only_divisor(total):
@@ -432,7 +447,9 @@ class RowPrinter(HalfRows):
 
     def _ref(self, position: int) -> str:
         instruction = self._body(position)
-        if instruction.op == "const":
+        if position in self._settled:
+            text = _outcome(self._settled[position])
+        elif instruction.op == "const":
             text = cpp_text.expression(instruction, [], instruction.dtype)
         else:
             text = f"{'s' if self._is_float_sum(position) else 'v'}{position}"
@@ -440,3 +457,7 @@ class RowPrinter(HalfRows):
 
     def _lane_terms(self, access: Access) -> list[str]:
         return []
+
+
+def _outcome(holds: bool) -> str:
+    return "true" if holds else "false"

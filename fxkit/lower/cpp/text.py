@@ -93,7 +93,8 @@ _WITHIN = {
     "log10": ("x > 0.0f", "1.0f", f"x == 0.0f ? -__builtin_inff() : {_NO_NUMBER}"),
 }
 
-# Two choices, each between two numbers, become vector instructions; one under `|` does not.
+# Two choices, each between two numbers, become vector instructions; one under `|` does not. Those
+# with a number that is the same all along a loop ask of the other one whether it is NaN.
 MINMAX = """\
 template <class T> FX_INLINE T fx_max(T a, T b) {
   const T top = a > b ? a : b;
@@ -102,6 +103,14 @@ template <class T> FX_INLINE T fx_max(T a, T b) {
 template <class T> FX_INLINE T fx_min(T a, T b) {
   const T low = a < b ? a : b;
   return a != a ? a : low;
+}
+template <class T> FX_INLINE T fx_max_with(T a, T b) {
+  const T top = a <= b ? b : a;
+  return b != b ? b : top;
+}
+template <class T> FX_INLINE T fx_min_with(T a, T b) {
+  const T low = a >= b ? b : a;
+  return b != b ? b : low;
 }
 """
 

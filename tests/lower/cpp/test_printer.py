@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -265,3 +266,21 @@ def test_bools_in_memory_are_bytes_which_the_compiler_makes_vector_code_of() -> 
     module = to_cpp(fx.symbolic_trace(program), (mask, x))
     assert "bool*" not in module.source and "unsigned char* __restrict" in module.source
     assert torch.equal(module(mask, x), program(mask, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_an_integer_that_becomes_a_float_again_is_one_however_it_gets_there(
+    dtype: torch.dtype,
+) -> None:
+    """A compiler that sees nothing happen to an integer would leave the float as it was."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        v = x.to(dtype)
+        same = (v & v, v | v, v + 0, torch.maximum(v, v), torch.where(x > 1, v, v), v ^ 0, v * 1)
+        return tuple(integers.to(torch.float32) for integers in same)
+
+    x = torch.randn(3, 100) * 9
+    x[0, :4] = torch.tensor([math.nan, math.inf, -math.inf, 3e19])
+    compiled = to_cpp(fx.symbolic_trace(program), (x,))
+    for ours, eagers in zip(compiled(x), program(x), strict=True):
+        assert torch.equal(ours, eagers)

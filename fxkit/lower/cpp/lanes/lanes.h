@@ -9,6 +9,7 @@
 #define FX_WIDE 16
 #define FX_SIMD(...)
 typedef float fx_floats __attribute__((vector_size(64)));
+typedef fx_floats fx_lane_sums;
 typedef int fx_ints __attribute__((vector_size(64)));
 typedef unsigned fx_uints __attribute__((vector_size(64)));
 typedef fx_ints fx_bools;
@@ -125,6 +126,7 @@ FX_INLINE fx_floats fx_round_bf16(fx_floats x) {
 FX_INLINE float fx_abs(float x) { return __builtin_fabsf(x); }
 FX_INLINE float fx_sqrt(float x) { return __builtin_sqrtf(x); }
 typedef float fx_floats;
+typedef double fx_lane_sums;  // of loops that may stay plain
 typedef bool fx_bools;
 typedef bool fx_mask;
 FX_INLINE float fx_all(float x) { return x; }
@@ -138,5 +140,5 @@ FX_INLINE bool fx_begins_line(const void*) { return false; }
 FX_INLINE void fx_put(float* to, float x, bool) { *to = x; }
 FX_INLINE void fx_put(unsigned* to, unsigned x, bool) { *to = x; }
 FX_INLINE float fx_present(float x, fx_mask) { return x; }
-FX_INLINE float fx_sum(float x) { return x; }
+template <class T> FX_INLINE T fx_sum(T x) { return x; }
 #endif

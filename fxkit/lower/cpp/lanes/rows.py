@@ -32,6 +32,7 @@ class LaneRows(KernelPrinter, ABC):
     def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
         super().__init__(kernel, name, plan)
         self._is_near = False  # whether the loops are for operands near zero
+        self._is_in_double = False  # whether their sums are in float64 from the first
 
     @abstractmethod
     def _pragma(self, values: Iterable[int], reductions: Iterable[int], clause: str) -> str:
@@ -91,7 +92,8 @@ class LaneRows(KernelPrinter, ABC):
         """Print loops, and add up what lanes have summed; see `_vector_loops`."""
         sums = [p for loop in loops for p in loop.sums]
         for p in sums:
-            self._add(f"fx_floats lanes{p} = fx_all(0.0f);")
+            kind = "fx_lane_sums" if self._is_in_double else "fx_floats"
+            self._add(f"{kind} lanes{p} = fx_all(0.0f);")
         self._vector_loops(bounds, loops, kept)
         for p in sums:
             self._add(f"v{p} += fx_sum(lanes{p});")

@@ -68,7 +68,7 @@ class StagedModule(nn.Module):
         """Run the stages, each on what those before it gave."""
         values: dict[str, Any] = dict(zip(self._inputs, args, strict=True))
         for stage, module in zip(self.stages, self.parts, strict=True):
-            results = module(*[values[name] for name in stage.inputs])
+            results = module.forward(*[values[name] for name in stage.inputs])
             values.update(zip(stage.outputs, results, strict=True))
         self._has_run = True
 

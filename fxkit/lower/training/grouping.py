@@ -66,7 +66,8 @@ def signatures_of(
     for node in reversed(graph.nodes):
         if not node.op.startswith("call_"):
             continue
-        for target in writes_of(node):
+        given = effects_of(node).aliases  # which statistics of a norm are not: they aren't followed
+        for target in filter(given.__contains__, writes_of(node)):
             signatures[node] |= read.get(aliases.root(target), 0)
         if node not in followed:  # yet, if what autograd follows is written into it
             signatures[node] *= aliases.is_written(node)

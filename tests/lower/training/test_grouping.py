@@ -166,6 +166,14 @@ def test_random_numbers_keep_their_order() -> None:
     assert stages_of(last) == [["dropout"], ["mul", "dropout_1"], ["mul_1", "dropout_2"]]
 
 
+def test_statistics_lead_from_no_call_of_a_norm_to_the_next() -> None:
+    norm = nn.BatchNorm1d(8)
+    fast = fxkit.compile(lambda x, y: (norm(x).exp(), norm(y).sin()))
+    fast(*(torch.randn(5, 8, requires_grad=True) for _ in range(2)))
+    first, second = stages_of(fast)
+    assert first == ["add_", "batch_norm", "exp", "add__1"] and second == ["batch_norm_1", "sin"]
+
+
 def test_each_stage_sets_the_modes_of_its_calls() -> None:
     fast = fxkit.compile(InModes())
     fast(torch.randn(5, 8))

@@ -143,7 +143,8 @@ def _without_schema(node: fx.Node, call: Call) -> Effects:
     if namespace in ("guard", "effect"):
         return Effects(may_raise=True)
     if namespace == "python" and (name in _WRITING_PYTHON or name in _INPLACE_PYTHON):
-        return Effects(writes=operands[:1], aliases=operands)
+        is_copied = name in _WRITING_PYTHON and isinstance(type_of(operands[0]), TensorType)
+        return Effects(writes=operands[:1], aliases=operands[:1] if is_copied else operands)
     return Effects(aliases=operands)
 
 

@@ -1,8 +1,8 @@
-"""A trained graph in stages: where some results are computed from others, and around what is kept.
+"""A trained graph in stages: apart where results need different parts, and around what is kept.
 
-A caller may want the gradient at a result, keep it, or hang a hook on it, while another result is
-computed from that one. Autograd sees nothing of what lies within one function. So the graph is cut
-where such a result is used first, and what follows takes it as an input, as in eager.
+A caller may want the gradient at a result, keep it, or hang a hook on it, and may compute a loss
+from some results only. Autograd sees nothing of what lies within one function. So what reaches
+other results is another stage, which takes what those before it give as inputs, as in eager.
 
 A recurrent layer is a stage of its own, which eager runs. Spelled out, its steps would take a third
 of a second each to differentiate and build, for less than eager's layers of long short-term memory.
@@ -18,15 +18,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxkit.analysis.effects import PURE, effects_of
+from fxkit.analysis.effects import effects_of
 from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.graph_copies import copy_nodes
-from fxkit.ir.op import operator_of
-from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.loops.policy import Policy
 from fxkit.lower.running.kernel_stock import KernelStock
+from fxkit.lower.training.grouping import groups_of, is_no_tensor, is_recurrent, writes_of
+from fxkit.lower.training.modes_of_calls import Mode, ModeSetter, modes_of
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
-from fxkit.tracing.functional.observation import MODES
 from fxkit.tracing.values.effects import write_text
 
 
@@ -69,7 +68,7 @@ class StagedModule(nn.Module):
         """Run the stages, each on what those before it gave."""
         values: dict[str, Any] = dict(zip(self._inputs, args, strict=True))
         for stage, module in zip(self.stages, self.parts, strict=True):
-            results = module(*[values[name] for name in stage.inputs])
+            results = module.forward(*[values[name] for name in stage.inputs])
             values.update(zip(stage.outputs, results, strict=True))
         self._has_run = True
 
@@ -120,13 +119,14 @@ def to_cpp_in_stages(
         A module that is called like `gm`. Where the graph can't be cut as it would have to be, one
         that is left to eager.
     """
-    groups = _groups(gm.graph)
+    groups = groups_of(gm.graph)
     reasons = [_WHOLE if any(map(is_recurrent, group)) else None for group in groups]
     if len(groups) < 2 and not any(reasons):
         return to_cpp_training(gm, args, policy=policy, stock=stock)
     if (reason := _objection(groups)) is not None:
         return TrainingModule(gm, policy, stock, reason=reason)
-    stages = [_stage(gm, group) for group in groups]
+    modes = modes_of(gm.graph)
+    stages = [_stage(gm, group, modes) for group in groups]
     compiled = [
         TrainingModule(stage.graph_module, policy, stock, reason=reason)
         for stage, reason in zip(stages, reasons, strict=True)
@@ -139,110 +139,28 @@ def to_cpp_in_stages(
 _WHOLE = "torch computes recurrent layers as a whole"
 
 
-def is_recurrent(node: fx.Node) -> bool:
-    """Tell whether a node is a recurrent layer, over all steps of its input."""
-    called = operator_of(node)
-    return called is not None and called.name in _RECURRENT
-
-
-_RECURRENT = frozenset({"aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu"})
-
-
-def linked_results(graph: fx.Graph) -> set[fx.Node]:
-    """Return the results with a gradient from which others with a gradient are computed."""
-    output = graph.output_node()
-    results = [n for n in output.all_input_nodes if n.op.startswith("call_") and _is_followed(n)]
-    bits = {node: 1 << position for position, node in enumerate(dict.fromkeys(results))}
-    behind: dict[fx.Node, int] = {}
-    for node in graph.nodes:
-        behind[node] = 0
-        for operand in node.all_input_nodes:
-            behind[node] |= behind[operand] | bits.get(operand, 0)
-    needed = 0
-    for node in bits:
-        needed |= behind[node]
-    return {node for node, bit in bits.items() if bit & needed}
-
-
-def _is_followed(node: fx.Node) -> bool:
-    known = type_of(node)
-    return not isinstance(known, TensorType) or known.requires_grad is not False
-
-
-def _groups(graph: fx.Graph) -> list[list[fx.Node]]:
-    """Return the nodes of each stage, in order.
-
-    What takes a recurrent layer's results apart stands with it, so that all stages give tensors,
-    and so do the zeros that it begins with.
-    """
-    linked = linked_results(graph)
-    groups: list[list[fx.Node]] = [[]]
-    given: set[fx.Node] = set()
-    for node in graph.nodes:
-        if not node.op.startswith("call_") or _takes_apart(node) or _begins(node):
-            continue
-        if is_recurrent(node):
-            begin = filter(_begins, dict.fromkeys(node.all_input_nodes))
-            groups += [[*begin, node, *filter(_takes_apart, node.users)], []]
-            given = set()
-            continue
-        if not given.isdisjoint(node.all_input_nodes):
-            groups.append([])
-            given = set()
-        groups[-1].append(node)
-        if node in linked:
-            given.add(node)
-    return [group for group in groups if group]
-
-
-def _begins(node: fx.Node) -> bool:
-    """Tell whether a node makes, of nothing, what only one recurrent layer takes."""
-    is_made = node.op.startswith("call_") and not node.all_input_nodes
-    return (
-        is_made
-        and [is_recurrent(user) for user in node.users] == [True]
-        and effects_of(node) == PURE
-    )
-
-
-def _takes_apart(node: fx.Node) -> bool:
-    if node.target is not operator.getitem:
-        return False
-    whole = node.args[0]
-    return isinstance(whole, fx.Node) and is_recurrent(whole)
-
-
 def _objection(groups: list[list[fx.Node]]) -> str | None:
     """Return why a graph can't be cut into groups of nodes, or None."""
     why = "the graph would have to be cut in stages, and can't be: "
     before: set[fx.Node] = set()
-    is_followed, autocasts, has_effects = True, 0, False
+    has_effects = False
     for group in groups:
-        if autocasts or not is_followed:
-            return f"{why}%{group[0].name} is in a mode that is set before"
+        inside = set(group)
         for node in group:
-            if node.target in MODES:
-                is_set = node.target is torch._C._set_grad_enabled
-                is_followed = node.args[0] if is_set else is_followed
-                autocasts += _AUTOCASTS.get(node.target, 0)
-                continue
             effects = effects_of(node)
-            if before and has_effects and effects.may_raise:
+            may_raise = effects.may_raise and node.target is not write_text
+            if before and has_effects and may_raise:
                 return f"{why}%{node.name} {effects.describe()}, after effects before it"
-            if not before.isdisjoint(effects.writes):
+            if effects.is_global or not before.isdisjoint(writes_of(node)):
                 return f"{why}%{node.name} {effects.describe()}"
+            if is_no_tensor(node) and not inside.issuperset(node.users):
+                return f"{why}%{node.name} is no tensor, and used in several"
             has_effects |= bool(effects.writes) or effects.is_random or node.target is write_text
         before.update(group)
     return None
 
 
-_AUTOCASTS = {
-    torch.amp.autocast_mode._enter_autocast: 1,
-    torch.amp.autocast_mode._exit_autocast: -1,
-}
-
-
-def _stage(gm: fx.GraphModule, group: list[fx.Node]) -> Stage:
+def _stage(gm: fx.GraphModule, group: list[fx.Node], modes: dict[fx.Node, Mode]) -> Stage:
     inside = set(group)
     operands = dict.fromkeys(o for node in group for o in node.all_input_nodes if o not in inside)
     inputs = [o for o in operands if o.op != "get_attr"]
@@ -253,7 +171,12 @@ def _stage(gm: fx.GraphModule, group: list[fx.Node]) -> Stage:
         values[node] = graph.placeholder(node.name)
         if node.op == "placeholder":
             values[node].meta = dict(node.meta)
-    copy_nodes((*(o for o in operands if o.op == "get_attr"), *group), graph, values)
+    copy_nodes((o for o in operands if o.op == "get_attr"), graph, values)
+    setter = ModeSetter(graph)
+    for node in group:
+        setter.switch(modes[node])
+        copy_nodes((node,), graph, values)
+    setter.switch(Mode())
     graph.output(tuple(values[node] for node in outputs))
     names = tuple(node.name for node in inputs), tuple(node.name for node in outputs)
     return Stage(fx.GraphModule(gm, graph), *names)

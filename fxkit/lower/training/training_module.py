@@ -146,7 +146,7 @@ class TrainingModule(nn.Module):
         built = self._built.get(key)
         if built is None:
             self.eager_calls += 1
-            return self.graph_module(*args)
+            return self.graph_module.forward(*args)
         return built.program(*args)
 
     @property

@@ -35,6 +35,8 @@ class Backward:
     Attributes:
         run: What is run in place of the graph.
         mutated: Positions of the inputs that are written to.
+        reached: For each input, the gradients of results that its own is computed from; all where
+            that is a constant, and none where it has no gradient.
         again: How often a gradient was itself differentiated, so that the program ran again.
     """
 
@@ -90,13 +92,17 @@ def _fitted(gradient: torch.Tensor | None, kind: TensorType) -> torch.Tensor:
 
 
 def _reached(graph: fx.Graph, tangents: list[fx.Node]) -> list[frozenset[int]]:
-    """Return, for each gradient, the tangents that it depends on."""
+    """Return, for each gradient, the tangents that it depends on.
+
+    A constant, as the zeros of `sign`, is there whatever they are, and is so if any is.
+    """
     reached: dict[fx.Node, frozenset[int]] = {}
     for node in graph.nodes:
         own = frozenset({tangents.index(node)}) if node in tangents else frozenset()
         reached[node] = own.union(*(reached[operand] for operand in node.all_input_nodes))
     gradients: Any = graph.output_node().args[0]
-    return [reached[g] if isinstance(g, fx.Node) else frozenset() for g in gradients]
+    every = frozenset(range(len(tangents)))
+    return [reached[g] or every if isinstance(g, fx.Node) else frozenset() for g in gradients]
 
 
 class Differentiable(torch.autograd.Function):
@@ -181,12 +187,14 @@ def _gradients_in_eager(ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
     autocast = torch.autocast("cpu", dtype=ctx.autocast, enabled=ctx.autocast is not None)
     try:
         with torch.enable_grad(), autocast:
-            results = program.flat.functional(*ctx.inputs)
+            # Views of them, which have no hooks: what is computed here is no backward of theirs.
+            inputs = [t.view_as(t) if t.requires_grad else t for t in ctx.inputs]
+            results = program.flat.functional(*inputs)
     finally:
         if state is not None:
             set_random_states(state)
     pairs = [(r, g) for r, g in zip(results, given, strict=True) if g is not None]
-    wanted = [t for t in ctx.inputs if t.requires_grad]
+    wanted = [t for t in inputs if t.requires_grad]
     found = torch.autograd.grad(
         [result for result, _ in pairs],
         wanted,
@@ -195,4 +203,4 @@ def _gradients_in_eager(ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
         allow_unused=True,
     )
     gradients = iter(found)
-    return tuple(next(gradients) if t.requires_grad else None for t in ctx.inputs)
+    return tuple(next(gradients) if t.requires_grad else None for t in inputs)

@@ -45,6 +45,7 @@ class FlatProgram:
         attributes: The names of those.
         observation: What a run on fake tensors has shown.
         values: What the functional graph has to compute: results, or what they are views of.
+        given: Those of the values that results with a gradient are, or are views of.
         read: What guards look at, as it is when they do; computed behind `values`.
         results: Where each result comes from.
         tail: Makes the views, from the inputs and then the values; None where there are none.
@@ -57,6 +58,7 @@ class FlatProgram:
     attributes: tuple[str, ...]
     observation: Observation
     values: tuple[fx.Node, ...] = ()
+    given: frozenset[fx.Node] = frozenset()
     read: tuple[fx.Node, ...] = ()
     results: tuple[Result, ...] = ()
     tail: Callable[..., tuple[Any, ...]] | None = None
@@ -70,8 +72,9 @@ class FlatProgram:
 
     @property
     def is_differentiable(self) -> tuple[bool, ...]:
-        """Whether autograd follows each of the values."""
-        return tuple(node in self.observation.followed for node in self.values)
+        """Whether autograd follows each of the values, and a result shows it."""
+        followed = self.observation.followed & self.given
+        return tuple(node in followed for node in self.values)
 
     def functional(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Compute the values and the new content of written inputs, on copies of those."""
@@ -82,7 +85,13 @@ class FlatProgram:
         run.run(*given)
         written = [given[position] for position in self.mutated]
         # Copies, since torch refuses what may be a view; they are dropped from the graph.
-        return [*(value.clone() for value in run.values), *run.read, *written]
+        values = map(_copied, run.values, self.is_differentiable)
+        return [*values, *run.read, *written]
+
+
+def _copied(value: torch.Tensor, is_differentiable: bool) -> torch.Tensor:
+    with torch.set_grad_enabled(is_differentiable and torch.is_grad_enabled()):
+        return value.clone()
 
 
 class _Collector(fx.Interpreter):
@@ -173,7 +182,7 @@ class _Parts:
         self._values = {chain[0]: None for chain in chains.values() if chain[0] not in self._inputs}
         tails = [node for node, chain in chains.items() if self._views(chain)]
         checks = [node for node in self._gm.graph.nodes if node.target in SIDE_NODES]
-        mutated = self._observation.mutated
+        mutated, followed = self._observation.mutated, self._observation.followed
         self._read = {
             operand: None
             for node in self._gm.graph.nodes
@@ -186,6 +195,7 @@ class _Parts:
             self._attributes,
             self._observation,
             tuple(self._values),
+            frozenset(chain[0] for node, chain in chains.items() if node in followed),
             tuple(self._read),
             is_single=is_single,
         )

@@ -74,6 +74,8 @@ class FunctionalProgram:
         self.run_forward: Run = self.forward.forward
         if self.backward is not None:
             self._backward = Backward(self.backward, flat)
+            pairs = enumerate(zip(inputs, self._backward.reached, strict=True))
+            self._apart = [i for i, (tensor, from_) in pairs if tensor.requires_grad and not from_]
 
     def bind(self, forward: Run, backward: Run | None = None) -> None:
         """Take what runs in place of the graphs."""
@@ -98,7 +100,7 @@ class FunctionalProgram:
             return self.graph_module(*args)
         inputs = (*args, *[table[name] for table, name in self._places])
         if self._is_followed_alone and torch.is_grad_enabled():
-            computed = Differentiable.apply(self.run_forward, self._backward, *inputs)
+            computed = self._differentiable(inputs)
             return (
                 computed[self._first]
                 if flat.is_single
@@ -139,7 +141,7 @@ class FunctionalProgram:
             torch.autograd.grad(followed, wanted, weights, allow_unused=True)
 
         def ours() -> None:
-            step(Differentiable.apply(self.run_forward, self._backward, *inputs))
+            step(self._differentiable(inputs))
 
         return ours, lambda: step(twin(*own))
 
@@ -153,6 +155,15 @@ class FunctionalProgram:
             return "gradients are asked for"
         return None
 
+    def _differentiable(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Run the forward under autograd, which is shown no input without a gradient."""
+        if self._apart:
+            shown = list(inputs)
+            for position in self._apart:
+                shown[position] = shown[position].detach()
+            inputs = shown
+        return Differentiable.apply(self.run_forward, self._backward, *inputs)
+
     def _compute(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         flat = self._flat
         state = random_states() if flat.checks and flat.observation.is_random else None
@@ -160,7 +171,7 @@ class FunctionalProgram:
             with torch.no_grad(), without_autocast():
                 computed = tuple(self.run_forward(*inputs))[: self._count]
         else:
-            computed = Differentiable.apply(self.run_forward, self._backward, *inputs)
+            computed = self._differentiable(inputs)
         if flat.checks is None:
             return computed
         try:

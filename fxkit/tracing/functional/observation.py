@@ -112,7 +112,7 @@ def _check(node: fx.Node, effects: Effects) -> None:
         raise Refusal(f"%{node.name} is a {node.op}, which is not followed")
     if node.target in MODES or node.target in SIDE_NODES:
         return
-    if (effects.is_opaque and not _is_functional(node)) or effects.is_global:
+    if (effects.is_opaque and not is_functional(node)) or effects.is_global:
         raise Refusal(f"%{node.name} is a call of {_name(node)}, which is not looked into")
     if getattr(node.target, "__name__", "") in _WITHOUT_VECTORS:
         raise Refusal(f"%{node.name} is traced without the vectors that its gradient needs")
@@ -122,7 +122,7 @@ def _check(node: fx.Node, effects: Effects) -> None:
         raise Refusal(f"%{node.name} changes what autograd knows of a tensor")
 
 
-def _is_functional(node: fx.Node) -> bool:
+def is_functional(node: fx.Node) -> bool:
     """Tell whether a call is of a function that torch writes in Python and that only calls torch.
 
     What it may write to in spite of that, torch finds when it traces the graph.

@@ -3,6 +3,7 @@ eager."""
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxkit
-from fxkit.lower.training import stages, training_module
+from fxkit.lower.training import training_module
 from fxkit.lower.training.stages import StagedModule
 
 
@@ -108,12 +109,11 @@ def test_a_graph_is_cut_where_results_are_used() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        lambda x: (x.exp(), x.tanh()),
         lambda x: (y := x.exp(), (y > 1).sum()),
         lambda x: (x.detach().exp(), x.tanh()),
     ],
 )
-def test_results_apart_need_no_cut(program: Callable[..., Any]) -> None:
+def test_results_without_gradients_need_no_cut(program: Callable[..., Any]) -> None:
     fast = fxkit.compile(program)
     fast(torch.randn(5, 8, requires_grad=True))
     assert len(fast.compiled_modules) == 1
@@ -283,7 +283,117 @@ def test_a_mode_sees_the_program(is_warm: bool) -> None:
         assert seen.names == expected.names and torch.equal(found, wanted)
 
 
-def test_linked_results() -> None:
-    gm = fxkit.symbolic_trace(lambda x: ((y := x.exp()), (z := y.sin()), y + z, x.cos()))
-    linked = stages.linked_results(gm.graph)
-    assert sorted(node.name for node in linked) == ["exp", "sin"]
+def test_a_result_outside_of_the_loss_has_no_gradient() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y.sin(), y.abs().sqrt()
+
+    fast = fxkit.compile(program)
+    for _ in range(3):
+        x = torch.zeros(4, requires_grad=True)
+        fast(x)[0].sum().backward()
+        assert x.grad is not None and x.grad.eq(2).all()
+
+
+class Doubled(torch.autograd.Function):
+    """Counts its backwards."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        Doubled.calls += 1
+        return gradients[0] * 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, w: (x.exp(), (w * 3).sigmoid()),
+        lambda x, w: (x.exp(), (w * 3).sigmoid().detach()),
+        lambda x, w: x.exp() * w.detach().sigmoid(),
+    ],
+)
+def test_what_no_loss_is_computed_from_is_not_visited(program: Callable[..., Any]) -> None:
+    fast = fxkit.compile(program)
+    for _ in range(3):
+        Doubled.calls = 0
+        seen: list[Any] = []
+        x, w = (torch.ones(4, requires_grad=True) for _ in range(2))
+        w.register_hook(seen.append)
+        result = fast(x, Doubled.apply(w))
+        (result[0] if isinstance(result, tuple) else result).sum().backward()
+        assert x.grad is not None and w.grad is None
+        assert Doubled.calls == 0 and seen == []
+
+
+def test_hooks_are_given_gradients_alone() -> None:
+    def program(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin() + 2
+        return y.exp(), (y * w).tanh()
+
+    fast = fxkit.compile(program)
+    for _ in range(3):
+        seen: list[Tensor | None] = []
+        x, w = (torch.ones(4, requires_grad=True) for _ in range(2))
+        first, second = fast(x, w)
+        for tensor in (x, w, first, second):
+            tensor.register_hook(seen.append)
+        second.retain_grad()
+        first.sum().backward()
+        assert len(seen) == 2 and None not in seen
+        assert second.grad is None and w.grad is None
+
+
+def test_results_that_share_no_work_have_a_backward_each() -> None:
+    fast = fxkit.compile(lambda x, w: (x.sin().exp(), (w * 2).sigmoid().tanh(), x.cos()))
+    for _ in range(3):
+        x, w = (torch.ones(4, requires_grad=True) for _ in range(2))
+        for result in fast(x, w):
+            result.sum().backward()
+        assert x.grad is not None and w.grad is not None
+
+
+def test_hooks_do_not_see_what_a_second_derivative_runs_again() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin()
+        return y, y.exp()
+
+    found = []
+    for run in (program, fxkit.compile(program)):
+        for _ in range(3):
+            x = torch.linspace(-1, 1, 4, requires_grad=True)
+            factors = torch.ones(4, requires_grad=True)
+            given = x * factors
+            seen: list[Tensor] = []
+            given.register_hook(seen.append)
+            _, last = run(given)
+            (first,) = torch.autograd.grad(last.sum(), x, create_graph=True)
+            second = torch.autograd.grad(first.square().sum(), [x, factors])
+        found.append((first, *second, seen))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_copies_of_stages_train_by_themselves() -> None:
+    fast = fxkit.compile(Classifier().eval())
+    x = torch.randn(5, 8)
+    for _ in range(2):
+        fast(x)
+    (variant,) = fast.captured.kept
+    twin = copy.deepcopy(variant.run)
+    assert isinstance(twin, StagedModule)
+    twin(x)[1].sum().backward()
+    assert all(parameter.grad is None for parameter in variant.run.graph_module.parameters())
+    assert all(parameter.grad is not None for parameter in twin.graph_module.parameters())
+
+
+def test_gradients_that_are_constants_are_given() -> None:
+    fast = fxkit.compile(lambda x: (x.sign() * 2, x.exp()))
+    for _ in range(3):
+        x = torch.ones(4, requires_grad=True)
+        fast(x)[0].sum().backward()
+        assert x.grad is not None and x.grad.eq(0).all()

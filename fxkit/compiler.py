@@ -113,6 +113,7 @@ class Compiled:
         self._tune = tune
         self.compiled_modules: list[CompiledModule | TrainingModule] = []
         self._stock = KernelStock()
+        self._static_shapes: set[tuple[torch.Size, ...]] = set()
         self.captured = Captured(fn, backend=self._backend, dynamic=dynamic)
         self._entries = Entries(self.captured, may_leave=passes is None and backend is None)
         self._left = LeftToEager()
@@ -225,14 +226,25 @@ class Compiled:
         if reason is not None:
             return self._noted(eager_module(_copied(gm), reason))
         if not has_free_sizes(gm):
-            module = self._lower(gm, args)
-            self._stock.see(args)
-            if isinstance(module, CompiledModule):
-                self._stock.note(module.kernels)
-            return module
+            return self._lower_as_it_is(gm, args)
         run = BySizes(gm, functools.partial(self._lower_for_sizes, gm, {}))
         run.prepare(*args)
         return run
+
+    def _lower_as_it_is(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Lowered:
+        """Compile a graph for these sizes.
+
+        A second one for the same may be the first with another number in it: its kernels read at
+        run time what sets them apart from those in stock.
+        """
+        shapes = tuple(tensor.shape for tensor in args)
+        is_first = shapes not in self._static_shapes
+        module = self._lower(gm, args, None if is_first else self._stock)
+        self._static_shapes.add(shapes)
+        self._stock.see(args)
+        if is_first and isinstance(module, CompiledModule):
+            self._stock.note(module.kernels)
+        return module
 
     def _lower_for_sizes(
         self, gm: fx.GraphModule, forms: dict[bool, _FreeForms], args: tuple[torch.Tensor, ...]

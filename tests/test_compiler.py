@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fxkit
 from fxkit.errors import UnsupportedError
+from fxkit.tracing.captured import RecaptureWarning
 
 
 class Net(nn.Module):
@@ -551,3 +552,21 @@ def test_an_expanded_input_of_a_norm_in_training(dynamic: bool | None) -> None:
     for size in (40, 50, 40):
         x = torch.randn(1, 3, 1, size).expand(2, 3, size, size)
         assert torch.allclose(compiled(x), program(x), atol=1e-5)
+
+
+def test_graphs_that_differ_in_a_number_share_kernels() -> None:
+    def program(x: torch.Tensor, weight: float) -> torch.Tensor:
+        return (x.exp() * weight + x.tanh() * (1 - weight)).sigmoid().softmax(-1)
+
+    compiled, x = fxkit.compile(program), torch.randn(64, 300)
+    with pytest.warns(RecaptureWarning, match=r"may be a tensor instead, torch\.tensor"):
+        for position in range(12):
+            weight = 0.05 * position + 0.01
+            for _ in range(2):
+                assert torch.allclose(compiled(x, weight), program(x, weight), atol=1e-6)
+    sources = {module.source for module in compiled.compiled_modules}
+    assert len(compiled.compiled_modules) == 8 and len(sources) == 2 and compiled.builds <= 1
+    for position in range(12):
+        weight = torch.tensor(0.05 * position)
+        assert torch.allclose(compiled(x, weight), program(x, weight), atol=1e-6)
+    assert len(compiled.compiled_modules) == 9

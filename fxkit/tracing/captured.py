@@ -414,8 +414,11 @@ class Captured:
         changed = changed and with_line(self.fn, parameter_names(self.fn), changed)
         what = f": {changed.what} keeps changing" if changed else ""
         line = f" ({changed.source})" if changed and changed.source else ""
+        has_numbers = self._learned is not None and bool(self._learned.numbers)
+        hint = "; a number that changes may be a tensor instead, torch.tensor(...), for one graph"
         warnings.warn(
-            f"{name} was captured more than {MAX_VARIANTS} times{what}{line}",
+            f"{name} was captured more than {MAX_VARIANTS} times{what}{line}"
+            f"{hint if has_numbers and self._backend is not None else ''}",
             RecaptureWarning,
             stacklevel=4,
         )

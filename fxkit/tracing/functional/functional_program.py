@@ -74,8 +74,11 @@ class FunctionalProgram:
         self.run_forward: Run = self.forward.forward
         if self.backward is not None:
             self._backward = Backward(self.backward, flat)
-            pairs = enumerate(zip(inputs, self._backward.reached, strict=True))
-            self._apart = [i for i, (tensor, from_) in pairs if tensor.requires_grad and not from_]
+            reached = self._backward.reached
+            followed = [i for i, tensor in enumerate(inputs) if tensor.requires_grad]
+            apart = [i for i in followed if not reached[i]]
+            # Results have a gradient, be it none that reaches an input: one has to be shown.
+            self._apart = apart if len(apart) < len(followed) else []
 
     def bind(self, forward: Run, backward: Run | None = None) -> None:
         """Take what runs in place of the graphs."""

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 import fxkit
 from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.tracing.functional.aten_captured import AtenCaptured
+from fxkit.tracing.functional.functional_program import FunctionalProgram
 
 Program = Callable[..., Any]
 
@@ -300,3 +301,17 @@ def test_what_has_no_functional_form_is_refused(fn: Program, reason: str):
 def test_train_is_for_aten():
     with pytest.raises(UnsupportedError, match="expected mode 'aten' with train=True, got 'live'"):
         fxkit.capture(torch.sin, _inputs(), mode="live", train=True)
+
+
+def test_a_result_has_a_gradient_that_reaches_no_input():
+    def program(a, tau):
+        return torch.linalg.householder_product(a, tau)
+
+    a, tau = torch.randn(5, 5, requires_grad=True), torch.randn(0, requires_grad=True)
+    gm = fxkit.capture(program, (a, tau)).graph_module
+    results = FunctionalProgram(gm, (a, tau), train=True)(a, tau), program(a, tau)
+    assert results[0].requires_grad
+    found, right = (torch.autograd.grad(r.sum(), (a, tau), allow_unused=True) for r in results)
+    for ours, eager in zip(found, right, strict=True):
+        is_empty = eager is None or not eager.any()
+        assert is_empty and (ours is None or not ours.any())

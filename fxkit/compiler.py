@@ -113,7 +113,7 @@ class Compiled:
         self._tune = tune
         self.compiled_modules: list[CompiledModule | TrainingModule] = []
         self._stock = KernelStock()
-        self._static_shapes: set[tuple[torch.Size, ...]] = set()
+        self._lowered_shapes: set[tuple[torch.Size, ...]] = set()  # by graphs without free sizes
         self.captured = Captured(fn, backend=self._backend, dynamic=dynamic)
         self._entries = Entries(self.captured, may_leave=passes is None and backend is None)
         self._left = LeftToEager()
@@ -238,9 +238,9 @@ class Compiled:
         run time what sets them apart from those in stock.
         """
         shapes = tuple(tensor.shape for tensor in args)
-        is_first = shapes not in self._static_shapes
+        is_first = shapes not in self._lowered_shapes
         module = self._lower(gm, args, None if is_first else self._stock)
-        self._static_shapes.add(shapes)
+        self._lowered_shapes.add(shapes)
         self._stock.see(args)
         if is_first and isinstance(module, CompiledModule):
             self._stock.note(module.kernels)

@@ -128,6 +128,7 @@ def _is_before(operand: fx.Node, node: fx.Node) -> bool:
     return operand.graph is node.graph and not operand._erased and operand < node
 
 
+_OPERATORS = operator.add.__module__
 _COUNT = "it is written as an operator in the module's code: give it just as many"
 _USE_EDIT = "change graphs through fxkit.edit, which keeps users and operands in step"
 
@@ -135,12 +136,12 @@ _USE_EDIT = "change graphs through fxkit.edit, which keeps users and operands in
 def _is_plain(node: fx.Node, graph: fx.Graph) -> bool:
     """Tell quickly that a node, its operands aside, has no fault: true of most nodes."""
     is_call = node.op == "call_function" and node.graph is graph and callable(node.target)
-    return is_call and getattr(node.target, "__module__", None) != operator.add.__module__
+    return is_call and getattr(node.target, "__module__", None) != _OPERATORS
 
 
 def _operand_count(target: Any) -> int | None:
     """Return how many operands a function of `operator` takes, if it takes a fixed number."""
-    is_function = type(target) is BuiltinFunctionType and target.__module__ == "_operator"
+    is_function = type(target) is BuiltinFunctionType and target.__module__ == _OPERATORS
     return _fixed_count(target) if is_function else None
 
 

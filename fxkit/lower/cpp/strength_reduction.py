@@ -71,16 +71,14 @@ class ShorterForms:
 
     def _gated(self, value: int, divisor: int) -> str | None:
         """Return the text of a value over 1 + exp(-x), as in silu, where few digits are needed."""
-        sum_ = self._kernel.body[divisor]
-        if sum_.op != "add" or self._facts.uses[divisor] > 1:
+        summed = self._kernel.body[divisor]
+        if summed.op != "add" or self._facts.uses[divisor] > 1:
             return None
-        for one, power in itertools.permutations(sum_.operands):
-            exponent = self._facts.operand_of("exp", power)
-            if exponent is not None and self._facts.number(one) == 1.0:
-                negative = self._kernel.body[exponent]
-                if negative.op == "neg":
-                    gate = self._ref(negative.operands[0])
-                    return f"fx_coarse_gated({self._ref(value)}, {gate})"
+        for left, right in itertools.permutations(summed.operands):
+            exponent = self._exponent_beside_one(left, right)
+            if exponent is not None and self._kernel.body[exponent].op == "neg":
+                gate = self._ref(self._kernel.body[exponent].operands[0])
+                return f"fx_coarse_gated({self._ref(value)}, {gate})"
         return None
 
     def _integer(self, operand: int, dtype: torch.dtype) -> str | None:
@@ -106,10 +104,12 @@ class ShorterForms:
 
     def _exp_plus_one(self, left: int, right: int) -> str | None:
         """Return the text of a sum if it is exp(x) + 1, which rounds once and needs no scaling."""
-        exponent = self._facts.operand_of("exp", right)
-        if self._facts.number(left) != 1.0 or exponent is None:
-            return None
-        return f"fx_exp_plus_one({self._ref(exponent)})"
+        exponent = self._exponent_beside_one(left, right)
+        return None if exponent is None else f"fx_exp_plus_one({self._ref(exponent)})"
+
+    def _exponent_beside_one(self, left: int, right: int) -> int | None:
+        """Return x if two operands are 1 and exp(x)."""
+        return self._facts.operand_of("exp", right) if self._facts.number(left) == 1.0 else None
 
     def _tanh_log1p(self, operand: int) -> str | None:
         """Return the text of the tanh of log(1 + x) or of a softplus, as in mish."""

@@ -13,7 +13,7 @@ import torch
 from fxkit.ir.types import TensorType
 from fxkit.lower.cuda.printer import scratch_bytes
 from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.running.kernel_call import KernelCall
+from fxkit.lower.running.kernel_call import KernelCall, holds_its_numbers
 from fxkit.lower.running.launcher import launcher_for
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -95,7 +95,7 @@ class CudaCall(KernelCall):
             and tensor.device == known.device
             and tensor.layout is torch.strided
             and tensor.stride() == known.stride
-            and not (tensor.is_neg() or tensor._is_zerotensor())
+            and holds_its_numbers(tensor)
         )
 
 

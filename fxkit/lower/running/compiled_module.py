@@ -17,6 +17,7 @@ from fxkit.lower.families.family import kernels_of
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.running import binding
 from fxkit.lower.running.building import Built
+from fxkit.lower.running.kernel_call import holds_its_numbers
 from fxkit.lower.running.lower_report import LowerReport
 from fxkit.lower.running.plan import Plan, python_function
 from fxkit.lower.running.program import make_program
@@ -248,7 +249,7 @@ def _fits(value: Any, expected: Any) -> bool:
         and value.shape == expected.shape
         and value.device == expected.device
         and (value.layout is torch.strided and value.stride() == expected.stride)
-        and not (value.is_neg() or value.is_conj() or value._is_zerotensor())
+        and holds_its_numbers(value)
     )
 
 

@@ -24,6 +24,14 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _PROCESS = os.getpid()
 
 
+def holds_its_numbers(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor's memory holds its numbers, and no marks say what to make of them.
+
+    Those of a conjugate do not, and zeros that autograd makes may have no memory at all.
+    """
+    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
+
+
 class KernelCall:
     """Calls a kernel on tensors of the types it was made for, and eager on any others.
 
@@ -104,8 +112,7 @@ class KernelCall:
                 or not tensor.is_cpu
                 or tensor.layout is not torch.strided
                 or tensor.stride() != stride
-                or tensor.is_neg()
-                or tensor._is_zerotensor()
+                or not holds_its_numbers(tensor)
             ):
                 self.misses += 1
                 return self._eager(*tensors)

@@ -15,6 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from fxkit import config
 from fxkit.errors import BuildError, UnsupportedError
 from fxkit.lower.cpp.build import build
+from fxkit.lower.running.kernel_call import holds_its_numbers
 from fxkit.lower.training.step_text import CHUNK, step_text
 from fxkit.tracing.values.refusals import Refusal
 
@@ -243,8 +244,7 @@ def _check_tensors(lists: list[list[Any]]) -> None:
                 raise Refusal("a tensor is on another device or of another type")
             if tensor.stride() != first.stride() or not _is_dense(tensor):
                 raise Refusal("a parameter and its gradient lie in memory in different ways")
-            is_plain = not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
-            if not is_plain or tensor.is_inference():
+            if not holds_its_numbers(tensor) or tensor.is_inference():
                 raise Refusal("a tensor is not what its memory says")
 
 

@@ -53,7 +53,7 @@ def gains_in_lanes(
     """
     gaining = _GAINING | _NEAR if is_near else _GAINING
     computed = [kernel.body[p] for p in one.values if plan.wide[p]]
-    is_shorter = any(_is_float(i) and (i.op in gaining or _is_rounding(i)) for i in computed)
+    is_shorter = any(_is_shorter(instruction, gaining) for instruction in computed)
     return is_shorter and stands_in_lanes(kernel, plan, one, elements, is_near=is_near)
 
 
@@ -106,7 +106,7 @@ def finish_gains_in_lanes(kernel: Kernel, values: Iterable[int], held: Collectio
     body = kernel.body
     computed = [body[p] for p in values if p not in held and not body[p].is_whole]
     return (
-        any(_is_float(i) and (i.op in _GAINING or _is_rounding(i)) for i in computed)
+        any(map(_is_shorter, computed))
         and all(i.op == "const" or _can_stand(kernel, i) for i in computed)
         and all(_is_float(body[p]) for p in held)
         and all(_is_stored(kernel, store) for store in kernel.stores)
@@ -127,7 +127,7 @@ def _can_stand(
     if op == "cast":
         return _is_float(instruction) and operands == [torch.bool]
     if op == "round":
-        return _is_float(instruction) and _is_rounding(instruction)
+        return _is_rounding(instruction)
     if op in _COMPARISONS:
         return all(dtype == torch.float32 for dtype in operands)
     if op in _LOGIC:
@@ -145,9 +145,14 @@ def _are_floats(dtypes: Iterable[torch.dtype]) -> bool:
     return all(dtype == torch.float32 for dtype in dtypes)
 
 
+def _is_shorter(instruction: Instruction, gaining: frozenset[str] = _GAINING) -> bool:
+    return _is_rounding(instruction) or (instruction.op in gaining and _is_float(instruction))
+
+
 def _is_rounding(instruction: Instruction) -> bool:
-    """Tell whether an instruction rounds to bfloat16."""
-    return instruction.op == "round" and instruction.detail == torch.bfloat16
+    """Tell whether an instruction rounds float32 to bfloat16."""
+    is_to_half = instruction.op == "round" and instruction.detail == torch.bfloat16
+    return is_to_half and _is_float(instruction)
 
 
 def _is_float(instruction: Instruction) -> bool:

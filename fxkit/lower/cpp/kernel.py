@@ -129,7 +129,11 @@ class KernelPrinter(VectorLoops, ABC):
 
     def _share(self) -> None:
         shared = SHARED_IN_TEAM if self._streams else SHARED
-        self._add(f"{shared}{self._fault_clause(range(len(self._kernel.body)))}")
+        self._add(f"{shared}{self._share_clause()}")
+
+    def _share_clause(self) -> str:
+        """Return how threads share what the tiles do not have of their own."""
+        return self._fault_clause(range(len(self._kernel.body)))
 
     @property
     def _is_small(self) -> bool:

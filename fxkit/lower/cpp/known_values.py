@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +16,21 @@ from fxkit.lower.cpp.out_of_range_casts import far_numbers
 from fxkit.lower.loops.builder import round_number
 from fxkit.lower.loops.held_values import holds
 from fxkit.lower.loops.loop_ir import Instruction, Kernel
+
+
+@dataclass(frozen=True)
+class Largest:
+    """What is subtracted from the numbers of a row.
+
+    Attributes:
+        maximum: The largest of them.
+        scale: What it is multiplied with first, if it is.
+        between: Values on the way from the maximum to the difference.
+    """
+
+    maximum: int
+    scale: int | None = None
+    between: tuple[int, ...] = ()
 
 
 class KnownValues:
@@ -79,7 +97,7 @@ class KnownValues:
         """
         instruction = self._body(position)
         numbers = self._numbers_of(instruction)
-        if self._is_below_largest(instruction):
+        if self.largest_above(position) is not None:
             return True
         if instruction.op == "mul" and any(self._is_square(o) for o in instruction.operands):
             return any(factor <= 0 for factor in numbers)
@@ -95,25 +113,35 @@ class KnownValues:
         if not is_sum or self._body(value).op != "exp":
             return False
         (exponent,) = self._body(value).operands
-        return self._is_below_largest(self._body(exponent))
+        return self.largest_above(exponent) is not None
 
-    def _is_below_largest(self, instruction: Instruction) -> bool:
-        """Tell whether a value is x - max(x), or x * s - max(x) * s where s is above 0."""
+    def largest_above(self, position: int) -> Largest | None:
+        """Return m of a value x - m, or x * s - m * s with s above 0, where m is the largest x."""
+        instruction = self._body(position)
         if instruction.op == "fma":
             value, scale, negative = instruction.operands
             number, inverted = self.number(scale), self._body(negative)
             if number is None or number <= 0 or inverted.op != "neg":
-                return False
-            scaled = self._body(inverted.operands[0])
+                return None
+            subtracted = inverted.operands[0]
+            scaled = self._body(subtracted)
             if scaled.op != "mul" or scaled.operands[1] != scale:
-                return False
-            top = scaled.operands[0]
+                return None
+            found = Largest(scaled.operands[0], scale, (subtracted, negative))
         elif instruction.op == "sub":
             value, top = instruction.operands
+            found = Largest(top)
         else:
-            return False
-        maximum = self._body(top)
-        return maximum.op == "reduce_max" and maximum.operands == (value,)
+            return None
+        maximum = self._body(found.maximum)
+        return found if maximum.op == "reduce_max" and maximum.operands == (value,) else None
+
+    def serves_only(self, chain: Sequence[int]) -> bool:
+        """Tell whether each value of a chain serves for nothing but the next one."""
+        stored = {store.value for store in self._kernel.stores}
+        return stored.isdisjoint(chain[:-1]) and all(
+            self._users(position) == {user} for position, user in itertools.pairwise(chain)
+        )
 
     def is_only_shared(self, position: int) -> bool:
         """Tell whether a power, and the sum of the row's, serve for nothing but its shares."""

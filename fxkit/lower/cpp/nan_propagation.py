@@ -23,11 +23,12 @@ def told_nans(kernel: Kernel) -> frozenset[int]:
 
 def _is_told(kernel: Kernel, extremum: int) -> bool:
     led_to = {extremum}
-    # Values that are NaN where the row is, and those that are NaN all along the row.
+    # Values that are NaN where the row is, and those that are NaN all along the row: what is
+    # computed of the latter goes by them, whatever number the extremum is.
     there, everywhere = set(kernel.body[extremum].operands), set[int]()
     for position, instruction in enumerate(kernel.body):
         operands = set(instruction.operands)
-        if led_to & operands:
+        if (led_to - everywhere) & operands:
             led_to.add(position)
             if instruction.op in _EFFECTS:
                 return False

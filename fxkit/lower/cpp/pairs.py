@@ -280,7 +280,9 @@ class PairPrinter(RowPrinter):
         """Fold what the two elements come to into an accumulator."""
         low, high = self._both(self._body(position).operands[0])
         if self._at_once:
-            self._accumulate_lanes(position, f"{low} + {high}")
+            is_largest = self._drops_nans(position)
+            both = f"fx_larger({low}, {high})" if is_largest else f"{low} + {high}"
+            self._accumulate_lanes(position, both)
             return
         if not self._drops_nans(position):
             self._add(f"{into} += {low} + {high};")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from fxkit.lower.cpp import text as cpp_text
+from fxkit.lower.cpp.early_powers import NEAR, EarlyPowers, early_powers
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.halves.moved import only_moves
 from fxkit.lower.cpp.halves.rows import HalfRows
@@ -55,6 +56,7 @@ class RowPrinter(HalfRows):
         self._scanned_before: set[int] = set()
         self._settled: dict[int, bool] = {}  # conditions of the row, in loops they divide
         self._is_stepped = is_stepped(kernel)
+        self._undiminished: EarlyPowers | None = None  # whose powers are taken early
         if not self._is_cut:
             self._choose_streams()
         self._block = BLOCK
@@ -90,7 +92,9 @@ class RowPrinter(HalfRows):
         return CommonValues() if is_moved else common_values(kernel)
 
     def _before_tiles(self) -> None:
-        """Print a loop over what the rows have in common."""
+        """Print a loop over what the rows have in common, and what they expect of each other."""
+        for name in self._expectations():
+            self._add(f"bool {name} = true;")
         common, length = self._common, self._tile_length if self._is_tiled else self._length
         if not common:
             return
@@ -105,6 +109,14 @@ class RowPrinter(HalfRows):
         bounds = Bounds("0", str(length), length)
         self._vector_loops(bounds, [Loop("#pragma omp simd", self._common_body)])
         self._close()
+
+    def _expectations(self) -> list[str]:
+        """Return the names of what a row tells the next one."""
+        return [f"is_near{maximum}" for maximum in {e.maximum: e for e in self._early.values()}]
+
+    def _share_clause(self) -> str:
+        expected = ", ".join(self._expectations())
+        return super()._share_clause() + (f" firstprivate({expected})" if expected else "")
 
     def _common_body(self) -> None:
         for value in self._common.computed:
@@ -128,7 +140,10 @@ class RowPrinter(HalfRows):
             self._add(f"const long end = {full} < {self._length} ? {full} : {self._length};")
 
     def _declare(self) -> None:
+        dropped = {value for early in self._early.values() for value in early.dropped}
         for value in self._schedule.buffers:
+            if value in dropped:
+                continue
             size = math.prod(self._kernel.row_sizes)
             if is_free(size):
                 size = MAX_BUFFER_BYTES // self._body(value).dtype.itemsize
@@ -146,7 +161,13 @@ class RowPrinter(HalfRows):
         self._is_lone = False
 
     def _pass(self, one: Pass) -> None:
-        if self._is_cut:
+        early = self._early.get(one)
+        if early is not None:
+            if one == early.original[0]:
+                self._try_early(early)
+            else:
+                self._take_again(early)
+        elif self._is_cut:
             self._cut_pass(one)
         else:
             self._uncut_pass(one, *(("begin", "end") if self._is_tiled else ("0", self._length)))
@@ -155,6 +176,44 @@ class RowPrinter(HalfRows):
                 self._add(f"const float s{p} = (float)t{p};")
                 if self._facts.is_only_divisor(p):
                     self._add(f"const float inverse{p} = (float)(1.0 / t{p});")
+
+    @functools.cached_property
+    def _early(self) -> dict[Pass, EarlyPowers]:
+        """Softmaxes whose powers are taken early, by each of the two passes that they replace."""
+        if self._is_cut or self._is_stepped or len(self._kernel.row_sizes) != 1:
+            return {}
+        return {
+            one: early
+            for early in early_powers(self._kernel, self._schedule, self._facts)
+            for one in early.original
+            if self._lanes_of(early.both) and not self._parts_of(early.both)
+        }
+
+    def _try_early(self, early: EarlyPowers) -> None:
+        """Print the pass that takes powers early, and what is done where it would be in vain."""
+        maximum = f"v{early.maximum}"
+        is_near, is_early = f"is_near{early.maximum}", f"is_early{early.maximum}"
+        self._declare_accumulators(early.both)
+        self._open(f"if ({is_near}) {{")
+        self._undiminished = early
+        self._along_row(early.both, "0", self._length)
+        self._undiminished = None
+        self._close()
+        self._open("else {")
+        self._along_row(early.first, "0", self._length)
+        self._close()
+        scale = "" if early.scale is None else f" * {self._ref(early.scale)}"
+        self._add(f"const bool was_near{early.maximum} = {is_near};")
+        self._add(f"{is_near} = __builtin_fabsf({maximum}{scale}) < {NEAR}f;")
+        self._add(f"const bool {is_early} = was_near{early.maximum} && {is_near};")
+        self._add(f"{maximum} = {is_near} ? 0.0f : {maximum};")
+
+    def _take_again(self, early: EarlyPowers) -> None:
+        """Print the pass that takes powers if they were not taken early."""
+        self._open(f"if (!is_early{early.maximum}) {{")
+        self._add(f"t{early.total} = 0;")
+        self._along_row(early.second, "0", self._length)
+        self._close()
 
     def _cut_pass(self, one: Pass) -> None:
         """Print a pass over parts of a row, which threads share, and put its results together."""
@@ -180,8 +239,13 @@ class RowPrinter(HalfRows):
 
     def _uncut_pass(self, one: Pass, begin: str | int, end: str | int) -> None:
         """Print a pass over a row, or over a part of it."""
-        sums = [p for p in one.reductions if self._is_float_sum(p)]
         self._declare_accumulators(one)
+        self._along_row(one, begin, end)
+        self._settle_nans(one)
+
+    def _along_row(self, one: Pass, begin: str | int, end: str | int) -> None:
+        """Print the loops of a pass, once its accumulators are declared."""
+        sums = [p for p in one.reductions if self._is_float_sum(p)]
         depth = self._depth
         self._open_row_axes()
         next_rows = self._next_rows(one)
@@ -209,7 +273,6 @@ class RowPrinter(HalfRows):
             self._add(f"t{p} += v{p};")
         while self._depth > depth:
             self._close()
-        self._settle_nans(one)
 
     def _sum_block(self, one: Pass) -> int:
         """Return how many elements a pass sums up in float32, where it does."""
@@ -275,7 +338,7 @@ class RowPrinter(HalfRows):
     def _full_loops(self, one: Pass, bounds: Bounds, begin: str | int, clause: str) -> None:
         """Print the loops of a pass whose elements are computed as they are."""
         body = functools.partial(self._stepped_body, one, begin)
-        self._summing_loops(bounds, [self._loop_of(one, one.values, body, clause)])
+        self._folding_loops(bounds, [self._loop_of(one, one.values, body, clause)])
 
     def _lanes_of(self, one: Pass) -> Lanes | None:
         common = [p for p in self._common.kept if p in one.values]
@@ -379,6 +442,10 @@ class RowPrinter(HalfRows):
         )
 
     def _value(self, position: int) -> str:
+        early = self._undiminished
+        if early is not None and position == early.exponent:
+            value = self._ref(self._body(position).operands[0])
+            return value if early.scale is None else f"{value} * {self._ref(early.scale)}"
         if position in self._known:
             return _outcome(self._known[position])
         if self._is_near and cpp_text.is_near_function(self._body(position)):

@@ -52,14 +52,14 @@ class Loop:
         body: Prints what is done for an element.
         rounded: Values whose arrays are rounded to halves behind it.
         lanes: How it says how many elements it handles at once, if it does.
-        sums: Reductions that add in lanes.
+        folded: Reductions that fold in lanes.
     """
 
     pragma: str
     body: Callable[[], None]
     rounded: tuple[int, ...] = ()
     lanes: Lanes | None = None
-    sums: tuple[int, ...] = ()
+    folded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ TOLD: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
     "log_softmax": lambda x: x.log_softmax(-1),
     "logsumexp": lambda x: x.logsumexp(-1),
     "scaled": lambda x: (x * 0.125).softmax(-1) * 3 + 1,
+    "in whole numbers": lambda x: x.softmax(-1).isnan(),
+    "chosen": lambda x: torch.where(x > 0, x.softmax(-1), x).clamp(min=0.01),
     "two of one row": lambda x: (x.softmax(-1), x.log_softmax(-1)),
 }
 NOT_TOLD: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
@@ -28,7 +30,6 @@ NOT_TOLD: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
     "where it is the maximum": lambda x: x.eq(x.amax(-1, keepdim=True)),
     "the maximum as well": lambda x: (x.softmax(-1), x.amax(-1)),
     "chosen among": lambda x: torch.where(x > 0, x.softmax(-1), x.amax(-1, keepdim=True)),
-    "in whole numbers": lambda x: x.softmax(-1).isnan(),
     "the rest": lambda x: (x - x.amax(-1, keepdim=True)).clamp(min=-1).sum(-1, keepdim=True).relu(),
 }
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 4e-3}

@@ -50,7 +50,7 @@ class HalfRows(LaneRows, ABC):
         """
         if self._parts:
             loops = [self._part_loop(one, part, clause) for part in self._parts]
-            self._summing_loops(bounds, loops, self._kept_types())
+            self._folding_loops(bounds, loops, self._kept_types())
         elif self._moves(one):
             pragma = self._pragma(one.values, (), clause)
             self._vector_loops(bounds, [Loop(pragma, lambda: self._move(one))])

@@ -61,16 +61,13 @@ FX_INLINE fx_floats fx_normal_power(fx_ints index) {
   const fx_ints table = (fx_ints)fx_load(fx_powers) - (fx_ints)fx_load(fx_sixteenths);
   return (fx_floats)((fx_ints)fx_looked_up((fx_floats)table, index) + (index << 19));
 }
-FX_INLINE fx_floats fx_rest_beside(fx_exponent e, fx_floats low) {  // exp(r) - 1, and `low`
+FX_INLINE fx_floats fx_slope_of(fx_exponent e) {  // (exp(r) - 1) / r
   const fx_floats p = fx_fma(e.r, fx_all(0x1.555736p-3f), fx_all(0x1.00022p-1f));
-  return fx_fma(fx_fma(p, e.r, fx_all(1.0f)), e.r, low);
+  return fx_fma(p, e.r, fx_all(1.0f));
 }
-FX_INLINE fx_floats fx_rest_of(fx_exponent e) {
+FX_INLINE fx_floats fx_rest_of(fx_exponent e) {  // exp(r) - 1, and what the table is too low by
   const fx_floats rest = fx_looked_up(fx_load(fx_powers_rest), e.index);
-  return fx_rest_beside(e, fx_fma(e.n, fx_all(FX_LN2_LESS), rest));
-}
-FX_INLINE fx_floats fx_looser_rest_of(fx_exponent e) {  // without what the table is too low by
-  return fx_rest_beside(e, e.n * FX_LN2_LESS);
+  return fx_fma(fx_slope_of(e), e.r, fx_fma(e.n, fx_all(FX_LN2_LESS), rest));
 }
 FX_INLINE fx_floats fx_exp_within(fx_floats x) {
   const fx_exponent e = fx_exponent_of(x);
@@ -88,10 +85,11 @@ FX_INLINE fx_floats fx_at_most(fx_floats x, float high) {
 }
 FX_INLINE fx_floats fx_exp_down(fx_floats x) { return fx_exp_within(fx_at_least(x, -104.0f)); }
 FX_INLINE fx_floats fx_exp(fx_floats x) { return fx_exp_down(fx_at_most(x, 89.0f)); }
-FX_INLINE fx_floats fx_exp_raised(fx_floats x) {
-  const fx_exponent e = fx_exponent_of(fx_at_least(x, -131.0f), 64.0f);
+FX_INLINE fx_floats fx_exp_raised(fx_floats x) {  // neither the table nor ln(2) is mended
+  const fx_exponent e = fx_exponent_of(x, 64.0f);
   const fx_floats power = fx_normal_power(e.index);
-  return fx_fma(power, fx_looser_rest_of(e), power);
+  const fx_floats y = fx_fma(power, fx_slope_of(e) * e.r, power);
+  return x < -131.0f ? fx_all(0.0f) : y;
 }
 // Here n is a multiple of 1/32, exp(r) a straight line, and the table holds the bits of powers, less
 // what their index adds to them.
@@ -114,8 +112,9 @@ FX_INLINE fx_coarse_power fx_coarse_power_of(fx_floats x, float raised) {
   return {(fx_floats)(bits + (index << 18)), r};
 }
 FX_INLINE fx_floats fx_coarse_exp_raised(fx_floats x) {
-  const fx_coarse_power e = fx_coarse_power_of(fx_at_least(x, -131.0f), 64.0f);
-  return fx_fma(e.power, e.r, e.power);
+  const fx_coarse_power e = fx_coarse_power_of(x, 64.0f);
+  const fx_floats y = fx_fma(e.power, e.r, e.power);
+  return x < -131.0f ? fx_all(0.0f) : y;
 }
 // An eighth of the denominator is summed, whose inverse is no subnormal number.
 FX_INLINE fx_floats fx_coarse_sigmoid(fx_floats x) {

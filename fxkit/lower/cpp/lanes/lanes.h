@@ -57,17 +57,31 @@ FX_INLINE fx_floats fx_present(fx_floats x, fx_mask on) {  // 0 elsewhere
   asm("vmovaps %1, %0%{%2%}%{z%}" : "=v"(y) : "v"(x), "Yk"(on));
   return y;
 }
-FX_INLINE float fx_sum(fx_floats x) {  // halves are exchanged and added, then quarters, …
+FX_INLINE fx_floats fx_larger(fx_floats x, fx_floats y) {  // y where x is no number
+  asm("vmaxps %0, %1, %0" : "+v"(y) : "v"(x));
+  return y;
+}
+FX_INLINE fx_floats fx_larger(fx_floats x, fx_floats y, fx_mask on) {  // y elsewhere
+  asm("vmaxps %0, %1, %0%{%2%}" : "+v"(y) : "v"(x), "Yk"(on));
+  return y;
+}
+template <class Fold>
+FX_INLINE float fx_folded(fx_floats x, Fold fold) {  // halves are exchanged, then quarters, …
   fx_floats y;
   asm("vshuff64x2 $0x4e, %1, %1, %0" : "=v"(y) : "v"(x));
-  x += y;
+  x = fold(x, y);
   asm("vshuff64x2 $0xb1, %1, %1, %0" : "=v"(y) : "v"(x));
-  x += y;
+  x = fold(x, y);
   asm("vpermilps $0x4e, %1, %0" : "=v"(y) : "v"(x));
-  x += y;
+  x = fold(x, y);
   asm("vpermilps $0xb1, %1, %0" : "=v"(y) : "v"(x));
-  x += y;
-  return x[0];
+  return fold(x, y)[0];
+}
+FX_INLINE float fx_sum(fx_floats x) {
+  return fx_folded(x, [](fx_floats a, fx_floats b) { return a + b; });
+}
+FX_INLINE float fx_largest(fx_floats x) {
+  return fx_folded(x, [](fx_floats a, fx_floats b) { return fx_larger(a, b); });
 }
 
 FX_INLINE fx_floats fx_fma(fx_floats a, fx_floats b, fx_floats c) {
@@ -141,4 +155,6 @@ FX_INLINE void fx_put(float* to, float x, bool) { *to = x; }
 FX_INLINE void fx_put(unsigned* to, unsigned x, bool) { *to = x; }
 FX_INLINE float fx_present(float x, fx_mask) { return x; }
 template <class T> FX_INLINE T fx_sum(T x) { return x; }
+FX_INLINE float fx_larger(float x, float y, fx_mask = true) { return x > y ? x : y; }
+FX_INLINE float fx_largest(float x) { return x; }
 #endif

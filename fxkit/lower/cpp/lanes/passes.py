@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 
 import torch
 
+from fxkit.lower.cpp.nan_propagation import told_nans
 from fxkit.lower.loops.held_values import unrounded
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
 from fxkit.lower.loops.schedule import Pass, Schedule
@@ -74,7 +75,7 @@ def stands_in_lanes(
     return (
         all(_can_stand(kernel, instruction, elements, functions) for instruction in computed)
         and all(_is_float(body[p]) for p in kept)
-        and all(body[p].op == "reduce_add" for p in one.reductions)
+        and all(_can_fold(kernel, p) for p in one.reductions)
         and all(_is_stored(kernel, kernel.stores[p], elements) for p in one.stores)
     )
 
@@ -111,6 +112,12 @@ def finish_gains_in_lanes(kernel: Kernel, values: Iterable[int], held: Collectio
         and all(_is_float(body[p]) for p in held)
         and all(_is_stored(kernel, store) for store in kernel.stores)
     )
+
+
+def _can_fold(kernel: Kernel, reduction: int) -> bool:
+    """Tell whether lanes have a fold; that for maxima drops NaNs."""
+    op = kernel.body[reduction].op
+    return op == "reduce_add" or (op == "reduce_max" and reduction in told_nans(kernel))
 
 
 def _can_stand(

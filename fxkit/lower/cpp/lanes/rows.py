@@ -18,8 +18,8 @@ from fxkit.lower.loops.stretches import Stretch
 class LaneRows(KernelPrinter, ABC):
     """Prints the loops of passes over rows, in lanes where they gain by it.
 
-    In the text, `lanes3` has a sum for each lane that becomes value 3, and `on` says which lanes
-    there are at the end of a row.
+    In the text, `lanes3` has a sum or a maximum for each lane, and becomes value 3; `on` says which
+    lanes there are at the end of a row.
 
     Args:
         kernel: The kernel.
@@ -62,9 +62,10 @@ class LaneRows(KernelPrinter, ABC):
         """
         lanes = self._lanes_of(one)
         pragma = self._pragma(values, () if lanes else one.reductions, clause)
-        sums = one.reductions if lanes else ()
-        pragma += "".join(f" reduction(+ : lanes{p})" for p in sums)
-        return Loop(pragma, body, lanes=lanes, sums=sums)
+        folded = one.reductions if lanes else ()
+        folds = {p: "max" if self._drops_nans(p) else "+" for p in folded}
+        pragma += "".join(f" reduction({fold} : lanes{p})" for p, fold in folds.items())
+        return Loop(pragma, body, lanes=lanes, folded=folded)
 
     def _lanes_of(self, one: Pass) -> Lanes | None:
         """Return how the loop of a pass handles many elements at once, if it does."""
@@ -86,20 +87,28 @@ class LaneRows(KernelPrinter, ABC):
             self._kernel, self._schedule, one, is_near=self._is_near
         )
 
-    def _summing_loops(
+    def _folding_loops(
         self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str] | None = None
     ) -> None:
-        """Print loops, and add up what lanes have summed; see `_vector_loops`."""
-        sums = [p for loop in loops for p in loop.sums]
-        for p in sums:
-            kind = "fx_lane_sums" if self._is_in_double else "fx_floats"
-            self._add(f"{kind} lanes{p} = fx_all(0.0f);")
+        """Print loops, and put together what lanes come to; see `_vector_loops`."""
+        folded = [p for loop in loops for p in loop.folded]
+        for p in folded:
+            is_double = self._is_in_double and not self._drops_nans(p)
+            start = f"v{p}" if self._drops_nans(p) else "0.0f"
+            self._add(f"{'fx_lane_sums' if is_double else 'fx_floats'} lanes{p} = fx_all({start});")
         self._vector_loops(bounds, loops, kept)
-        for p in sums:
-            self._add(f"v{p} += fx_sum(lanes{p});")
+        for p in folded:
+            if self._drops_nans(p):
+                self._add(f"v{p} = fx_largest(lanes{p});")
+            else:
+                self._add(f"v{p} += fx_sum(lanes{p});")
 
     def _accumulate_lanes(self, position: int, value: str) -> None:
-        """Add as many elements to as many sums."""
+        """Fold as many elements into what as many lanes come to."""
         assert self._at_once is not None
-        value = value if self._at_once.is_even else f"fx_present({value}, on)"
-        self._add(f"lanes{position} += {value};")
+        lanes, which = f"lanes{position}", self._at_once.which
+        if self._drops_nans(position):
+            self._add(f"{lanes} = fx_larger({value}, {lanes}{which});")
+        else:
+            value = f"fx_present({value}{which})" if which else value
+            self._add(f"{lanes} += {value};")

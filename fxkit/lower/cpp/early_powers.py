@@ -91,9 +91,10 @@ def _of_passes(
     takes_long = any(is_costly(kernel.body[p]) for p in first.values)
     alone, again = first, second
     if not takes_long and kept_for_later.isdisjoint(first.keeps):
-        buffered = tuple(p for p in second.buffered if p not in first.keeps)
-        computed = tuple(sorted(values.difference(buffered)))
-        alone, again = replace(first, keeps=()), replace(second, values=computed, buffered=buffered)
+        read = sorted({*first.buffered, *second.buffered} - {*first.keeps})
+        computed = sorted(values.difference(read))
+        alone = replace(first, keeps=())
+        again = replace(second, values=tuple(computed), buffered=tuple(read))
     both = Pass(
         scalars=first.scalars,
         values=tuple(sorted(values)),

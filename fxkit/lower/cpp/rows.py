@@ -17,7 +17,7 @@ from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.interleaving import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
 from fxkit.lower.cpp.lanes.passes import MOST, needed_values
-from fxkit.lower.cpp.prefetching import AHEAD, ASKED, next_rows, prefetch, short_rows
+from fxkit.lower.cpp.prefetching import ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.cpp.row_invariants import CommonValues, common_values
 from fxkit.lower.cpp.row_sums import FEW, RowSums
 from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
@@ -257,8 +257,9 @@ class RowPrinter(HalfRows):
         self._is_in_double = bool(sums) and self._row_sums.are_in_double(one)
         for p in sums:
             self._add(f"{'double' if self._is_in_double else 'float'} v{p} = 0;")
-        for access in () if self._is_tiled else short_rows(self._kernel):
-            self._prefetch_short(access)
+        asked = {} if self._is_tiled else short_rows(self._kernel)
+        for access, ahead in asked.items():
+            self._prefetch(access, "0", str(self._length), ahead)
         self._parts = self._parts_of(one)
         is_stepped = self._is_stepped and not self._parts
         if is_stepped:
@@ -386,11 +387,6 @@ class RowPrinter(HalfRows):
         for access in accesses:
             self._prefetch(access, "from", until, length)
         return "from", until
-
-    def _prefetch_short(self, access: Access) -> None:
-        """Ask for the lines of a row that follows a short one."""
-        size = self._kernel.buffers[access.buffer].dtype.itemsize
-        self._prefetch(access, "0", str(self._length), AHEAD // size)
 
     def _prefetch(self, access: Access, begin: str, end: str, ahead: int) -> None:
         """Ask for the lines of a part of a row, so many elements ahead."""

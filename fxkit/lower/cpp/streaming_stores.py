@@ -19,6 +19,7 @@ import torch
 
 from fxkit.lower.cpp.free_numbers import free_numbers
 from fxkit.lower.cpp.lanes.passes import gains_in_lanes
+from fxkit.lower.cpp.prefetching import CACHED_BYTES, short_rows
 from fxkit.lower.cpp.text import calls_function
 from fxkit.lower.loops.loop_ir import Access, Kernel, Store
 from fxkit.lower.loops.schedule import Pass, Schedule
@@ -67,6 +68,11 @@ static __attribute__((noinline)) void fx_stream(void* result, const void* room, 
       FX_REPLACE(to + k, (fx_words)*(const fx_loose_words*)(from + k));
   if (done < bytes) __builtin_memcpy(to + done, from + done, (unsigned long)(bytes - done));
 }}
+FX_INLINE void fx_stream_few(void* result, const void* room, long bytes) {{  // whole lines, if so
+  if (((long)result | bytes) & 63) return fx_stream(result, room, bytes);
+  for (long k = 0; k < bytes; k += FX_WORDS)
+    FX_REPLACE((char*)result + k, *(const fx_words*)((const char*)room + k));
+}}
 static inline void fx_fence() {{
 #ifdef __SSE__
   __builtin_ia32_sfence();
@@ -102,6 +108,7 @@ class Room:
         first: The address in memory of its first element, as text.
         size: Bytes of an element.
         is_in_lanes: Whether the loop can replace whole lines itself, where they begin with it.
+        is_short: Whether a few lines are written, of known number.
     """
 
     number: int
@@ -109,6 +116,7 @@ class Room:
     first: str
     size: int
     is_in_lanes: bool = False
+    is_short: bool = False
 
     @property
     def declarations(self) -> list[str]:
@@ -126,7 +134,8 @@ class Room:
     def copy(self) -> str:
         """The line that writes it to memory."""
         size = f"(stop - base) * {self.size}"
-        return f"if ({self._is_needed}) fx_stream({self.first}, y{self.number}, {size});"
+        function = "fx_stream_few" if self.is_short else "fx_stream"
+        return f"if ({self._is_needed}) {function}({self.first}, y{self.number}, {size});"
 
     @property
     def _is_needed(self) -> str:
@@ -199,18 +208,24 @@ def _fills_lines(kernel: Kernel, store: Store) -> bool:
         and not access.scales
         and access.offset % line == 0
         and all(stride and stride % line == 0 for stride in steps)
-        and (kernel.sizes[-1] >= ROOM or _is_read_alike(kernel, tuple(outer)))
+        and (kernel.sizes[-1] >= ROOM or _is_foreseen(kernel, tuple(outer)))
     )
 
 
-def _is_read_alike(kernel: Kernel, outer: tuple[int, ...]) -> bool:
-    """Tell whether rows are read in the order in which they are written.
+def _is_foreseen(kernel: Kernel, outer: tuple[int, ...]) -> bool:
+    """Tell whether rows are read in the order in which they are written, are asked for, or few.
 
     Short rows that lie apart are not foreseen: many of them have to be on their way at once, and
     stores that wait for whole lines leave room for few.
     """
-    strides = [i.detail.strides[:-1] for i in kernel.body if i.op == "load"]
-    return all(it == outer or not any(it) for it in strides)
+    asked = short_rows(kernel)
+    loads = [i.detail for i in kernel.body if i.op == "load"]
+    return all(
+        it.strides[:-1] == outer
+        or it in asked
+        or _touched(kernel, it) * element_bytes(kernel, it) < CACHED_BYTES
+        for it in loads
+    )
 
 
 def element_bytes(kernel: Kernel, access: Access) -> int:

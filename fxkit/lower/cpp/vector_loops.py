@@ -207,6 +207,7 @@ class VectorLoops(Lines, ABC):
                 self._first(access, "base"),
                 element_bytes(self._kernel, access),
                 all(loop.lanes and loop.lanes.is_even for loop in loops),
+                bounds.most < ROOM and begin.isdecimal() and bounds.end.isdecimal(),
             )
             for access, number in written.items()
         ]

@@ -163,6 +163,24 @@ def test_rows_that_follow_short_ones_are_asked_for() -> None:
         assert "__builtin_prefetch(" not in text_of(lambda x, y: x * y, *args)
 
 
+@pytest.mark.parametrize(
+    ("shape", "ahead"),
+    [
+        ((40, 512, 12, 64), 16 * 768),  # sixteen rows along the axis of 512
+        ((512, 40, 12, 64), 64),  # forty rows later: one along the axis of twelve
+        ((512, 6, 5, 64), 30 * 64),  # thirty rows later: one along the first axis
+        ((512, 9, 9, 64), None),  # neither axis within reach is long
+        ((40, 512, 2, 300), None),  # no short rows
+        ((4, 512, 12, 16), None),  # all of it fits into a cache
+    ],
+)
+def test_rows_that_lie_apart_are_asked_for(shape: tuple[int, ...], ahead: int | None) -> None:
+    x, y = torch.empty(shape), torch.empty([shape[i] for i in (0, 2, 1, 3)])
+    text = text_of(lambda y, x: y + x.transpose(1, 2), y, x)
+    assert ("FX_ASK(p1" in text) == (ahead is not None)
+    assert ahead is None or f"FX_ASK(p1 + k + {ahead})" in text
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [256, 300, 511, 1000, 2048])
 def test_the_last_pass_asks_for_the_next_row(dtype: torch.dtype, length: int) -> None:

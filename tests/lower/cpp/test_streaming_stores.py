@@ -37,7 +37,7 @@ def stream_from(compiled: CompiledModule, least: int) -> None:
 def check(program: Callable[..., Any], *args: Tensor) -> None:
     """Compare what is streamed with what is not, bit by bit, and that with eager."""
     compiled = to_cpp(fxkit.symbolic_trace(program), args, policy=ALWAYS)
-    assert "if (is_streamed) fx_stream(" in compiled.source
+    assert re.search(r"if \(is_streamed.*\) fx_stream(_few)?\(", compiled.source)
     found = []
     for least in (NEVER, 0):
         stream_from(compiled, least)
@@ -105,6 +105,34 @@ def test_rotated_halves() -> None:
     check(rotate, randn(8, 16, 160, 64))
 
 
+@pytest.mark.parametrize("width", [16, 48, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int16])
+def test_short_rows_that_lie_apart(width: int, dtype: torch.dtype) -> None:
+    if width * dtype.itemsize % 64:
+        pytest.skip("its rows are no whole lines")
+    length = (1 << 23) // (12 * width * dtype.itemsize) + 5
+    x, bias = randn(length, 12, width, dtype=dtype), randn(width, dtype=dtype)
+    check(lambda x, y: (x + y).transpose(0, 1).contiguous(), x, bias)
+    check(lambda x, y: x.transpose(0, 1) * y, x[:, :, : width // 2 * 2], randn(width, dtype=dtype))
+    table = randn(length, width, dtype=dtype)
+    check(lambda x, y: x.transpose(0, 1) * y, x, table)
+
+
+def test_short_rows_of_which_many_are_streamed_to_no_line() -> None:
+    x, y = randn(12, 9000, 32), randn(9000, 12, 32)
+
+    def program(out: Tensor, y: Tensor) -> Tensor:
+        return out.copy_(y.transpose(0, 1) * 2)
+
+    compiled = to_cpp(fxkit.symbolic_trace(program), (x, y), policy=ALWAYS)
+    memory = torch.empty(x.numel() + 3)
+    for least in (NEVER, 0):
+        stream_from(compiled, least)
+        out = memory[3:].view(x.shape)  # lines are crossed
+        compiled(out, y)
+        assert torch.equal(_bits(out), _bits(y.transpose(0, 1) * 2))
+
+
 def test_rows_across_memory() -> None:
     check(lambda x, y: y + x.t(), randn(1040, 1030), randn(1030, 1040))
     check(lambda x: (x + 1).view(8, 512, 3, 256).transpose(1, 2).contiguous(), randn(8, 512, 768))
@@ -163,7 +191,11 @@ def test_only_large_results_of_short_computations_are_streamed() -> None:
     assert not is_streamed(lambda x: x.sum(-1), 4096, 1024)
     turned, x = torch.empty(8, 512, 12, 64), torch.empty(8, 12, 512, 64)
     assert "fx_stream(" in text_of(lambda x, y: x + y, x, x)
-    assert "fx_stream(" not in text_of(lambda x, y: x + y.transpose(1, 2), x, turned)
+    text = text_of(lambda x, y: x + y.transpose(1, 2), x, turned)  # its rows are asked for
+    assert "fx_stream_few(&" in text
+    assert "FX_ASK(p1 + k + 12288)" in text
+    short = torch.empty(250, 5, 5, 5, 5, 32)  # no axis is long
+    assert "fx_stream" not in text_of(lambda x: x + x.permute(0, 4, 3, 2, 1, 5), short)
     assert not is_streamed(lambda x: torch.softmax(x, -1), 4096, 1023)
 
 

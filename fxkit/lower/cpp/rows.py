@@ -9,10 +9,10 @@ from collections.abc import Iterable
 import torch
 
 from fxkit.lower.cpp import text as cpp_text
-from fxkit.lower.cpp.early_powers import NEAR, EarlyPowers, early_powers
+from fxkit.lower.cpp.early_powers import EarlyPowers, early_powers
+from fxkit.lower.cpp.early_rows import EarlyRows
 from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.halves.moved import only_moves
-from fxkit.lower.cpp.halves.rows import HalfRows
 from fxkit.lower.cpp.halves.staged import BLOCK as HALVES
 from fxkit.lower.cpp.interleaving import is_ordered, is_stepped, step_type
 from fxkit.lower.cpp.kernel import PARTS
@@ -39,7 +39,7 @@ LONG_ROW = 1 << 16
 EVEN = 64
 
 
-class RowPrinter(HalfRows):
+class RowPrinter(EarlyRows):
     """Writes a kernel that handles one row, or a part of a row without reductions, at a time."""
 
     def __init__(self, kernel: Kernel, name: str) -> None:
@@ -56,7 +56,6 @@ class RowPrinter(HalfRows):
         self._scanned_before: set[int] = set()
         self._settled: dict[int, bool] = {}  # conditions of the row, in loops they divide
         self._is_stepped = is_stepped(kernel)
-        self._undiminished: EarlyPowers | None = None  # whose powers are taken early
         if not self._is_cut:
             self._choose_streams()
         self._block = BLOCK
@@ -65,6 +64,12 @@ class RowPrinter(HalfRows):
         if any(map(self._row_sums.has_whole_loops, self._schedule.passes)):
             return "FX_WHOLE_LOOPS "
         return "FX_SCHEDULED " if self._is_stepped and is_ordered(self._kernel) else ""
+
+    def _find_early(self) -> list[EarlyPowers]:
+        if self._is_cut or self._is_stepped or len(self._kernel.row_sizes) != 1:
+            return []
+        found = early_powers(self._kernel, self._schedule, self._facts)
+        return [it for it in found if self._lanes_of(it.both) and not self._parts_of(it.both)]
 
     def _cut_into_tiles(self, length: int) -> None:
         """Divide each row into tiles of so many elements, of which the last one may have fewer."""
@@ -93,8 +98,7 @@ class RowPrinter(HalfRows):
 
     def _before_tiles(self) -> None:
         """Print a loop over what the rows have in common, and what they expect of each other."""
-        for name in self._expectations():
-            self._add(f"bool {name} = true;")
+        self._declare_expectations()
         common, length = self._common, self._tile_length if self._is_tiled else self._length
         if not common:
             return
@@ -109,14 +113,6 @@ class RowPrinter(HalfRows):
         bounds = Bounds("0", str(length), length)
         self._vector_loops(bounds, [Loop("#pragma omp simd", self._common_body)])
         self._close()
-
-    def _expectations(self) -> list[str]:
-        """Return the names of what a row tells the next one."""
-        return [f"is_near{maximum}" for maximum in {e.maximum: e for e in self._early.values()}]
-
-    def _share_clause(self) -> str:
-        expected = ", ".join(self._expectations())
-        return super()._share_clause() + (f" firstprivate({expected})" if expected else "")
 
     def _common_body(self) -> None:
         for value in self._common.computed:
@@ -141,9 +137,7 @@ class RowPrinter(HalfRows):
 
     def _declare(self) -> None:
         dropped = {value for early in self._early.values() for value in early.dropped}
-        for value in self._schedule.buffers:
-            if value in dropped:
-                continue
+        for value in sorted({*self._schedule.buffers} - dropped):
             size = math.prod(self._kernel.row_sizes)
             if is_free(size):
                 size = MAX_BUFFER_BYTES // self._body(value).dtype.itemsize
@@ -161,12 +155,8 @@ class RowPrinter(HalfRows):
         self._is_lone = False
 
     def _pass(self, one: Pass) -> None:
-        early = self._early.get(one)
-        if early is not None:
-            if one == early.original[0]:
-                self._try_early(early)
-            else:
-                self._take_again(early)
+        if one in self._early:
+            self._early_pass(one, self._early[one])
         elif self._is_cut:
             self._cut_pass(one)
         else:
@@ -176,44 +166,6 @@ class RowPrinter(HalfRows):
                 self._add(f"const float s{p} = (float)t{p};")
                 if self._facts.is_only_divisor(p):
                     self._add(f"const float inverse{p} = (float)(1.0 / t{p});")
-
-    @functools.cached_property
-    def _early(self) -> dict[Pass, EarlyPowers]:
-        """Softmaxes whose powers are taken early, by each of the two passes that they replace."""
-        if self._is_cut or self._is_stepped or len(self._kernel.row_sizes) != 1:
-            return {}
-        return {
-            one: early
-            for early in early_powers(self._kernel, self._schedule, self._facts)
-            for one in early.original
-            if self._lanes_of(early.both) and not self._parts_of(early.both)
-        }
-
-    def _try_early(self, early: EarlyPowers) -> None:
-        """Print the pass that takes powers early, and what is done where it would be in vain."""
-        maximum = f"v{early.maximum}"
-        is_near, is_early = f"is_near{early.maximum}", f"is_early{early.maximum}"
-        self._declare_accumulators(early.both)
-        self._open(f"if ({is_near}) {{")
-        self._undiminished = early
-        self._along_row(early.both, "0", self._length)
-        self._undiminished = None
-        self._close()
-        self._open("else {")
-        self._along_row(early.first, "0", self._length)
-        self._close()
-        scale = "" if early.scale is None else f" * {self._ref(early.scale)}"
-        self._add(f"const bool was_near{early.maximum} = {is_near};")
-        self._add(f"{is_near} = __builtin_fabsf({maximum}{scale}) < {NEAR}f;")
-        self._add(f"const bool {is_early} = was_near{early.maximum} && {is_near};")
-        self._add(f"{maximum} = {is_near} ? 0.0f : {maximum};")
-
-    def _take_again(self, early: EarlyPowers) -> None:
-        """Print the pass that takes powers if they were not taken early."""
-        self._open(f"if (!is_early{early.maximum}) {{")
-        self._add(f"t{early.total} = 0;")
-        self._along_row(early.second, "0", self._length)
-        self._close()
 
     def _cut_pass(self, one: Pass) -> None:
         """Print a pass over parts of a row, which threads share, and put its results together."""
@@ -240,11 +192,14 @@ class RowPrinter(HalfRows):
     def _uncut_pass(self, one: Pass, begin: str | int, end: str | int) -> None:
         """Print a pass over a row, or over a part of it."""
         self._declare_accumulators(one)
-        self._along_row(one, begin, end)
+        self._along_part(one, begin, end)
         self._settle_nans(one)
 
-    def _along_row(self, one: Pass, begin: str | int, end: str | int) -> None:
-        """Print the loops of a pass, once its accumulators are declared."""
+    def _along_row(self, one: Pass) -> None:
+        self._along_part(one, "0", self._length)
+
+    def _along_part(self, one: Pass, begin: str | int, end: str | int) -> None:
+        """Print the loops of a pass over a part of a row, once its accumulators are declared."""
         sums = [p for p in one.reductions if self._is_float_sum(p)]
         depth = self._depth
         self._open_row_axes()
@@ -281,7 +236,6 @@ class RowPrinter(HalfRows):
         return FEW * MOST if is_short else self._block
 
     def _declare_accumulators(self, one: Pass) -> None:
-        """Declare what the reductions and scans of a pass begin with."""
         for p in one.reductions:
             start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
             is_sum = self._is_float_sum(p)
@@ -438,10 +392,8 @@ class RowPrinter(HalfRows):
         )
 
     def _value(self, position: int) -> str:
-        early = self._undiminished
-        if early is not None and position == early.exponent:
-            value = self._ref(self._body(position).operands[0])
-            return value if early.scale is None else f"{value} * {self._ref(early.scale)}"
+        if self._undiminished is not None and position == self._undiminished.exponent:
+            return self._minuend(self._undiminished)
         if position in self._known:
             return _outcome(self._known[position])
         if self._is_near and cpp_text.is_near_function(self._body(position)):

@@ -1,0 +1,94 @@
+"""Rows whose softmax may take its powers before the maximum is known; see `early_powers`."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+
+from fxkit.lower.cpp.early_powers import NEAR, EarlyPowers
+from fxkit.lower.cpp.halves.rows import HalfRows
+from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.schedule import Pass, Schedule
+
+
+class EarlyRows(HalfRows, ABC):
+    """Prints the two passes of such a softmax, and the one that is tried before them.
+
+    In the text, `is_near3` says whether maximum 3 was near zero in the last row that a thread had,
+    and then in this one, `is_early3` whether the powers that are summed are those of the pass that
+    was tried.
+
+    Args:
+        kernel: The kernel.
+        name: Name of the function.
+        plan: The kernel's passes.
+    """
+
+    def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
+        super().__init__(kernel, name, plan)
+        self._undiminished: EarlyPowers | None = None  # whose powers are taken early
+
+    @abstractmethod
+    def _find_early(self) -> list[EarlyPowers]:
+        """Return the softmaxes whose powers are taken early."""
+
+    @abstractmethod
+    def _declare_accumulators(self, one: Pass) -> None:
+        """Declare what the reductions and scans of a pass begin with."""
+
+    @abstractmethod
+    def _along_row(self, one: Pass) -> None:
+        """Print the loops of a pass over a row, once its accumulators are declared."""
+
+    @functools.cached_property
+    def _early(self) -> dict[Pass, EarlyPowers]:
+        """The softmaxes whose powers are taken early, by each of the two passes of theirs."""
+        return {one: early for early in self._find_early() for one in early.original}
+
+    @property
+    def _expectations(self) -> list[str]:
+        """The names of what a row tells the next one."""
+        return [f"is_near{maximum}" for maximum in {e.maximum: e for e in self._early.values()}]
+
+    def _declare_expectations(self) -> None:
+        for name in self._expectations:
+            self._add(f"bool {name} = true;")
+
+    def _share_clause(self) -> str:
+        names = ", ".join(self._expectations)
+        return super()._share_clause() + (f" firstprivate({names})" if names else "")
+
+    def _early_pass(self, one: Pass, early: EarlyPowers) -> None:
+        """Print one of the two passes, before the first one also that which is tried."""
+        if one == early.original[0]:
+            self._try_early(early)
+        else:
+            self._take_again(early)
+
+    def _try_early(self, early: EarlyPowers) -> None:
+        maximum, is_near = f"v{early.maximum}", f"is_near{early.maximum}"
+        self._declare_accumulators(early.both)
+        self._open(f"if ({is_near}) {{")
+        self._undiminished = early
+        self._along_row(early.both)
+        self._undiminished = None
+        self._close()
+        self._open("else {")
+        self._along_row(early.first)
+        self._close()
+        scale = "" if early.scale is None else f" * {self._ref(early.scale)}"
+        self._add(f"const bool was_near{early.maximum} = {is_near};")
+        self._add(f"{is_near} = __builtin_fabsf({maximum}{scale}) < {NEAR}f;")
+        self._add(f"const bool is_early{early.maximum} = was_near{early.maximum} && {is_near};")
+        self._add(f"{maximum} = {is_near} ? 0.0f : {maximum};")
+
+    def _take_again(self, early: EarlyPowers) -> None:
+        self._open(f"if (!is_early{early.maximum}) {{")
+        self._add(f"t{early.total} = 0;")
+        self._along_row(early.second)
+        self._close()
+
+    def _minuend(self, early: EarlyPowers) -> str:
+        """Return the text of what there are powers of where nothing is subtracted."""
+        value = self._ref(self._body(early.exponent).operands[0])
+        return value if early.scale is None else f"{value} * {self._ref(early.scale)}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from benchmarks.fusion import bounds
+from benchmarks.fusion import bounds, table
 from benchmarks.fusion.case import Case, Family, Work, of_function
 from benchmarks.fusion.table import FAMILIES, Measured, summary
-from benchmarks.fusion.ways import EAGER, INDUCTOR, KEPT
+from benchmarks.fusion.ways import EAGER, INDUCTOR, KEPT, Way
 
 CASE = of_function("double 4", lambda x: x * 2, (4,), in_microseconds=2)
 
@@ -70,3 +72,22 @@ def test_cases_are_the_same_in_every_run(name: str) -> None:
 
     case = FAMILIES[name].cases[0]
     torch.testing.assert_close(results(case), results(case), rtol=0, atol=0)
+
+
+def test_what_one_call_errs_by_chance_is_judged_by_many() -> None:
+    x = torch.tensor([1.0, 3.0])
+    first = x.clone()
+
+    def unlucky(x: torch.Tensor) -> torch.Tensor:
+        return x / 3 * (1 + 2.0**-20 * torch.equal(x, first))
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return x / 3 * (1 + 2.0**-20)
+
+    def error_of(program: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        ways = {EAGER: Way(lambda: x / 3), KEPT: Way(lambda: program(x))}
+        return table.errors(Work(lambda x: x / 3, (x,)), ways)[1]
+
+    assert 2.0**-25 < error_of(unlucky) < 2.0**-23
+    assert error_of(wrong) > 2.0**-21
+    assert torch.equal(x, first)

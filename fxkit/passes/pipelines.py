@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fxkit.passes.base import Pass
 from fxkit.passes.canonicalise import Canonicalise
 from fxkit.passes.common_subexpression_elimination import CommonSubexpressionElimination
@@ -47,14 +49,17 @@ INFERENCE: tuple[Pass, ...] = (
 """Everything that makes a graph smaller for inference; parameters and buffers are taken as
 constants."""
 
+# The library computes the gradients of attention from sums of exponentials that it kept as one
+# logarithm. Where scores are large that has not digits enough for their number: of a row whose keys
+# are all masked by the least number, gradients would be as many times too large as it has keys.
 TRAINING: tuple[Pass, ...] = (
     Canonicalise(),
-    Recompose(),
+    Recompose(leave=("attention",)),
     CommonSubexpressionElimination(),
     DeadCodeElimination(),
 )
 """What keeps gradients, random numbers and running statistics; no parameter or buffer is taken as a
-constant."""
+constant, and attention stays as it is spelled, whose gradients are more exact."""
 
 # Rules that find work for torch's libraries. What the others find, kernels compute as it is
 # spelled, with the roundings and the infinities of eager.
@@ -62,7 +67,7 @@ _LIBRARY_CALLS = ("attention", "convolution", "linear", "softmax_in_float32")
 
 
 def _as_spelled(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
-    return tuple(Recompose(_LIBRARY_CALLS) if isinstance(p, Recompose) else p for p in passes)
+    return tuple(replace(p, only=_LIBRARY_CALLS) if isinstance(p, Recompose) else p for p in passes)
 
 
 _SIMPLIFY_IN_EVAL = (*SIMPLIFY[:-1], RemoveInferenceNoOps(), *SIMPLIFY[-1:])
@@ -78,7 +83,7 @@ LOWERING_FAST = (SpellOut(), ComplexByParts(), *_SIMPLIFY_IN_EVAL, SpellOutCopie
 
 LOWERING_TRAINING = _as_spelled(TRAINING)
 """What `fxkit.compile` runs where gradients are asked for: `TRAINING`, but of operators that were
-spelled out only attention, convolution and products are put together."""
+spelled out only convolution and products are put together."""
 
 QUANTIZATION_READY: tuple[Pass, ...] = (
     Canonicalise(),

@@ -29,25 +29,30 @@ class Recompose(Pass):
     Attributes:
         only: The rules to apply, by name, or by the name of the file that has them: `("attention",
             "linear")`. All when it is empty.
+        leave: The rules to leave out, by the same names.
 
     Rewrites:
         %s = aten.sigmoid(%x); return aten.mul(%x, %s)  →  return aten.silu(%x)
     """
 
     only: tuple[str, ...] = ()
+    leave: tuple[str, ...] = ()
 
     numerics: ClassVar[str] = "close"
 
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        if self.only:
-            check_among(self, "only", _names())
+        for option in ("only", "leave"):
+            if getattr(self, option):
+                check_among(self, option, _names())
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Run the rules that may round otherwise to their fixpoint."""
         report = rewrite_in(edit, self._rules())
         context.reports.append(report)
+        if _ATTENTION in self.leave:
+            return
         left = [node for node in edit.graph.nodes if _weighs_by_softmax(node)]
         for node in left[:_MOST_NOTES]:
             context.notes.append(f"attention at %{node.name} stays: {_reason(edit, node, report)}")
@@ -55,7 +60,11 @@ class Recompose(Pass):
             context.notes.append(f"attention stays at {len(left) - _MOST_NOTES} more places")
 
     def _rules(self) -> list[Rule]:
-        return [rule for rule in _inexact() if not self.only or _names_of(rule) & {*self.only}]
+        only, leave = {*(self.only or _names())}, {*self.leave}
+        return [r for r in _inexact() if _names_of(r) & only and not _names_of(r) & leave]
+
+
+_ATTENTION = "attention"
 
 
 def _inexact() -> list[Rule]:
@@ -93,7 +102,7 @@ def _weighs_by_softmax(node: fx.Node) -> bool:
 
 def _reason(edit: EditSession, node: fx.Node, report: RewriteReport) -> str:
     """Return why attention at a node was left: a rule's refusal, or where the nearest one ended."""
-    attention = rules_in("attention")
+    attention = rules_in(_ATTENTION)
     names = {rule.name for rule in attention}
     refused = [why for rule, root, why in report.refusals if root == node.name and rule in names]
     if refused:

@@ -189,7 +189,7 @@ class ColumnPrinter(KernelPrinter):
         depth = self._depth
         self._open_row_axes()
         length = self._kernel.row_sizes[-1]
-        block = FEW if self._row_sums.may_repeat(one) else BLOCK
+        block = self._sum_block(one)
         if sums and (is_free(length) or length > block):
             begin, end = self._open_blocks(begin, end, block)
         self._walk(one, begin, end)
@@ -208,6 +208,10 @@ class ColumnPrinter(KernelPrinter):
                 nan = cpp_text.literal(math.nan, self._body(p).dtype)
                 self._add(f"v{p}[l] = nan{p}[l] ? {nan} : v{p}[l];")
             self._close()
+
+    def _sum_block(self, one: Pass) -> int:
+        """Return how many elements are summed up in float32."""
+        return FEW if self._row_sums.may_repeat(one) else BLOCK
 
     def _walk(self, one: Pass, begin: str | int, end: str | int) -> None:
         """Print the loop along a block of the rows."""

@@ -6,9 +6,14 @@ import functools
 from abc import ABC, abstractmethod
 
 from fxkit.lower.cpp.early_powers import NEAR, EarlyPowers
+from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.halves.rows import HalfRows
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule
+
+# So many powers have a sum in float32, and so many such sums; theirs are summed in float64.
+BLOCK = 128
+CHUNK = 8 * BLOCK
 
 
 class EarlyRows(HalfRows, ABC):
@@ -40,6 +45,10 @@ class EarlyRows(HalfRows, ABC):
     def _along_row(self, one: Pass) -> None:
         """Print the loops of a pass over a row, once its accumulators are declared."""
 
+    @abstractmethod
+    def _row_loops(self, one: Pass, begin: str | int, end: str | int) -> None:
+        """Print the loops of a pass over a part of a row."""
+
     @functools.cached_property
     def _early(self) -> dict[Pass, EarlyPowers]:
         """The softmaxes whose powers are taken early, by each of the two passes of theirs."""
@@ -70,7 +79,7 @@ class EarlyRows(HalfRows, ABC):
         self._declare_accumulators(early.both)
         self._open(f"if ({is_near}) {{")
         self._undiminished = early
-        self._along_row(early.both)
+        self._along_powers(early.both, early)
         self._undiminished = None
         self._close()
         self._open("else {")
@@ -85,8 +94,38 @@ class EarlyRows(HalfRows, ABC):
     def _take_again(self, early: EarlyPowers) -> None:
         self._open(f"if (!is_early{early.maximum}) {{")
         self._add(f"t{early.total} = 0;")
-        self._along_row(early.second)
+        self._along_powers(early.second, early)
         self._close()
+
+    def _along_powers(self, one: Pass, early: EarlyPowers) -> None:
+        """Print the loops of a pass that sums powers.
+
+        Those of a row may all be the same, and none a whole number. So few are added one after the
+        other: sums of blocks, then sums of those.
+        """
+        length, total, depth = self._kernel.row_sizes[-1], early.total, self._depth
+        begin: str | int = 0
+        end: str | int = length
+        if early.maximum in one.reductions:
+            self._open_fold(early.maximum)
+        if is_free(length) or length > CHUNK:
+            begin, end = self._open_pieces("chunk", begin, end, CHUNK)
+        self._add(f"fx_floats sums{total} = fx_all(0.0f);")
+        inner = self._depth
+        if is_free(length) or length > BLOCK:
+            begin, end = self._open_pieces("block", begin, end, BLOCK)
+        self._open_fold(total)
+        self._folds_apart = True
+        self._row_loops(one, begin, end)
+        self._folds_apart = False
+        self._add(f"sums{total} += lanes{total};")
+        while self._depth > inner:
+            self._close()
+        self._add(f"t{total} += fx_sum(sums{total});")
+        while self._depth > depth:
+            self._close()
+        if early.maximum in one.reductions:
+            self._close_fold(early.maximum)
 
     def _minuend(self, early: EarlyPowers) -> str:
         """Return the text of what there are powers of where nothing is subtracted."""

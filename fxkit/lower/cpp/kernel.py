@@ -272,12 +272,18 @@ class KernelPrinter(VectorLoops, ABC):
 
     def _open_blocks(self, begin: str | int, end: str | int, block: int) -> tuple[str, str]:
         """Open a loop over blocks of the innermost row axis; return a block's bounds."""
-        self._open(f"for (long block = {begin}; block < {end}; block += {block}) {{")
-        until = f"block + {block}"
-        if isinstance(end, str) or is_free(end) or end % block:
-            self._add(f"const long block_end = {until} < {end} ? {until} : {end};")
-            until = "block_end"
-        return "block", until
+        return self._open_pieces("block", begin, end, block)
+
+    def _open_pieces(
+        self, name: str, begin: str | int, end: str | int, size: int
+    ) -> tuple[str, str]:
+        """Open a loop over pieces of the innermost row axis by a name; return a piece's bounds."""
+        self._open(f"for (long {name} = {begin}; {name} < {end}; {name} += {size}) {{")
+        until = f"{name} + {size}"
+        if isinstance(end, str) or is_free(end) or end % size:
+            self._add(f"const long {name}_end = {until} < {end} ? {until} : {end};")
+            until = f"{name}_end"
+        return name, until
 
     def _open_parts(self, length: int, size: int) -> None:
         """Open a loop over parts of a row, which threads share."""

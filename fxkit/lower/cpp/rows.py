@@ -69,7 +69,13 @@ class RowPrinter(EarlyRows):
         if self._is_cut or self._is_stepped or len(self._kernel.row_sizes) != 1:
             return []
         found = early_powers(self._kernel, self._schedule, self._facts)
-        return [it for it in found if self._lanes_of(it.both) and not self._parts_of(it.both)]
+        return [
+            early
+            for early in found
+            if self._lanes_of(early.both)
+            and not self._parts_of(early.both)
+            and not self._row_sums.are_in_double(early.both)
+        ]
 
     def _cut_into_tiles(self, length: int) -> None:
         """Divide each row into tiles of so many elements, of which the last one may have fewer."""
@@ -195,11 +201,14 @@ class RowPrinter(EarlyRows):
         self._along_part(one, begin, end)
         self._settle_nans(one)
 
+    def _row_loops(self, one: Pass, begin: str | int, end: str | int) -> None:
+        self._divided_loops(one, begin, end)
+
     def _along_row(self, one: Pass) -> None:
         self._along_part(one, "0", self._length)
 
     def _along_part(self, one: Pass, begin: str | int, end: str | int) -> None:
-        """Print the loops of a pass over a part of a row, once its accumulators are declared."""
+        """Print what `_along_row` does for a part of a row."""
         sums = [p for p in one.reductions if self._is_float_sum(p)]
         depth = self._depth
         self._open_row_axes()

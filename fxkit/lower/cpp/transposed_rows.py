@@ -48,6 +48,10 @@ LANES_OF_LONG_ROWS = 16
 # With fewer than eight columns, blocks reach into the row that follows: they read there what they
 # do not use, and write there what that row writes after them. No block reaches beyond a tile.
 BLOCK = 8
+
+# Each lane sums a row of its own, one element after the other: so few in float32, as eager puts
+# together what its lanes have summed.
+SUMMED_AT_ONCE = 8
 TURN = """\
 static inline bool fx_turns_block(long row, long stride, long columns, long rows) {
   return row + 8 <= rows &&
@@ -106,6 +110,9 @@ class TurnedRowsPrinter(ColumnPrinter):
         super()._narrow_body(width)
         if not self._is_long:
             self._turn_back(self._written(range(len(self._kernel.stores))))
+
+    def _sum_block(self, one: Pass) -> int:
+        return SUMMED_AT_ONCE
 
     def _walk(self, one: Pass, begin: str | int, end: str | int) -> None:
         if not self._is_long:

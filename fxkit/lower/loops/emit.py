@@ -38,6 +38,10 @@ Operand = fx.Node | Attribute
 # A region that asks for more axes to be walked as two is left alone.
 MAX_SPLITS = 16
 
+# Eager rounds the number of a sum to a half before it is added. Where a sum is not rounded either,
+# the number stays as it is: one that is too small for a half may keep a logarithm finite.
+_SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
+
 
 @dataclass(frozen=True)
 class Emitted:
@@ -251,7 +255,8 @@ class _Emitter:
         if value is None:
             return None
         if not isinstance(value, (fx.Node, Attribute)):
-            return self._number(value, dtype, name in row.exact_numbers)
+            is_kept = not self.builder.rounds and row.name in _SUMS
+            return self._number(value, dtype, is_kept or name in row.exact_numbers)
         if is_model(row, name):
             if value not in self._members and value not in self.group.aliases:
                 self._input(value)

@@ -96,6 +96,33 @@ def test_gradients_are_as_good_as_those_of_eager(name: str):
     assert report.backward.calls > 0 and not report.backward.eager_calls
 
 
+def test_gradients_of_attention_all_of_whose_keys_are_masked():
+    mask = torch.zeros(8, 1, 1, 32)
+    mask[:, :, :, 20:] = mask[5] = torch.finfo(torch.float32).min
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        weights = ((q @ k.mT) * 0.25 + mask.to(q.dtype)).softmax(-1)
+        return F.gelu(weights @ v * 2).square()
+
+    def gradients(program: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        return list(torch.autograd.grad(program(*leaves).sum(), leaves))
+
+    for options in ({}, {"fast": True}):
+        compiled = fxkit.compile(attention, **options)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            inputs = [torch.randn(8, 4, 32, 16) for _ in range(3)]
+            found, eager = gradients(compiled, torch.float32), gradients(attention, torch.float32)
+            for ours, plain, true in zip(
+                found, eager, gradients(attention, torch.float64), strict=True
+            ):
+                bound = 2 * (plain.double() - true).norm() + 1e-7 * true.norm()
+                assert (ours.double() - true).norm() <= bound
+        report = _training(compiled).report()
+        assert report.backward is not None and report.backward.calls > 0
+
+
 def _with_gradients(fn: Callable[..., Any], *tensors: torch.Tensor) -> list[torch.Tensor]:
     x, y = (t.clone().requires_grad_() for t in tensors[:2])
     if tensors[0].dtype == torch.float64 and fn is _block:

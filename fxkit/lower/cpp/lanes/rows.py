@@ -32,6 +32,7 @@ class LaneRows(KernelPrinter, ABC):
     def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
         super().__init__(kernel, name, plan)
         self._is_near = False  # whether the loops are for operands near zero
+        self._folds_apart = False  # whether lanes are put together elsewhere than behind loops
         self._is_in_double = False  # whether their sums are in float64 from the first
 
     @abstractmethod
@@ -91,17 +92,26 @@ class LaneRows(KernelPrinter, ABC):
         self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str] | None = None
     ) -> None:
         """Print loops, and put together what lanes come to; see `_vector_loops`."""
-        folded = [p for loop in loops for p in loop.folded]
+        folded = [] if self._folds_apart else [p for loop in loops for p in loop.folded]
         for p in folded:
-            is_double = self._is_in_double and not self._drops_nans(p)
-            start = f"v{p}" if self._drops_nans(p) else "0.0f"
-            self._add(f"{'fx_lane_sums' if is_double else 'fx_floats'} lanes{p} = fx_all({start});")
+            self._open_fold(p)
         self._vector_loops(bounds, loops, kept)
         for p in folded:
-            if self._drops_nans(p):
-                self._add(f"v{p} = fx_largest(lanes{p});")
-            else:
-                self._add(f"v{p} += fx_sum(lanes{p});")
+            self._close_fold(p)
+
+    def _open_fold(self, position: int) -> None:
+        """Declare what each lane of a reduction begins with."""
+        is_largest = self._drops_nans(position)
+        kind = "fx_lane_sums" if self._is_in_double and not is_largest else "fx_floats"
+        start = f"v{position}" if is_largest else "0.0f"
+        self._add(f"{kind} lanes{position} = fx_all({start});")
+
+    def _close_fold(self, position: int) -> None:
+        """Print that what the lanes of a reduction have come to is put together."""
+        if self._drops_nans(position):
+            self._add(f"v{position} = fx_largest(lanes{position});")
+        else:
+            self._add(f"v{position} += fx_sum(lanes{position});")
 
     def _accumulate_lanes(self, position: int, value: str) -> None:
         """Fold as many elements into what as many lanes come to."""

@@ -104,6 +104,7 @@ class EarlyRows(HalfRows, ABC):
         other: sums of blocks, then sums of those.
         """
         length, total, depth = self._kernel.row_sizes[-1], early.total, self._depth
+        self._parts, self._is_in_double = (), False
         begin: str | int = 0
         end: str | int = length
         if early.maximum in one.reductions:

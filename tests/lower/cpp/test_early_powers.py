@@ -105,22 +105,6 @@ def test_rows_of_one_number_add_up(length: int) -> None:
     assert (found.double() * length - 1).abs().max() <= 2.5 * torch.finfo(torch.float32).eps
 
 
-@pytest.mark.usefixtures("processor")
-@pytest.mark.parametrize("length", [50, 256, 512, 1000, 1024, 4096, 4100, 20_000])
-def test_rows_of_one_number_add_up(length: int) -> None:
-    x = torch.tensor([0.7, -1.3, 19.1, 30.0, -5.55]).repeat(9)[:, None].repeat(1, length)
-    found = compiled_for(PROGRAMS["plain"], x, x)(x, x)
-    assert (found.double() * length - 1).abs().max() <= 2 * torch.finfo(torch.float32).eps
-
-
-@pytest.mark.usefixtures("processor")
-@pytest.mark.parametrize("length", [50, 256, 512, 1000, 1024, 4096, 4100, 20_000])
-def test_rows_of_one_number_add_up(length: int) -> None:
-    x = torch.tensor([0.7, -1.3, 19.1, 30.0, -5.55]).repeat(9)[:, None].repeat(1, length)
-    found = compiled_for(PROGRAMS["plain"], x, x)(x, x)
-    assert (found.double() * length - 1).abs().max() <= 2 * torch.finfo(torch.float32).eps
-
-
 @pytest.mark.usefixtures("processor", "threads")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_row_has_the_same_shares_wherever_it_stands(name: str) -> None:

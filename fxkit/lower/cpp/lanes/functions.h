@@ -85,10 +85,11 @@ FX_INLINE fx_floats fx_at_most(fx_floats x, float high) {
 }
 FX_INLINE fx_floats fx_exp_down(fx_floats x) { return fx_exp_within(fx_at_least(x, -104.0f)); }
 FX_INLINE fx_floats fx_exp(fx_floats x) { return fx_exp_down(fx_at_most(x, 89.0f)); }
-FX_INLINE fx_floats fx_exp_raised(fx_floats x) {  // neither the table nor ln(2) is mended
+FX_INLINE fx_floats fx_exp_raised(fx_floats x) {  // without what the table is too low by
   const fx_exponent e = fx_exponent_of(x, 64.0f);
   const fx_floats power = fx_normal_power(e.index);
-  const fx_floats y = fx_fma(power, fx_slope_of(e) * e.r, power);
+  const fx_floats rest = fx_fma(fx_slope_of(e), e.r, e.n * FX_LN2_LESS);
+  const fx_floats y = fx_fma(power, rest, power);
   return x < -131.0f ? fx_all(0.0f) : y;
 }
 // Here n is a multiple of 1/32, exp(r) a straight line, and the table holds the bits of powers, less

@@ -107,8 +107,8 @@ def symbolic_trace(
 
     Raises:
         CaptureError: When the program needs more than a placeholder; names the line and a remedy.
-        UnsupportedError: When `root` can't be called, is a class or a generator function, or takes
-            no arguments that are known.
+        UnsupportedError: When `root` can't be called, is a class or a generator function, takes no
+            arguments that are known, or `concrete_args` are an input.
 
     Example:
         >>> import torch, fxkit
@@ -122,6 +122,12 @@ def symbolic_trace(
         raise UnsupportedError(
             f"expected something to call, got {type(root).__name__}",
             hint="pass a function or a module",
+        )
+    if not isinstance(concrete_args, dict | tuple | None):
+        raise UnsupportedError(
+            f"expected concrete_args to be a dict of values by parameter, got "
+            f"{type(concrete_args).__name__}",
+            hint="leave inputs out, symbolic_trace needs none; fxkit.capture(fn, args) takes them",
         )
     return traced_module(SymbolicTracer(leaf_modules), root, concrete_args)
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
+import fxkit
 from fxkit.demo import model, sentences, steps
 from fxkit.demo.building import build
 from fxkit.demo.journey import Subject
+from fxkit.lower.cpp import build as building
+from fxkit.lower.running import binding
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +113,23 @@ def test_a_cache_that_is_a_file_is_a_note(
     built = build(gm, subject.inputs)
     assert any("set FXKIT_CACHE_DIR" in note for note in built.notes)
     assert any(region.kernel for region in built.module.regions)
+
+
+def test_the_empty_cache_stays_until_all_is_built_that_goes_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FXKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(binding, "_loaded", [])
+    monkeypatch.setattr(binding, "_started", [])
+    real = building._compile
+
+    def compile(order: building.Order, name: str, workplace: Path) -> Path:
+        if order.linking == binding._linking():
+            time.sleep(2)  # longer than the kernels take
+        return real(order, name, workplace)
+
+    monkeypatch.setattr(building, "_compile", compile)
+    x = torch.randn(16, 64)
+    built = build(fxkit.symbolic_trace(lambda x: (x * 3 + 1).exp()), (x,))
+    assert built.notes == ()
+    assert not any(thread.is_alive() for thread in binding._started)

@@ -60,6 +60,11 @@ def test_values_can_be_fixed():
     assert torch.equal(graph_module(torch.ones(2), True), torch.full((2,), 2.0))
 
 
+def test_an_input_in_place_of_fixed_values_is_refused_with_what_takes_it():
+    with pytest.raises(UnsupportedError, match=r"got Tensor\n.*fxkit\.capture\(fn, args\) takes"):
+        symbolic_trace(Net(), torch.ones(2, 4))
+
+
 def test_gradient_and_autocast_regions_are_in_the_graph():
     class Regions(nn.Module):
         def __init__(self) -> None:

@@ -58,6 +58,12 @@ def _build_ahead(linking: Linking) -> None:
         return  # `load` finds it again, and does without
 
 
+def finish() -> None:
+    """Wait for what `start` has begun, as must be done before a folder goes that it builds in."""
+    for thread in _started:
+        thread.join()
+
+
 def is_awaited() -> bool:
     """Tell whether `load` would wait for a compiler that `start` has begun to run."""
     if _loaded or not any(thread.is_alive() for thread in _started):

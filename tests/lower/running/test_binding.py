@@ -31,8 +31,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_is_built_ahead_once(cache: Path) -> None:
     binding.start()
     binding.start()
-    (thread,) = binding._started
-    thread.join()
+    assert len(binding._started) == 1
+    binding.finish()
     (library,) = cache.glob("*.so")
     path, was_there = build.library_path(binding._source(), linking=binding._linking())
     assert (path, was_there) == (library, True)
@@ -52,7 +52,7 @@ def test_a_second_thread_does_not_ask_for_the_tables_of_sysconfig(
     monkeypatch.setattr(sysconfig, "get_config_var", noted)
     binding._linking_for.cache_clear()
     binding.start()
-    binding._started[0].join()
+    binding.finish()
     assert threads == [threading.main_thread()]
 
 
@@ -69,8 +69,7 @@ def test_a_compiler_that_fails_is_left_to_loading(
 ) -> None:
     monkeypatch.setenv("FXKIT_CXX", "false")
     binding.start()
-    (thread,) = binding._started
-    thread.join()
+    binding.finish()
     assert binding.load() is None
 
 
@@ -88,8 +87,7 @@ def slow(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Eve
     binding._load.cache_clear()
     yield let_go
     let_go.set()
-    for thread in binding._started:
-        thread.join()
+    binding.finish()
     binding._load.cache_clear()
 
 
@@ -118,8 +116,7 @@ def test_a_call_takes_the_program_as_soon_as_it_can(slow: threading.Event) -> No
     module = fxkit.lower.to_cpp(fxkit.symbolic_trace(lambda x: (x * 3 + 1).exp()), (x,))
     module(x)
     slow.set()
-    for thread in binding._started:
-        thread.join()
+    binding.finish()
     module(x)
     assert module._native_program is not None and module._native_program.calls == 1
 

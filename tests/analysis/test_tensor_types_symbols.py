@@ -152,6 +152,15 @@ def test_sizes_that_the_data_decide(function: Callable[..., Any], known: str) ->
     assert _output(function, torch.randn(3, 4)) == known
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_lengths_decide_what_is_packed(batch_first: bool) -> None:
+    def packed(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        return torch._VF._pack_padded_sequence(x, lengths, batch_first)
+
+    known = _output(packed, torch.randn(3, 3, 5, dtype=torch.float64), torch.tensor([3, 2, 1]))
+    assert known == "(f64[u1,5], i64[u0])"
+
+
 def test_who_finds_a_size_is_told() -> None:
     gm = symbolic_trace(lambda x: x.nonzero().sum(1))
     types = TypeAnalysis(gm, (torch.randn(3, 4),))

@@ -186,6 +186,21 @@ def _by_second(mend: Callable[..., Any]) -> Callable[[Any, Any, tuple[Any, ...]]
     return lambda mode, result, args: mend(mode, result, args[1:])
 
 
+def _packed(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
+    """Let lengths decide how many rows are packed, and count those of each step in integers.
+
+    torch says both results have the dtype of the operand, and one of them has its shape.
+    """
+    padded, counts = args[0], result[1]
+    rows = mode.shape_env.create_unbacked_symint()
+    torch._check(rows >= 0)
+    with mode:
+        return (
+            padded.new_empty((rows, *padded.shape[2:])),
+            torch.empty(counts.shape, dtype=torch.int64, device="cpu"),
+        )
+
+
 def _as_scaled(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
     """Lay float32 out as its product with a power of two, which is contiguous."""
     if result.device.type != "cpu" or result.dtype != torch.float32:
@@ -265,6 +280,7 @@ _MENDED: dict[Any, Callable[[Any, Any, tuple[Any, ...]], Any]] = {
     torch.ops.aten._native_batch_norm_legit.no_stats: _dense,
     torch.ops.aten._native_batch_norm_legit_functional.default: _dense,
     torch.ops.aten._native_batch_norm_legit_no_training.default: _dense,
+    torch.ops.aten._pack_padded_sequence.default: _packed,
     torch.ops.aten.angle.default: _complex_angles,
     torch.ops.aten.batch_norm_backward.default: _by_second(_suggested),
     torch.ops.aten.binary_cross_entropy.default: _like_first,

@@ -37,7 +37,7 @@ from fxkit.lower.training.fused_step import FusedStep, is_step
 from fxkit.lower.training.stages import StagedModule, to_cpp_in_stages
 from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.base import Pass
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager import PassManager, check_passes
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
 from fxkit.tracing.captured import Captured, method_of
 from fxkit.tracing.recorder.recorder import active_recorder
@@ -221,7 +221,13 @@ class Compiled:
 
     def _backend(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         if self._other_backend is not None:
-            return self._other_backend(self._rewritten_or_recorded(gm, args), args)
+            run = self._other_backend(self._rewritten_or_recorded(gm, args), args)
+            if not callable(run):
+                raise UnsupportedError(
+                    f"expected the backend to return something to call, got {type(run).__name__}",
+                    hint="return gm to run the graph as it is, or leave backend out to get kernels",
+                )
+            return run
         reason = left_because(gm, args)
         if reason is not None:
             return self._noted(eager_module(_copied(gm), reason))
@@ -440,7 +446,9 @@ def compile(
         decorator.
 
     Raises:
-        UnsupportedError: When `fn` or the backend can't be called.
+        UnsupportedError: When `fn` or the backend can't be called; at a call, when what the backend
+            returns can't be.
+        PassError: When `passes` is no list of passes.
 
     Example:
         >>> import torch, fxkit
@@ -451,14 +459,14 @@ def compile(
         ...     y = f(torch.ones(4, 8))
     """
     options = {"train": train, "dynamic": dynamic, "tune": tune, "fast": fast}
+    chosen = _checked(passes)
     if fn is None:
-        return functools.partial(compile, passes=passes, backend=backend, **options)
+        return functools.partial(compile, passes=chosen, backend=backend, **options)
     if not callable(fn):
         raise UnsupportedError(
             f"expected something to call, got {type(fn).__name__}",
             hint="pass a function or a module",
         )
-    chosen = None if passes is None else tuple(passes)
     if isinstance(fn, CompiledModel):
         fn = program_of(fn).captured.fn
     if is_step(fn):
@@ -470,6 +478,14 @@ def compile(
             hint="leave backend out to get kernels",
         )
     return as_model(Compiled(fn, chosen, backend=made_by, **options))
+
+
+def _checked(passes: Any) -> tuple[Pass, ...] | None:
+    """Return passes as a tuple, or None for the default ones."""
+    if passes is None:
+        return None
+    check_passes(passes)
+    return tuple(passes)
 
 
 def _run_graph(gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
@@ -498,6 +514,7 @@ def dynamo_backend(
 
     Raises:
         UnsupportedError: When there is no such option.
+        PassError: When `passes` is no list of passes.
     """
     del example_inputs
     chosen = dict(options or {})
@@ -509,7 +526,7 @@ def dynamo_backend(
         )
     with_checkpoints(gm)
     with_custom_functions(gm)
-    return Compiled(gm.forward, None if passes is None else tuple(passes), fast=fast)
+    return Compiled(gm.forward, _checked(passes), fast=fast)
 
 
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:

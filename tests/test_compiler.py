@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fxkit
-from fxkit.errors import UnsupportedError
+from fxkit.errors import PassError, UnsupportedError
+from fxkit.passes import Canonicalise, FixedPoint
 from fxkit.tracing.captured import RecaptureWarning
 
 
@@ -276,6 +277,32 @@ def test_the_graph_as_it_is_for_a_backend() -> None:
 def test_a_backend_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="'eager', got 'inductor'"):
         fxkit.compile(torch.tanh, backend="inductor")  # type: ignore[arg-type]
+
+
+def test_a_backend_that_returns_nothing_to_call_is_refused() -> None:
+    compiled = fxkit.compile(torch.tanh, backend=lambda gm, args: None)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match=r"something to call, got NoneType\n.*return gm"):
+            compiled(inputs(4, 8))
+
+
+def test_what_is_no_list_of_passes_is_refused() -> None:
+    for passes in (Canonicalise(), FixedPoint(Canonicalise())):
+        with pytest.raises(PassError, match=r"expected a list of passes, got .*\n.*write \["):
+            fxkit.compile(torch.tanh, passes=passes)  # type: ignore[arg-type]
+        with pytest.raises(PassError, match="expected a list of passes"):
+            fxkit.compile(passes=passes)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_addresses_are_read_at_each_call() -> None:
+    def program(x, y):
+        return x + y if x.data_ptr() == y.data_ptr() else x * y
+
+    compiled = fxkit.compile(program)
+    x = inputs(4)
+    for y in (x, x, x + 1, x):  # a fake tensor that is asked would warn, and warnings are errors
+        assert torch.equal(compiled(x, y), program(x, y))
 
 
 @torch.no_grad()

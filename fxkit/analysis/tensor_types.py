@@ -27,6 +27,7 @@ from fxkit.analysis.type_inference.symbolic_shapes import SymbolicShapes
 from fxkit.analysis.type_inference.type_errors import finder
 from fxkit.analysis.type_inference.type_evaluation import Evaluation
 from fxkit.analysis.type_inference.type_facts import fake_value, symbols_in, types_of
+from fxkit.analysis.type_inference.type_keys import is_address
 from fxkit.analysis.type_inference.type_modes import read_modes
 from fxkit.analysis.type_inference.type_observations import Observations, is_foreign
 from fxkit.analysis.type_inference.type_records import NeedsLive, Record
@@ -401,6 +402,8 @@ def _type_of_call(node: fx.Node) -> Any:
 
 def _run_on_fakes(node: fx.Node, symbols: list[Symbol]) -> Any:
     """Run one call on fake tensors of its operands' types."""
+    if is_address(node):
+        return None
     root, target = node.graph.owning_module, node.target
     shape_env = next((s.node.shape_env for s in symbols if s.node is not None), None)
     with fake_mode(shape_env), torch.no_grad():

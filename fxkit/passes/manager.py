@@ -85,7 +85,8 @@ class PassManager:
             )
         given = instruments if isinstance(instruments, Iterable) else (instruments,)
         instruments = tuple(given)
-        _check_given(passes, args, kwargs, instruments)
+        check_passes(passes)
+        _check_given(args, kwargs, instruments)
         for name, folder in (("dump_on_change", dump_on_change), ("reproduce", reproduce)):
             _check_folder(name, folder)
         self.items = items_of(tuple(passes))
@@ -199,12 +200,22 @@ def _check_folder(name: str, folder: Any) -> None:
         )
 
 
-def _check_given(passes: Any, args: Any, kwargs: Any, instruments: Any) -> None:
+def check_passes(passes: Any) -> None:
+    """Refuse what is no list of passes, such as a single one.
+
+    Raises:
+        PassError: When it is something else, with how to write a list of it.
+    """
     if isinstance(passes, (Pass, Group, str)) or not isinstance(passes, Iterable):
         raise PassError(
             f"expected a list of passes, got {type(passes).__name__}",
-            hint=f"write [{passes}]" if isinstance(passes, (Pass, Group)) else None,
+            hint=f"write [{passes}]"
+            if isinstance(passes, (Pass, Group, PassManager))
+            else "write [...] around a single pass too",
         )
+
+
+def _check_given(args: Any, kwargs: Any, instruments: Any) -> None:
     if args is not None and not isinstance(args, (tuple, list)):
         raise PassError(
             f"expected a tuple of example inputs, got {type(args).__name__}",

@@ -412,7 +412,8 @@ class Captured:
         self._warned = True
         name = getattr(self.fn, "__qualname__", type(self.fn).__qualname__)
         changed = changed and with_line(self.fn, parameter_names(self.fn), changed)
-        what = f": {changed.what} keeps changing" if changed else ""
+        keeps = "keep" if changed and changed.what.startswith("the arguments") else "keeps"
+        what = f": {changed.what} {keeps} changing" if changed else ""
         line = f" ({changed.source})" if changed and changed.source else ""
         has_numbers = self._learned is not None and bool(self._learned.numbers)
         hint = "; a number that changes may be a tensor instead, torch.tensor(...), for one graph"

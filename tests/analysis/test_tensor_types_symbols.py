@@ -144,6 +144,8 @@ def test_unknown_arithmetic_says_so() -> None:
         (lambda x: torch.unique(x), "f32[u0]"),
         (lambda x: x[0].sum().int().item() + 1, "int u0+1"),
         (lambda x: x.sum().item(), "float zuf0"),
+        (lambda x: x.data_ptr() + 1, "int u0+1"),
+        (lambda x: x.untyped_storage().data_ptr() + 1, "int u0+1"),
         (lambda x: torch.cat([x.nonzero(), x.nonzero()]), "i64[2*u0,2]"),
         (lambda x: x.view(-1)[(x > 0).view(-1)].relu() * 2, "f32[u0]"),
     ],

@@ -212,6 +212,8 @@ def test_pass_shows_its_options():
     [
         (lambda: PassManager(None), "expected a list of passes, got NoneType"),
         (lambda: PassManager(Canonicalise()), r"write \[canonicalise\]"),
+        (lambda: PassManager(PassManager([Canonicalise()])), r"write \[PassManager\(\[canon"),
+        (lambda: PassManager(print), r"got builtin.*\n.*write \[\.\.\.\] around a single pass"),
         (lambda: PassManager("simplify"), "expected a list of passes, got str"),
         (lambda: PassManager([], args=torch.ones(2)), r"write args=\(x,\)"),
         (lambda: PassManager([], instruments=[print]), "expected instruments, got builtin"),

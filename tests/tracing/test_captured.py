@@ -138,6 +138,13 @@ def test_graphs_are_limited_and_one_warning_says_what_changes():
     assert captured.recaptures == MAX_VARIANTS + MAX_EVICTIONS - 1
 
 
+def test_a_number_of_arguments_that_changes_is_told():
+    captured = Captured(lambda a, *rest: a + len(rest))
+    with pytest.warns(RecaptureWarning, match="8 times: the arguments keep changing"):
+        for count in range(MAX_VARIANTS + 1):
+            captured(torch.ones(2), *["more"] * count)
+
+
 def test_the_least_recently_used_graph_goes_first():
     captured = Captured(lambda a, n: a * len(range(n)))
     for n in range(MAX_VARIANTS):

@@ -10,6 +10,7 @@ from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
 from fxkit.errors import InvalidGraphError
+from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.graph_copies import SPECS, copy_graph_module
 
 
@@ -28,7 +29,9 @@ def flat_program(
 
     Raises:
         InvalidGraphError: When the arguments do not fit the placeholders.
+        UnsupportedError: When `gm` is no `GraphModule`.
     """
+    check_graph_module(gm)
     copied = copy_graph_module(gm)
     kwargs = dict(kwargs or {})
     if isinstance(gm.graph._codegen, _PyTreeCodeGen):

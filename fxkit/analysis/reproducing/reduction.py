@@ -128,6 +128,7 @@ def minify(
 
     Raises:
         NumericsError: When the oracle says good of the program itself, or raises there.
+        UnsupportedError: When `gm` is no `GraphModule`.
 
     Cost: for k nodes needed of n, about k (log2 n + 2) calls, then some 10 for each tensor that is
     left. The values of all nodes are in memory once.

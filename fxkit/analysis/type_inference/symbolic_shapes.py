@@ -55,6 +55,10 @@ class SymbolicShapes:
                 name: self._free(value, by_name.get(name), name) for name, value in values.items()
             }
 
+    def number_of_data(self) -> Any:
+        """Return a new whole number that data decide."""
+        return self._env.create_unbacked_symint()
+
     def _free(self, value: Any, spec: Any, path: str) -> Any:
         if spec is None:
             return value

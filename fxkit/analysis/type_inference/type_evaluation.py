@@ -41,6 +41,7 @@ from fxkit.analysis.type_inference.type_keys import (
     Manner,
     NoKey,
     core_of,
+    is_address,
     is_shared_target,
     itself,
     key_of_call,
@@ -393,6 +394,8 @@ class Evaluation:
         return self.values[node]
 
     def _call_live(self, node: fx.Node) -> Any:
+        if is_address(node):
+            return self._address(node)
         fresh = dict.fromkeys(self._passive(node), ANY_NUMBER)
 
         def fill(operand: fx.Node) -> Any:
@@ -418,6 +421,15 @@ class Evaluation:
         if self._is_recorded(node, self.memory.table.abstract(result)):
             return self._observed.number_of(node)
         return result
+
+    def _address(self, node: fx.Node) -> Any:
+        """Return the address that was read at capture, else a number that data decide."""
+        number = self._observed.number_of(node)
+        if number is not None:
+            return number
+        if self.symbolic is None:
+            raise NeedsLive(node, about_data=True)
+        return self.symbolic.number_of_data()
 
     def _passive(self, node: fx.Node) -> Iterable[fx.Node]:
         """Return the operands whose value is not known, and need not be."""

@@ -220,7 +220,14 @@ _READ_FROM_FACTS = frozenset(
     is_quantized is_nested itemsize nbytes T mT H mH real imag is_leaf data
     """.split()
 )
-_NOT_FROM_FACTS = frozenset({"python.data_ptr", "python.is_pinned", "aten.set_"})
+_NOT_FROM_FACTS = frozenset({"python.is_pinned", "aten.set_"})
+
+
+def is_address(node: fx.Node) -> bool:
+    """Tell whether a call asks where a tensor or its storage lies, which fake ones can't say."""
+    if node.op == "call_method":
+        return node.target == "data_ptr"
+    return node.target is torch.Tensor.data_ptr
 
 
 def manner_of(node: fx.Node, operands: list[Facts], grad: bool, mixed: bool) -> Manner:
@@ -232,7 +239,7 @@ def manner_of(node: fx.Node, operands: list[Facts], grad: bool, mixed: bool) -> 
         grad: Whether autograd records.
         mixed: Whether the modes have changed before it in this graph.
     """
-    if any(not facts.core.is_plain for facts in operands):
+    if is_address(node) or any(not facts.core.is_plain for facts in operands):
         return Manner.LIVE
     effects = effects_of(node)
     if node.op == "call_module":

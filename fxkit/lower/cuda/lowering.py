@@ -86,7 +86,7 @@ def to_cuda(
     Raises:
         InvalidGraphError: When an input is missing, or a node can't take its operands; names the
             node, its source line and the types.
-        UnsupportedError: When `args` is not a tuple.
+        UnsupportedError: When `gm` is no `GraphModule`, or `args` is not a tuple.
     """
     typed(gm, args, kwargs)
     chosen = CudaPolicy(gpu=_gpu_of(gm))

@@ -89,12 +89,12 @@ def _selu(self: Ref) -> Ref:
 
 @row("aten.hardsigmoid", tolerance=1)
 def _hardsigmoid(self: Ref) -> Ref:
-    return _relu6(self + 3.0) * (1.0 / 6.0)
+    return _relu6(self + 3.0) / 6.0
 
 
 @row("aten.hardswish", tolerance=1)
 def _hardswish(self: Ref) -> Ref:
-    return self * _relu6(self + 3.0) * (1.0 / 6.0)
+    return self * _relu6(self + 3.0) / 6.0
 
 
 @row("aten.silu", tolerance=4)

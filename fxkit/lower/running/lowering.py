@@ -14,6 +14,7 @@ from fxkit import config
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.collector import paused_collector
 from fxkit.ir import types
+from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.types import type_of
 from fxkit.lower.families.family import Alone, Joined
 from fxkit.lower.loops.candidates import is_candidate
@@ -60,7 +61,7 @@ def to_cpp(
     Raises:
         InvalidGraphError: When an input is missing, or a node can't take its operands; names the
             node, its source line and the types.
-        UnsupportedError: When `args` is not a tuple.
+        UnsupportedError: When `gm` is no `GraphModule`, or `args` is not a tuple.
 
     Example:
         >>> import torch, fxkit
@@ -177,13 +178,20 @@ def _lowered(
 def typed(
     gm: fx.GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> None:
-    """Find the types of a graph's nodes for some inputs, unless they are known."""
+    """Find the types of a graph's nodes for some inputs, unless they are known.
+
+    Raises:
+        UnsupportedError: When it is given no graph module, or `args` is not a tuple.
+    """
+    check_graph_module(gm)
     if not _is_typed(gm, args, dict(kwargs or {})):
         propagate_types(gm, args, kwargs)
 
 
 def _is_typed(gm: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Tell whether the types on the nodes are those for these inputs."""
+    if not isinstance(args, (tuple, list)):
+        return False
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     given = [*args, *(kwargs[n.target] for n in inputs[len(args) :] if n.target in kwargs)]
     if len(given) != len(inputs):

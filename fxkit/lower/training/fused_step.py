@@ -137,7 +137,7 @@ class FusedStep:
         roots = [(1 - beta2**count) ** 0.5 for count in counts]
         options = (
             *(beta1, 1 - beta1, beta2, 1 - beta2, _number(group["eps"])),
-            *((0.0, 1 - rate * decay) if is_decoupled else (decay, 1.0)),
+            *((0.0, 1 - rate * decay) if is_decoupled and decay else (decay, 1.0)),
         )
 
         def run() -> None:

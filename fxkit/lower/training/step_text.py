@@ -1,7 +1,8 @@
 """The C++ text of fused steps: one loop over all elements of all parameters.
 
 Each formula is that of the loops over single tensors in `torch.optim`, rounded where those round.
-The work is cut into chunks, each a part of one parameter, which the threads share.
+A decay of 0 is left out, as there: 0 times an infinite parameter would be NaN. The work is cut into
+chunks, each a part of one parameter, which the threads share.
 
 Source: torch/optim/adam.py `_single_tensor_adam`, torch/optim/sgd.py `_single_tensor_sgd`.
 """
@@ -21,7 +22,7 @@ extern "C" void fx_adam_{name}(
   const {type} fade = ({type})options[2], share = ({type})options[3];
   const {type} eps = ({type})options[4], decay = ({type})options[5];
   const {type} shrink = ({type})options[6];
-  const bool is_near = options[1] < 0.5;
+  const bool is_near = options[1] < 0.5, has_decay = options[5] != 0;
   #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (long chunk = 0; chunk < chunks; ++chunk) {{
     const long k = owner[chunk];
@@ -33,7 +34,7 @@ extern "C" void fx_adam_{name}(
     #pragma omp simd
     for (long i = begin[chunk]; i < end[chunk]; ++i) {{
       const {type} x = p[i] * shrink;
-      const {type} d = g[i] + decay * x;
+      const {type} d = has_decay ? g[i] + decay * x : g[i];
       const {type} gap = d - m[i];
       const {type} mean = is_near ? m[i] + blend * gap : d - gap * keep;
       const {type} square = v[i] * fade + share * d * d;
@@ -51,12 +52,18 @@ extern "C" void fx_sgd_{name}(
     void* const* gs, void* const* ms, const double* options, long parameters, long threads) {{
   const {type} rate = ({type})options[0], decay = ({type})options[1];
   const {type} momentum = ({type})options[2], fresh = ({type})options[3];
-  const bool has_momentum = options[2] != 0, is_nesterov = options[4] != 0;
+  const bool has_decay = options[1] != 0, has_momentum = options[2] != 0;
+  const bool is_nesterov = options[4] != 0;
   #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (long chunk = 0; chunk < chunks; ++chunk) {{
     const long k = owner[chunk];
     {type}* __restrict p = ({type}*)ps[k];
     const {type}* __restrict g = (const {type}*)gs[k];
+    if (!has_momentum && !has_decay) {{
+      #pragma omp simd
+      for (long i = begin[chunk]; i < end[chunk]; ++i) p[i] += rate * g[i];
+      continue;
+    }}
     if (!has_momentum) {{
       #pragma omp simd
       for (long i = begin[chunk]; i < end[chunk]; ++i) p[i] += rate * (g[i] + decay * p[i]);
@@ -65,7 +72,7 @@ extern "C" void fx_sgd_{name}(
     {type}* __restrict m = ({type}*)ms[k];
     #pragma omp simd
     for (long i = begin[chunk]; i < end[chunk]; ++i) {{
-      const {type} d = g[i] + decay * p[i];
+      const {type} d = has_decay ? g[i] + decay * p[i] : g[i];
       const {type} mean = m[i] * momentum + fresh * d;
       m[i] = mean;
       p[i] += rate * (is_nesterov ? d + momentum * mean : mean);

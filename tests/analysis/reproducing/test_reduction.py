@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import fxkit
 from fxkit.analysis.reproducing.reduction import smallest_set
-from fxkit.errors import NumericsError
+from fxkit.errors import NumericsError, UnsupportedError
 from fxkit.ir.op import resolve
 from fxkit.testing import minify
 from tests.architectures import HUGGING_FACE
@@ -254,6 +254,11 @@ def test_nothing_of_the_caller_is_changed() -> None:
 def test_an_oracle_that_says_good_is_refused() -> None:
     with pytest.raises(NumericsError, match="to say bad of the whole program, got good"):
         minify(chain(3), (torch.ones(2),), has_nan)
+
+
+def test_what_is_no_graph_module_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"expected a torch\.fx\.GraphModule, got builtin"):
+        minify(torch.relu, (torch.ones(2),), has_nan)  # type: ignore[arg-type]
 
 
 def test_an_oracle_that_raises_at_the_start_is_refused() -> None:

@@ -152,3 +152,20 @@ def test_what_goes_before_is_computed_again_unless_it_takes_long() -> None:
     assert masked.count("float b") == 1
     assert masked.count("? fx_all(-__builtin_inff()) :") == 2
     assert body(text_of(PROGRAMS["function in front"], x, y)).count("fx_tanh(") == 2
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("spread", [0.02, 0.1, 1.0])
+def test_errors_of_near_numbers_are_not_of_one_sign(spread: float) -> None:
+    """What is left of shares once their mean is taken away holds errors that go with the number."""
+
+    def program(x: Tensor) -> Tensor:
+        return torch.softmax(x, -1).std(-1)
+
+    args = [(rand(3, 1000 + more)[:, :1000] * spread).contiguous() for more in range(17)]
+    compiled = compiled_for(program, args[0])
+    errors = torch.zeros(2, dtype=torch.float64)
+    for x in args:
+        exact = program(x.double())
+        errors += torch.stack([(one.double() - exact).norm() for one in (compiled(x), program(x))])
+    assert errors[0] <= 2 * errors[1]

@@ -42,6 +42,7 @@ PLACES: dict[str, tuple[tuple[int, int], tuple[int, int], int, str]] = {
     "blocks": ((9, 4100), (9, 1), 1, "block += 1024"),
     "parts": ((2, LONG_ROW + 1), (2, 1), 1, "long part"),
     "columns": ((1023, 65), (1, 65), 0, "block += 16"),
+    "short columns": ((63, 130), (1, 130), 0, "block += 16"),
     "rows across memory": ((511, 64), (511, 1), 0, "[j * 64]"),
     "turned rows": ((300, 31), (300, 1), 1, "fx_turn("),
 }

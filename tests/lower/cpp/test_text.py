@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from fxkit.lower import to_cpp
 from tests.lower.kernels import ALWAYS, text_of
 
-FUNCTIONS = [torch.asin, torch.acos, torch.log2, torch.log10]
+FUNCTIONS = [torch.asin, torch.acos, torch.log2]
 
 
 def every_range() -> Tensor:

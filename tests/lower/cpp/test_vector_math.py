@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fxkit
 from fxkit.lower.cpp import toolchain, vector_math
@@ -277,3 +278,29 @@ def test_functions_where_they_have_no_value(name: str, dtype: torch.dtype) -> No
     found, expected = fxkit.compile(lambda x: fn(x))(x), fn(x)
     torch.testing.assert_close(found, expected, equal_nan=True)
     assert torch.equal(found[found == 0].signbit(), expected[expected == 0].signbit())
+
+
+@pytest.mark.parametrize(
+    ("function", "scale", "offset"),
+    [
+        (F.hardswish, 1, 10), (F.hardswish, 1, 1e4), (F.hardsigmoid, 1, 0),
+        (torch.tanh, 1, 10), (torch.tanh, 0.2, 7.5), (torch.tanh, 1, 0),
+        (torch.log10, 20, 0), (torch.log10, 0.01, 1), (torch.log2, 20, 0), (torch.log1p, 20, 0),
+        (torch.atan2, 1, 10), (torch.atan2, 1, 0), (torch.atan2, 1, -10),
+        (torch.tan, 1, 10), (torch.tan, 1, 0),
+    ],
+)  # fmt: skip
+def test_functions_err_at_most_twice_as_much_as_eagers(
+    function: Callable[..., torch.Tensor], scale: float, offset: float
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    count = 2 if function is torch.atan2 else 1
+    is_log = function in (torch.log10, torch.log2, torch.log1p)
+    compiled, errors = fxkit.compile(lambda *args: function(*args)), [0.0, 0.0]
+    for _ in range(17):
+        args = [torch.randn(4096, generator=draw) * scale + offset for _ in range(count)]
+        args = [x.abs() for x in args] if is_log else args
+        exact = function(*(x.double() for x in args))
+        for place, fn in enumerate((compiled, function)):
+            errors[place] += float((fn(*args) - exact).norm() / exact.norm())
+    assert errors[0] <= 2 * errors[1], errors

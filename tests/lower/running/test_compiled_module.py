@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import fxkit
-from fxkit.lower import CompiledModule, to_cpp
+from fxkit.errors import UnsupportedError
+from fxkit.lower import CompiledModule, to_cpp, to_cuda
 from fxkit.lower.running import binding, building, lowering
 
 X, Y = torch.randn(40, 64), torch.randn(40, 64)
@@ -249,3 +250,18 @@ def test_values_that_torch_negates_when_read_are_computed_in_eager() -> None:
     assert compiled.report().fused == 2
     assert torch.equal(compiled(x), program(x))
     assert compiled.report().kernel_misses == 1
+
+
+@pytest.mark.parametrize("lower", [to_cpp, to_cuda])
+@pytest.mark.parametrize(
+    ("program", "args", "message"),
+    [
+        (lambda: torch.relu, (X,), r"expected a torch\.fx\.GraphModule, got builtin.*\n.*capture"),
+        (lambda: fxkit.capture(torch.relu, (X,)), (X,), r"got Captured\n.*its \.graph_module"),
+        (lambda: fx.symbolic_trace(nn.ReLU()), 3, "expected a tuple of inputs, got int"),
+        (lambda: fx.symbolic_trace(nn.ReLU()), X, "expected a tuple of inputs, got Tensor"),
+    ],
+)
+def test_what_can_not_be_lowered_is_told(lower: Any, program: Any, args: Any, message: str):
+    with pytest.raises(UnsupportedError, match=message):
+        lower(program(), args)

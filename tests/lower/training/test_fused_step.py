@@ -62,6 +62,26 @@ def test_steps_are_those_of_torch(name: str, dtype: torch.dtype):
     assert step.report().fused >= 4
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1, 1e-60])
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_not_finite_is_so_after_torchs_step(name: str, decay: float):
+    kind, options = CASES[name]
+    values = torch.tensor([0.0, -1.5, 1e-40, 3e38, torch.inf, -torch.inf, torch.nan])
+    start, slope = (grid.flatten() for grid in torch.meshgrid(values, values, indexing="ij"))
+    ours, theirs = (nn.Parameter(torch.ones_like(start)) for _ in range(2))
+    mine, torchs = (kind([p], **options | {"weight_decay": decay}) for p in (ours, theirs))
+    step = FusedStep(mine)
+    for number in range(3):  # the first makes the state
+        for parameter in (ours, theirs):
+            parameter.grad = slope.clone() if number else torch.ones_like(slope)
+        step()
+        torchs.step()
+        for parameter in (ours, theirs) if number == 0 else ():
+            parameter.data.copy_(start)
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+    assert step.report().fused >= 2 and (decay or ours.isinf().any())
+
+
 def test_schedulers_checkpoints_groups_and_missing_gradients():
     ours, theirs = _net(), _net()
     pairs = []

@@ -85,11 +85,10 @@ FX_INLINE fx_floats fx_at_most(fx_floats x, float high) {
 }
 FX_INLINE fx_floats fx_exp_down(fx_floats x) { return fx_exp_within(fx_at_least(x, -104.0f)); }
 FX_INLINE fx_floats fx_exp(fx_floats x) { return fx_exp_down(fx_at_most(x, 89.0f)); }
-FX_INLINE fx_floats fx_exp_raised(fx_floats x) {  // without what the table is too low by
+FX_INLINE fx_floats fx_exp_raised(fx_floats x) {
   const fx_exponent e = fx_exponent_of(x, 64.0f);
   const fx_floats power = fx_normal_power(e.index);
-  const fx_floats rest = fx_fma(fx_slope_of(e), e.r, e.n * FX_LN2_LESS);
-  const fx_floats y = fx_fma(power, rest, power);
+  const fx_floats y = fx_fma(power, fx_rest_of(e), power);
   return x < -131.0f ? fx_all(0.0f) : y;
 }
 // Here n is a multiple of 1/32, exp(r) a straight line, and the table holds the bits of powers, less
@@ -158,59 +157,61 @@ FX_INLINE fx_floats fx_expm1(fx_floats x) {
 // tanh(x) with the sign of x: polynomials of |x| less a number near it, four for each power of two
 // from 1/16 on, which the lowest bits of the exponent and the highest two below it tell apart. The
 // first one serves what is smaller too. The table has those values, and a row for each coefficient.
+// They are such that the first coefficient, their tanh, is a float to 1/100 of its last place.
 alignas(64) static const float fx_near_tanh[7][32] = {
   {
-    0x1.2p+1f, 0x1.6p+1f, 0x1.ap+1f, 0x1.ep+1f, 0x1.2p+2f, 0x1.6p+2f, 0x1.ap+2f, 0x1.ep+2f,
-    0x1.2p+3f, 0x1.6p+3f, 0, 0, 0, 0x1.6p-4f, 0x1.ap-4f, 0x1.ep-4f, 0x1.2p-3f, 0x1.6p-3f,
-    0x1.ap-3f, 0x1.ep-3f, 0x1.2p-2f, 0x1.6p-2f, 0x1.ap-2f, 0x1.ep-2f, 0x1.2p-1f, 0x1.6p-1f,
-    0x1.ap-1f, 0x1.ep-1f, 0x1.2p+0f, 0x1.6p+0f, 0x1.ap+0f, 0x1.ep+0f,
+    0x1.1ff226p+1f, 0x1.5ff05ep+1f, 0x1.9feb98p+1f, 0x1.e0081cp+1f, 0x1.2004d2p+2f, 0x1.5fe8bep+2f,
+    0x1.9fef28p+2f, 0x1.e0d5c4p+2f, 0x1.6p+3f, 0x1.6p+3f, 0, 0, 0, 0x1.5ff334p-4f, 0x1.9ffde6p-4f,
+    0x1.e00434p-4f, 0x1.1ff20ep-3f, 0x1.6006ap-3f, 0x1.a01724p-3f, 0x1.dff0bcp-3f, 0x1.1ff652p-2f,
+    0x1.600068p-2f, 0x1.9fefaap-2f, 0x1.dff4c6p-2f, 0x1.1ff3a2p-1f, 0x1.5ffc7cp-1f, 0x1.9fef8ap-1f,
+    0x1.dff95ap-1f, 0x1.20155cp+0f, 0x1.5fef1ep+0f, 0x1.a01248p+0f, 0x1.dfe98p+0f,
   },
   {
-    0x1.f4bfd6p-1f, 0x1.fbd50ap-1f, 0x1.fe767ap-1f, 0x1.ff6f18p-1f, 0x1.ffdfa6p-1f, 0x1.fffbap-1f,
-    0x1.ffff68p-1f, 0x1.ffffecp-1f, 0x1.fffffep-1f, 0x1p+0f, 0, 0, 0, 0x1.5f22d2p-4f,
-    0x1.9e9356p-4f, 0x1.ddd092p-4f, 0x1.1e1ddp-3f, 0x1.5c9308p-3f, 0x1.9a5f1cp-3f, 0x1.d7665cp-3f,
-    0x1.18a39ap-2f, 0x1.52c2c6p-2f, 0x1.8a87e2p-2f, 0x1.bfae6ap-2f, 0x1.05087p-1f, 0x1.3157ep-1f,
-    0x1.5789p-1f, 0x1.77d838p-1f, 0x1.9e5cb6p-1f, 0x1.c278a6p-1f, 0x1.d9c6fcp-1f, 0x1.e8789ep-1f,
+    0x1.f4bd6ep-1f, 0x1.fbd406p-1f, 0x1.fe75fcp-1f, 0x1.ff6f2ap-1f, 0x1.ffdfacp-1f, 0x1.fffb9cp-1f,
+    0x1.ffff68p-1f, 0x1.ffffecp-1f, 0x1p+0f, 0x1p+0f, 0, 0, 0, 0x1.5f161ep-4f, 0x1.9e9142p-4f,
+    0x1.ddd4b8p-4f, 0x1.1e1024p-3f, 0x1.5c9976p-3f, 0x1.9a7552p-3f, 0x1.d757e8p-3f, 0x1.189aa6p-2f,
+    0x1.52c322p-2f, 0x1.8a79f8p-2f, 0x1.bfa556p-2f, 0x1.04ff48p-1f, 0x1.31559cp-1f, 0x1.577ff2p-1f,
+    0x1.77d528p-1f, 0x1.9e6b72p-1f, 0x1.c27104p-1f, 0x1.d9cc3cp-1f, 0x1.e87494p-1f,
   },
   {
-    0x1.641088p-5f, 0x1.09a7acp-6f, 0x1.88ef74p-8f, 0x1.21a7b8p-9f, 0x1.02c148p-11f,
-    0x1.18359cp-14f, 0x1.2f62f4p-17f, 0x1.4878f6p-20f, 0x1.065a0ep-24f, 0, 0, 0, 0x1p+0f,
-    0x1.fc3cbep-1f, 0x1.fac13ep-1f, 0x1.f9085ap-1f, 0x1.f601cap-1f, 0x1.f12bp-1f, 0x1.eb715ap-1f,
-    0x1.e4dfb2p-1f, 0x1.d98b36p-1f, 0x1.c7f724p-1f, 0x1.b3ff2ep-1f, 0x1.9e23aep-1f,
-    0x1.7aeae6p-1f, 0x1.49e6cp-1f, 0x1.197fcep-1f, 0x1.d834d2p-2f, 0x1.615002p-2f, 0x1.cea744p-3f,
-    0x1.265e34p-3f, 0x1.6fcfa6p-4f,
+    0x1.645beep-5f, 0x1.09e80cp-6f, 0x1.896c68p-8f, 0x1.21830ep-9f, 0x1.02995ap-11f,
+    0x1.190002p-14f, 0x1.300142p-17f, 0x1.4005dep-20f, 0x1.42e6ap-25f, 0, 0, 0, 0x1p+0f,
+    0x1.fc3d04p-1f, 0x1.fac14cp-1f, 0x1.f9083cp-1f, 0x1.f602cp-1f, 0x1.f12a74p-1f, 0x1.eb6f2p-1f,
+    0x1.e4e15cp-1f, 0x1.d98daap-1f, 0x1.c7f704p-1f, 0x1.b4048ap-1f, 0x1.9e27a6p-1f, 0x1.7af43cp-1f,
+    0x1.49e972p-1f, 0x1.198bf2p-1f, 0x1.d83dd4p-2f, 0x1.61204ep-2f, 0x1.cedcf8p-3f, 0x1.26374ep-3f,
+    0x1.700d5ap-4f,
   },
   {
-    -0x1.5c3a3ep-5f, -0x1.077906p-6f, -0x1.87b86ep-8f, -0x1.214eaap-9f, -0x1.0244fp-11f,
-    -0x1.17bd64p-14f, -0x1.2ee2eap-17f, -0x1.47eea4p-20f, -0x1.fcb2a6p-25f, 0, 0, 0, 0,
-    -0x1.5c8e36p-4f, -0x1.9a5416p-4f, -0x1.d75004p-4f, -0x1.18883cp-3f, -0x1.5279fep-3f,
-    -0x1.89e50ep-3f, -0x1.be6cb8p-3f, -0x1.038f7p-2f, -0x1.2daf98p-2f, -0x1.4ff712p-2f,
-    -0x1.6a1d38p-2f, -0x1.825de4p-2f, -0x1.897d22p-2f, -0x1.79c0e4p-2f, -0x1.5aa224p-2f,
-    -0x1.1df056p-2f, -0x1.970ed2p-3f, -0x1.1064bap-3f, -0x1.5ee8aap-4f,
+    -0x1.5c830cp-5f, -0x1.07b97ap-6f, -0x1.8836a8p-8f, -0x1.212ba8p-9f, -0x1.02357ep-11f,
+    -0x1.18a2c8p-14f, -0x1.2f9e6ep-17f, -0x1.3f9a16p-20f, 0x1.85037ep-24f, 0, 0, 0, 0,
+    -0x1.5c81cp-4f, -0x1.9a5204p-4f, -0x1.d753f4p-4f, -0x1.187b5cp-3f, -0x1.527fdep-3f,
+    -0x1.89f896p-3f, -0x1.be609p-3f, -0x1.038882p-2f, -0x1.2dafd6p-2f, -0x1.4fef5cp-2f,
+    -0x1.6a195ap-2f, -0x1.8259ep-2f, -0x1.897d7p-2f, -0x1.79c73cp-2f, -0x1.5aa5eap-2f,
+    -0x1.1dd3bep-2f, -0x1.9736fep-3f, -0x1.1043bp-3f, -0x1.5f209ap-4f,
   },
   {
-    0x1.bbce98p-6f, 0x1.59933p-7f, 0x1.0394eap-8f, 0x1.80e4f6p-10f, 0x1.583eccp-12f,
-    0x1.750502p-15f, 0x1.93e844p-18f, 0x1.b54f58p-21f, 0x1.5415acp-25f, 0, 0, 0, -0x1.55551cp-2f,
-    -0x1.4b5ad2p-2f, -0x1.47742ap-2f, -0x1.42f17cp-2f, -0x1.3b135p-2f, -0x1.2ea3fcp-2f,
-    -0x1.202a34p-2f, -0x1.0fdf04p-2f, -0x1.e91ef8p-3f, -0x1.98588ep-3f, -0x1.4272p-3f,
-    -0x1.d71f7ep-4f, -0x1.bd0ce8p-5f, 0x1.d76898p-7f, 0x1.072cc4p-4f, 0x1.8434bp-4f,
-    0x1.c68efep-4f, 0x1.97d8e2p-4f, 0x1.33df76p-4f, 0x1.a85c5p-5f,
+    0x1.bc26a8p-6f, 0x1.59e6f6p-7f, 0x1.03e924p-8f, 0x1.80b60ap-10f, 0x1.582976p-12f,
+    0x1.7649dap-15f, 0x1.94f1f4p-18f, 0x1.a98758p-21f, 0x1.76460ap-24f, 0, 0, 0, -0x1.55551cp-2f,
+    -0x1.4a4282p-2f, -0x1.47e726p-2f, -0x1.4438fcp-2f, -0x1.3b4da2p-2f, -0x1.2ee52ap-2f,
+    -0x1.2025f8p-2f, -0x1.102916p-2f, -0x1.e8facep-3f, -0x1.9834e2p-3f, -0x1.425e78p-3f,
+    -0x1.d7189cp-4f, -0x1.bd996cp-5f, 0x1.d7a98ap-7f, 0x1.0716e6p-4f, 0x1.8422dap-4f,
+    0x1.c69298p-4f, 0x1.97eeb4p-4f, 0x1.33c284p-4f, 0x1.a89904p-5f,
   },
   {
-    -0x1.960178p-7f, -0x1.51959ap-8f, -0x1.0374fap-9f, -0x1.83e818p-11f, -0x1.69dda6p-13f,
-    -0x1.888fc2p-16f, -0x1.a9221ap-19f, -0x1.cc4d06p-22f, -0x1.a8b4aep-26f, 0, 0, 0, 0,
-    0x1.cb98ep-5f, 0x1.0d562p-4f, 0x1.33c774p-4f, 0x1.6b051cp-4f, 0x1.af9b76p-4f, 0x1.ed77fap-4f,
-    0x1.11e9fp-3f, 0x1.32dfccp-3f, 0x1.4fff7cp-3f, 0x1.5c02d6p-3f, 0x1.5839a2p-3f, 0x1.39dae6p-3f,
-    0x1.e93b12p-4f, 0x1.474356p-4f, 0x1.633ac2p-5f, 0x1.e50c1ep-9f, -0x1.599f7ep-6f,
-    -0x1.9b961cp-6f, -0x1.5596cp-6f,
+    -0x1.962228p-7f, -0x1.51a8f6p-8f, -0x1.039252p-9f, -0x1.83679ap-11f, -0x1.687bacp-13f,
+    -0x1.886222p-16f, -0x1.a89be2p-19f, -0x1.bee5a8p-22f, 0x1.34b57cp-25f, 0, 0, 0, 0,
+    0x1.c9a034p-5f, 0x1.0ab2fcp-4f, 0x1.32234cp-4f, 0x1.6acfb2p-4f, 0x1.afac96p-4f, 0x1.ed583p-4f,
+    0x1.11e04p-3f, 0x1.32eb1ap-3f, 0x1.4ffc16p-3f, 0x1.5c0d4p-3f, 0x1.58446cp-3f, 0x1.39ee1ap-3f,
+    0x1.e94786p-4f, 0x1.47691ep-4f, 0x1.6343bp-5f, 0x1.da5208p-9f, -0x1.59b5c2p-6f, -0x1.9ba7dp-6f,
+    -0x1.55bc82p-6f,
   },
   {
-    0x1.0494b2p-8f, 0x1.f67688p-10f, 0x1.947e7p-11f, 0x1.334cd2p-12f, 0x1.202acep-14f,
-    0x1.39377ep-17f, 0x1.534b2ep-20f, 0x1.6f5f96p-23f, 0x1.50b472p-27f, 0, 0, 0, 0x1.102144p-3f,
-    0x1.007612p-3f, 0x1.f3fa6cp-4f, 0x1.e47aap-4f, 0x1.cab62ap-4f, 0x1.a286acp-4f, 0x1.74c97ap-4f,
-    0x1.42acc8p-4f, 0x1.e4bdc8p-5f, 0x1.068f3cp-5f, 0x1.898034p-8f, -0x1.18306p-6f,
-    -0x1.630d44p-5f, -0x1.f7f4b8p-5f, -0x1.00ac5ep-4f, -0x1.b2c93cp-5f, -0x1.070c82p-5f,
-    -0x1.39170cp-7f, 0x1.696242p-10f, 0x1.2d31fep-8f,
+    0x1.048d38p-8f, 0x1.f5eed6p-10f, 0x1.93e5d2p-11f, 0x1.32dd76p-12f, 0x1.1e83dap-14f,
+    0x1.373b46p-17f, 0x1.512fc8p-20f, 0x1.6eba08p-23f, 0x1.a40d6ep-28f, 0, 0, 0, 0x1.102144p-3f,
+    -0x1.8d72fcp+3f, 0x1.4ff2fap+2f, 0x1.d817a8p+3f, 0x1.787b3cp-1f, 0x1.b0ba6p-1f, 0x1.b1e11ep-4f,
+    0x1.b84182p-1f, -0x1.ead2e8p-8f, -0x1.164918p-6f, -0x1.abf54cp-5f, -0x1.5ffffep-5f,
+    -0x1.557664p-5f, -0x1.0b65bcp-4f, -0x1.0f1f9cp-4f, -0x1.a6781ep-5f, -0x1.067e32p-5f,
+    -0x1.378952p-7f, 0x1.64ba4ep-10f, 0x1.2c5088p-8f,
   }
 };
 FX_INLINE fx_floats fx_tanh(fx_floats x) {

@@ -3,6 +3,7 @@
 #
 #   make demo [ARGS=--peer]    capture, look at, rewrite, verify, fuse and time a real BERT
 #   make test                  every test but the sweeps
+#   make test-install          the wheel alone in a new environment, and what the README says there
 #   make lint                  ruff check, ruff format --check, pyright
 #   make docs                  docs/_build/html, warnings are errors
 #   make bench [ARGS=...]      benchmarks against eager and torch.compile
@@ -12,17 +13,28 @@
 #   make sweep-architectures   real architectures, forward, backward, and at other sizes
 #   make format                let ruff rewrite what it can
 #   make clean                 remove all that was built, .venv too
+#
+# Each takes another interpreter or torch, in an environment of its own below .venvs:
+#
+#   make test PYTHON=python3.13 TORCH=2.14.1
 
 SHELL := /bin/bash
-VENV := .venv
+ARGS ?=
+
+# One environment for development, and one for each other pair of interpreter and torch.
+VENVS ?= .venvs
+VERSION := import platform; print("python" + platform.python_version())
+PAIR := $(if $(PYTHON),$(shell $(PYTHON) -c '$(VERSION)')-)torch$(TORCH)
+VENV := $(if $(PYTHON)$(TORCH),$(VENVS)/$(PAIR),.venv)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-ARGS ?=
 
 WANTED := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c '$(WANTED)' >/dev/null 2>&1 && { echo $$p; break; }; done)
-PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+TORCH ?= 2.13.0
+CONSTRAINTS := $(VENV)/constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRAINTS)
 
 # On all cores: a worker that has nothing left takes tests from another one.
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
@@ -33,7 +45,7 @@ export TRANSFORMERS_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sweep sweep-operators sweep-programs sweep-architectures lint format bench docs clean
+.PHONY: help setup demo test test-install sweep sweep-operators sweep-programs sweep-architectures lint format bench docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -44,8 +56,9 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or newer with its venv module, got none"; \
 		echo "  hint: install it, or name it: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing torch (the CPU build is 200 MB)"
-	@$(PIP_INSTALL) "torch==2.13.0" setuptools
+	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS)
+	@echo "installing torch $(TORCH) (a CPU build is 200 MB, one for CUDA 5 GB)"
+	@$(PIP_INSTALL) "torch==$(TORCH)" setuptools
 	@echo "installing fxkit and its tools"
 	@$(PIP_INSTALL) --no-build-isolation -e ".[demo,dev,docs,notebook]"
 	@echo "installing the demo's weights"
@@ -57,6 +70,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(PYTEST) --durations=20 $(ARGS)
+
+test-install: $(READY)
+	$(BIN)/python -m tests.bare_install --constraints $(CONSTRAINTS)
 
 sweep: $(READY)
 	$(PYTEST) -m sweep $(ARGS)
@@ -88,5 +104,5 @@ docs: $(READY)
 	@echo "docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info docs/_build out .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venvs build dist *.egg-info docs/_build out .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

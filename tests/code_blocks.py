@@ -57,14 +57,15 @@ def run_page(page: Path) -> list[str]:
         code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
         with contextlib.redirect_stdout(printed):
             exec(code, namespace)
-        if block.output is not None and not _agrees(block.output, printed.getvalue()):
+        if block.output is not None and not agrees(block.output, printed.getvalue()):
             wrong.append(
                 f"{page.name}:{block.line} shows\n{block.output}\nbut prints\n{printed.getvalue()}"
             )
     return wrong
 
 
-def _agrees(shown: str, printed: str) -> bool:
+def agrees(shown: str, printed: str) -> bool:
+    """Tell whether a printed text is what a page shows; three dots stand for any text."""
     shown, printed = (_without_trailing_blanks(text) for text in (shown, printed))
     return doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS)
 

@@ -15,7 +15,7 @@ PACKAGE = Path(fxkit.__file__).parent
 
 # From the bottom up. A module imports from its own row and from the rows before it.
 ORDER = (
-    ("errors", "config", "registry", "collector", "processor", "timing"),
+    ("errors", "config", "registry", "collector", "processor", "timing", "torch_adapters"),
     ("ir",),
     ("analysis",),
     ("tracing",),

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 import torch
 import torch.autograd.forward_ad as forward_ad
-import torch.fx._symbolic_trace as fx_tracing
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
+
+from fxkit.torch_adapters.fx_tracing import is_fx_tracing
 
 
 def is_followed() -> bool:
@@ -25,7 +26,7 @@ def is_followed() -> bool:
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
-        or fx_tracing._is_fx_tracing_flag
+        or is_fx_tracing()
         or (torch.is_grad_enabled() and _top_saved_tensors_default_hooks(True) is not None)
     )
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx import _symbolic_trace as torch_tracing
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fxkit.errors import CaptureError
+from fxkit.torch_adapters.fx_tracing import can_trace_functions, tracing_functions
 from fxkit.tracing.symbolic import SymbolicTracer, traced
 
 _HELD = (torch.Tensor, torch.nn.Module)
@@ -52,11 +52,12 @@ class _ShortTracer(SymbolicTracer):
 
     def follow(self, function: Callable[..., Any], concrete_args: Any = None) -> fx.Graph:
         """Return the graph of a function of Python."""
+        if not can_trace_functions:
+            return super().follow(function, concrete_args)
         self.root, self.tensor_attrs = torch.nn.Module(), {}
         self.graph = fx.Graph(tracer_cls=type(self))
         called, args = self.create_args_for_root(function, is_module=False)
-        with _no_modules_called(), torch_tracing._new_patcher() as patcher:
-            torch_tracing._patch_wrapped_functions(patcher)
+        with _no_modules_called(), tracing_functions():
             result = self.create_arg(called(*args))
         annotation = getattr(function, "__annotations__", {}).get("return")
         self.create_node("output", "output", (result,), {}, type_expr=annotation)
@@ -72,11 +73,8 @@ def _no_modules_called() -> Iterator[None]:
         if threading.get_ident() == thread:
             raise CaptureError(f"expected functions, got a call of {type(module).__name__}")
 
-    was_tracing = torch_tracing._is_fx_tracing_flag
     hook = register_module_forward_pre_hook(refuse)
-    torch_tracing._is_fx_tracing_flag = True
     try:
         yield
     finally:
-        torch_tracing._is_fx_tracing_flag = was_tracing
         hook.remove()

@@ -19,6 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fxkit.errors import CaptureError
+from fxkit.torch_adapters.custom_functions import with_frame
 from fxkit.tracing.guarding.plain_values import ATOMS
 from fxkit.tracing.opaque_code.opaque_calls import call_once, declare_result, repeats_calls
 from fxkit.tracing.recorder.control_operators import CONTROL
@@ -56,6 +57,8 @@ def call_through(
     """
     recorder = active_recorder()
     is_on = recorder is not None and recorder.is_following
+    if is_on:
+        function = with_frame(function)
     if function is print:
         function, args, kwargs = _printed(args, kwargs)
     if is_on and recorder is not None and function in CONTROL:

@@ -17,13 +17,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch.autograd.function import Function
+
+from fxkit import torch_adapters
+from fxkit.torch_adapters.custom_functions import APPLY, forwards_without_frame
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TORCH_MODULES = os.path.join(_TORCH, "nn", "modules", "")
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_ADAPTERS = os.path.dirname(torch_adapters.__file__) + os.sep
 _CALL_IMPL = torch.nn.Module._call_impl.__code__
-_APPLY = Function.__dict__["apply"].__func__.__code__
 
 _LINE = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
@@ -49,7 +51,8 @@ class Location:
     Attributes:
         trace: The user's line in the form of a traceback, or None.
         modules: `{path: (path, class)}` of the modules around the call, outermost first.
-        custom_function: The frame of the `torch.autograd.Function.apply` around it, or None.
+        custom_function: The frame of the `torch.autograd.Function.apply` around it, or of the
+            `forward` where `apply` has none, or None.
     """
 
     trace: str | None
@@ -74,6 +77,7 @@ class Frames:
         self._stack: list[_Known] = []
         self._index: dict[int, int] = {}
         self._kinds: dict[CodeType, str] = {}
+        self._forwards = forwards_without_frame()
         self.may_catch = False
         self._traces: dict[tuple[CodeType, int], str] = {}
         self._root = _Known(boundary, None, {}, None, None, None)
@@ -134,7 +138,7 @@ class Frames:
         )
         if code is _CALL_IMPL:
             known.modules = self._entered(frame.f_locals["self"], parent.modules)
-        elif code is _APPLY:
+        elif code is APPLY or (known.custom_function is None and code in self._forwards):
             known.custom_function = frame
         self._index[id(frame)] = len(self._stack)
         self._stack.append(known)
@@ -170,7 +174,7 @@ def _has_handler(code: CodeType) -> bool:
 
 def is_user_file(file: str) -> bool:
     """Tell whether a file is the user's, rather than torch's or this package's."""
-    return not file.startswith((_TORCH, _HERE, "<frozen", "<eval_with_key>"))
+    return not file.startswith((_TORCH, _HERE, _ADAPTERS, "<frozen", "<eval_with_key>"))
 
 
 def _kind_of(code: CodeType) -> str:

@@ -14,6 +14,7 @@ from torch._C import _autograd
 from torch._C._functorch import maybe_current_level
 from torch.overrides import TorchFunctionMode
 
+from fxkit.torch_adapters.custom_functions import APPLY
 from fxkit.tracing.recorder.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.recorder.control_operators import record_control
 from fxkit.tracing.recorder.data_dependence import has_data_dependent_shape
@@ -453,10 +454,12 @@ class Recorder(Transformed, TorchFunctionMode):
             self._check_custom_function(self._location.custom_function)
 
     def _check_custom_function(self, frame: FrameType) -> None:
-        args = frame.f_locals.get("args", ())
-        has_grad = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+        if frame.f_code is APPLY:
+            name = frame.f_locals["cls"].__qualname__
+            has_grad = any(map(needs_grad, frame.f_locals["args"]))
+        else:
+            name, has_grad = frame.f_code.co_qualname, True
         if has_grad and self._grad and not torch.is_inference_mode_enabled():
-            name = getattr(frame.f_locals.get("cls"), "__qualname__", "torch.autograd.Function")
             raise Refusal(
                 f"{name} has a backward of its own, which the calls in its forward don't show",
                 "capture under torch.no_grad()",

@@ -13,6 +13,7 @@ from torch import fx
 from fxkit.errors import CaptureError
 from fxkit.ir.modes import has_function_modes
 from fxkit.ir.types import TensorType
+from fxkit.torch_adapters.custom_functions import frames_of_apply
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.free_numbers import NumberInput
 from fxkit.tracing.opaque_code.automatic_calls import call_through
@@ -159,7 +160,7 @@ class RecordedRun:
             recorder.watcher.is_muted = self.is_repeated
         with no_collection():
             try:
-                with fast_paths(_is_recording), recorder:
+                with fast_paths(_is_recording), frames_of_apply(), recorder:
                     recorder.watch()
                     return self.invocation.fn(*args, **kwargs)
             finally:

@@ -17,8 +17,8 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
-from torch.autograd.function import Function
 
+from fxkit.torch_adapters.custom_functions import APPLY, is_without_frame
 from fxkit.tracing.recorder.control_operators import CODES
 from fxkit.tracing.surroundings import foreign_calls
 from fxkit.tracing.surroundings.blame import blame, user_code
@@ -30,7 +30,6 @@ from fxkit.tracing.surroundings.trust import is_trusted
 from fxkit.tracing.values.refusals import Refusal
 
 Refuse = Callable[[str, str | None], None]
-APPLY = Function.__dict__["apply"].__func__.__code__
 SEED = inspect.unwrap(torch.random.manual_seed).__code__
 LOAD: CodeType = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 SPECIAL = frozenset({APPLY, SEED, LOAD})
@@ -184,6 +183,8 @@ class Watcher:
                 self._streams = _Streams(self.is_muted)
             elif isinstance(getattr(function, "__self__", None), ContextVar):
                 self._reach.enter_context(function.__self__)
+            elif is_without_frame(function):
+                self._see_application(frame, function)
             elif self._streams is None and not foreign_calls.is_known(function):
                 self._see_foreign(frame, function)
         elif event in ("c_return", "c_exception") and function is print:
@@ -203,6 +204,17 @@ class Watcher:
         else:
             self.codes[code] = frame.f_globals
             self._reach.enter(frame)
+
+    def _see_application(self, frame: FrameType, function: Any) -> None:
+        """Refuse a custom autograd function whose arguments can't be seen here, but by a hook."""
+        if frame.f_code is APPLY:
+            return
+        self._blame(frame)
+        self._listener.refuse(
+            f"the program calls {foreign_calls.name_of(function)}, looked up before the call",
+            "look it up where it is called: Scale.apply(x)",
+            watch=True,
+        )
 
     def _see_foreign(self, frame: FrameType, function: Any) -> None:
         # id() and sys functions inside of trusted packages serve their own bookkeeping.

@@ -14,7 +14,8 @@ from fxkit.lower.cpp.free_numbers import ceil_div, is_free
 from fxkit.lower.cpp.kernel import PARTS, KernelPrinter, scaled
 from fxkit.lower.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
-from fxkit.lower.loops.schedule import COSTLY, Pass, schedule
+from fxkit.lower.loops.scalar_functions import COSTLY
+from fxkit.lower.loops.schedule import Pass, schedule
 
 # Rows in a tile. More of them are read at a stretch, which memory does faster; but a tile that is
 # passed more than once is to stay in a cache, and threads share tiles.

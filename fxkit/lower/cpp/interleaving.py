@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.scalar_functions import named
 
 IN_STEP = """\
 #ifdef __AVX2__
@@ -34,15 +35,15 @@ SHORT_ROW = 256
 
 # Functions that are worth it, and some whose coefficients leave too few registers for it, unless
 # the elements have two bytes.
-_STEPPED = frozenset("exp log tanh sigmoid sin cos expm1 log1p div sqrt".split())
-_LARGE = frozenset({"normal_cdf", "erf"})
+_STEPPED = named(lambda f: f.unrolls)
+_LARGE = named(lambda f: f.coefficients == "many")
 
 # Two polynomials at once leave registers for two vectors.
-_IN_TWOS = frozenset({"sin", "cos"})
+_IN_TWOS = named(lambda f: f.coefficients == "two")
 
 # With these, or with roundings between the functions, it also pays to put instructions in order
 # before registers are given out.
-_ORDERED = frozenset({"sin", "cos", "tanh", "round"})
+_ORDERED = named(lambda f: f.is_ordered) | {"round"}
 
 
 def is_stepped(kernel: Kernel) -> bool:

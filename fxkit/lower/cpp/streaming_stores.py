@@ -22,13 +22,14 @@ from fxkit.lower.cpp.lanes.passes import gains_in_lanes
 from fxkit.lower.cpp.prefetching import CACHED_BYTES, short_rows
 from fxkit.lower.cpp.text import calls_function
 from fxkit.lower.loops.loop_ir import Access, Kernel, Store
+from fxkit.lower.loops.scalar_functions import named
 from fxkit.lower.loops.schedule import Pass, Schedule
 
 # Results of fewer bytes stay in a cache for those who read them next.
 LEAST_BYTES = 1 << 22
 
 # One of these for an element is done while memory is waited for.
-_BRIEF = frozenset({"exp", "sigmoid"})
+_BRIEF = named(lambda f: f.is_brief)
 
 # Elements that a room holds.
 ROOM = 256

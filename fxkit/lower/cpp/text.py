@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from fxkit.lower.cpp.free_numbers import FreeFloat, FreeInt
 from fxkit.lower.loops.loop_ir import Instruction
+from fxkit.lower.loops.scalar_functions import SCALAR_FUNCTIONS, ScalarFunction
 
 TYPES = {
     torch.float32: "float",
@@ -31,41 +33,6 @@ LANE_TYPES = {torch.float32: "fx_floats", torch.bool: "fx_bools"}
 
 _STORAGE = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
-# Functions for float32 that fxkit brings along; all else is the C library's.
-_OWN = frozenset("exp log tanh erf sigmoid normal_cdf sin cos expm1 log1p nextafter".split())
-
-# The same for float64, in terms of the C library's.
-_COMPOSED = {
-    "sigmoid": ("exp", "1.0 / (1.0 + exp(-x))"),
-    "normal_cdf": ("erf", "0.5 * (1.0 + erf(x * 0.70710678118654752440))"),
-}
-
-# Functions of float32 that are several times as fast where no operand is far from zero.
-NEAR = {"sin": "fx_near", "cos": "fx_near", "fmod": "fx_fmod"}
-
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^", "mod": "%",
-    "shl": "<<", "shr": ">>",
-}  # fmt: skip
-
-# Functions that the compiler turns into instructions by itself.
-_BUILTIN = {"floor", "ceil", "trunc", "rint", "sqrt", "copysign"}
-
-_LIBRARY = frozenset(
-    """exp log tanh erf expm1 log1p log2 log10 exp2 sin cos tan asin acos atan sinh cosh asinh acosh
-    atanh erfc pow atan2 fmod hypot nextafter""".split()
-)
-
-# The C library's functions that have vector versions, by the release of glibc that brought them.
-_VECTOR_FUNCTIONS = {
-    (2, 22): "exp log sin cos pow",
-    (2, 35): "acos acosh asin asinh atan atanh cosh erf erfc exp2 expm1 log10 log1p log2 sinh tan "
-    "tanh atan2 hypot",
-}
-
-_TWO_OPERANDS = frozenset({"pow", "atan2", "fmod", "hypot", "nextafter"})
-
 # Of two equal infinities, the first is the sum: their difference is no number.
 _LOGADDEXP = """\
 FX_INLINE double fx_logaddexp(double a, double b) {
@@ -73,25 +40,6 @@ FX_INLINE double fx_logaddexp(double a, double b) {
   bool is_infinite = (low == high) & (__builtin_fabs(a) == __builtin_inf());
   return is_infinite ? a : log1p(exp(low - high)) + high;
 }"""
-
-# The vector versions take many times as long where a function has no value: there they are given
-# another number, by a mask: a choice the compiler would take to follow from the one behind it. What
-# the function is for such a number comes last.
-_NO_NUMBER = '__builtin_nanf("")'
-_WITHIN = {
-    "asin": ("(x >= -1.0f) & (x <= 1.0f)", "0.0f", _NO_NUMBER),
-    "acos": ("(x >= -1.0f) & (x <= 1.0f)", "0.0f", _NO_NUMBER),
-    "acosh": ("x >= 1.0f", "2.0f", _NO_NUMBER),
-    "atanh": (
-        "(x > -1.0f) & (x < 1.0f)",
-        "0.0f",
-        f"(x == 1.0f) | (x == -1.0f) ? x * __builtin_inff() : {_NO_NUMBER}",
-    ),
-    "log": ("x > 0.0f", "1.0f", f"x == 0.0f ? -__builtin_inff() : {_NO_NUMBER}"),
-    "log1p": ("x > -1.0f", "0.0f", f"x == -1.0f ? -__builtin_inff() : {_NO_NUMBER}"),
-    "log2": ("x > 0.0f", "1.0f", f"x == 0.0f ? -__builtin_inff() : {_NO_NUMBER}"),
-    "log10": ("x > 0.0f", "1.0f", f"x == 0.0f ? -__builtin_inff() : {_NO_NUMBER}"),
-}
 
 # Two choices, each between two numbers, become vector instructions; one under `|` does not. Those
 # with a number that is the same all along a loop ask of the other one whether it is NaN.
@@ -152,8 +100,8 @@ def expression(instruction: Instruction, operands: list[str], source: torch.dtyp
         return f"{operands[0]} ? {literal(1.0, dtype)} : {literal(0.0, dtype)}"
     if op == "cast":
         return _converted(operands[0], source, dtype)
-    if op in _INFIX:
-        text = f"{operands[0]} {_INFIX[op]} {operands[1]}"
+    if (infix := SCALAR_FUNCTIONS[op].infix) is not None:
+        text = f"{operands[0]} {infix} {operands[1]}"
         return f"({TYPES[dtype]})({text})" if _is_narrow(dtype) else text
     if op == "select":
         return f"{operands[0]} ? {operands[1]} : {operands[2]}"
@@ -197,45 +145,61 @@ def _suffix(dtype: torch.dtype) -> str:
 
 def function_name(op: str, dtype: torch.dtype) -> str:
     """Return the C++ function that computes an operation."""
+    function = SCALAR_FUNCTIONS[op]
     if op in ("max", "min", "fma"):
         return f"fx_{op}"
-    if op in _BUILTIN:
+    if function.builtin:
         return f"__builtin_{op}{_suffix(dtype)}"
-    if dtype == torch.float32 and (op in _OWN or op in _WITHIN):
+    if dtype == torch.float32 and (function.own or function.domain):
         return f"fx_{op}"
-    if op in _COMPOSED or op in _WITHIN:
+    if function.composed or function.domain:
         return f"fx_{op}64"
     return f"{op}{_suffix(dtype)}"
 
 
 def is_near_function(instruction: Instruction) -> bool:
     """Tell whether an operation has a faster version for operands that are near zero."""
+    function = SCALAR_FUNCTIONS.get(instruction.op)
+    if function is None or function.near is None:
+        return False
     has_double = instruction.op == "fmod" and instruction.dtype == torch.float64
-    return has_double or (instruction.op in NEAR and instruction.dtype == torch.float32)
+    return has_double or instruction.dtype == torch.float32
 
 
 def calls_function(instruction: Instruction) -> bool:
     """Tell whether an operation takes many instructions, such as an exponential."""
-    is_known = instruction.op in _OWN or instruction.op in _LIBRARY or instruction.op in _COMPOSED
-    return is_known and instruction.dtype.is_floating_point
+    function = SCALAR_FUNCTIONS.get(instruction.op)
+    return function is not None and function.is_call and instruction.dtype.is_floating_point
+
+
+def _called(body: tuple[Instruction, ...]) -> Iterator[tuple[ScalarFunction, torch.dtype]]:
+    """Yield each scalar function of a body and the dtype that it computes."""
+    for instruction in body:
+        function = SCALAR_FUNCTIONS.get(instruction.op)
+        if function is not None:
+            yield function, instruction.dtype
 
 
 def own_functions(body: tuple[Instruction, ...], storage: set[torch.dtype]) -> set[str]:
     """Return the names of fxkit's own functions that a body calls."""
-    names = {f"fx_{i.op}" for i in body if i.op in _OWN and i.dtype == torch.float32}
+    names = {f"fx_{f.op}" for f, dtype in _called(body) if f.own and dtype == torch.float32}
     names |= {name for i in body if i.is_whole for name in i.detail.functions}
-    names |= {NEAR[i.op] for i in body if is_near_function(i)}
+    names |= {str(SCALAR_FUNCTIONS[i.op].near) for i in body if is_near_function(i)}
     return names | {f"fx_{_STORAGE[dtype]}" for dtype in storage if dtype in _STORAGE}
 
 
 def library_functions(body: tuple[Instruction, ...]) -> set[tuple[str, torch.dtype]]:
     """Return the functions of the C library that a body calls, each with its dtype."""
     found = {
-        (i.op, i.dtype)
-        for i in body
-        if i.op in _LIBRARY and not (i.op in _OWN and i.dtype == torch.float32)
+        (f.op, dtype)
+        for f, dtype in _called(body)
+        if f.library and not (f.own and dtype == torch.float32)
     }
-    found |= {(_COMPOSED[i.op][0], i.dtype) for i in body if i.op in _COMPOSED and _is_double(i)}
+    found |= {
+        (f.composed.calls, dtype)
+        for f, dtype in _called(body)
+        if f.composed and dtype == torch.float64
+    }
     if any(i.op == "scan_logaddexp" for i in body):
         found |= {("exp", torch.float64), ("log1p", torch.float64)}
     return found
@@ -250,44 +214,41 @@ def composed_functions(body: tuple[Instruction, ...], *, is_guarded: bool = True
     """
     found = {_LOGADDEXP for i in body if i.op == "scan_logaddexp"}
     define = _within if is_guarded else _unguarded
-    found |= {define(i.op, i.dtype) for i in body if _has_range(i)}
+    found |= {define(f, dtype) for f, dtype in _called(body) if _has_domain(f, dtype)}
     return found | {
-        f"FX_INLINE double fx_{i.op}64(double x) {{ return {_COMPOSED[i.op][1]}; }}"
-        for i in body
-        if i.op in _COMPOSED and _is_double(i)
+        f"FX_INLINE double fx_{f.op}64(double x) {{ return {f.composed.text}; }}"
+        for f, dtype in _called(body)
+        if f.composed and dtype == torch.float64
     }
 
 
-def _has_range(instruction: Instruction) -> bool:
-    """Tell whether an operation is the C library's, and is not asked where it has no value."""
-    op, dtype = instruction.op, instruction.dtype
-    return op in _WITHIN and (dtype == torch.float64 or op not in _OWN)
+def _has_domain(function: ScalarFunction, dtype: torch.dtype) -> bool:
+    """Tell whether a function is the C library's, and is not asked where it has no value."""
+    return function.domain is not None and (dtype == torch.float64 or not function.own)
 
 
-def _within(op: str, dtype: torch.dtype) -> str:
-    """Return the definition of a function that the C library's serves in a range."""
-    has_value, instead, otherwise = _WITHIN[op]
+def _within(function: ScalarFunction, dtype: torch.dtype) -> str:
+    """Return the definition of a function that the C library's serves in a domain."""
+    op, domain = function.op, function.domain
+    assert domain is not None
     kind, bits = TYPES[dtype], "long" if dtype == torch.float64 else "int"
     return (
         f"FX_INLINE {kind} {function_name(op, dtype)}({kind} x) {{\n"
-        f"  bool is_within = {has_value};\n"
+        f"  bool is_within = {domain.condition};\n"
         f"  {bits} mask = -({bits})is_within;\n"
-        f"  {bits} instead = fx_bits(({kind}){instead}) & ~mask;\n"
+        f"  {bits} instead = fx_bits(({kind}){domain.instead}) & ~mask;\n"
         f"  {kind} y = {op}{_suffix(dtype)}(fx_{kind}((fx_bits(x) & mask) | instead));\n"
-        f"  {kind} other = {otherwise};\n"
+        f"  {kind} other = {domain.outside};\n"
         "  return is_within ? y : other;\n"
         "}"
     )
 
 
-def _unguarded(op: str, dtype: torch.dtype) -> str:
+def _unguarded(function: ScalarFunction, dtype: torch.dtype) -> str:
     """Return the definition of a function that the C library's serves."""
-    kind, call = TYPES[dtype], f"{op}{_suffix(dtype)}(x)"
-    return f"FX_INLINE {kind} {function_name(op, dtype)}({kind} x) {{ return {call}; }}"
-
-
-def _is_double(instruction: Instruction) -> bool:
-    return instruction.dtype == torch.float64
+    kind, call = TYPES[dtype], f"{function.op}{_suffix(dtype)}(x)"
+    name = function_name(function.op, dtype)
+    return f"FX_INLINE {kind} {name}({kind} x) {{ return {call}; }}"
 
 
 def declaration(op: str, dtype: torch.dtype, glibc: tuple[int, int] | None) -> str:
@@ -298,11 +259,10 @@ def declaration(op: str, dtype: torch.dtype, glibc: tuple[int, int] | None) -> s
         dtype: float32 or float64.
         glibc: Version of the C library on x86-64, or None where it has no vector functions.
     """
-    has_vector = glibc is not None and any(
-        glibc >= since and op in names.split() for since, names in _VECTOR_FUNCTIONS.items()
-    )
+    function = SCALAR_FUNCTIONS[op]
+    has_vector = glibc is not None and glibc >= function.vector_since
     simd = '__attribute__((simd("notinbranch"), const)) ' if has_vector else ""
-    parameters = ", ".join([TYPES[dtype]] * (2 if op in _TWO_OPERANDS else 1))
+    parameters = ", ".join([TYPES[dtype]] * function.arity)
     return f'extern "C" {simd}{TYPES[dtype]} {op}{_suffix(dtype)}({parameters}) noexcept;'
 
 

@@ -16,6 +16,7 @@ from fxkit.lower.cpp import vector_math
 from fxkit.lower.cpp.storage_math import BFLOAT16, FLOAT16
 from fxkit.lower.cpp.vector_math import NORMAL_EXPONENT
 from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loops.scalar_functions import SCALAR_FUNCTIONS, ScalarFunction
 
 _HEAD = """\
 #ifndef FX_LAUNCH
@@ -56,15 +57,6 @@ template <class T> FX_INLINE T fx_mul(T a, T b) { return a * b; }
 FX_WRAPPING(int, unsigned)
 FX_WRAPPING(long, unsigned long)
 """
-
-# Functions of float32 by those of CUDA. Sines are fxkit's own: CUDA's put a table into memory.
-_FUNCTIONS = {
-    "exp": "expf(x)",
-    "log": "logf(x)",
-    "log1p": "log1pf(x)",
-    "tanh": "tanhf(x)",
-    "erf": "erff(x)",
-}
 
 # Where the machine has an instruction for it; NaN is handed on by each.
 _EXTREMES = """\
@@ -285,15 +277,17 @@ def preamble(kernels: Collection[Kernel]) -> str:
     basics = [_HEAD, _BASICS, _INTEGERS]
     if any(kernel.has_checks for kernel in kernels):
         basics.append(_CHECK)
-    functions = {f"fx_{op}": _definition(op) for op in _FUNCTIONS} | _DEFINITIONS
+    # Sines are fxkit's own: CUDA's put a table into memory.
+    theirs_by_name = {f"fx_{f.op}": _definition(f) for f in SCALAR_FUNCTIONS.values() if f.cuda}
+    functions = theirs_by_name | _DEFINITIONS
     theirs = [functions[name] for name in sorted(own & functions.keys())]
     ours = vector_math.definitions(own - functions.keys())
     parts = [cpp_text.MINMAX, _EXTREMES, _QUOTIENT, *sorted(composed), *theirs, ours]
     return "\n".join([*basics, *map(for_device, parts), _MEMORY, _FOLDS])
 
 
-def _definition(op: str) -> str:
-    return f"FX_INLINE float fx_{op}(float x) {{ return {_FUNCTIONS[op]}; }}"
+def _definition(function: ScalarFunction) -> str:
+    return f"FX_INLINE float fx_{function.op}(float x) {{ return {function.cuda}; }}"
 
 
 def for_device(text: str) -> str:

@@ -13,6 +13,7 @@ from fxkit.ir.types import short_dtype
 from fxkit.lower.loops.bits import Bits, Number
 from fxkit.lower.loops.held_values import holds
 from fxkit.lower.loops.loop_ir import STORAGE_ONLY, Access, Instruction, Unfusable, register_of
+from fxkit.lower.loops.scalar_functions import check_call
 
 
 @dataclass(eq=False, slots=True)
@@ -170,7 +171,12 @@ class Builder:
         return self.append(Instruction("const", (), register_of(dtype), Bits(rounded)))
 
     def scalar(self, op: str, *operands: Operand, dtype: torch.dtype | None = None) -> Ref:
-        """Apply a scalar operation; Python numbers take the dtype of the first `Ref` operand."""
+        """Apply a scalar function; Python numbers take the dtype of the first `Ref` operand.
+
+        Raises:
+            InvalidGraphError: The table has no row for `op`, or one of another arity.
+        """
+        check_call(op, len(operands))
         model = next(operand for operand in operands if isinstance(operand, Ref))
         refs = [o if isinstance(o, Ref) else self.const(o, model.dtype) for o in operands]
         positions = tuple(ref.position for ref in refs)

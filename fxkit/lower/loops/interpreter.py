@@ -7,11 +7,11 @@ It is slow and plain, and shares nothing with the printers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
+from fxkit.lower.loops.scalar_functions import SCALAR_FUNCTIONS
 
 
 def interpret(
@@ -110,7 +110,7 @@ class _Interpreter:
             return operands[0].to(instruction.dtype)
         if instruction.op == "round":
             return operands[0].to(instruction.detail).to(instruction.dtype)
-        return _SCALAR[instruction.op](*operands).to(instruction.dtype)
+        return SCALAR_FUNCTIONS[instruction.op].reference(*operands).to(instruction.dtype)
 
     def _load(self, instruction: Instruction, operands: list[torch.Tensor]) -> torch.Tensor:
         memory = self._memory[instruction.detail.buffer]
@@ -171,35 +171,4 @@ _SCANS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max": lambda x: x.cummax(-1).values,
     "min": lambda x: x.cummin(-1).values,
     "logaddexp": lambda x: x.logcumsumexp(-1),
-}
-
-
-def _quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.div(a, b, rounding_mode=None if a.dtype.is_floating_point else "trunc")
-
-
-_SCALAR: dict[str, Callable[..., Any]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": _quotient,
-    "mod": torch.fmod,
-    "and": torch.bitwise_and,
-    "or": torch.bitwise_or,
-    "xor": torch.bitwise_xor,
-    "not": torch.bitwise_not,
-    "shl": torch.bitwise_left_shift,
-    "shr": torch.bitwise_right_shift,
-    "max": torch.maximum,
-    "min": torch.minimum,
-    "select": torch.where,
-    "rint": torch.round,
-    "fma": lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype),
-    "normal_cdf": lambda x: 0.5 * (1 + torch.erf(x * 0.5**0.5)),
-    **{
-        name: getattr(torch, name)
-        for name in """lt le gt ge eq ne neg abs floor ceil trunc sqrt copysign exp log tanh erf
-        expm1 log1p log2 log10 exp2 sin cos tan asin acos atan sinh cosh asinh acosh atanh erfc pow
-        atan2 fmod hypot nextafter sigmoid""".split()
-    },
 }

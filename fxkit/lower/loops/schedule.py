@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fxkit.lower.loops.loop_ir import Instruction, Kernel
+from fxkit.lower.loops.scalar_functions import COSTLY, SCALAR_FUNCTIONS
 
 # Row buffers live on the stack and should stay in the first-level cache.
 MAX_BUFFER_BYTES = 64 * 1024
@@ -19,9 +20,6 @@ MAX_BUFFER_BYTES = 64 * 1024
 # A value of so many operations is computed again rather than kept: a buffer takes a store and a
 # load as well.
 MAX_RECOMPUTED = 2
-
-# What a function costs, in additions.
-COSTLY = 8
 
 
 @dataclass(frozen=True)
@@ -137,8 +135,9 @@ class _Scheduler:
             return 0
         seen.add(position)
         instruction = self._body[position]
-        own = COSTLY if is_costly(instruction) else 1
-        return own + sum(self._cost(operand, seen) for operand in instruction.operands)
+        return _cost_of_scalar(instruction) + sum(
+            self._cost(operand, seen) for operand in instruction.operands
+        )
 
     def _pass(self, number: int) -> Pass:
         reductions = [
@@ -197,12 +196,6 @@ class _Scheduler:
         return sorted(values), sorted(buffered)
 
 
-_COSTLY = frozenset(
-    """exp log tanh erf sigmoid pow div sqrt expm1 log1p log2 log10 exp2 sin cos tan asin acos atan
-    sinh cosh asinh acosh atanh erfc atan2 fmod normal_cdf""".split()
-)
-
-
 def cost_of_point(body: tuple[Instruction, ...]) -> int:
     """Estimate the operations for one point of a kernel; a load or an addition is one."""
     return sum(_cost_of(i) for i in body if i.op != "const")
@@ -223,9 +216,15 @@ def cost_of(kernel: Kernel) -> int:
 def _cost_of(instruction: Instruction) -> int:
     if instruction.is_whole:
         return instruction.detail.cost
-    return COSTLY if is_costly(instruction) else 1
+    return _cost_of_scalar(instruction)
 
 
 def is_costly(instruction: Instruction) -> bool:
     """Tell whether an operation takes many times as long as an addition."""
-    return instruction.op in _COSTLY
+    return _cost_of_scalar(instruction) >= COSTLY
+
+
+def _cost_of_scalar(instruction: Instruction) -> int:
+    """Return the operations of an instruction; what is no scalar function counts as one."""
+    function = SCALAR_FUNCTIONS.get(instruction.op)
+    return 1 if function is None else function.cost

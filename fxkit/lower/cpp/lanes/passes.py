@@ -9,6 +9,7 @@ import torch
 from fxkit.lower.cpp.nan_propagation import told_nans
 from fxkit.lower.loops.held_values import unrounded
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
+from fxkit.lower.loops.scalar_functions import named
 from fxkit.lower.loops.schedule import Pass, Schedule
 
 # How many lanes there are at most: rows of a multiple of these need no look at their ends.
@@ -19,15 +20,13 @@ MOST = 16
 FLOATS = (torch.float32, torch.float16)
 
 # What takes fewer instructions there, besides rounding to bfloat16.
-_GAINING = frozenset("exp sigmoid tanh normal_cdf expm1".split())
+_GAINING = named(lambda f: f.in_lanes == "gains")
 
 # The same for operands near zero; others are computed one by one.
-_NEAR = frozenset({"sin", "cos"})
+_NEAR = named(lambda f: f.in_lanes == "near")
 
 # What can stand in such a pass.
-_FUNCTIONS = _GAINING | frozenset(
-    "add sub mul div neg abs sqrt max min fma select log log1p".split()
-)
+_FUNCTIONS = named(lambda f: f.in_lanes in ("gains", "has"))
 _COMPARISONS = frozenset("lt le gt ge eq ne".split())
 _LOGIC = frozenset("and or xor not".split())
 

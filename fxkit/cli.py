@@ -15,6 +15,9 @@ from fxkit.errors import FxkitError, UnsupportedError
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
+# Lines of changes that `passes run` prints unless it is asked for all.
+CHANGES_SHOWN = 12
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code.
@@ -112,6 +115,7 @@ def _add_passes(commands: Any) -> None:
     run.add_argument("--verify", default="each", help="off, structure, each (default) or numerics")
     run.add_argument("--max-rewrites", type=int, metavar="N", help="stop after N rewrites")
     run.add_argument("--reproduce", type=Path, metavar="DIR", help="write what fails there")
+    run.add_argument("--diff", action="store_true", help="print every change, not the first few")
     run.add_argument("--timings", action="store_true", help="print where the time went, too")
     run.set_defaults(run=_run_passes)
 
@@ -152,6 +156,17 @@ def _list_passes(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _changes(text: str, *, in_full: bool) -> str:
+    """Return what passes changed, or its first lines and how many follow."""
+    lines = text.splitlines()
+    if not lines:
+        return "nothing changed"
+    if in_full or len(lines) <= CHANGES_SHOWN:
+        return text
+    rest = len(lines) - CHANGES_SHOWN
+    return "\n".join([*lines[:CHANGES_SHOWN], f"… and {rest} more lines; --diff prints them all"])
+
+
 def _run_passes(options: argparse.Namespace) -> int:
     import torch
 
@@ -174,7 +189,7 @@ def _run_passes(options: argparse.Namespace) -> int:
     print(result.table())
     if options.timings:
         print(f"\n{result.timings()}")
-    print(f"\n{result.diff() or 'nothing changed'}")
+    print(f"\n{_changes(result.diff(), in_full=options.diff)}")
     if options.output is not None:
         written = io.BytesIO()
         with torch.no_grad():

@@ -295,6 +295,22 @@ def test_passes_run_by_name_with_options_and_limits(
     ]
 
 
+def test_of_many_changes_the_first_few_are_printed_unless_all_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = [layer for _ in range(9) for layer in (torch.nn.Linear(4, 4), torch.nn.Dropout())]
+    model, path = torch.nn.Sequential(*layers).eval(), tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(model, (torch.ones(2, 4),)), path)
+    printed = []
+    for option in ((), ("--diff",)):
+        assert cli.main(["passes", "run", "canonicalise", str(path), *option]) == 0
+        printed.append(capsys.readouterr().out.partition("\n\n")[2].splitlines())
+    few, everything = printed
+    assert len(everything) > len(few) == cli.CHANGES_SHOWN + 1
+    assert few[:-1] == everything[: cli.CHANGES_SHOWN]
+    assert few[-1] == f"… and {len(everything) - len(few) + 1} more lines; --diff prints them all"
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -19,7 +19,7 @@ def keep_module_name(graph: fx.Graph) -> fx.Graph:
 def append_placeholder(graph: fx.Graph, name: str) -> fx.Node:
     """Append an input; its target is the name of the generated code's parameter."""
     node = keep_module_name(graph).placeholder(name)
-    if name == MODULE_NAME:
+    if name == MODULE_NAME or not name.isidentifier():
         node.target = node.name
     return node
 

@@ -17,7 +17,7 @@ MODES = ("whole", "live", "symbolic", "aten", "export", "partial")
 
 def capture(
     fn: Callable[..., Any],
-    args: tuple[Any, ...],
+    args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     *,
     mode: str = "whole",
@@ -42,7 +42,7 @@ def capture(
     Args:
         fn: A function, `nn.Module`, bound method, or other callable. In mode `export` a module, an
             `ExportedProgram`, a TorchScript module, or the path of a file that holds one.
-        args: Positional arguments, as a tuple; they may be nested.
+        args: Positional arguments, as a tuple; they may be nested. An `ExportedProgram` needs none.
         kwargs: Keyword arguments.
         mode: `whole`, `live`, `symbolic`, `aten`, `partial` or `export`.
         train: Whether to differentiate, in mode `aten`.

@@ -86,7 +86,9 @@ def _add_draw(commands: Any, load: Load) -> None:
     command.add_argument("--json", action="store_true", help="print the graph as JSON")
     command.add_argument("--depth", type=int, metavar="N", help="open only N levels of modules")
     known = [name for name in COLUMNS if name not in ("time", "region", "error")]
-    command.add_argument("--colour", choices=known, default="family", help="what colours stand for")
+    command.add_argument(
+        "--colour", "--color", choices=known, default="family", help="what colours stand for"
+    )
 
     def run(options: argparse.Namespace) -> int:
         depth = "auto" if options.depth is None else options.depth

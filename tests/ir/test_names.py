@@ -117,3 +117,10 @@ def test_an_edit_gives_no_node_the_name_self() -> None:
 
 def test_names_are_made_distinct() -> None:
     assert distinct_names(["x", "self", "x", "self_1"]) == ["x", "self_2", "x_1", "self_1"]
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_parameters_named_by_numbers_become_inputs(is_trained: bool):
+    net, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh()), torch.randn(2, 3)
+    captured = fxkit.capture(net, (x,), mode="aten", train=is_trained)
+    torch.testing.assert_close(captured(x), net(x))

@@ -54,6 +54,12 @@ def test_module(net: Net):
     assert "aten.linear.default" in {str(node.target) for node in exported.nodes}
 
 
+def test_an_exported_program_needs_no_inputs(net: Net):
+    program = torch.export.export(net, (X,))
+    exported = fxkit.capture(program, mode="export")
+    torch.testing.assert_close(exported(X), net(X))
+
+
 def test_sizes_that_are_free_are_stated(net: Net):
     rows = torch.export.Dim("rows", min=3, max=64)
     exported = fxkit.capture(net, (X,), mode="export", dynamic={"x": {0: rows}})

@@ -112,6 +112,8 @@ def test_a_tree_is_written_and_a_drawing_printed(
     capsys.readouterr()
     assert cli.main(["draw", files[0], "--json", "--colour", "flops"]) == 0
     assert json.loads(capsys.readouterr().out)["colour"] == "flops"
+    assert cli.main(["draw", files[0], "--json", "--color", "bytes"]) == 0
+    assert json.loads(capsys.readouterr().out)["colour"] == "bytes"
 
 
 def test_limits_are_read() -> None:

@@ -263,7 +263,7 @@ def attribute_name(place: Place, taken: set[str]) -> str:
 @functools.cache
 def _is_reserved(name: str) -> bool:
     known = hasattr(fx.GraphModule, name) or name in _STANDARD
-    return known or name.isdigit() or keyword.iskeyword(name)
+    return known or keyword.iskeyword(name)
 
 
 @functools.cache

@@ -188,6 +188,8 @@ class GraphView:
 
 def draw(
     gm: Any,
+    args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
     *,
     depth: int | str | None = "auto",
     color_by: str | Mapping[str, float] | None = None,
@@ -204,7 +206,9 @@ def draw(
 
     Args:
         gm: A graph module, or a captured or compiled program that holds one; shapes are shown
-            where the nodes carry them.
+            where the nodes carry them. With inputs, any callable: it is captured.
+        args: Inputs to capture with.
+        kwargs: More inputs, by name.
         depth: How many levels of modules are opened. `"auto"` opens as many as `max_nodes` allows;
             None opens all and folds none.
         color_by: `"family"` (what kind of operator), `"time"`, `"flops"`, `"bytes"`, `"dtype"`,
@@ -234,7 +238,7 @@ def draw(
         model.svg
     """
     _check(engine, depth)
-    gm = graph_module_of(gm)
+    gm = graph_module_of(gm, args, kwargs)
     columns = _columns(color_by, profile, regions, errors)
     if isinstance(color_by, Mapping):
         column = "value"

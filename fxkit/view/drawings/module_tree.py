@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,12 +116,21 @@ class Tree:
         return aligned(cut, align="<<<><")
 
 
-def tree(gm: Any, *, depth: int | None = None, fold: bool = True) -> Tree:
+def tree(
+    gm: Any,
+    args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    depth: int | None = None,
+    fold: bool = True,
+) -> Tree:
     """Show the modules of a graph and, in each, its nodes.
 
     Args:
         gm: A graph module, or a captured or compiled program that holds one; shapes are shown
-            where the nodes carry them.
+            where the nodes carry them. With inputs, any callable: it is captured.
+        args: Inputs to capture with.
+        kwargs: More inputs, by name.
         depth: How many levels of modules are opened; all when left out.
         fold: Whether layers with the same operators, types and wiring are shown once, `× n`.
 
@@ -146,7 +155,7 @@ def tree(gm: Any, *, depth: int | None = None, fold: bool = True) -> Tree:
             f"expected depth to be None or a count of levels, got {depth!r}",
             hint="depth=1 opens the outermost modules",
         )
-    root = _entry(Hierarchy(graph_module_of(gm), fold=fold).root, depth)
+    root = _entry(Hierarchy(graph_module_of(gm, args, kwargs), fold=fold).root, depth)
     return Tree(replace(root, name=root.kind or "GraphModule", kind=""))
 
 

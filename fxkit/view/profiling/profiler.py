@@ -51,7 +51,7 @@ def profile(
 
     Args:
         gm: A graph module, or anything that holds one: in `.lowered` the graph of kernels that a
-            compiled module runs, or in `.graph_module`.
+            compiled module runs, or in `.graph_module`. Any other callable is captured.
         args: The inputs of the graph module.
         kwargs: More inputs, by name.
         warmup: Runs that are not counted.
@@ -77,7 +77,7 @@ def profile(
         64
     """
     _check(metrics, warmup, iters)
-    module = graph_module_of(gm)
+    module = graph_module_of(gm, args, kwargs)
     inputs = graph_inputs(module, args, kwargs)
     where = torch.device(device) if device is not None else _device_of(module, inputs)
     with state_kept(module, (inputs, args, kwargs), where):

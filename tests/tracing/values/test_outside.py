@@ -75,7 +75,7 @@ def test_place_that_is_gone():
         ("odd name!.x", "odd_name.x"),
         ("code", "outer_code"),
         ("training", "outer_training"),
-        ("0.weight", "outer_0.weight"),
+        ("0.weight", "0.weight"),
         ("cache.cpu", "cache.outer_cpu"),
         ("cache.training.0", "cache.outer_training.0"),
     ],

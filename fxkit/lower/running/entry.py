@@ -17,6 +17,7 @@ from fxkit.lower.training.stages import StagedModule
 from fxkit.lower.training.training_module import TrainingModule
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding.holders import ABSENT
+from fxkit.tracing.guarding.table_watch import UNGUARDED, WatchedTable
 from fxkit.tracing.runs.entry_facts import EntryFacts, entry_facts
 from fxkit.tracing.runs.variants import Variant
 
@@ -153,10 +154,7 @@ def make_entry(facts: EntryFacts, module: Module, program: Callable[..., Any] | 
         facts.check_globals,
         state.holds,
         state.has_more,
-        tuple(
-            (table, tuple(values), _or_miss(values, native.MISS), counts_whole, version)
-            for table, version, values, counts_whole in state.tables
-        ),
+        tuple(_table(watched, native) for watched in state.tables),
         state.lists,
         state.cells,
         state.parts,
@@ -195,5 +193,13 @@ def _is_same(guard: Any, known: Any) -> bool:
     )
 
 
-def _or_miss(values: dict[Any, Any], miss: Any) -> tuple[Any, ...]:
-    return tuple(miss if value is ABSENT else value for value in values.values())
+def _table(watched: WatchedTable, native: Any) -> tuple[Any, ...]:
+    stand_ins = {id(ABSENT): native.MISS, id(UNGUARDED): native.FREE}
+    entries = watched.entries
+    if watched.is_whole:  # what it lacks is told by its keys
+        entries = {key: value for key, value in entries.items() if value is not ABSENT}
+    values = tuple(stand_ins.get(id(value), value) for value in entries.values())
+    return (
+        *(watched.table, entries, tuple(entries), values),
+        *(watched.is_whole, watched.is_guarded, watched.version),
+    )

@@ -1,7 +1,7 @@
 """Places where Python state lies: what each held before a run, whether it still does, and writes.
 
-The content of a dict is compared only when its version has changed, which CPython counts up at
-each write and torch lets us read; a state that stays as it is costs some ten nanoseconds a dict.
+Where the interpreter counts the writes to a dict (see `dict_versions`), its content is compared only
+when that count has changed; a state that stays as it is costs some ten nanoseconds a dict then.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._C._dynamo.guards import dict_version
 
 from fxkit.ir.types import TensorType
+from fxkit.tracing.guarding.dict_versions import dict_version
 from fxkit.tracing.values.any_numbers import AnyNumber
 from fxkit.tracing.values.outside import Place
 
@@ -86,7 +86,7 @@ class Holder(ABC):
         path: What messages call it.
         entries: `{key: value}` of what it held.
         lenient: Keys whose tensors or numbers may be replaced by others, and their type.
-        version: That of the dict before it was read, where there is one.
+        version: The count of writes to the dict before it was read, where there is one.
         foreign: Keys whose values opaque calls change, which no graph writes again.
     """
 
@@ -117,7 +117,7 @@ class Holder(ABC):
         """
 
     def versioned(self) -> dict[Any, Any] | None:
-        """Return the dict whose version changes whenever the content does, or None."""
+        """Return the dict whose content is all that is read, or None."""
         return None
 
     def place(self, key: Any) -> Place:
@@ -134,7 +134,10 @@ class Holder(ABC):
 
     def difference(self) -> tuple[Any, Any, Any] | None:
         """Return `(key, before, now)` of the first value that is another one."""
-        now = self.read()
+        return self.difference_to(self.read())
+
+    def difference_to(self, now: dict[Any, Any]) -> tuple[Any, Any, Any] | None:
+        """Return `(key, before, now)` of the first value that is another one in what was read."""
         for key, before in self.entries.items():
             current = now.get(key, ABSENT)
             if is_same_value(current, before) or not self.is_guarded(key):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import os
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from types import CellType, CodeType
 from typing import Any
 
 import torch
-from torch._C._dynamo.guards import dict_version
 
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding.guards import (
@@ -27,11 +25,12 @@ from fxkit.tracing.guarding.holders import (
     ABSENT,
     CellHolder,
     Holder,
-    NamespaceHolder,
     SequenceHolder,
     SetHolder,
 )
 from fxkit.tracing.guarding.parts import PartsHolder, PartsWatch
+from fxkit.tracing.guarding.table_watch import WatchedTable, table_watch
+from fxkit.tracing.surroundings.bytecode import instructions
 from fxkit.tracing.values.outside import Place
 
 
@@ -147,7 +146,7 @@ def line_that_names(codes: Iterable[CodeType], name: str) -> str | None:
     """Return the first line of some functions that reads a global, attribute or variable."""
     found = []
     for code in codes:
-        for instruction in dis.get_instructions(code):
+        for instruction in instructions(code):
             if instruction.argval == name and instruction.opname.startswith("LOAD"):
                 line = instruction.positions.lineno if instruction.positions else None
                 place = f"{os.path.basename(code.co_filename)}:{line} in {code.co_name}"
@@ -163,9 +162,7 @@ class WatchedState:
 
     Attributes:
         empties: Dicts that have to stay empty.
-        tables: `(dict, version, values, whether all of it counts)`: nothing has changed while the
-            dict has this version, or, unless all of it counts, holds these very values; those that
-            are `ABSENT` it has to lack.
+        tables: Dicts of which some values are guarded, or all.
         lists: `(list, items)`.
         cells: `(cell, content)`.
         parts: `(function, class or object, its kind, parts)`, as `guarding.parts` has them.
@@ -174,7 +171,7 @@ class WatchedState:
     """
 
     empties: tuple[dict[Any, Any], ...]
-    tables: tuple[tuple[dict[Any, Any], int, dict[Any, Any], bool], ...]
+    tables: tuple[WatchedTable, ...]
     lists: tuple[tuple[list[Any], tuple[Any, ...]], ...]
     cells: tuple[tuple[CellType, Any], ...]
     parts: tuple[tuple[Any, int, tuple[Any, ...]], ...]
@@ -219,10 +216,8 @@ class StateWatch:
 
     def __init__(self, holders: list[Holder], empties: list[dict[Any, Any]]) -> None:
         self._empties = empties
-        versioned = [(holder, holder.versioned()) for holder in holders]
-        self._holders = [holder for holder, table in versioned if table is not None]
-        self._dicts = [table for _, table in versioned if table is not None]
-        rest = [holder for holder, table in versioned if table is None]
+        self._tables = table_watch([it for it in holders if it.versioned() is not None])
+        rest = [it for it in holders if it.versioned() is None]
         self._cells = [(it, it.value, it.entries[None]) for it in rest if _is_full_cell(it)]
         self._lists = [
             (it, it.value, list(it.entries.values())) for it in rest if type(it) is SequenceHolder
@@ -234,16 +229,12 @@ class StateWatch:
             for it in rest
             if not _is_full_cell(it) and type(it) not in (SequenceHolder, SetHolder, PartsHolder)
         ]
-        self._versions = [holder.version for holder in self._holders]
-        self._total = sum(self._versions)
 
     def holds(self) -> bool:
         """Tell whether nothing that is guarded has changed."""
         if any(self._empties):
             return False
-        # Versions only ever grow: while their sum is the same, all of them are.
-        total = sum(map(dict_version, self._dicts))
-        if total != self._total and not self._look_closer():
+        if not self._tables.holds():
             return False
         for holder, cell, value in self._cells:
             if cell.cell_contents is not value and holder.difference() is not None:
@@ -264,7 +255,7 @@ class StateWatch:
         lists = [(items, tuple(before)) for _, items, before in self._lists if type(items) is list]
         return WatchedState(
             tuple(self._empties),
-            tuple(map(_table, self._holders, self._dicts, self._versions)),
+            self._tables.state(),
             tuple(lists),
             tuple((cell, value) for _, cell, value in self._cells),
             self._parts.state,
@@ -274,32 +265,8 @@ class StateWatch:
 
     def touched(self) -> list[Holder]:
         """Return the holders that may have changed since they were looked at."""
-        now = list(map(dict_version, self._dicts))
-        changed = [
-            holder
-            for holder, new, old in zip(self._holders, now, self._versions, strict=True)
-            if new != old
-        ]
         rest = [it[0] for it in (*self._cells, *self._lists, *self._sets)]
-        return [*changed, *rest, *self._parts.holders, *self._others]
-
-    def _look_closer(self) -> bool:
-        now = list(map(dict_version, self._dicts))
-        for index, (new, old) in enumerate(zip(now, self._versions, strict=True)):
-            if new != old:
-                if self._holders[index].difference() is not None:
-                    return False
-                self._versions[index] = new
-        self._total = sum(self._versions)
-        return True
-
-
-def _table(
-    holder: Holder, table: dict[Any, Any], version: int
-) -> tuple[dict[Any, Any], int, dict[Any, Any], bool]:
-    guarded = {key: value for key, value in holder.entries.items() if holder.is_guarded(key)}
-    counts_whole = not isinstance(holder, NamespaceHolder) or holder.copied
-    return table, version, guarded, counts_whole
+        return [*self._tables.touched(), *rest, *self._parts.holders, *self._others]
 
 
 def _is_full_cell(holder: Holder) -> bool:

@@ -7,7 +7,6 @@ a walk over the frames that are new since the last one.
 
 from __future__ import annotations
 
-import dis
 import functools
 import linecache
 import os
@@ -20,6 +19,8 @@ import torch
 
 from fxkit import torch_adapters
 from fxkit.torch_adapters.custom_functions import APPLY, forwards_without_frame
+
+from fxkit.tracing.surroundings.bytecode import may_handle
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TORCH_MODULES = os.path.join(_TORCH, "nn", "modules", "")
@@ -127,7 +128,7 @@ class Frames:
         kind = self._kinds.get(code)
         if kind is None:
             kind = self._kinds[code] = _kind_of(code)
-            self.may_catch |= kind is _USER and _has_handler(code)
+            self.may_catch |= kind is _USER and may_handle(code)
         known = _Known(
             frame,
             frame.f_back,
@@ -165,11 +166,6 @@ def format_frame(frame: FrameType) -> str:
     text = f'  File "{code.co_filename}", line {line}, in {code.co_name}'
     source = linecache.getline(code.co_filename, line, frame.f_globals).strip()
     return f"{text}\n    {source}" if source else text
-
-
-def _has_handler(code: CodeType) -> bool:
-    """Tell whether a function has an `except`, a `finally`, or a `with` that might suppress."""
-    return dis.opmap["PUSH_EXC_INFO"] in code.co_code[::2]
 
 
 def is_user_file(file: str) -> bool:

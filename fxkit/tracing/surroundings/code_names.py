@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import dis
 import functools
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 
-# By which shift the argument of an instruction is the index of a name.
-_SHIFTS = {
-    "LOAD_ATTR": 1 if sys.version_info >= (3, 12) else 0,
-    "LOAD_GLOBAL": 1,
-    "LOAD_SUPER_ATTR": 2,
+from fxkit.tracing.surroundings.bytecode import (
+    FLAGS_METHODS,
+    NULL_IS_ABOVE,
+    can_read,
+    instructions,
+    operations,
+)
+
+_KINDS = {
+    "LOAD_ATTR": ("attributes",),
+    "LOAD_METHOD": ("attributes",),
+    "LOAD_SUPER_ATTR": ("attributes",),
+    "IMPORT_FROM": ("attributes",),
+    "LOAD_NAME": ("attributes", "globals"),
+    "LOAD_FROM_DICT_OR_GLOBALS": ("attributes", "globals"),
+    "STORE_ATTR": ("stored",),
+    "DELETE_ATTR": ("stored",),
+    "LOAD_GLOBAL": ("globals",),
+    "STORE_GLOBAL": ("globals",),
+    "DELETE_GLOBAL": ("globals",),
+    "IMPORT_NAME": ("imports",),
 }
-_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM", "LOAD_NAME")
-_STORES = ("STORE_ATTR", "DELETE_ATTR")
-_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
 _REFLECTIVE = frozenset(
     {"vars", "dir", "__dict__", "attrgetter", "methodcaller", "asdict", "__getattribute__"}
 )
@@ -25,13 +37,8 @@ _BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr"})
 _READS_BY_NAME = frozenset({"getattr", "hasattr"})
 _READS_ALL = frozenset({"vars", "dir"})
 _BY_TEXT = _BY_NAME | _READS_ALL | {"__dict__"}
-_VARIABLES = ("LOAD_FAST", "LOAD_DEREF")
-_TAKES_VALUES = {
-    dis.opmap[name]: name for name in (*_VARIABLES, "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR")
-}
-_FLAGGED = ("LOAD_GLOBAL", "LOAD_ATTR") if sys.version_info >= (3, 12) else ("LOAD_GLOBAL",)
-_EXTENDED, _CACHE = dis.opmap["EXTENDED_ARG"], dis.opmap["CACHE"]
-_PUSH_NULL, _MATCH_CLASS = dis.opmap["PUSH_NULL"], dis.opmap["MATCH_CLASS"]
+_TAKES_VALUES = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR"})
+_FLAGGED = frozenset({"LOAD_GLOBAL", "LOAD_ATTR"} if FLAGS_METHODS else {"LOAD_GLOBAL"})
 _PATHS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR"})
 
 
@@ -64,111 +71,125 @@ class CodeNames:
     reflected: frozenset[str]
 
 
+class _Found:
+    """The sets that `CodeNames` is made of, while they are gathered."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, set[str]] = {
+            kind: set() for kind in ("globals", "attributes", "stored", "imports")
+        }
+        self.strings: set[str] = set()
+        self.values: set[str] = set()
+        self.asked: set[str] = set()
+        self.reflected: set[str] = set()
+        self.asks_by_computed_name = False
+
+    def read(self, code: CodeType) -> None:
+        """Add the names in some code, of which all instructions are known."""
+        self.values.update(_values(code))
+        if not _BY_TEXT.isdisjoint(code.co_names):
+            read = instructions(code)
+            for of, name in _by_text(read):
+                (self.reflected if name is None else self.asked).add(of if name is None else name)
+            self.asks_by_computed_name |= _computes_names(read)
+        if any(name == "MATCH_CLASS" for name, _, _ in operations(code)):
+            self.kinds["attributes"].update(_texts_together(code))
+        for name, _, value in operations(code):
+            for kind in _KINDS.get(name, ()):
+                self.kinds[kind].add(value)
+
+    def assume(self, code: CodeType) -> None:
+        """Add the names in some code as if it did all that can be done with each of them."""
+        names = {part for name in code.co_names for part in (name, name.partition(".")[0])}
+        variables = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        for kind in self.kinds.values():
+            kind.update(names)
+        self.kinds["attributes"].update(_texts_together(code))
+        self.values |= names | variables
+        if not _BY_TEXT.isdisjoint(names):
+            self.asked.update(text for text in code.co_consts if isinstance(text, str))
+            self.reflected |= {*names, *variables, ""}  # what has no name counts as well
+            self.asks_by_computed_name = True
+
+
 @functools.lru_cache(maxsize=8192)
 def names_in(code: CodeType) -> CodeNames:
     """Return the names in a function's code."""
-    found: dict[str, set[str]] = {
-        kind: set() for kind in ("globals", "attributes", "stored", "imports")
-    }
-    codes, strings, values = [code], set(), set()
-    asked, reflected = set(), set()
-    asks_by_computed_name = False
+    found = _Found()
+    codes = [code]
     for part in codes:
-        values.update(_values(part))
-        if not _BY_TEXT.isdisjoint(part.co_names):
-            instructions = _instructions(part)
-            for of, name in _by_text(instructions):
-                (reflected if name is None else asked).add(of if name is None else name)
-            asks_by_computed_name |= _computes_names(instructions)
-        found["attributes"].update(_in_patterns(part))
-        for kind, name in _named(part):
-            found[kind].add(name)
+        found.read(part) if can_read(part) else found.assume(part)
         for constant in part.co_consts:
             if isinstance(constant, CodeType):
                 codes.append(constant)
             elif isinstance(constant, str):
-                strings.add(constant)
-    used = found["globals"] | found["attributes"]
+                found.strings.add(constant)
+    kinds = found.kinds
+    used = kinds["globals"] | kinds["attributes"]
     return CodeNames(
-        frozenset(found["globals"]),
-        frozenset(found["attributes"] | asked),
-        frozenset(found["stored"]),
-        frozenset(found["imports"]),
+        frozenset(kinds["globals"]),
+        frozenset(kinds["attributes"] | found.asked),
+        frozenset(kinds["stored"]),
+        frozenset(kinds["imports"]),
         frozenset(codes),
-        asks_by_computed_name or not _REFLECTIVE.isdisjoint(used),
-        frozenset(strings),
-        frozenset(values),
-        frozenset(asked),
-        frozenset(reflected),
+        found.asks_by_computed_name or not _REFLECTIVE.isdisjoint(used),
+        frozenset(found.strings),
+        frozenset(found.values),
+        frozenset(found.asked),
+        frozenset(found.reflected),
     )
-
-
-def _instructions(code: CodeType) -> list[dis.Instruction]:
-    return [it for it in dis.get_instructions(code) if it.opname not in ("CACHE", "EXTENDED_ARG")]
-
-
-def _operations(code: CodeType) -> Iterator[tuple[int, int]]:
-    """Iterate over the operation and the argument of each instruction; faster than `dis` is."""
-    instructions, extended = code.co_code, 0
-    for place in range(0, len(instructions), 2):
-        operation, argument = instructions[place], instructions[place + 1] | extended
-        extended = argument << 8 if operation == _EXTENDED else 0
-        if operation not in (_EXTENDED, _CACHE):
-            yield operation, argument
 
 
 def _values(code: CodeType) -> Iterator[str]:
     """Iterate over the names that code loads other than as the function of a call.
 
-    CPython puts a null below a function that it is about to call: by an instruction of its own, or
-    together with a global or a method, which a bit of the argument tells.
+    CPython puts a null below or above a function that it is about to call: by an instruction of its
+    own, or together with a global or a method, which a bit of the argument tells.
     """
-    is_next, is_called = False, False
-    names, name_of_variable = code.co_names, code._varname_from_oparg  # type: ignore[attr-defined]
-    for operation, argument in _operations(code):
-        name = _TAKES_VALUES.get(operation)
-        if name is None:
+    read = [it for it in operations(code) if it[0] != "NOP"]
+    is_called = False
+    for place, (name, argument, value) in enumerate(read):
+        if name not in _TAKES_VALUES:
             is_called = False
-        else:
-            has_null = name in _FLAGGED and bool(argument & 1)
-            is_called = is_next or has_null or (is_called and name == "LOAD_ATTR")
-            if not is_called:
-                is_variable = name in _VARIABLES
-                shift = _SHIFTS.get(name, 0)
-                yield name_of_variable(argument) if is_variable else names[argument >> shift]
-        is_next = operation == _PUSH_NULL
+            continue
+        beside = read[place + 1 if NULL_IS_ABOVE else place - 1][0]
+        has_null = beside == "PUSH_NULL" or (name in _FLAGGED and bool(argument & 1))
+        is_chain = is_called and name == "LOAD_ATTR" and not NULL_IS_ABOVE
+        is_called = has_null or is_chain
+        if not is_called:
+            yield value
 
 
-def _computes_names(instructions: list[dis.Instruction]) -> bool:
+def _computes_names(read: list[dis.Instruction]) -> bool:
     """Tell whether code asks for an attribute by a name that is not written there as a constant."""
-    for place, instruction in enumerate(instructions):
+    for place, instruction in enumerate(read):
         if instruction.argval not in _READS_BY_NAME or not instruction.opname.startswith("LOAD_"):
             continue
         if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
             return True
-        if _text_given(instructions, place) is None:
+        if _text_given(read, place) is None:
             return True
     return False
 
 
-def _text_given(instructions: list[dis.Instruction], place: int) -> str | None:
+def _text_given(read: list[dis.Instruction], place: int) -> str | None:
     """Return the text that a call is given behind a variable; None where it is computed."""
     place += 1
-    while place < len(instructions) and instructions[place].opname in _PATHS:
+    while place < len(read) and read[place].opname in _PATHS:
         place += 1
-    if place == len(instructions):
+    if place == len(read):
         return None
-    text, depth = instructions[place], 0
+    text, depth = read[place], 0
     if text.opname != "LOAD_CONST" or not isinstance(text.argval, str):
         return None
-    for instruction in instructions[place + 1 :]:
+    for instruction in read[place + 1 :]:
         arg = instruction.arg or 0
-        if instruction.opname in ("PRECALL", "CALL", "CALL_FUNCTION_EX"):
-            if depth < arg + 2:
+        if instruction.opname in ("PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX"):
+            taken = arg + 2 + (instruction.opname == "CALL_KW")
+            if depth < taken:
                 return text.argval
-            if instruction.opname == "PRECALL":
-                continue
-            depth -= arg + 1
+            if instruction.opname != "PRECALL":
+                depth -= taken - 1
             continue
         effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
         takes = 1 if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") else 1 - effect
@@ -179,56 +200,30 @@ def _text_given(instructions: list[dis.Instruction], place: int) -> str | None:
     return None
 
 
-def _by_text(instructions: list[dis.Instruction]) -> Iterator[tuple[str, str | None]]:
+def _by_text(read: list[dis.Instruction]) -> Iterator[tuple[str, str | None]]:
     """Iterate over `(variable, attribute)` for each attribute that is named by a text.
 
     The attribute is None where its name is computed, or where all attributes are asked for.
     """
-    for place, instruction in enumerate(instructions):
+    for place, instruction in enumerate(read):
         name, is_load = instruction.argval, instruction.opname.startswith("LOAD_")
         if not is_load or not isinstance(name, str):
             continue
         if name == "__dict__" and instruction.opname not in ("LOAD_GLOBAL", "LOAD_CONST"):
-            before = reversed(instructions[:place])
+            before = reversed(read[:place])
             first = next((i for i in before if i.opname != "LOAD_ATTR"), instruction)
             yield str(first.argval), None
         if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
             continue
-        first = str(instructions[place + 1].argval)
+        first = str(read[place + 1].argval)
         if name in _READS_ALL:
             yield first, None
         elif name in _BY_NAME:
-            yield first, _text_given(instructions, place)
+            yield first, _text_given(read, place)
 
 
-def _in_patterns(code: CodeType) -> Iterator[str]:
-    """Iterate over the attributes that patterns of `match` name."""
-    if any(code.co_code[place] == _MATCH_CLASS for place in range(0, len(code.co_code), 2)):
-        for constant in code.co_consts:
-            if isinstance(constant, tuple):
-                yield from (name for name in constant if isinstance(name, str))
-
-
-def _kinds() -> dict[int, list[tuple[str, int]]]:
-    kinds: dict[int, list[tuple[str, int]]] = {}
-    for group, names in (
-        ("globals", _GLOBALS),
-        ("attributes", _ATTRIBUTES),
-        ("stored", _STORES),
-        ("imports", ("IMPORT_NAME",)),
-    ):
-        for name in names:
-            if name in dis.opmap:
-                kinds.setdefault(dis.opmap[name], []).append((group, _SHIFTS.get(name, 0)))
-    return kinds
-
-
-_KINDS = _kinds()
-
-
-def _named(code: CodeType) -> Iterator[tuple[str, str]]:
-    """Iterate over `(kind, name)` for each instruction that names something."""
-    names = code.co_names
-    for operation, argument in _operations(code):
-        for kind, shift in _KINDS.get(operation, ()):
-            yield kind, names[argument >> shift]
+def _texts_together(code: CodeType) -> Iterator[str]:
+    """Iterate over the texts in tuples, as patterns of `match` name attributes."""
+    for constant in code.co_consts:
+        if isinstance(constant, tuple):
+            yield from (name for name in constant if isinstance(name, str))

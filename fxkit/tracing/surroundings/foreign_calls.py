@@ -30,6 +30,8 @@ _IN_MODULES = frozenset(
     sys._getframe sys.getrecursionlimit sys.intern sys.exc_info sys.getsizeof sys.is_finalizing
     posix.fspath sys.setprofile sys.getprofile _thread.get_ident sys.audit
     _warnings._filters_mutated posix.getpid nt.fspath _thread.allocate_lock _thread.RLock
+    posix._path_normpath posix._path_splitroot posix._path_splitroot_ex
+    nt._path_normpath nt._path_splitroot nt._path_splitroot_ex
     """.split()
 )
 _EFFECTFUL = frozenset(

@@ -15,18 +15,17 @@ import copy
 import dis
 import functools
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+from fxkit.tracing.surroundings.bytecode import NULL_IS_ABOVE, can_read
 from fxkit.tracing.surroundings.value_flow import UNKNOWN, Flow, flow_of, loads_method
 
 ToCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 Hook = Callable[[Any, tuple[Any, ...], dict[str, Any], Flow], ToCall]
 
-_VERSIONS = ((3, 11), (3, 12))
 _SEES_ITS_CALLER = frozenset(
     "eval exec locals globals vars dir _getframe currentframe breakpoint __import__ stack".split()
 )
@@ -114,7 +113,7 @@ def hooked(
 
 def can_hook(code: CodeType) -> bool:
     """Tell whether the calls in some code can go through a hook."""
-    if sys.version_info[:2] not in _VERSIONS or code in _originals:
+    if not can_read(code) or code in _originals:
         return False
     return _SEES_ITS_CALLER.isdisjoint(code.co_names)
 
@@ -124,6 +123,8 @@ def is_given_to_calls(code: CodeType, name: str) -> bool:
     try:
         from torch._dynamo.bytecode_transformation import cleaned_instructions
     except ImportError:
+        return False
+    if not can_read(code):
         return False
     instructions = cleaned_instructions(code, False)
     calls = _calls_of_plain_values(instructions)
@@ -180,7 +181,7 @@ def _hook_calls(code: CodeType, hook: Hook) -> CodeType:
 
     try:
         return assembler.transform_code_object(code, change)[0]
-    except (AssertionError, RuntimeError, ValueError, TypeError):
+    except (AssertionError, RuntimeError, ValueError, TypeError, LookupError):
         return code  # an instruction that the assembler of this torch does not know
 
 
@@ -195,9 +196,11 @@ def _put_hooks(
     exits = _exits(instructions) - calls
     hooked_calls = calls | exits
     flows = {call: flow_of(instructions, hooked_calls, call) for call in calls}
-    for instruction in instructions:
+    for place, instruction in enumerate(instructions):
         if instruction.opname == "KW_NAMES":
             names = code.co_consts[instruction.arg]
+        if instruction.opname == "CALL_KW":
+            names = instructions[place - 1].argval
         new: list[Any] = []
         if instruction in calls:
             site = CallSite(hook, names, flows[instruction])
@@ -206,7 +209,7 @@ def _put_hooks(
             new = _hooked_exit(CallSite(hook, (), UNKNOWN), make)
         elif loads_method(instruction):
             new = _loaded_without_method(instruction, make)
-        if instruction.opname in ("CALL", "CALL_FUNCTION_EX"):
+        if instruction.opname in ("CALL", "CALL_KW", "CALL_FUNCTION_EX"):
             names = ()
         for item in new[:-1]:
             item.copy_positions(instruction)
@@ -222,18 +225,35 @@ def _put_hooks(
 
 def _hooked_call(call: Any, site: CallSite, make: Callable[..., Any]) -> list[Any]:
     """Return what asks a site, given `(function, args)` with or without `kwargs`, and calls."""
-    if call.opname == "CALL":
-        packed = [make("BUILD_TUPLE", arg=call.arg), make("BUILD_TUPLE", arg=2)]
-    else:
-        packed = [make("BUILD_TUPLE", arg=2 + (call.arg & 1))]
-    return [*packed, *_asked(site, make)]
+    packed = [] if call.opname == "CALL_FUNCTION_EX" else [make("BUILD_TUPLE", arg=call.arg)]
+    if call.opname == "CALL_KW":  # the names lie above the arguments, and the site knows them
+        packed.insert(0, make("POP_TOP"))
+    count = 2 + (call.opname == "CALL_FUNCTION_EX" and call.arg & 1)
+    if not NULL_IS_ABOVE:
+        return [*packed, make("BUILD_TUPLE", arg=count), *_asked(site, make)]
+    # The site takes the function's place below the null, and the function comes before the rest.
+    packed += [make("LOAD_CONST", argval=site), make("SWAP", arg=count + 2)]
+    packed += [make("SWAP", arg=place) for place in range(count, 1, -1)]
+    return [*packed, make("BUILD_TUPLE", arg=count), *_called_through(make)]
 
 
 def _asked(site: CallSite, make: Callable[..., Any]) -> list[Any]:
     """Return what asks a site about the packed call above a null, and makes the call."""
+    return [make("LOAD_CONST", argval=site), make("SWAP", arg=2), *_called_through(make)]
+
+
+def _called_through(make: Callable[..., Any]) -> list[Any]:
+    """Return what calls a site with what lies above it, and makes the call that it says."""
+    if NULL_IS_ABOVE:
+        return [
+            make("CALL_FUNCTION_EX", arg=0),
+            make("UNPACK_SEQUENCE", arg=3),
+            make("PUSH_NULL"),
+            make("SWAP", arg=3),
+            make("SWAP", arg=2),
+            make("CALL_FUNCTION_EX", arg=1),
+        ]
     return [
-        make("LOAD_CONST", argval=site),
-        make("SWAP", arg=2),
         make("CALL_FUNCTION_EX", arg=0),
         make("PUSH_NULL"),
         make("SWAP", arg=2),
@@ -257,17 +277,17 @@ def _exits(instructions: list[Any]) -> set[Any]:
 
 
 def _hooked_exit(site: CallSite, make: Callable[..., Any]) -> list[Any]:
-    return [
-        make("BUILD_TUPLE", arg=3),
-        make("BUILD_TUPLE", arg=2),
-        make("PUSH_NULL"),
-        make("SWAP", arg=2),
-        *_asked(site, make),
-    ]
+    packed = [make("BUILD_TUPLE", arg=3), make("BUILD_TUPLE", arg=2)]
+    if not NULL_IS_ABOVE:
+        return [*packed, make("PUSH_NULL"), make("SWAP", arg=2), *_asked(site, make)]
+    below = [make("LOAD_CONST", argval=site), make("SWAP", arg=2)]
+    return [*packed, *below, make("PUSH_NULL"), make("SWAP", arg=2), *_called_through(make)]
 
 
 def _loaded_without_method(load: Any, make: Callable[..., Any]) -> list[Any]:
     """Return what leaves nothing and the bound method where `load` leaves function and object."""
+    if NULL_IS_ABOVE:
+        return [make("LOAD_ATTR", argval=load.argval), make("PUSH_NULL")]
     return [make("PUSH_NULL"), make("SWAP", arg=2), make("LOAD_ATTR", argval=load.argval)]
 
 
@@ -307,15 +327,29 @@ def _calls_of_plain_values(instructions: list[Any]) -> set[Any]:
         stack = stacks.get(instruction, before)
         if stack is None:  # where a handler begins, below which lies nothing that is called
             stack = [_VALUE] * _DEPTH
-        name, arg = instruction.opname, instruction.arg
-        if name == "CALL" and _is_null(stack, arg + 2) and not _sees_frame(instructions, index):
-            found.add(instruction)
-        if name == "CALL_FUNCTION_EX" and _is_null(stack, 3 + (arg & 1)):
+        depth = _depth_of_null(instructions, index)
+        if depth is not None and _is_null(stack, depth) and not _sees_frame(instructions, index):
             found.add(instruction)
         if instruction.target is not None:
             stacks.setdefault(instruction.target, _after(stack, instruction, jump=True))
-        before = None if _never_goes_on(name) else _after(stack, instruction, jump=False)
+        before = (
+            None if _never_goes_on(instruction.opname) else _after(stack, instruction, jump=False)
+        )
     return found
+
+
+def _depth_of_null(instructions: list[Any], index: int) -> int | None:
+    """Return how deep below the top of the stack the null of a call lies; None for no call."""
+    call = instructions[index]
+    if call.opname == "CALL":
+        taken = call.arg
+    elif call.opname == "CALL_KW" and instructions[index - 1].opname == "LOAD_CONST":
+        taken = call.arg + 1
+    elif call.opname == "CALL_FUNCTION_EX":
+        taken = 1 + (call.arg & 1)
+    else:
+        return None
+    return taken + (1 if NULL_IS_ABOVE else 2)
 
 
 def _is_null(stack: list[str], depth: int) -> bool:
@@ -336,12 +370,13 @@ def _sees_frame(instructions: list[Any], index: int) -> bool:
 
 def _after(stack: list[str], instruction: Any, *, jump: bool) -> list[str]:
     name, arg = instruction.opname, instruction.arg
+    called = [_VALUE, _NULL] if NULL_IS_ABOVE else [_NULL, _VALUE]
     if name == "PUSH_NULL":
         return [*stack, _NULL]
     if loads_method(instruction):
-        return [*stack[:-1], _NULL, _VALUE]
+        return [*stack[:-1], *called]
     if name == "LOAD_GLOBAL" and arg & 1:
-        return [*stack, _NULL, _VALUE]
+        return [*stack, *called]
     if name == "SWAP":
         new = list(stack)
         new[-1], new[-arg] = new[-arg], new[-1]
@@ -350,8 +385,8 @@ def _after(stack: list[str], instruction: Any, *, jump: bool) -> list[str]:
         return [*stack, stack[-arg]]
     if name == "PRECALL":  # CPython 3.11 counts the arguments here, and not where they are taken
         return stack
-    if name == "CALL":
-        return [*stack[: -arg - 2], _VALUE]
+    if name in ("CALL", "CALL_KW"):
+        return [*stack[: -arg - 2 - (name == "CALL_KW")], _VALUE]
     effect = dis.stack_effect(
         instruction.opcode, arg if instruction.opcode >= dis.HAVE_ARGUMENT else None, jump=jump
     )

@@ -1,6 +1,7 @@
 """Keep the interpreter from running code of others inside a program that is recorded.
 
-Two things of CPython have to be known to watch a program with `sys.setprofile`:
+That a profiler hears of each call is tried rather than taken for granted. Two more things of CPython
+have to be known to watch a program with `sys.setprofile`:
 
 A collection of cyclic garbage runs `gc.callbacks` and finalisers wherever the program happens to
 allocate memory. They are no part of the program, and the profiler would take them for it.
@@ -14,10 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 _lock = threading.Lock()
 _pauses = 0
@@ -60,3 +64,38 @@ def settle() -> None:
             pass
     except _Settled:
         return
+
+
+@functools.cache
+def reports_calls() -> bool:
+    """Tell whether a profiler hears of calls, in each of the ways that code makes them.
+
+    It must not be asked while there is a profiler.
+    """
+    seen: list[str] = []
+
+    def note(frame: FrameType, event: str, function: Any) -> None:
+        if event == "call":
+            seen.append(frame.f_code.co_name)
+        elif event == "c_call":
+            seen.append(function.__name__)
+
+    sys.setprofile(note)
+    try:
+        _sample("b a", "a")
+    finally:
+        sys.setprofile(None)
+    return seen[: len(_CALLED)] == _CALLED
+
+
+_CALLED = ["_sample", "len", "split", "sorted", "ord", "max", "inner", "getrecursionlimit"]
+
+
+def _sample(text: str, *letters: str) -> Any:
+    def inner(size: int) -> int:
+        return size
+
+    size = len(text)
+    words = sorted(text.split(), key=None)
+    given: Any = {"default": ord(*letters)}
+    return inner(max(words, **given)), sys.getrecursionlimit(), size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import io
 import random
 from types import CodeType
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from fxkit.tracing.surroundings.bytecode import can_read, instructions
 from fxkit.tracing.surroundings.code_names import names_in
 from fxkit.tracing.surroundings.hooked_code import is_given_to_calls, original
 from fxkit.tracing.surroundings.reach import Reach
@@ -95,7 +95,10 @@ def _names(code: CodeType, name: str) -> bool:
 
 def _asks_for_next(code: CodeType, name: str) -> bool:
     """Tell whether code does no more with what has a name than to write `next(...)` of it."""
-    kept = [i for i in dis.get_instructions(original(code)) if i.opname not in _NOTHING]
+    code = original(code)
+    if not can_read(code):
+        return False
+    kept = [i for i in instructions(code) if i.opname not in _NOTHING]
     for place, instruction in enumerate(kept):
         is_load = instruction.argval == name and instruction.opname.startswith("LOAD_")
         if not is_load or instruction.opname == "LOAD_CLOSURE":

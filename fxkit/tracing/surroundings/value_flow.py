@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
+
+from fxkit.tracing.surroundings.bytecode import FLAGS_METHODS, NULL_IS_ABOVE
 
 _PUSHES = ("LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_CLOSURE", "PUSH_NULL", "LOAD_FAST_CHECK")
 _NOTHING = ("NOP", "CACHE", "PRECALL", "KW_NAMES", "RESUME", "EXTENDED_ARG")
@@ -18,7 +19,14 @@ _TAKES = {
     "UNARY_NOT": 1,
     "UNARY_INVERT": 1,
     "GET_ITER": 1,
+    "TO_BOOL": 1,
+    "CONVERT_VALUE": 1,
+    "FORMAT_SIMPLE": 1,
+    "FORMAT_WITH_SPEC": 2,
 }
+_USES_UP = ("FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE", "TO_BOOL")
+# How much lies above a method that is about to be called, without its arguments.
+_ABOVE_METHOD = 1 if NULL_IS_ABOVE else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +83,7 @@ def loads_method(instruction: Any) -> bool:
     """Tell whether an instruction leaves a function and its object, or nothing and a value."""
     if instruction.opname == "LOAD_METHOD":
         return True
-    is_new = sys.version_info >= (3, 12)
-    return is_new and instruction.opname == "LOAD_ATTR" and bool(instruction.arg & 1)
+    return FLAGS_METHODS and instruction.opname == "LOAD_ATTR" and bool(instruction.arg & 1)
 
 
 def _taken(name: str, arg: Any) -> int:
@@ -113,14 +120,15 @@ def _follow(instructions: list[Any], calls: set[Any], place: int, marks: set[str
         if instruction.target is not None:
             marks.add("computes")
             return "" if depth == 0 and name.startswith("POP_JUMP") else None
-        if name == "CALL":
-            if depth < arg or (is_method and depth == arg):
+        if name in ("CALL", "CALL_KW"):
+            taken = arg + (name == "CALL_KW")
+            if depth < taken or (is_method and depth == taken + _ABOVE_METHOD):
                 return "" if instruction in calls else None
-            depth -= arg + 1
-            if depth < 0:
+            if depth < taken + 2:
                 return None
+            depth -= taken + 1
             continue
-        if is_method and depth == 0 and name not in _PUSHES and name != "LOAD_GLOBAL":
+        if is_method and depth == _ABOVE_METHOD and name not in _PUSHES and name != "LOAD_GLOBAL":
             return None
         if name in _PUSHES:
             depth += 1
@@ -128,7 +136,7 @@ def _follow(instructions: list[Any], calls: set[Any], place: int, marks: set[str
             depth += 1 + (arg & 1)
         elif loads_method(instruction):
             is_method = is_method or depth == 0
-            depth += depth > 0
+            depth += 1 if depth > 0 else _ABOVE_METHOD
         elif name == "LOAD_ATTR":
             if depth == 0:
                 return None
@@ -148,7 +156,7 @@ def _follow(instructions: list[Any], calls: set[Any], place: int, marks: set[str
             return instruction.argval
         elif name == "POP_TOP" and depth == 0:
             return ""
-        elif name == "FORMAT_VALUE" and depth == 0:
+        elif name in _USES_UP and depth == 0:
             marks.add("computes")
             return ""
         elif name == "RETURN_VALUE" and depth == 0 and has_computed:

@@ -23,7 +23,7 @@ from fxkit.tracing.recorder.control_operators import CODES
 from fxkit.tracing.surroundings import foreign_calls
 from fxkit.tracing.surroundings.blame import blame, user_code
 from fxkit.tracing.surroundings.hooked_code import can_hook
-from fxkit.tracing.surroundings.interpreter import settle
+from fxkit.tracing.surroundings.interpreter import reports_calls, settle
 from fxkit.tracing.surroundings.reach import Reach
 from fxkit.tracing.surroundings.strangers import MARK_IT
 from fxkit.tracing.surroundings.trust import is_trusted
@@ -93,10 +93,12 @@ class Watcher:
         """Begin to watch this thread.
 
         Raises:
-            Refusal: When a profiler watches it already.
+            Refusal: When a profiler watches it already, or hears not of each call.
         """
         if sys.getprofile() is not None:
             raise Refusal("a profiler is active", "capture before profiling")
+        if not reports_calls():
+            raise Refusal("this interpreter does not tell of all calls", "use CPython 3.11 to 3.13")
         settle()
         self._is_on = True
         sys.setprofile(self._callback)

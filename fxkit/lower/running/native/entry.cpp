@@ -18,9 +18,11 @@ struct OutsideTensor {
   Spec* spec;
 };
 
-// A dict of which some values are guarded, or all; MISS stands for a key that it has to lack.
+// A dict of which some values are guarded, or all. Among the values MISS stands for a key that it
+// has to lack, and FREE for one that may have any. A whole one has no other keys than these, unless
+// `is_guarded` tells that they are free.
 struct Table {
-  PyObject *dict, *keys, *values;
+  PyObject *dict, *known, *keys, *values, *is_guarded;
   bool is_whole;
   uint64_t version;  // when it was last found to hold
 };
@@ -119,10 +121,14 @@ static bool parse_tables(PyObject* tuple, Entry* self) {
     Table* one = self->tables + i;
     unsigned long long version;
     int whole;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "O!O!O!pK", &PyDict_Type, &one->dict,
-                          &PyTuple_Type, &one->keys, &PyTuple_Type, &one->values, &whole,
-                          &version))
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "O!O!O!O!pOK", &PyDict_Type, &one->dict,
+                          &PyDict_Type, &one->known, &PyTuple_Type, &one->keys, &PyTuple_Type,
+                          &one->values, &whole, &one->is_guarded, &version))
       return false;
+    if (PyTuple_GET_SIZE(one->keys) != PyTuple_GET_SIZE(one->values)) {
+      PyErr_SetString(PyExc_ValueError, "as many values as keys");
+      return false;
+    }
     one->is_whole = whole;
     one->version = version;
   }
@@ -268,20 +274,70 @@ static bool outside_holds(Entry* self) {
   return true;
 }
 
-static bool same_items(PyObject* dict, PyObject* keys, PyObject* values) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
-    PyObject* now = PyDict_GetItemWithError(dict, PyTuple_GET_ITEM(keys, i));
-    if ((now ? now : MISS) != PyTuple_GET_ITEM(values, i)) return PyErr_Clear(), false;
+// The same object, or an equal number or text: no code of Python is asked.
+static bool is_same(PyObject* now, PyObject* before) {
+  if (now == before || before == FREE) return true;
+  if (Py_TYPE(now) != Py_TYPE(before)) return false;
+  if (PyFloat_CheckExact(now)) {
+    double ours = PyFloat_AS_DOUBLE(now), theirs = PyFloat_AS_DOUBLE(before);
+    return !memcmp(&ours, &theirs, sizeof ours);
+  }
+  if (!PyLong_CheckExact(now) && !PyUnicode_CheckExact(now)) return false;
+  return PyObject_RichCompareBool(now, before, Py_EQ) == 1;
+}
+
+static bool same_items(const Table* one) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(one->keys); ++i) {
+    PyObject* before = PyTuple_GET_ITEM(one->values, i);
+    if (before == FREE) continue;
+    PyObject* now = PyDict_GetItemWithError(one->dict, PyTuple_GET_ITEM(one->keys, i));
+    if (!is_same(now ? now : MISS, before)) return PyErr_Clear(), false;
   }
   return true;
+}
+
+// Whether a dict holds these very keys, in this order, and the values that they had.
+static bool same_content(const Table* one) {
+  Py_ssize_t count = PyTuple_GET_SIZE(one->keys), i = 0, place = 0;
+  if (PyDict_GET_SIZE(one->dict) != count) return false;
+  PyObject *key, *value;
+  while (PyDict_Next(one->dict, &place, &key, &value)) {
+    if (i == count || key != PyTuple_GET_ITEM(one->keys, i)) return false;
+    if (!is_same(value, PyTuple_GET_ITEM(one->values, i++))) return false;
+  }
+  return i == count;
+}
+
+static bool is_free(const Table* one, PyObject* key) {
+  int known = PyDict_Contains(one->known, key);
+  if (known) return known == 1;
+  PyObject* answer = PyObject_CallOneArg(one->is_guarded, key);
+  bool is_free = answer == Py_False;
+  Py_XDECREF(answer);
+  return is_free;
+}
+
+static bool other_keys_are_free(const Table* one) {
+  if (one->is_guarded == Py_None) return false;
+  PyObject* keys = PyDict_Keys(one->dict);
+  bool all = keys;
+  for (Py_ssize_t i = 0; all && i < PyList_GET_SIZE(keys); ++i)
+    all = is_free(one, PyList_GET_ITEM(keys, i));
+  Py_XDECREF(keys);
+  if (PyErr_Occurred()) return PyErr_Clear(), false;
+  return all;
+}
+
+static bool table_holds(const Table* one) {
+  if (!one->is_whole) return same_items(one);
+  return same_content(one) || (other_keys_are_free(one) && same_items(one));
 }
 
 static bool tables_hold(Entry* self, const uint64_t* seen) {
   for (int i = 0; i < self->table_count; ++i) {
     Table* one = self->tables + i;
     if (has_versions() && seen[i] == one->version) continue;
-    bool is_empty = !PyDict_GET_SIZE(one->dict) && !PyTuple_GET_SIZE(one->keys);
-    if ((one->is_whole && !is_empty) || !same_items(one->dict, one->keys, one->values)) return false;
+    if (!table_holds(one)) return false;
     one->version = seen[i];
   }
   return true;
@@ -399,7 +455,9 @@ PyMODINIT_FUNC PyInit_fxkit_binding(void) {
   if (!module) return nullptr;
   pool_start();
   MISS = PyObject_CallNoArgs((PyObject*)&PyBaseObject_Type);
-  if (MISS && !PyModule_AddObject(module, "MISS", Py_NewRef(MISS)) && find_dual_level() &&
+  FREE = PyObject_CallNoArgs((PyObject*)&PyBaseObject_Type);
+  if (MISS && !PyModule_AddObject(module, "MISS", Py_NewRef(MISS)) && FREE &&
+      !PyModule_AddObject(module, "FREE", Py_NewRef(FREE)) && find_dual_level() &&
       find_saved_tensor_hooks() &&
       add_type(module, "Program", &program_type) && add_type(module, "Entry", &entry_type))
     return module;

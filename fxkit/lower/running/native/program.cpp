@@ -78,7 +78,7 @@ struct Program {
   long long calls, stand_ins;
 };
 
-PyObject* MISS;
+PyObject *MISS, *FREE;
 
 enum { ON_STACK = 64, MAX_VALUES = 128 };  // slots of a program, values of a run
 

@@ -19,7 +19,6 @@ import torch
 
 from fxkit import torch_adapters
 from fxkit.torch_adapters.custom_functions import APPLY, forwards_without_frame
-
 from fxkit.tracing.surroundings.bytecode import may_handle
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

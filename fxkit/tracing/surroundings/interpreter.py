@@ -1,7 +1,7 @@
 """Keep the interpreter from running code of others inside a program that is recorded.
 
-That a profiler hears of each call is tried rather than taken for granted. Two more things of CPython
-have to be known to watch a program with `sys.setprofile`:
+That a profiler hears of each call is tried rather than taken for granted. Two more things of
+CPython have to be known to watch a program with `sys.setprofile`:
 
 A collection of cyclic garbage runs `gc.callbacks` and finalisers wherever the program happens to
 allocate memory. They are no part of the program, and the profiler would take them for it.
@@ -88,14 +88,14 @@ def reports_calls() -> bool:
     return seen[: len(_CALLED)] == _CALLED
 
 
-_CALLED = ["_sample", "len", "split", "sorted", "ord", "max", "inner", "getrecursionlimit"]
+_CALLED = ["_sample", "len", "split", "sorted", "ord", "inner", "max", "getrecursionlimit"]
 
 
 def _sample(text: str, *letters: str) -> Any:
-    def inner(size: int) -> int:
-        return size
+    def inner(value: Any) -> Any:
+        return value
 
     size = len(text)
     words = sorted(text.split(), key=None)
     given: Any = {"default": ord(*letters)}
-    return inner(max(words, **given)), sys.getrecursionlimit(), size
+    return inner(len), max(words, **given), sys.getrecursionlimit(), size

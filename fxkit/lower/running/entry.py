@@ -88,7 +88,7 @@ class Entries:
             return
         variant, module = kept[0], kept[0].run
         if isinstance(module, BySizes):
-            is_plain_call = all(isinstance(arg, torch.Tensor) for arg in args)
+            is_plain_call = all(issubclass(type(arg), torch.Tensor) for arg in args)
             module = module.module_for(args) if is_plain_call else None
         if not isinstance(module, Module) or any(way.module is module for way in self.ways):
             return

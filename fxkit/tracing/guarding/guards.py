@@ -16,6 +16,7 @@ from fxkit.tracing.values.any_numbers import AnyNumber, with_free
 from fxkit.tracing.values.outside import Place
 from fxkit.tracing.values.regions import Ambient, read_ambient
 from fxkit.tracing.values.structure import Parts
+from fxkit.tracing.values.texts import text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,8 @@ def is_same(value: Any, expected: Any) -> bool:
 
 
 def shorten(value: Any, limit: int = 80) -> str:
-    """Return the value's `repr`, cut to a line."""
-    text = " ".join(repr(value).split())
+    """Return the value's text, cut to a line."""
+    text = " ".join(text_of(value).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

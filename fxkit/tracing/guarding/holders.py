@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import types
+import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding.dict_versions import dict_version
 from fxkit.tracing.values.any_numbers import AnyNumber
 from fxkit.tracing.values.outside import Place
+from fxkit.tracing.values.stored import Slot, in_slot, is_a
+from fxkit.tracing.values.texts import text_of
 
 PLAIN = frozenset(
     {
@@ -126,7 +129,7 @@ class Holder(ABC):
 
     def name_of(self, key: Any) -> str:
         """Return what messages call the place of a key."""
-        return f"{self.path}[{key!r}]"
+        return f"{self.path}[{text_of(key)}]"
 
     def is_guarded(self, key: Any) -> bool:
         """Tell whether the program may read the value of a key."""
@@ -186,12 +189,12 @@ class DictHolder(Holder):
     def read(self) -> dict[Any, Any]:
         # Methods that a subclass may have overridden, to compute what it gives, are not asked.
         value = self.value
-        if isinstance(value, OrderedDict):
+        if is_a(value, OrderedDict):
             return {key: dict.__getitem__(value, key) for key in OrderedDict.__iter__(value)}
         return dict(dict.items(value))
 
     def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
-        kind = OrderedDict if isinstance(self.value, OrderedDict) else dict
+        kind = OrderedDict if is_a(self.value, OrderedDict) else dict
         for key, item in changes.items():
             if item is ABSENT:
                 kind.pop(self.value, key, None)
@@ -233,25 +236,25 @@ class NamespaceHolder(Holder):
     def add(self, name: str) -> Any:
         """Look at one more name, and return what it holds."""
         if name not in self.entries:
-            self.entries[name] = self.value.get(name, ABSENT)
+            self.entries[name] = dict.get(self.value, name, ABSENT)
         return self.entries[name]
 
     def read(self) -> dict[Any, Any]:
         if self.copied:
-            return dict(self.value)
-        return {key: self.value.get(key, ABSENT) for key in self.entries}
+            return dict(dict.items(self.value))
+        return {key: dict.get(self.value, key, ABSENT) for key in self.entries}
 
     def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
         for key, item in changes.items():
             if self.assign is not None:
                 self.assign(key, item)
             elif item is ABSENT:
-                self.value.pop(key, None)
+                dict.pop(self.value, key, None)
             else:
-                self.value[key] = item
+                dict.__setitem__(self.value, key, item)
 
     def versioned(self) -> dict[Any, Any] | None:
-        return self.value if isinstance(self.value, dict) else None
+        return self.value if is_a(self.value, dict) else None
 
     def name_of(self, key: Any) -> str:
         return f"{self.path}.{key}".lstrip(".")
@@ -293,14 +296,15 @@ class SequenceHolder(Holder):
     """A list or deque."""
 
     def read(self) -> dict[Any, Any]:
-        return dict(enumerate(self.value))
+        kind: Any = deque if is_a(self.value, deque) else list
+        return dict(enumerate(kind.__iter__(self.value)))
 
     def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
-        if isinstance(self.value, deque):
-            self.value.clear()
-            self.value.extend(now.values())
+        if is_a(self.value, deque):
+            deque.clear(self.value)
+            deque.extend(self.value, now.values())
         else:
-            self.value[:] = now.values()
+            list.__setitem__(self.value, slice(None), now.values())
 
     def name_of(self, key: Any) -> str:
         return f"{self.path}[{key}]"
@@ -311,11 +315,11 @@ class SetHolder(Holder):
     """A set."""
 
     def read(self) -> dict[Any, Any]:
-        return dict.fromkeys(self.value, True)
+        return dict.fromkeys(set.__iter__(self.value), True)
 
     def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
-        self.value.clear()
-        self.value.update(now)
+        set.clear(self.value)
+        set.update(self.value, now)
 
 
 @dataclass(slots=True, eq=False)
@@ -334,38 +338,39 @@ class CellHolder(Holder):
 
 @dataclass(slots=True, eq=False)
 class SlotsHolder(Holder):
-    """The attributes of an object that lie in slots, or that only `getattr` reaches."""
+    """The slots of an object; what only `getattr` computes is no state of it."""
 
-    names: tuple[str, ...] = ()
+    slots: dict[str, Slot] = field(default_factory=dict)
 
     def read(self) -> dict[Any, Any]:
-        return {name: getattr(self.value, name, ABSENT) for name in self.names}
+        return {name: in_slot(self.value, slot, ABSENT) for name, slot in self.slots.items()}
 
     def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
         for name, item in changes.items():
             if item is ABSENT:
-                object.__delattr__(self.value, name)
+                self.slots[name].__delete__(self.value)
             else:
-                object.__setattr__(self.value, name, item)
+                self.slots[name].__set__(self.value, item)
 
     def name_of(self, key: Any) -> str:
         return f"{self.path}.{key}".lstrip(".")
 
     def place(self, key: Any) -> Place:
-        return Place(Attributes(self.value), key, self.name_of(key))
+        return Place(Slots(self.value, self.slots), key, self.name_of(key))
 
 
-@dataclass(frozen=True, slots=True)
-class Attributes:
-    """Lets a place read an attribute as it reads a key."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Slots:
+    """Lets a place read a slot as it reads a key."""
 
     value: Any
+    slots: dict[str, Slot]
 
     def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self.value, name)
-        except AttributeError:
-            raise KeyError(name) from None
+        found = in_slot(self.value, self.slots[name], ABSENT)
+        if found is ABSENT:
+            raise KeyError(name)
+        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -376,11 +381,12 @@ class LocalHolder(Holder):
         return dict(vars(self.value))
 
     def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
+        attributes = vars(self.value)
         for name, item in changes.items():
             if item is ABSENT:
-                delattr(self.value, name)
+                attributes.pop(name, None)
             else:
-                setattr(self.value, name, item)
+                attributes[name] = item
 
     def name_of(self, key: Any) -> str:
         return f"{self.path}.{key}".lstrip(".")
@@ -406,7 +412,7 @@ class WeakHolder(Holder):
     """Whether what a weak reference refers to is alive; it is not kept alive for that."""
 
     def read(self) -> dict[Any, Any]:
-        return {None: self.value() is not None}
+        return {None: weakref.ref.__call__(self.value) is not None}
 
     def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
         """Do nothing: it dies again by itself."""
@@ -421,7 +427,7 @@ class ArrayHolder(Holder):
 
     def read(self) -> dict[Any, Any]:
         array: np.ndarray = self.value
-        return {None: (array.dtype.str, array.shape, array.tobytes()).__repr__()}
+        return {None: (array.dtype.str, array.shape, np.ndarray.tobytes(array)).__repr__()}
 
     def write(self, changes: dict[Any, Any], now: dict[Any, Any]) -> None:
         raise LookupError(self.path)

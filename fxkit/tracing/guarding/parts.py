@@ -11,6 +11,15 @@ from typing import Any
 
 from fxkit.tracing.guarding.holders import Holder
 from fxkit.tracing.surroundings.hooked_code import code_of
+from fxkit.tracing.values.stored import (
+    attributes_of,
+    has_plain_attributes,
+    in_classes,
+    is_a,
+    mro_of,
+    name_of,
+    qualname_of,
+)
 
 OBJECT, FUNCTION, CLASS = range(3)
 """The kinds of what has parts, as the binding numbers them."""
@@ -23,21 +32,27 @@ _NAMES: tuple[tuple[str, ...], ...] = (
 
 
 def _of_object(value: Any) -> tuple[Any, ...]:
-    return value.__class__, getattr(value, "__dict__", None)
+    return type(value), attributes_of(value)
+
+
+def _of_class(value: Any) -> tuple[Any, ...]:
+    return type(value), mro_of(value), name_of(value), qualname_of(value)
 
 
 _READ: tuple[Callable[[Any], tuple[Any, ...]], ...] = (
     _of_object,
-    *(attrgetter(*names) for names in _NAMES[1:]),
+    attrgetter(*_NAMES[1]),
+    _of_class,
 )
-_of_object_with_dict = attrgetter(*_NAMES[OBJECT])
+_of_object_with_dict, _of_usual_class = attrgetter(*_NAMES[OBJECT]), attrgetter(*_NAMES[CLASS])
+_USUAL_LOOKUPS = (object.__getattribute__, types.ModuleType.__getattribute__, type.__getattribute__)
 
 
 def kind_of(value: Any) -> int:
     """Return which parts a value has: `OBJECT`, `FUNCTION` or `CLASS`."""
-    if isinstance(value, types.FunctionType):
+    if type(value) is types.FunctionType:
         return FUNCTION
-    return CLASS if isinstance(value, type) else OBJECT
+    return CLASS if is_a(value, type) else OBJECT
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +76,17 @@ class PartsHolder(Holder):
         return f"{self.path or 'the program'}.{key}"
 
 
+def _quick_read(value: Any, kind: int) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what reads the parts of a value, in C where that runs no code of its class."""
+    asked = type(value)
+    if kind == FUNCTION or in_classes(asked, "__getattribute__") not in _USUAL_LOOKUPS:
+        return _READ[kind]
+    if kind == CLASS:
+        return _of_usual_class
+    is_usual = in_classes(asked, "__class__") is vars(object)["__class__"]
+    return _of_object_with_dict if is_usual and has_plain_attributes(asked) else _of_object
+
+
 class PartsWatch:
     """Tells quickly whether any of many holders of parts has changed.
 
@@ -76,8 +102,7 @@ class PartsWatch:
         groups: dict[Any, list[PartsHolder]] = {}
         for holder in self.holders:
             kind = kind_of(holder.value)
-            has_dict = kind == OBJECT and holder.entries["__dict__"] is not None
-            read = _of_object_with_dict if has_dict else _READ[kind]
+            read = _quick_read(holder.value, kind)
             groups.setdefault(read, []).append(holder)
         self._groups = [
             (

@@ -240,11 +240,11 @@ class StateWatch:
             if cell.cell_contents is not value and holder.difference() is not None:
                 return False
         for holder, items, before in self._lists:
-            same = len(items) == len(before) and all(map(is_, items, before))
-            if not same and holder.difference() is not None:
+            same = type(items) is list and len(items) == len(before)
+            if not (same and all(map(is_, items, before))) and holder.difference() is not None:
                 return False
         for holder, items, before in self._sets:
-            if items != before and holder.difference() is not None:
+            if (type(items) is not set or items != before) and holder.difference() is not None:
                 return False
         if not self._parts.holds():
             return False

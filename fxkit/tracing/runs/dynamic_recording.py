@@ -21,6 +21,7 @@ from fxkit.errors import FxkitError
 from fxkit.ir.types import KEY, TensorType, type_of
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding import holders as h
+from fxkit.tracing.guarding.parts import PartsHolder
 from fxkit.tracing.guarding.size_guards import FreeTensorGuard
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.recorder import Recorder
@@ -138,7 +139,7 @@ def raw(holders: Iterable[h.Holder]) -> list[tuple[h.Holder, dict[Any, Any]]]:
     return [
         (holder, dict(holder.entries))
         for holder in holders
-        if not isinstance(holder, (h.MemoHolder, h.ArrayHolder)) and holder.changes()
+        if not isinstance(holder, (h.MemoHolder, h.ArrayHolder, PartsHolder)) and holder.changes()
     ]
 
 

@@ -217,7 +217,9 @@ class _NumberRun(RecordedRun):
             if isinstance(holder, (h.MemoHolder, h.ArrayHolder)):
                 continue
             now = holder.read()
-            changes = {key: plain(it) for key, it in now.items() if id(it) in self._stand_ins}
+            # What was found while the program ran may have been read with a stand-in in it.
+            holder.entries.update(self._plain_values(holder.entries))
+            changes = self._plain_values(now)
             if changes:
                 holder.write(changes, {**now, **changes})
         for container in self.call.parts.containers:
@@ -227,6 +229,9 @@ class _NumberRun(RecordedRun):
             if any(id(value) in self._stand_ins for value in content.values):
                 values = [plain(it) if id(it) in self._stand_ins else it for it in content.values]
                 content.fill(container, values)
+
+    def _plain_values(self, entries: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: plain(it) for key, it in entries.items() if id(it) in self._stand_ins}
 
     # The graph -----------------------------------------------------------------------------------
 

@@ -237,7 +237,7 @@ def _has_guards(holder: h.Holder) -> bool:
 
 
 def _key(place: Place) -> tuple[int, Any]:
-    holder = place.holder.value if isinstance(place.holder, h.Attributes) else place.holder
+    holder = place.holder.value if isinstance(place.holder, h.Slots) else place.holder
     return id(holder), place.key
 
 

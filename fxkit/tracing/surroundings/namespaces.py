@@ -23,6 +23,7 @@ from fxkit.tracing.surroundings.reach_kinds import names_of_tensors
 from fxkit.tracing.surroundings.strangers import MARK_IT, hidden_names
 from fxkit.tracing.surroundings.trust import is_trusted, is_trusted_class
 from fxkit.tracing.values.refusals import Refusal
+from fxkit.tracing.values.stored import attributes_of, class_attributes, is_a, qualname_of
 
 _CALLS_OF_MODULES = frozenset({"forward", "__call__", "_call_impl", "__getattr__"})
 
@@ -57,7 +58,7 @@ class Namespaces:
         for name in sorted(code.globals):
             is_new = name not in holder.entries
             value = holder.add(name)
-            if isinstance(value, types.ModuleType):
+            if is_a(value, types.ModuleType):
                 self.add_names(value, attributes, name)
             elif is_new and value is h.ABSENT:
                 self._add_builtin(namespace, name)
@@ -72,7 +73,7 @@ class Namespaces:
         """Look at a module that lies in an object, where any code may find it."""
         self._modules.append((module, path))
         self.add_names(module, names, path)
-        if self._reflects_objects and not is_trusted(module.__name__):
+        if self._reflects_objects and not is_trusted(name_of_module(module)):
             self._widen(module, path)
 
     def note(self, name: str, asked: bool = False) -> None:
@@ -89,8 +90,11 @@ class Namespaces:
 
     def add_names(self, module: types.ModuleType, names: Iterable[str], path: str) -> None:
         """Look at some attributes of a module."""
-        is_ours = not is_trusted(module.__name__)
-        attributes = vars(module)
+        is_ours = not is_trusted(name_of_module(module))
+        attributes = attributes_of(module)
+        if attributes is None:
+            self.refusal = self.refusal or Refusal(f"the module {path} hides its attributes")
+            return
         wanted: Iterable[str] = ("__getattr__", *names)
         if is_ours and id(module) not in self._seen:
             self._seen.add(id(module))
@@ -103,7 +107,7 @@ class Namespaces:
             if holder is None or name in holder.entries:
                 continue
             value = holder.add(name)
-            if isinstance(value, types.ModuleType):
+            if is_a(value, types.ModuleType):
                 self.add_names(value, names, f"{path}.{name}")
             elif value is not h.ABSENT and (is_ours or _is_foreign(value)):
                 self.found.append((attributes, name, value, f"{path}.{name}"))
@@ -113,14 +117,14 @@ class Namespaces:
         if kind in self._classes:
             return
         self._classes.add(kind)
-        forward = vars(kind).get("forward")
+        forward = class_attributes(kind).get("forward")
         names = _CALLS_OF_MODULES
         if isinstance(forward, types.FunctionType) and is_trusted(forward.__module__):
             code = names_in(forward.__code__)
             names |= code.attributes
             for name in code.globals:
                 value = forward.__globals__.get(name)
-                if isinstance(value, types.ModuleType):
+                if is_a(value, types.ModuleType):
                     self.add_names(value, code.attributes, name)
         self._named_in_class(kind, names)
 
@@ -134,12 +138,12 @@ class Namespaces:
 
     def _add_builtin(self, namespace: dict[str, Any], name: str) -> None:
         found = namespace.get("__builtins__", builtins)
-        table = vars(found) if isinstance(found, types.ModuleType) else found
+        table = vars(found) if is_a(found, types.ModuleType) else found
         holder = self._holder(table, "builtins")
         if name in holder.entries:
             return
         value = holder.add(name)
-        is_usual = isinstance(value, (type, types.BuiltinFunctionType, types.FunctionType))
+        is_usual = is_a(value, (type, types.BuiltinFunctionType, types.FunctionType))
         if value is not h.ABSENT and (not is_usual or _is_foreign(value)):
             self.found.append((table, name, value, name))
 
@@ -156,13 +160,13 @@ class Namespaces:
             self.refusal = self.refusal or Refusal(why, MARK_IT)
 
     def _named_in_class(self, kind: type, names: Iterable[str], *, lacks: bool = False) -> None:
-        holder = self._holder(dict_of(kind), kind.__qualname__)
+        holder = self._holder(dict_of(kind), qualname_of(kind))
         for name in sorted(names):
             if name in holder.entries or not (lacks or name in holder.value):
                 continue
             value = holder.add(name)
             if value is not h.ABSENT and _is_foreign(value):
-                self.found.append((holder.value, name, value, f"{kind.__qualname__}.{name}"))
+                self.found.append((holder.value, name, value, f"{qualname_of(kind)}.{name}"))
 
     def _reflect(self, namespace: dict[str, Any], code: CodeNames) -> None:
         """Look at all attributes of the modules that a function asks for computed names."""
@@ -173,37 +177,43 @@ class Namespaces:
                 self._reflects_objects = True
                 modules = [(sys.modules.get(it), it) for it in code.imports] + self._modules
             for module, path in modules:
-                if isinstance(module, types.ModuleType) and not is_trusted(module.__name__):
+                if is_a(module, types.ModuleType) and not is_trusted(name_of_module(module)):
                     self._widen(module, path)
 
     def _widen(self, module: types.ModuleType, path: str) -> None:
-        attributes = vars(module)
-        if id(attributes) in self._wide:
+        attributes = attributes_of(module)
+        if attributes is None or id(attributes) in self._wide:
             return
         self._wide.add(id(attributes))
         holder = self._holder(attributes, path)
         holder.widen()
         for name, value in list(attributes.items()):
-            if not (isinstance(value, types.ModuleType) or name.startswith("__")):
+            if not (is_a(value, types.ModuleType) or name.startswith("__")):
                 self.found.append((attributes, name, value, f"{path}.{name}"))
+
+
+def name_of_module(module: types.ModuleType) -> str | None:
+    """Return the name of a module, as it lies there: asking for it may load a lazy one."""
+    name = (attributes_of(module) or {}).get("__name__")
+    return name if isinstance(name, str) else None
 
 
 def dict_of(kind: type) -> dict[str, Any]:
     """Return the dict behind the attributes of a class."""
-    attributes = vars(kind)
+    attributes = class_attributes(kind)
     inner = next((d for d in gc.get_referents(attributes) if isinstance(d, dict)), None)
     return attributes if inner is None else inner  # type: ignore[return-value]
 
 
 def _is_own(value: Any) -> bool:
     """Tell whether a function stands in for one of torch's while a program is recorded."""
-    if not isinstance(value, types.FunctionType):
+    if type(value) is not types.FunctionType:
         return False
     return str(value.__globals__.get("__name__")).startswith("fxkit.")
 
 
 def _is_foreign(value: Any) -> bool:
     """Tell whether something that lies in a trusted package was put there by others."""
-    if isinstance(value, types.FunctionType):
+    if type(value) is types.FunctionType:
         return not is_trusted(value.__globals__.get("__name__"))
-    return isinstance(value, type) and not is_trusted_class(value)
+    return is_a(value, type) and not is_trusted_class(value)

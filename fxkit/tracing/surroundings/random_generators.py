@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
@@ -15,9 +16,11 @@ from fxkit.tracing.surroundings.bytecode import can_read, instructions
 from fxkit.tracing.surroundings.code_names import names_in
 from fxkit.tracing.surroundings.hooked_code import is_given_to_calls, original
 from fxkit.tracing.surroundings.reach import Reach
+from fxkit.tracing.surroundings.reach_kinds import DEFAULT_OF
 from fxkit.tracing.surroundings.strangers import hands_on, hidden_call, is_hidden
 from fxkit.tracing.surroundings.watching import Watcher
 from fxkit.tracing.values.refusals import Refusal
+from fxkit.tracing.values.stored import in_classes, is_a, qualname_of
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, io.IOBase)
 _FROM_MEMORY = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
@@ -35,12 +38,11 @@ def check_strangers(reach: Reach, watcher: Watcher) -> None:
         Refusal: When an object may be read unseen.
     """
     for value, path in reach.strangers:
-        name = path.replace("]", "").replace("[", ".").rpartition(".")[2]
-        users = [code for code in watcher.codes if _names(code, name)]
+        name, users = _users(path, watcher.codes)
         if not users and name.isidentifier() and not reach.reads_all:
             continue
-        is_generator = isinstance(value, _GENERATORS)
-        is_iterator = hasattr(type(value), "__next__") and not isinstance(value, io.IOBase)
+        is_generator = is_a(value, _GENERATORS)
+        is_iterator = in_classes(type(value), "__next__") and not is_a(value, io.IOBase)
         is_used_well = _calls_only if is_generator else _asks_for_next
         is_well = name.isidentifier() and all(is_used_well(code, name) for code in users)
         if (is_generator or is_iterator) and is_well:
@@ -50,9 +52,18 @@ def check_strangers(reach: Reach, watcher: Watcher) -> None:
                 continue
         why = "which is another one after each read" if is_iterator else "whose state can't be told"
         raise Refusal(
-            f"the program may read {path or 'an object'}, a {type(value).__qualname__}, {why}",
+            f"the program may read {path or 'an object'}, a {qualname_of(type(value))}, {why}",
             "read it outside, and pass what it gives as an argument",
         )
+
+
+def _users(path: str, codes: Iterable[CodeType]) -> tuple[str, list[CodeType]]:
+    """Return the name by which code reads what lies at a path, and the code that has the name."""
+    if path.startswith(DEFAULT_OF):
+        name = path.removeprefix(DEFAULT_OF)
+        return name, [code for code in codes if name in code.co_varnames]
+    name = path.replace("]", "").replace("[", ".").rpartition(".")[2]
+    return name, [code for code in codes if _names(code, name)]
 
 
 def check_handed_on(reach: Reach) -> None:

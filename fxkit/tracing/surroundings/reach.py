@@ -8,6 +8,7 @@ attribute that no code names is not looked at.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import enum
 import functools
@@ -15,7 +16,7 @@ import threading
 import types
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,18 @@ from fxkit.tracing.surroundings.trust import is_trusted, is_trusted_class
 from fxkit.tracing.surroundings.wanted_names import Visit, WantedNames
 from fxkit.tracing.values.outside import Place
 from fxkit.tracing.values.refusals import Refusal
+from fxkit.tracing.values.size_numbers import NUMBERS
+from fxkit.tracing.values.stored import (
+    attributes_of,
+    class_attributes,
+    in_classes,
+    is_a,
+    is_comparable,
+    is_weak_proxy,
+    module_of,
+    mro_of,
+    qualname_of,
+)
 
 
 class Reach:
@@ -87,7 +100,7 @@ class Reach:
     ) -> Reach:
         """Walk from a callable, from the modules among its arguments, and from other objects."""
         reach = cls()
-        reach._todo.append((fn, "" if isinstance(fn, torch.nn.Module) else kinds.root_name(fn)))
+        reach._todo.append((fn, kinds.root_name(fn)))
         reach._todo.extend([*((module, path) for path, module in modules), *more])
         reach._walk()
         return reach
@@ -99,6 +112,10 @@ class Reach:
 
     def enter(self, frame: types.FrameType) -> None:
         """Look at what a function that is being called may read."""
+        with self._giving_up():
+            self._enter(frame)
+
+    def _enter(self, frame: types.FrameType) -> None:
         code = frame.f_code
         names = names_in(code)
         if code not in self._functions and code not in self.codes and not self._find(frame):
@@ -169,7 +186,7 @@ class Reach:
 
     def _walk(self) -> None:
         self.refusal = self.refusal or self._namespaces.refusal
-        try:
+        with self._giving_up():
             while self._todo or self._namespaces.found:
                 while self._namespaces.found:
                     self._child(*self._namespaces.found.pop())
@@ -180,45 +197,63 @@ class Reach:
                         f"the program refers to more than {kinds.LIMIT} objects",
                         "pass what it needs as arguments, or keep it in fewer objects",
                     )
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Let the state be one that can't be told where looking at it fails."""
+        try:
+            yield
         except Refusal as refusal:
-            self.refusal = self.refusal or refusal
-            self._todo.clear()
+            self._give_up(refusal)
+        except Exception as error:  # objects may have any code that runs when they are looked at
+            why = f"looking at what the program refers to raises {type(error).__name__}: {error}"
+            self._give_up(Refusal(why))
+
+    def _give_up(self, refusal: Refusal) -> None:
+        self.refusal = self.refusal or refusal
+        self._todo.clear()
 
     # Visits -----------------------------------------------------------------------------------
 
     def _visit(self, value: Any, path: str) -> None:
         kind = type(value)
-        if kind in h.PLAIN or id(value) in self.kept:
+        if not is_comparable(kind):
+            raise Refusal(f"{path or 'an object'} is of a class that can't be compared")
+        if kind in h.PLAIN or kind in NUMBERS or id(value) in self.kept:
             return
-        if isinstance(value, enum.Enum) and not is_trusted_class(kind):
+        if issubclass(kind, enum.Enum) and not is_trusted_class(kind):
             self.kept[id(value)] = value
-            self._namespace(vars(value), path, self.names, extra=frozenset({"_value_"}))
-            self._visit_class(kind, kind.__qualname__)
+            self._namespace(
+                attributes_of(value) or {}, path, self.names, extra=frozenset({"_value_"})
+            )
+            self._visit_class(kind, qualname_of(kind))
             return
-        if isinstance(value, kinds.LEFT_ALONE) or kind is type(None):
+        if issubclass(kind, kinds.LEFT_ALONE) or kind is type(None):
             self._visit_leaf(value, path)
             return
         self.kept[id(value)] = value
-        if isinstance(value, torch.nn.Module):
+        if issubclass(kind, torch.nn.Module):
             self._visit_module(value, path)
         elif kind is types.FunctionType:
             self._visit_function(value, path)
-        elif isinstance(value, dict):
-            if can_hand_on(factory := getattr(value, "default_factory", None)):
+        elif issubclass(kind, dict):
+            factory = kinds.factory_of(value)
+            if can_hand_on(factory):
                 raise Refusal(*hidden_call(path, factory))
             self._hold(h.DictHolder(value, path))
             self._visit_attributes(value, kind, path)
-        elif isinstance(value, (list, deque)):
+        elif issubclass(kind, (list, deque)):
             self._hold(h.SequenceHolder(value, path))
             self._visit_attributes(value, kind, path)
-        elif isinstance(value, set):
+        elif issubclass(kind, set):
             self._hold(h.SetHolder(value, path))
             self._visit_attributes(value, kind, path)
-        elif isinstance(value, (tuple, frozenset)):
-            for index, item in enumerate(value):
+        elif issubclass(kind, (tuple, frozenset)):
+            base = tuple if issubclass(kind, tuple) else frozenset
+            for index, item in enumerate(base.__iter__(value)):
                 self._child(value, index, item, f"{path}[{index}]")
             self._visit_attributes(value, kind, path)
-        elif isinstance(value, type):
+        elif issubclass(kind, type):
             self._visit_class(value, path)
         elif not self._visit_wrapper(value, path):
             self._visit_object(value, kind, path)
@@ -236,21 +271,26 @@ class Reach:
         """Visit what a method, partial, property or memoised function is made of."""
         parts = kinds.made_of(value)
         if parts is not None:
-            if isinstance(value, functools.partial) and can_hand_on(value.func):
-                raise Refusal(*hidden_call(path, value.func))
-            if isinstance(value, kinds.LRU):
+            if is_a(value, functools.partial) and can_hand_on(parts[0]):
+                raise Refusal(*hidden_call(path, parts[0]))
+            if is_a(value, kinds.LRU):
                 self._visit_memo(value, path)
-        elif isinstance(value, np.ndarray):
+        elif is_a(value, np.ndarray):
             if value.dtype.hasobject or value.nbytes > 1 << 22:
                 raise Refusal(f"{path} is an array whose content can't be guarded")
             self._hold(h.ArrayHolder(value, path))
+            self._visit_attributes_of_array(value, path)
             parts = []
-        elif isinstance(value, types.ModuleType):
+        elif is_a(value, types.ModuleType):
             self._namespaces.add_module(value, self.names, path)
             parts = []
-        elif isinstance(value, weakref.ref):
-            self.holders.append(h.WeakHolder(value, path))
-            parts = [] if isinstance(value(), torch.Tensor) else [value()]
+        elif is_a(value, weakref.ref) or is_weak_proxy(value):
+            reference = value if is_a(value, weakref.ref) else kinds.reference_of(value)
+            if reference is None:
+                return False
+            self.holders.append(h.WeakHolder(reference, path))
+            referent = weakref.ref.__call__(reference)
+            parts = [] if is_a(referent, torch.Tensor) else [referent]
             self._weak.update(map(id, parts))
         else:
             return False
@@ -270,7 +310,9 @@ class Reach:
         self.modules[id(module)] = path
         self.found.append((path, module))
         dot = f"{path}." if path else ""
-        attributes = module.__dict__
+        attributes = attributes_of(module)
+        if attributes is None:
+            raise Refusal(f"{path or 'the module'} hides its attributes")
         names = self._attribute_names(type(module))
         holder = h.NamespaceHolder(attributes, path, names=names, extra=kinds.MODULE_STATE)
         self._namespaces.held[id(attributes)] = holder
@@ -313,15 +355,18 @@ class Reach:
         if id(fn) in self._idle:
             self.holders.append(self._idle.pop(id(fn)))
         self._cells(fn)
-        if fn.__defaults__ and id(fn.__defaults__) not in self.kept:
-            self.kept[id(fn.__defaults__)] = fn.__defaults__
-            for index, value in enumerate(fn.__defaults__):
-                self._child(fn.__defaults__, index, value, f"default_{index}")
+        for defaults, entries in kinds.defaults_of(fn):
+            if id(defaults) in self.kept:
+                continue
+            self.kept[id(defaults)] = defaults
+            if isinstance(defaults, dict):
+                self.holders.append(h.DictHolder(defaults, fn.__name__))
+            for key, name, value in entries:
+                is_tensor = is_a(value, torch.Tensor)
+                path = f"default_{key}" if is_tensor else f"{kinds.DEFAULT_OF}{name}"
+                self._child(defaults, key, value, path)
                 if can_hand_on(value):
-                    place = fn.__code__.co_argcount - len(fn.__defaults__) + index
-                    self._visit_leaf(value, fn.__code__.co_varnames[place])
-        if fn.__kwdefaults__:
-            self._todo.append((fn.__kwdefaults__, fn.__name__))
+                    self._visit_leaf(value, name)
 
     def _cells(self, fn: types.FunctionType) -> None:
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
@@ -335,8 +380,8 @@ class Reach:
 
     def _visit_class(self, kind: type, path: str) -> None:
         if not is_trusted_class(type(kind)):
-            self._todo.append((type(kind), type(kind).__qualname__))
-        for base in kind.__mro__:
+            self._todo.append((type(kind), qualname_of(type(kind))))
+        for base in mro_of(kind):
             if is_trusted_class(base):
                 if issubclass(base, torch.nn.Module):
                     self._namespaces.add_class(base)
@@ -345,11 +390,11 @@ class Reach:
                 continue
             self._classes.add(base)
             self.kept[id(base)] = base
-            self._parts(base, base.__qualname__)
-            attributes, held = vars(base), dict_of(base)
+            self._parts(base, qualname_of(base))
+            attributes, held = class_attributes(base), dict_of(base)
             holder = h.NamespaceHolder(
                 held,
-                base.__qualname__,
+                qualname_of(base),
                 names=None if self.reads_all else self.names,
                 has_specials=True,
                 extra=kinds.read_by_bases(base),
@@ -357,26 +402,27 @@ class Reach:
             )
             self.holders.append(holder)
             for name, value in list(attributes.items()):
-                where = f"{base.__qualname__}.{name}"
+                where = f"{qualname_of(base)}.{name}"
                 # What a method is made of counts once it runs.
                 self._methods.update(map(id, (value, *(kinds.made_of(value) or ()))))
                 if not (name.startswith("__") and name.endswith("__")):
                     names = None if name in holder.extra else self.names
                     self._attribute(held, name, value, where, names)
-                elif isinstance(value, types.FunctionType):
+                elif type(value) is types.FunctionType:
                     self._todo.append((value, name))  # operators call it without naming it
                 else:
                     self._attribute(held, name, value, where, self.names, is_sealed=True)
 
     def _visit_object(self, value: Any, kind: type, path: str) -> None:
-        if isinstance(value, torch.Tensor):
+        if issubclass(kind, torch.Tensor):
             return
-        if isinstance(value, threading.local):
+        if issubclass(kind, threading.local):
             self._hold(h.LocalHolder(value, path))
             return
-        if kind.__module__ == "_io" and not kinds.is_readable(value):
+        is_file = module_of(kind) == "_io"
+        if is_file and not kinds.is_readable(value):
             return
-        if hasattr(kind, "__next__") or kind.__module__ == "_io":
+        if is_file or in_classes(kind, "__next__") is not None:
             if not self.is_lenient:
                 self.strangers.append((value, path))
             return
@@ -389,17 +435,25 @@ class Reach:
         if kinds.keeps_to_itself(kind):
             return
         self._parts(value, path)
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict):
+        attributes = attributes_of(value)
+        if attributes is not None:
             self._namespace(attributes, path, self._attribute_names(kind), kinds.is_sealed(kind))
-        slots = kinds.guarded_slot_names(kind)
+        slots = kinds.guarded_slots(kind)
         if slots:
-            holder = h.SlotsHolder(value, path, names=slots)
+            holder = h.SlotsHolder(value, path, slots=slots)
             self.holders.append(holder)
             for name, item in holder.entries.items():
-                self._child(kinds.slot_place(holder, name), name, item, f"{path}.{name}")
+                self._child(holder.place(name).holder, name, item, f"{path}.{name}")
         if not is_trusted_class(kind):
             self._visit_class(kind, path)
+
+    def _visit_attributes_of_array(self, array: np.ndarray, path: str) -> None:
+        """Look at what an array of a class of its own has as attributes, such as a mask."""
+        attributes = attributes_of(array)
+        if attributes:
+            self._namespace(attributes, path, None)
+        if not is_trusted_class(type(array)):
+            self._visit_class(type(array), path)
 
     # Parts ------------------------------------------------------------------------------------
 
@@ -422,7 +476,7 @@ class Reach:
         holder = h.NamespaceHolder(attributes, path, names=names, is_sealed=seals, extra=extra)
         self._namespaces.held[id(attributes)] = holder
         self.holders.append(holder)
-        for name, value in list(attributes.items()):
+        for name, value in list(dict.items(attributes)):
             known = None if name in extra else names
             self._attribute(attributes, name, value, f"{path}.{name}".lstrip("."), known, seals)
 
@@ -437,10 +491,10 @@ class Reach:
     ) -> None:
         if type(value) in h.PLAIN:
             return
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             self._child(holder, name, value, path)
             return
-        is_only_named = is_sealed or isinstance(value, types.FunctionType)
+        is_only_named = is_sealed or type(value) is types.FunctionType
         is_read = names is None or name in names or name in kinds.MODULE_STATE
         if is_read or (self.reads_all and not is_only_named):
             self._todo.append((value, path))
@@ -458,7 +512,7 @@ class Reach:
     def _child(self, holder: Any, key: Any, value: Any, path: str) -> None:
         if type(value) in h.PLAIN:
             return
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             place = Place(holder, key, path)
             self.places.setdefault(id(value), (value, []))[1].append(place)
             self._visit_tensor(value, path)
@@ -474,7 +528,7 @@ class Reach:
 
     def _attribute_names(self, kind: type) -> set[str] | None:
         """Return the attributes of instances that may be read; None for all."""
-        others = [base for base in kind.__mro__[:-1] if is_trusted_class(base)]
+        others = [base for base in mro_of(kind)[:-1] if is_trusted_class(base)]
         if kinds.is_read_by_name(kind):
             return self.names
         if self.reads_all or any(base is not torch.nn.Module for base in others):

@@ -6,7 +6,9 @@ import enum
 import functools
 import gc
 import types
-from collections.abc import Iterable
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,24 @@ import torch
 
 from fxkit.tracing.guarding import holders as h
 from fxkit.tracing.surroundings.trust import is_standard, is_trusted_class
-from fxkit.tracing.values.structure import slot_names
+from fxkit.tracing.values.stored import (
+    Slot,
+    class_attributes,
+    in_classes,
+    is_a,
+    is_made_by_statement,
+    module_of,
+    mro_of,
+    referent_of,
+    slots_of,
+)
 
 LIMIT = 50_000
 STANDS_FOR = "_fxkit_stands_for"
 """Attribute of a class: what holds the program that an object of it runs, its own state apart."""
+
+DEFAULT_OF = "the default of "
+"""How the path of a default begins; the name of its parameter follows."""
 
 OPAQUE = "_fxkit_opaque"
 """Attribute of a function that calls another one unseen, and is not looked into."""
@@ -46,38 +61,61 @@ REVEALING = frozenset("__code__ __defaults__ __kwdefaults__ signature getfullarg
 LRU = type(functools.lru_cache(maxsize=1)(lambda: None))
 
 
+_MADE_OF: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (types.MethodType, ("__self__", "__func__")),
+    (functools.partial, ("func", "args", "keywords")),
+    (staticmethod, ("__func__",)),
+    (classmethod, ("__func__",)),
+    (property, ("fget", "fset", "fdel")),
+)
+
+
 def made_of(value: Any) -> list[Any] | None:
     """Return what a method, partial, property or memoised function calls; None for others.
 
     A compiled program is the program: what is kept of its graphs is no part of what it reads.
     """
-    held = getattr(type(value), STANDS_FOR, None)
+    kind = type(value)
+    held = in_classes(kind, STANDS_FOR)
     if isinstance(held, str):
         return [getattr(value, held)]
-    if isinstance(value, types.MethodType):
-        return [value.__self__, value.__func__]
-    if isinstance(value, functools.partial):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, (staticmethod, classmethod)):
-        return [value.__func__]
-    if isinstance(value, property):
-        return [value.fget, value.fset, value.fdel]
-    if isinstance(value, LRU):
+    for made, names in _MADE_OF:
+        if issubclass(kind, made):
+            return [vars(made)[name].__get__(value) for name in names]
+    if issubclass(kind, LRU):
         return [value.__wrapped__]
-    if isinstance(value, types.MappingProxyType):
-        return [part for part in gc.get_referents(value) if isinstance(part, dict)]
+    if kind is types.MappingProxyType:
+        return gc.get_referents(value)
     return None
 
 
-_IS_MUTABLE = 1 << 9  # a class that a statement has made, not one written in C
+def factory_of(table: dict[Any, Any]) -> Any:
+    """Return what makes the values that a `defaultdict` lacks; None for other dicts."""
+    if not is_a(table, defaultdict):
+        return None
+    return vars(defaultdict)["default_factory"].__get__(table)
+
+
+def defaults_of(fn: types.FunctionType) -> Iterator[tuple[Any, list[tuple[Any, str, Any]]]]:
+    """Iterate over what holds defaults of a function, with `(key, parameter, default)` of each."""
+    if fn.__defaults__:
+        start = fn.__code__.co_argcount - len(fn.__defaults__)
+        names = fn.__code__.co_varnames[start:]
+        yield fn.__defaults__, [(i, names[i], value) for i, value in enumerate(fn.__defaults__)]
+    if fn.__kwdefaults__:
+        yield fn.__kwdefaults__, [(name, name, it) for name, it in fn.__kwdefaults__.items()]
+
+
+def reference_of(proxy: Any) -> weakref.ref[Any] | None:
+    """Return a weak reference to what a weak proxy stands for; None where that can't be told."""
+    referent = referent_of(proxy)
+    return None if referent is None else weakref.ref(referent)
 
 
 def has_parts(value: Any) -> bool:
     """Tell whether what a value consists of can be exchanged; see `guarding.parts`."""
-    kind = value if isinstance(value, type) else type(value)
-    if isinstance(value, (types.FunctionType, types.ModuleType)):
-        return True
-    return bool(kind.__flags__ & _IS_MUTABLE)
+    kind = value if is_a(value, type) else type(value)
+    return is_a(value, (types.FunctionType, types.ModuleType)) or is_made_by_statement(kind)
 
 
 @functools.cache
@@ -126,16 +164,17 @@ def results_of(memo: Any) -> list[Any]:
     """Return what a memoised function keeps and may hold tensors."""
     results = gc.get_referents(memo)
     results += [item for part in results if type(part) is dict for item in part.values()]
-    return [result for result in results if isinstance(result, (torch.Tensor, tuple, list))]
+    return [result for result in results if is_a(result, (torch.Tensor, tuple, list))]
 
 
 def keeps_to_itself(kind: type) -> bool:
-    is_of_torch = kind.__module__.partition(".")[0] in ("torch", "numpy")
-    return is_of_torch and not kind.__module__.startswith("torch.distributions")
+    module = module_of(kind)
+    is_of_torch = module.partition(".")[0] in ("torch", "numpy")
+    return is_of_torch and not module.startswith("torch.distributions")
 
 
 def root_name(fn: Any) -> str:
-    return "" if not isinstance(fn, types.FunctionType) else fn.__name__
+    return fn.__name__ if type(fn) is types.FunctionType else ""
 
 
 def is_readable(stream: Any) -> bool:
@@ -146,22 +185,17 @@ def is_readable(stream: Any) -> bool:
 
 
 def assign(kind: type, name: str, value: Any) -> None:
+    # Not by the `__setattr__` of a metaclass, which has run when the program set it.
     if value is h.ABSENT:
-        delattr(kind, name)
+        type.__delattr__(kind, name)
     else:
-        setattr(kind, name, value)
+        type.__setattr__(kind, name, value)
 
 
-def slot_place(holder: h.SlotsHolder, name: str) -> Any:
-    return holder.place(name).holder
-
-
-@functools.lru_cache(maxsize=4096)
-def guarded_slot_names(kind: type) -> tuple[str, ...]:
+def guarded_slots(kind: type) -> dict[str, Slot]:
     """Return the slots of a class that have to be guarded; none of a class that is trusted."""
-    if is_trusted_class(kind):
-        return ()
-    return slot_names(kind)
+    is_exception = issubclass(kind, BaseException)
+    return {} if is_trusted_class(kind) and not is_exception else slots_of(kind)
 
 
 def has_cells(fn: types.FunctionType, values: dict[str, Any]) -> bool:
@@ -177,15 +211,15 @@ def candidates(frame: types.FrameType) -> tuple[type | None, list[Any]]:
     if not code.co_argcount:
         return None, found
     first = frame.f_locals.get(code.co_varnames[0])
-    kind = first if isinstance(first, type) else type(first)
-    return kind, found + [vars(base).get(code.co_name) for base in kind.__mro__]
+    kind = first if is_a(first, type) else type(first)
+    return kind, found + [class_attributes(base).get(code.co_name) for base in mro_of(kind)]
 
 
 def function_with(code: types.CodeType, candidates: Iterable[Any]) -> list[types.FunctionType]:
     """Return a function with some code, if there is one among functions, methods, properties."""
     for found in candidates:
-        for part in (found, *(getattr(found, name, None) for name in ("__func__", "fget"))):
-            if isinstance(part, types.FunctionType) and part.__code__ is code:
+        for part in (found, *(made_of(found) or ())):
+            if type(part) is types.FunctionType and part.__code__ is code:
                 return [part]
     return []
 
@@ -193,4 +227,4 @@ def function_with(code: types.CodeType, candidates: Iterable[Any]) -> list[types
 def functions_of(codes: Iterable[types.CodeType]) -> list[types.FunctionType]:
     """Return the living functions that have one of these codes; looks at all objects there are."""
     referrers = gc.get_referrers(*codes) if codes else []
-    return [value for value in referrers if isinstance(value, types.FunctionType)]
+    return [value for value in referrers if type(value) is types.FunctionType]

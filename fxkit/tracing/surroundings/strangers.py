@@ -8,12 +8,24 @@ functions in C; calls of what Cython makes, and calls that other C code makes, i
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fxkit.tracing.surroundings import foreign_calls
 from fxkit.tracing.surroundings.code_names import CodeNames
+from fxkit.tracing.values.stored import (
+    base_of,
+    class_attributes,
+    count_of_slots,
+    hides_attributes,
+    is_a,
+    module_of,
+    name_of,
+    qualname_of,
+    sizes_of,
+)
 
 _IMMUTABLE = frozenset(
     """
@@ -52,10 +64,12 @@ _READS_CLOCK = frozenset({("numpy", "datetime64")})
 @functools.lru_cache(maxsize=8192)
 def is_stranger(kind: type) -> bool:
     """Tell whether instances of a class keep state in C that no guard can compare."""
-    if kind.__module__.partition(".")[0] == "torch":
+    if hides_attributes(kind):
+        return True
+    if module_of(kind).partition(".")[0] == "torch":
         return False
     base = _in_c(kind)
-    module, name = base.__module__, base.__qualname__
+    module, name = module_of(base), qualname_of(base)
     if f"{module}.{name}" in _IMMUTABLE or issubclass(base, BaseException):
         return False
     return module.partition(".")[0] not in ("torch", "numpy") or module.startswith("numpy.random")
@@ -63,9 +77,9 @@ def is_stranger(kind: type) -> bool:
 
 def is_hidden(function: Any) -> bool:
     """Tell whether calls of a function are not reported, and may do anything."""
-    if isinstance(function, types.MethodType):
+    if type(function) is types.MethodType:
         function = function.__func__
-    return type(function).__name__ == _HIDDEN
+    return name_of(type(function)) == _HIDDEN
 
 
 def reads_clock(kind: Any) -> bool:
@@ -75,14 +89,14 @@ def reads_clock(kind: Any) -> bool:
 
 def hidden_names(module: types.ModuleType, names: Iterable[str]) -> Iterator[str]:
     """Iterate over what NumPy has under some names that a graph can't repeat a call of."""
-    if module.__name__.partition(".")[0] != "numpy":
+    if str(vars(module).get("__name__")).partition(".")[0] != "numpy":
         return
     for name in names:
         value = vars(module).get(name)
-        is_foreign = is_hidden(value) and not isinstance(value, types.MethodType)
+        is_foreign = is_hidden(value) and not is_a(value, types.MethodType)
         if is_foreign or (module.__name__, name) in _READS_CLOCK:
             yield f"{module.__name__}.{name}"
-        if isinstance(value, types.ModuleType):
+        if is_a(value, types.ModuleType):
             yield from hidden_names(value, set(names) - {name})
 
 
@@ -90,7 +104,7 @@ def can_hand_on(value: Any) -> bool:
     """Tell whether a value is a function in C of which each call has to be seen."""
     if value is print:
         return True
-    return isinstance(value, types.BuiltinFunctionType) and not foreign_calls.is_known(value)
+    return is_a(value, types.BuiltinFunctionType) and not foreign_calls.is_known(value)
 
 
 def hands_on(code: CodeNames, name: str) -> bool:
@@ -106,23 +120,32 @@ def hands_on(code: CodeNames, name: str) -> bool:
 
 
 def _in_c(kind: type) -> type:
-    """Return the first class of the inheritance that adds fields which Python does not manage."""
-    while kind is not object:
-        base = kind.__base__ or object
-        own = vars(kind)
-        slots = own.get("__slots__", ())
-        count = 1 if isinstance(slots, str) else len(tuple(slots))
-        managed = _POINTER * (count + ("__dict__" in own) + ("__weakref__" in own))
-        if kind.__basicsize__ - base.__basicsize__ > managed or kind.__itemsize__:
-            return kind if kind.__basicsize__ > base.__basicsize__ + managed else _sized(kind)
-        kind = base
+    """Return the first class of the inheritance that adds fields which Python does not manage.
+
+    A slot that something else has taken the place of can't be reached, and is such a field.
+    """
+    for base, before in itertools.pairwise(_layouts(kind)):
+        own = class_attributes(base)
+        managed = _POINTER * (count_of_slots(base) + ("__dict__" in own) + ("__weakref__" in own))
+        size, item_size = sizes_of(base)
+        added = size - sizes_of(before)[0]
+        if added > managed or item_size:
+            return base if added > managed else _sized(base)
     return object
+
+
+def _layouts(kind: type) -> Iterator[type]:
+    """Iterate over the classes that say how instances lie in memory, up to `object`."""
+    base: type | None = kind
+    while base is not None:
+        yield base
+        base = base_of(base)
 
 
 def _sized(kind: type) -> type:
     """Return the base that made instances of a class vary in size, such as `tuple` or `int`."""
-    while kind.__base__ is not None and kind.__base__.__itemsize__ == kind.__itemsize__:
-        kind = kind.__base__
+    while (base := base_of(kind)) is not None and sizes_of(base)[1] == sizes_of(kind)[1]:
+        kind = base
     return kind
 
 

@@ -10,6 +10,8 @@ import functools
 import sys
 from typing import Any
 
+from fxkit.tracing.values.stored import module_of
+
 _PURE = frozenset(
     """
     torch numpy fxkit builtins abc collections functools contextlib dataclasses enum typing types
@@ -34,11 +36,10 @@ def is_trusted(module: str | None) -> bool:
 
 def is_trusted_class(kind: type) -> bool:
     """Tell whether a class is defined in such a module."""
-    module = getattr(kind, "__module__", None)
-    return not isinstance(module, str) or is_trusted(module)
+    return is_trusted(module_of(kind))
 
 
 def is_standard(value: Any) -> bool:
     """Tell whether a class or function is defined in Python's standard library."""
-    module = getattr(value, "__module__", None)
+    module = module_of(value) if isinstance(value, type) else getattr(value, "__module__", None)
     return isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names

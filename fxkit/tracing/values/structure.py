@@ -8,7 +8,6 @@ list that was passed in has to be the list that was changed.
 from __future__ import annotations
 
 import enum
-import functools
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -22,6 +21,16 @@ from torch.utils import _pytree as pytree
 
 from fxkit.errors import CaptureError
 from fxkit.tracing.values.size_numbers import NUMBERS, any_number, plain
+from fxkit.tracing.values.stored import (
+    attributes_of,
+    hides_attributes,
+    in_classes,
+    in_slot,
+    is_a,
+    is_comparable,
+    is_made_plainly,
+    slots_of,
+)
 
 _LIMIT = 20_000
 
@@ -36,6 +45,7 @@ _BY_IDENTITY = (
     *(torch.nn.Module, torch.Generator),
 )
 
+_EMPTY = object()
 _MADE_BY_CALLS = (types.FunctionType, types.MethodType, torch.nn.Module, torch.Generator)
 
 Path = tuple[str, ...]
@@ -71,7 +81,10 @@ class Parts:
     def add(self, value: Any, path: str) -> None:
         """Take `value` apart and append what is found."""
         kind = type(value)
-        if isinstance(value, torch.Tensor):
+        if not is_comparable(kind):
+            self.alive.append(value)
+            self._token(("an object of a class that can't be compared", id(value)), path)
+        elif is_a(value, torch.Tensor):
             # One without a shape must not come before guards that ask for it.
             self._token(("nested tensor",) if value.is_nested else ("tensor",), path)
             self.tensors.append(value)
@@ -80,10 +93,10 @@ class Parts:
             self._token((kind, value), path)
         elif kind is float:
             self._token((kind, value.hex()), path)
-        elif isinstance(value, (enum.Enum, np.dtype)):
+        elif is_a(value, (enum.Enum, np.dtype)):
             self._token((kind, value), path)
-        elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
-            if isinstance(value, np.ndarray):
+        elif is_a(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+            if is_a(value, np.ndarray):
                 self.arrays.append(value)
             self._token((kind, value.dtype.str, np.shape(value), value.tobytes()), path)
         else:
@@ -100,9 +113,9 @@ class Parts:
                 hint="pass the tensors that the program needs, not the objects around them",
             )
         self._seen[id(value)] = len(self._seen)
-        if isinstance(value, torch.nn.Module):
+        if is_a(value, torch.nn.Module):
             self.modules.append((path, value))
-        content = None if isinstance(value, _BY_IDENTITY) else content_of(value)
+        content = None if is_a(value, _BY_IDENTITY) else content_of(value)
         if content is None:
             self.alive.append(value)
             self._token((kind, id(value)), path)
@@ -158,8 +171,8 @@ def content_of(value: Any) -> Content | None:
         return _dict_content(value, factory, lambda: defaultdict(factory))
     if kind in (set, frozenset):
         return _set_content(value, kind)
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        steps = [f".{name}" for name in kind._fields]
+    if issubclass(kind, tuple) and (fields := in_classes(kind, "_fields")) is not None:
+        steps = [f".{name}" for name in fields]
         return Content(len(value), list(value), steps, build=lambda values: kind(*values))
     node = pytree.SUPPORTED_NODES.get(kind)
     if node is not None:
@@ -231,35 +244,32 @@ def _comparable(context: Any) -> Any:
 
 def _object_content(value: Any, kind: type) -> Content | None:
     """Look into an ordinary object; None for one that C code or a `__new__` of its own made."""
-    if kind.__new__ is not object.__new__ or kind.__reduce__ is not object.__reduce__:
+    if not is_made_plainly(kind) or hides_attributes(kind):
         return None
-    names = [name for name in slot_names(kind) if hasattr(value, name)]
-    names += vars(value) if hasattr(value, "__dict__") else ()
-    if not names and not hasattr(value, "__dict__") and not slot_names(kind):
+    attributes, slots = attributes_of(value), slots_of(kind)
+    if attributes is None and not slots:
         return None
+    contents = {name: in_slot(value, slot, _EMPTY) for name, slot in slots.items()}
+    filled = [name for name, item in contents.items() if item is not _EMPTY]
+    names = (*filled, *dict.keys(attributes or {}))
 
     def fill(target: Any, values: list[Any]) -> None:
-        if hasattr(target, "__dict__"):
-            vars(target).clear()
-        for name, item in zip(names, values, strict=True):
-            object.__setattr__(target, name, item)
+        for name, slot in slots.items():
+            if name not in filled and in_slot(target, slot, _EMPTY) is not _EMPTY:
+                slot.__delete__(target)
+        for name, item in zip(filled, values, strict=False):
+            slots[name].__set__(target, item)
+        if attributes is not None:
+            table = attributes_of(target)
+            assert table is not None  # it is of the class of one that has them
+            dict.clear(table)
+            dict.update(table, zip(names[len(filled) :], values[len(filled) :], strict=True))
 
-    values = [object.__getattribute__(value, name) for name in names]
+    values = [contents[name] for name in filled]
+    values += [] if attributes is None else dict.values(attributes)
     return Content(
-        tuple(names), values, [f".{name}" for name in names], lambda: object.__new__(kind), fill
+        names, values, [f".{name}" for name in names], lambda: object.__new__(kind), fill
     )
-
-
-@functools.cache
-def slot_names(kind: type) -> tuple[str, ...]:
-    """Return the names of the `__slots__` of a class and of those before it."""
-    names: list[str] = []
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            hidden = name.startswith("__") and not name.endswith("__")
-            names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 Build = Callable[[list[Any], dict[int, Any]], Any]
@@ -339,7 +349,7 @@ class Blueprint:
         self._place, self._existing, self._builders, self._kept = _no_place, {}, {}, None
 
     def _plan(self, value: Any, path: str) -> Build:
-        if isinstance(value, (torch.Tensor, fx.Proxy)) or type(value) in NUMBERS:
+        if is_a(value, (torch.Tensor, fx.Proxy)) or type(value) in NUMBERS:
             number = self._place(value, path)
             return lambda tensors, _: tensors[number]
         if type(value) in (torch.Size, slice) and any_number(value):
@@ -349,11 +359,11 @@ class Blueprint:
             return lambda _, memo: memo[-1][which]
         if self._kept is not None and id(value) in self._kept:
             return lambda tensors, memo: value
-        if type(value) in _PLAIN or isinstance(value, (float, enum.Enum, *_BY_IDENTITY)):
-            if self._kept is not None and isinstance(value, _MADE_BY_CALLS):
+        if type(value) in _PLAIN or is_a(value, (float, enum.Enum, *_BY_IDENTITY)):
+            if self._kept is not None and is_a(value, _MADE_BY_CALLS):
                 raise _opaque(value, path)
             return lambda tensors, memo: value
-        if isinstance(value, np.generic):
+        if is_a(value, np.generic):
             return lambda tensors, memo: value
         known = self._builders.get(id(value))
         return known if known is not None else self._plan_container(value, path)

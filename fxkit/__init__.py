@@ -15,7 +15,9 @@ from fxkit.collector import paused_collector
 
 if TYPE_CHECKING:
     from fxkit import lower, passes, testing
+    from fxkit.analysis.abstract_interpretation import Analysis, transfer
     from fxkit.analysis.cost import flop_formula
+    from fxkit.analysis.fake_values import fill_fake_values
     from fxkit.analysis.objects import graph
     from fxkit.analysis.tensor_types import TypeAnalysis, propagate_types
     from fxkit.analysis.type_inference.declared_types import declare_type
@@ -39,6 +41,9 @@ _HOMES = {
     "opaque": "fxkit.tracing",
     "graph": "fxkit.analysis.objects",
     "propagate_types": "fxkit.analysis.tensor_types",
+    "fill_fake_values": "fxkit.analysis.fake_values",
+    "Analysis": "fxkit.analysis.abstract_interpretation",
+    "transfer": "fxkit.analysis.abstract_interpretation",
     "TypeAnalysis": "fxkit.analysis.tensor_types",
     "declare_type": "fxkit.analysis.type_inference.declared_types",
     "edit": "fxkit.ir.session",
@@ -63,6 +68,7 @@ _HOMES = {
 _PACKAGES = ("ir", "analysis", "tracing", "patterns", "passes", "lower", "view", "testing")
 
 __all__ = [
+    "Analysis",
     "PassManager",
     "TypeAnalysis",
     "capture",
@@ -72,6 +78,7 @@ __all__ = [
     "draw",
     "edit",
     "explain",
+    "fill_fake_values",
     "find",
     "flop_formula",
     "graph",
@@ -87,6 +94,7 @@ __all__ = [
     "symbolic_trace",
     "testing",
     "timeline",
+    "transfer",
     "tree",
     "trim",
     "verify",

@@ -107,12 +107,18 @@ def is_made_plainly(kind: type) -> bool:
 
 
 def _once_per_class(find: Callable[[type], R]) -> Callable[[type], R]:
-    """Let what is found of a class be kept, unless the class has a hash of its own, or none."""
-    known = functools.lru_cache(maxsize=8192)(find)
+    """Let what is found of a class be kept, as long as it has the same bases."""
+
+    @functools.lru_cache(maxsize=8192)
+    def known(kind: type) -> tuple[tuple[type, ...], R]:
+        return mro_of(kind), find(kind)
 
     @functools.wraps(find)
     def found(kind: type) -> R:
-        return known(kind) if is_comparable(kind) else find(kind)
+        if not is_comparable(kind):
+            return find(kind)
+        mro, result = known(kind)
+        return result if mro is mro_of(kind) else find(kind)
 
     return found
 

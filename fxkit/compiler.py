@@ -39,6 +39,7 @@ from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager, check_passes
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
+from fxkit.torch_adapters.fx_graphs import codegen_of
 from fxkit.tracing.captured import Captured, method_of
 from fxkit.tracing.recorder.recorder import active_recorder
 from fxkit.tracing.runs.free_sizes import Request
@@ -533,6 +534,6 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     """Copy a graph with its types and provenance, so that a pipeline leaves the captured one."""
     graph = fx.Graph(tracer_cls=CodeTracer)
     copy_nodes(gm.graph.nodes, graph, {})
-    if gm.graph._codegen is None:
+    if codegen_of(gm.graph) is None:
         raise CaptureError("expected a graph with code, got none")
     return fx.GraphModule(gm, graph)

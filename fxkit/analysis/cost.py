@@ -19,11 +19,11 @@ from fxkit.analysis.effects import effects_of
 from fxkit.analysis.operation_counts import MOVES, count
 from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.analysis.tensor_types import fake_mode
-from fxkit.analysis.type_inference.dynamo_config import call_with_settings
 from fxkit.ir.attributes import type_of_operand
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters.dynamo_config import call_with_settings
 
 
 @dataclass(frozen=True, slots=True)

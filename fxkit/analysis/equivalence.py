@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.observation import Observation, clone_inputs, overlaps, real_numbers
 from fxkit.errors import NumericsError
 from fxkit.ir.types import TensorType
+from fxkit.torch_adapters import pytree
 
 # How much worse than eager's, against float64, an error may be.
 ERROR_RATIO = 2.0

@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.ir.call import OPERATOR_NAME
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.operators import OpOverload
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -107,7 +108,7 @@ class _InFloat64(OperatorMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         given = (args, kwargs)
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, OpOverload):
             return func(*pytree.tree_map(_followed, args), **pytree.tree_map(_followed, kwargs))
         if func is _REINTERPRETS:
             return _reinterpreted(*args)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.float64 import in_float64, widened_module
+from fxkit.torch_adapters import pytree
 
 
 class Observation:

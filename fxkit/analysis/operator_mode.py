@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from fxkit.torch_adapters.modes import TorchDispatchMode
 
 
 class OperatorMode(TorchDispatchMode):

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.tensor_types import infer_type
@@ -21,6 +20,7 @@ from fxkit.analysis.type_inference.type_facts import symbols_in
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters import pytree
 
 
 def spread_types(session: EditSession, made: Iterable[fx.Node]) -> None:

@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.graph import _PyTreeCodeGen
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.dependencies import ancestors
 from fxkit.analysis.effects import AliasSets
@@ -38,6 +36,8 @@ from fxkit.ir.journal import Change
 from fxkit.ir.modes import without_modes
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import KEY, TensorType, set_type, type_of, type_of_value
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fx_graphs import flattens_inputs
 
 __all__ = ["TypeAnalysis", "fake_mode", "fake_value", "infer_type", "propagate_types"]
 
@@ -237,7 +237,7 @@ class TypeAnalysis:
         """Return the value of each placeholder that is given one."""
         placeholders = [node for node in self._gm.graph.nodes if node.op == "placeholder"]
         args = list(self._args)
-        if isinstance(self._gm.graph._codegen, _PyTreeCodeGen):
+        if flattens_inputs(self._gm.graph):
             leaves = pytree.tree_leaves((self._args, self._kwargs))
             args = leaves if len(leaves) == len(placeholders) else args
         inputs: dict[str, Any] = {}

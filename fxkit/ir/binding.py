@@ -17,19 +17,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx
-from torch.nn import _reduction
 
 from fxkit.ir import op_table, schema
 from fxkit.ir.attributes import Attribute
 from fxkit.ir.call import OPERATOR_NAME, Call, Operator, operator_named
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters.layers import is_function_in_c
+from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket
+
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as the schemas of losses number them
 
 
 def bind_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
     """Bind a `call_function` node's call; what can't be told is opaque."""
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return _bind_overload(target, args, kwargs) or opaque_call(target, args, kwargs)
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, OpOverloadPacket):
         return _bind_packet(target, args, kwargs) or opaque_call(target, args, kwargs)
     return call_of(target, args, kwargs)
 
@@ -129,10 +132,7 @@ def _without_dropout(
 
 def _is_torch_builtin(target: Any) -> bool:
     home = getattr(target, "__module__", None) or ""
-    variable_functions = getattr(torch._C, "_VariableFunctions", None)
-    return home.startswith("torch._C") or target is getattr(
-        variable_functions, target.__name__, None
-    )
+    return home.startswith("torch._C") or is_function_in_c(target)
 
 
 def bind_method(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -204,9 +204,9 @@ def _spelled(
     if row.when is not None and given.pop(row.when[0], False):
         packet = row.when[1]
     if row.reduction and isinstance(given.get("reduction"), str):
-        if given["reduction"] not in ("none", "mean", "sum"):
+        if given["reduction"] not in _REDUCTIONS:
             return None
-        given["reduction"] = _reduction.get_enum(given["reduction"])
+        given["reduction"] = _REDUCTIONS[given["reduction"]]
     if packet == "embedding" and given.get("padding_idx") is None:
         given["padding_idx"] = -1
     renamed = {row.rename.get(key, key): value for key, value in given.items()}

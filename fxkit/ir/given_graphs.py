@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.graph import _PyTreeCodeGen
 
 from fxkit.errors import UnsupportedError
+from fxkit.torch_adapters.fx_graphs import flattens_inputs
 
 
 def check_graph_module(gm: Any) -> None:
@@ -46,7 +46,7 @@ def check_inputs(gm: fx.GraphModule, args: Any, kwargs: Mapping[str, Any] | None
             hint="write (x,) for a single input" if isinstance(args, torch.Tensor) else None,
         )
     names = [str(node.target) for node in gm.graph.nodes if node.op == "placeholder"]
-    if isinstance(gm.graph._codegen, _PyTreeCodeGen) or any(n.startswith("*") for n in names):
+    if flattens_inputs(gm.graph) or any(n.startswith("*") for n in names):
         return
     shown = ", ".join(names) or "none"
     if len(args) > len(names):

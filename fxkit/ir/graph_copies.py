@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from fxkit.torch_adapters.fx_graphs import codegen_of
+
 # Where a module that takes nested arguments keeps their structure.
 SPECS = ("_in_spec", "_out_spec")
 
@@ -16,7 +18,7 @@ def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
     output = graph.graph_copy(gm.graph, val_map={}, return_output_node=True)
     value, original = output if isinstance(output, tuple) else (None, None)
     graph.output(value, getattr(original, "type", None))
-    graph.set_codegen(gm.graph._codegen)
+    graph.set_codegen(codegen_of(gm.graph))
     copied = fx.GraphModule(gm, graph, gm.__class__.__name__)
     copied.training = gm.training
     for key in SPECS:

@@ -7,12 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.autograd.forward_ad as forward_ad
-from torch._C._autograd import _top_saved_tensors_default_hooks
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _disable_current_modes
 
-from fxkit.torch_adapters.fx_tracing import is_fx_tracing
+from fxkit.torch_adapters.autograd_state import has_saved_tensors_hooks
+from fxkit.torch_adapters.fx_tracing import is_fx_tracing, is_jit_tracing
+from fxkit.torch_adapters.modes import (
+    DeviceContext,
+    count_dispatch_modes,
+    count_function_modes,
+    function_modes,
+    without_dispatch_modes,
+)
+from fxkit.torch_adapters.transforms import has_transforms, is_forward_mode
 
 
 def is_followed() -> bool:
@@ -23,17 +28,17 @@ def is_followed() -> bool:
     program.
     """
     return bool(
-        torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
+        has_transforms()
+        or is_forward_mode()
+        or is_jit_tracing()
         or is_fx_tracing()
-        or (torch.is_grad_enabled() and _top_saved_tensors_default_hooks(True) is not None)
+        or (torch.is_grad_enabled() and has_saved_tensors_hooks())
     )
 
 
 def has_dispatch_modes() -> bool:
     """Tell whether a mode has to see each operator."""
-    return bool(torch._C._len_torch_dispatch_stack())
+    return bool(count_dispatch_modes())
 
 
 def has_modes() -> bool:
@@ -47,9 +52,9 @@ def has_function_modes(*ours: type) -> bool:
     Args:
         ours: Those that do not count.
     """
-    if not torch._C._len_torch_function_stack():
+    if not count_function_modes():
         return False
-    stack = torch.overrides._get_current_function_mode_stack()
+    stack = function_modes()
     return any(not isinstance(mode, (DeviceContext, *ours)) for mode in stack)
 
 
@@ -62,5 +67,5 @@ def without_modes() -> Iterator[None]:
     if not has_dispatch_modes():
         yield
         return
-    with _disable_current_modes():
+    with without_dispatch_modes():
         yield

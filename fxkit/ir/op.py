@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
-from torch._ops import OpOverload
 
 from fxkit.ir import op_table, schema
 from fxkit.ir.attributes import Attribute, find_attribute
@@ -41,6 +40,7 @@ from fxkit.ir.named_results import place_of_result
 from fxkit.ir.recipe import Recipe, form_of, learn
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket
 
 __all__ = [
     "OPERATOR_NAME",
@@ -151,7 +151,7 @@ def operator_name(spelling: Any) -> str:
         packet = spelling.removeprefix("aten.")
         is_aten = bool(schema.signatures(op_table.ALIASES.get(packet, packet)))
         return f"aten.{op_table.ALIASES.get(packet, packet)}" if is_aten else spelling
-    if isinstance(spelling, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(spelling, (OpOverload, OpOverloadPacket)):
         namespace, packet = str(spelling).split(".")[:2]
         return operator_name(packet) if namespace == "aten" else f"{namespace}.{packet}"
     if isinstance(spelling, type) and issubclass(spelling, nn.Module):

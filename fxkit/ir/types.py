@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.ir.symbols import SYM_TYPES, Symbol, read_number
+from fxkit.torch_adapters import pytree
 
 KEY = "fxkit_type"
 

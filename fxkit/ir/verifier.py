@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.graph import _PyTreeCodeGen
-from torch.utils._pytree import tree_leaves
 
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.attributes import ABSENT, find_attribute
 from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.node_kinds import KINDS
 from fxkit.ir.printer import format_node_safely, format_source
+from fxkit.torch_adapters.fx_graphs import codegen_of, flattens_inputs
+from fxkit.torch_adapters.pytree import tree_leaves
 
 
 def verify(gm: fx.GraphModule, only: Collection[fx.Node] | None = None) -> None:
@@ -106,9 +106,9 @@ def _faults_of_some(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> Iterator[
 def _structure_faults(graph: fx.Graph) -> Iterator[Fault]:
     """Hold inputs and results against the nesting that generated code takes and gives them in."""
     output = next(iter(reversed(graph.nodes)), None)
-    if type(graph._codegen) is not _PyTreeCodeGen or output is None or output.op != "output":
+    if not flattens_inputs(graph) or output is None or output.op != "output":
         return
-    told = graph._codegen.pytree_info
+    told = codegen_of(graph).pytree_info
     inputs = graph.find_nodes(op="placeholder")
     if told.in_spec is not None and told.in_spec.num_leaves != len(inputs):
         yield None, *_nested("inputs", told.in_spec.num_leaves, len(inputs))

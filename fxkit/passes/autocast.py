@@ -31,6 +31,8 @@ from fxkit.passes.building_blocks.autocast_lists import (
 from fxkit.passes.building_blocks.casts import cast_results_back, insert_cast, result_types
 from fxkit.passes.building_blocks.fake_runs import operators_under, type_under, without_autocast
 from fxkit.passes.options import check_lower_precision
+from fxkit.torch_adapters.grad_modes import enter_autocast, exit_autocast
+from fxkit.torch_adapters.operators import OpOverload, has_kernel
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ class _Caster:
 
     def _overload_key(self, node: fx.Node, call: Call) -> str:
         """Return the overload that a call goes to first: its own, where the graph names one."""
-        named = node.target if isinstance(node.target, torch._ops.OpOverload) else None
+        named = node.target if isinstance(node.target, OpOverload) else None
         overload = named or call.operator.overload
         return "" if overload is None else overload_key(overload)
 
@@ -280,8 +282,8 @@ class _Caster:
         """Give a call an autocast of its own."""
         options = self.options
         mode = (options.device_type, options.dtype, True, options.is_caching)
-        entered = self.edit.call(torch.amp.autocast_mode._enter_autocast, *mode, before=node)
-        self.edit.call(torch.amp.autocast_mode._exit_autocast, entered, after=node)
+        entered = self.edit.call(enter_autocast, *mode, before=node)
+        self.edit.call(exit_autocast, entered, after=node)
         self.context.notes.append(f"%{node.name} keeps an autocast of its own: it may cast inside")
         self._retype(node, self._mode(), is_new=True)
 
@@ -302,10 +304,7 @@ class _Caster:
 
 def _has_parts(name: str) -> bool:
     """Tell whether an operator is made of others that go through the dispatcher."""
-    is_dispatched = torch._C._dispatch_has_kernel(name)
-    return is_dispatched and torch._C._dispatch_has_kernel_for_dispatch_key(
-        name, "CompositeImplicitAutograd"
-    )
+    return bool(has_kernel(name, "CompositeImplicitAutograd"))
 
 
 def _needs(known: Any, dtype: torch.dtype) -> bool:

@@ -20,6 +20,7 @@ from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
 from fxkit.passes.building_blocks.weights import Weights
 from fxkit.passes.options import check_at_least
+from fxkit.torch_adapters.operators import OpOverload
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class _Batcher:
         form = _form_of_layer(layer) if is_layer else _form_of_function(node, call)
         if form is None:
             return
-        key = (form, type_of(operand), isinstance(node.target, torch._ops.OpOverload))
+        key = (form, type_of(operand), isinstance(node.target, OpOverload))
         group = self._open.get(key)
         is_apart = group is None or self._changes_mode(group, node)
         if group is None or is_apart or not group.takes(node, operand):
@@ -261,7 +262,7 @@ class _Batcher:
         """Insert the stack, the one operator, and the parts, in this order."""
         aten = torch.ops.aten
         first = next(iter(group.nodes))
-        is_aten = isinstance(first.target, torch._ops.OpOverload)
+        is_aten = isinstance(first.target, OpOverload)
         stack, unbind = (
             (aten.stack.default, aten.unbind.int) if is_aten else (torch.stack, torch.unbind)
         )

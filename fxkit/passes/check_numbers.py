@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.effects import effects_of
 from fxkit.errors import NumericsError
@@ -16,6 +15,7 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.probes import Chosen, Place, Probe, insert_probe
+from fxkit.torch_adapters import pytree
 
 
 class NumberCheck(Probe):

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
@@ -25,6 +24,8 @@ from fxkit.passes.building_blocks.recording import (
 )
 from fxkit.passes.building_blocks.torch_decompositions import computation_of, expansion_of
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.operators import OpOverload
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class _Lowering:
 
     def visit(self, node: fx.Node) -> None:
         target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or is_core(target):
+        if not isinstance(target, OpOverload) or is_core(target):
             return
         if target.namespace != "aten":
             self.context.notes.append(f"%{node.name} stays: {target} is no operator of ATen")

@@ -26,6 +26,7 @@ from fxkit.passes.building_blocks.norms import (
 )
 from fxkit.passes.building_blocks.refused import Refused
 from fxkit.passes.building_blocks.weights import Weights, memory_of
+from fxkit.torch_adapters.operators import OpOverload
 
 Share = tuple[Layer, Affine]
 
@@ -163,7 +164,7 @@ class _Folder:
         for layer, affine in self._targets(norm, norm.result, alone, norm.rank):
             self._folded_input(layer, affine, norm)
         read = self._keep(f"{norm.node.name}_shift", shift, norm.node, norm, norm.affine.key, ())
-        is_aten = isinstance(norm.node.target, torch._ops.OpOverload)
+        is_aten = isinstance(norm.node.target, OpOverload)
         add = torch.ops.aten.add.Tensor if is_aten else torch.add
         with self.edit.on_behalf_of([norm.node], "fold_batch_norm"):
             moved = self.edit.call(add, norm.input, read, before=norm.node)

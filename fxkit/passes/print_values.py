@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.probes import Chosen, Place, Probe, insert_probe
+from fxkit.torch_adapters import pytree
 
 
 def to_stderr(line: str) -> None:

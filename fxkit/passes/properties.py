@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxkit.analysis.effects import Effects, effects_of
@@ -30,6 +29,7 @@ from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.building_blocks.core_operators import is_core
+from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload
 
 Complaint = tuple[fx.Node, str]
 Predicate = Callable[[fx.GraphModule], Iterable[Complaint]]
@@ -192,7 +192,7 @@ def _write_back(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-_OVERLOADS = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
+_OVERLOADS = (OpOverload, HigherOrderOperator)
 
 
 @graph_property
@@ -215,7 +215,7 @@ def core_aten(gm: fx.GraphModule) -> Iterator[Complaint]:
         if call.operator.is_opaque or _is_left_as_it_is(node, call):
             continue
         target = node.target
-        if not isinstance(target, torch._ops.OpOverload):
+        if not isinstance(target, OpOverload):
             yield node, f"calls {_spelling(node)}, no overload"
         elif not is_core(target):
             yield node, f"calls {target}, which is not in the core set"

@@ -13,6 +13,7 @@ from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
+from fxkit.torch_adapters.operators import OpOverload
 
 _aten = torch.ops.aten
 
@@ -192,7 +193,7 @@ class _Memory:
 
 def _first_operand(node: fx.Node) -> fx.Node | None:
     """Return the operand over which an operator's form in place writes, if it has one."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
+    if not isinstance(node.target, OpOverload) or not node.args:
         return None
     if node.target not in _SCATTERS and _in_place(node.target) is None:
         return None

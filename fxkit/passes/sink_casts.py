@@ -16,6 +16,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.sinking import Region, Sinker
 from fxkit.patterns.rules.casts import holds_all
+from fxkit.torch_adapters.operators import OpOverload
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class _CastSinker(Sinker):
 
     def move(self, value: fx.Node, key: Hashable, place: fx.Node) -> fx.Node:
         dtype = _dtypes(key)[1]
-        if isinstance(place.target, torch._ops.OpOverload):
+        if isinstance(place.target, OpOverload):
             options = {"dtype": dtype}
             cast = torch.ops.aten._to_copy.default
             return self.edit.insert("call_function", cast, (value,), options, before=place)

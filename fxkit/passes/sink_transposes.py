@@ -16,6 +16,7 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.sinking import Sinker
+from fxkit.torch_adapters.operators import OpOverload
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class _TransposeSinker(Sinker):
         if not isinstance(known, TensorType):
             return None
         rank = len(_order(key))
-        value, is_aten = operand, isinstance(user.target, torch._ops.OpOverload)
+        value, is_aten = operand, isinstance(user.target, OpOverload)
         for _ in range(rank - len(known.shape)):
             unsqueeze = torch.ops.aten.unsqueeze.default if is_aten else torch.unsqueeze
             value = self._made(unsqueeze, user, value, 0)
@@ -85,7 +86,7 @@ class _TransposeSinker(Sinker):
         return self._made(permute, user, value, list(_inverse(key)))
 
     def move(self, value: fx.Node, key: Hashable, place: fx.Node) -> fx.Node:
-        is_aten = isinstance(place.target, torch._ops.OpOverload)
+        is_aten = isinstance(place.target, OpOverload)
         permute = torch.ops.aten.permute.default if is_aten else torch.permute
         return self.edit.call(permute, value, list(_order(key)), before=place)
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.op import resolve
@@ -22,6 +21,7 @@ from fxkit.passes.building_blocks.aten_spelling import AtenSpelling, fakeable, f
 from fxkit.passes.building_blocks.recording import Value, replay
 from fxkit.passes.building_blocks.torch_calls import record_calls
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.torch_adapters import pytree
 
 Condition = Callable[[Mapping[str, Any]], bool]
 

@@ -23,6 +23,7 @@ from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern_nodes import Pattern
 from fxkit.patterns.rewriting import Rule, Template, Where, check_sides
 from fxkit.patterns.templates import PatternBuilder, output_values, trace_template
+from fxkit.torch_adapters.fake_tensors import mode_class
 from fxkit.tracing.symbolic import symbolic_trace
 
 Side = Callable[..., Any] | nn.Module
@@ -198,10 +199,8 @@ def _checked(extra_check: Callable[[Any], bool]) -> Where:
 @contextlib.contextmanager
 def _with_values(nodes: Sequence[fx.Node]) -> Iterator[None]:
     """Give nodes of known types a fake tensor in `meta["val"]`, where such checks look for it."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     given: list[fx.Node] = []
-    mode = FakeTensorMode()
+    mode = mode_class()()
     try:
         for node in nodes:
             known = type_of(node)

@@ -1,4 +1,4 @@
-"""Whether a tracer of torch.fx follows this thread, and how one patches wrapped functions.
+"""Whether a tracer follows this thread, and how torch.fx patches functions that are wrapped.
 
 torch 2.11 to 2.13 keep the flag in a global variable; torch 2.14 has one a thread, behind functions
 of its own.
@@ -7,7 +7,8 @@ of its own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ _SLOW = "patterns are traced as programs are"
 _FLAG = private(f"{_MODULE}._is_fx_tracing_flag", _ASK, _NO_FLAG, "2.11 to 2.13")
 _GET = private(f"{_MODULE}._get_is_fx_tracing", _ASK, _NO_FLAG, "2.14")
 _SET = private(f"{_MODULE}._set_is_fx_tracing", _QUICK, _SLOW, "2.14")
+_JIT = private("torch._C._is_tracing", "telling whether torch.jit traces", "torch.jit is asked")
 _PATCHER = private(f"{_MODULE}._new_patcher", _QUICK, _SLOW)
 _PATCH = private(f"{_MODULE}._patch_wrapped_functions", _QUICK, _SLOW)
 
@@ -41,6 +43,10 @@ def _is_tracing_by_patch() -> bool:
 
 is_fx_tracing = _get or (_is_tracing_by_flag if _has_flag else _is_tracing_by_patch)
 """Tell whether a tracer of torch.fx follows this thread."""
+
+_jit: Any = torch.jit
+is_jit_tracing: Callable[[], bool] = _JIT.get(_jit.is_tracing)
+"""Tell whether `torch.jit.trace` follows this thread."""
 
 can_trace_functions = bool(
     _new_patcher and _patch_wrapped_functions and (_has_flag or (_get and _set))

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._library.custom_ops import CustomOpDef
-from torch._ops import OpOverload, OpOverloadPacket
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.schema import Signature, signature_of, signatures
+from fxkit.torch_adapters.operators import CustomOpDef, OpOverload, OpOverloadPacket
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.surroundings.strangers import can_hand_on
 

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from fxkit.errors import CaptureError, UnsupportedError
+from fxkit.torch_adapters.aot_autograd import torchscript_converter
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.values.refusals import said
 
@@ -175,17 +176,16 @@ def _is_torchscript(path: Path) -> bool:
 
 
 def _converted(source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    try:
-        from torch._export.converter import TS2EPConverter
-    except ImportError as error:
+    converter = torchscript_converter()
+    if converter is None:
         raise UnsupportedError(
             "expected a torch that converts TorchScript, got one without the converter",
             hint="export the model itself with torch.export",
-        ) from error
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch.jit, and of the converter's own graph
-            return TS2EPConverter(source, args, kwargs).convert()
+            return converter(source, args, kwargs).convert()
     except Exception as error:  # the converter raises whatever it meets
         raise CaptureError(
             f"expected TorchScript that torch can convert, got {said(error)}",

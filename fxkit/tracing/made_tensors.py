@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.effects import effects_of
 from fxkit.errors import CaptureError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.printer import format_node, format_source
+from fxkit.torch_adapters import pytree
 from fxkit.tracing.recorder.frames import is_user_file, source_text
 
 # What gives no tensor and needs the numbers in one, and what writes but is not named so.

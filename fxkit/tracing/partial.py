@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.errors import CaptureError
 from fxkit.ir.op import OPERATOR_NAME
+from fxkit.torch_adapters import pytree
 
 
 @dataclass(frozen=True, slots=True)

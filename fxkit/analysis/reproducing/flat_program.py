@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
-from torch.fx.graph import CodeGen, _PyTreeCodeGen
-from torch.utils import _pytree as pytree
+from torch.fx.graph import CodeGen
 
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.graph_copies import SPECS, copy_graph_module
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fx_graphs import flattens_inputs
 
 
 def flat_program(
@@ -34,7 +35,7 @@ def flat_program(
     check_graph_module(gm)
     copied = copy_graph_module(gm)
     kwargs = dict(kwargs or {})
-    if isinstance(gm.graph._codegen, _PyTreeCodeGen):
+    if flattens_inputs(gm.graph):
         copied.graph.set_codegen(CodeGen())
         for key in SPECS:
             vars(copied).pop(key, None)

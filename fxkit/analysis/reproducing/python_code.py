@@ -18,6 +18,8 @@ from torch import nn
 from torch.fx.immutable_collections import immutable_dict
 
 from fxkit.errors import UnsupportedError
+from fxkit.torch_adapters.layers import FUNCTIONS_IN_C
+from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket, custom_definition
 
 # Where a function that does not know its own home is looked for, in this order.
 _HOMES: tuple[Any, ...] = (
@@ -31,7 +33,7 @@ _HOMES: tuple[Any, ...] = (
     torch.special,
     torch.linalg,
     torch.fft,
-    torch._C._nn,  # pyright: ignore[reportAttributeAccessIssue]
+    FUNCTIONS_IN_C,
     nn.init,
 )
 # Namespaces of operators that a plain `import torch` has registered.
@@ -81,7 +83,7 @@ class PythonWriter:
 
     def function(self, function: Any) -> str:
         """Return an expression for a function or class that a new process can import."""
-        if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        if isinstance(function, (OpOverload, OpOverloadPacket)):
             return self._operator(function)
         return self.importable(function)
 
@@ -118,7 +120,7 @@ class PythonWriter:
         return module
 
     def _operator(self, target: Any) -> str:
-        is_packet = isinstance(target, torch._ops.OpOverloadPacket)
+        is_packet = isinstance(target, OpOverloadPacket)
         namespace, _, name = (target._qualified_op_name if is_packet else target.name()).partition(
             "::"
         )
@@ -131,9 +133,7 @@ class PythonWriter:
 
     def _import_definition(self, name: str) -> None:
         """Import the module that registers a custom operator."""
-        from torch._library.custom_ops import OPDEFS
-
-        definition: Any = OPDEFS.get(name)
+        definition: Any = custom_definition(name)
         home = sys.modules.get(definition._init_fn.__module__) if definition is not None else None
         if home is None or not _is_importable(home):
             raise UnsupportedError(

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
-from torch.utils import _pytree as pytree
 
 from fxkit.ir.types import KEY
+from fxkit.torch_adapters import pytree
 
 # Under these keys of its `meta` a node's type may be recorded, which is another one then.
 _TYPE_KEYS = (KEY, "val", "tensor_meta", "example_value")

@@ -135,7 +135,7 @@ def minify(
 
     Example:
         >>> import torch, fxkit
-        >>> from torch.utils._pytree import tree_leaves
+        >>> from fxkit.torch_adapters.pytree import tree_leaves
         >>> gm = fxkit.symbolic_trace(lambda x: torch.exp(torch.log(x.cos() - 2).tanh()) * 3)
         >>> def has_nan(gm, args):
         ...     return any(value.isnan().any() for value in tree_leaves(gm(*args)))

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.observation import clone_inputs
+from fxkit.torch_adapters import pytree
 
 # What a part returns: the leaves that are used outside of it, only the last of them, or what the
 # whole program returned, with inputs in the place of what the part does not compute.

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.types import TensorType, contiguous_stride
+from fxkit.torch_adapters.layers import BatchNorm
 
 _RULES: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
@@ -100,7 +100,7 @@ def _aside(part: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield each attribute of a module that stands in the way of types, and what replaces it."""
     if is_quantizer(part):
         yield "forward", _itself
-    if isinstance(part, _BatchNorm) and part.momentum is None:
+    if isinstance(part, BatchNorm) and part.momentum is None:
         yield "momentum", 0.0
 
 

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from fxkit.analysis.type_inference.dynamo_config import call_with_settings
+from fxkit.torch_adapters.dynamo_config import call_with_settings
+from fxkit.torch_adapters.fake_tensors import (
+    kernels_in_python,
+    mode_class,
+    reading_errors,
+    source_class,
+    suggested_format,
+)
+from fxkit.torch_adapters.operators import HigherOrderOperator, higher_order_fakes
 
 
 @contextmanager
@@ -36,9 +44,11 @@ def as_fake(mode: Any, tensor: torch.Tensor) -> Any:
 @functools.cache
 def _unnamed() -> Any:
     """Return a name for tensors; torch 2.13 imports TorchDynamo to make one where none is given."""
-    from torch._guards import Source
+    kind = source_class()
+    if kind is None:
+        return None
 
-    class Unnamed(Source):
+    class Unnamed(kind):
         name = "unnamed"  # type: ignore[assignment]
 
     return Unnamed()
@@ -51,17 +61,13 @@ def entered(mode: Any) -> Iterator[None]:
         with mode:
             yield
         return
-    from torch._dispatch.python import enable_python_dispatcher
-
-    with mode, enable_python_dispatcher():
+    with mode, kernels_in_python():
         yield
 
 
 @functools.cache
 def _mode_class() -> Any:
-    from torch._higher_order_ops.utils import registered_hop_fake_fns
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+    FakeTensorMode = mode_class()
     # torch wraps it to hide it from TorchDynamo, and imports that for it.
     wrapped = FakeTensorMode.__torch_dispatch__
     dispatch = getattr(wrapped, "__wrapped__", wrapped)
@@ -80,8 +86,8 @@ def _mode_class() -> Any:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            is_higher = isinstance(func, torch._ops.HigherOrderOperator)
-            if is_higher and func not in registered_hop_fake_fns:
+            is_higher = isinstance(func, HigherOrderOperator)
+            if is_higher and func not in higher_order_fakes():
                 rule = func.python_key_table.get(FakeTensorMode)
                 if rule is None:
                     raise TypeError(f"torch has no fake tensors for {func.name()}")
@@ -147,9 +153,7 @@ def _dense(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
 
 def _suggested(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
     """Lay a result out channels last where the operand's strides are of that kind."""
-    from torch._prims_common import suggest_memory_format
-
-    return _laid_out(suggest_memory_format(args[0]), mode, result)
+    return _laid_out(suggested_format(args[0]), mode, result)
 
 
 def _complex_angles(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:
@@ -349,18 +353,9 @@ def without_log() -> Iterator[None]:
 
 def is_about_data(error: BaseException) -> bool:
     """Tell whether an operator failed for want of the numbers in a tensor."""
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-    )
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    kinds = (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        GuardOnDataDependentSymNode,
-    )
-    return isinstance(error, kinds)
+    return isinstance(error, (*reading_errors(), GuardOnDataDependentSymNode))
 
 
 def holds_constant(value: Any) -> bool:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.type_inference.type_facts import (
@@ -30,6 +29,7 @@ from fxkit.analysis.type_inference.type_modes import is_intercepted
 from fxkit.ir.modes import is_followed
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters import pytree
 
 # Bytes of operands and results together, and about how many products are added up, at most: where
 # fake tensors would cost that import first, and where it has been paid for already.

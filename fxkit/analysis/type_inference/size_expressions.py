@@ -9,6 +9,7 @@ from typing import Any
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.symbols import Symbol
+from fxkit.torch_adapters.symbolic_sizes import python_printer
 
 _NAME = re.compile(r"\bs\d+\b")
 _KNOWN = {"math": math, "max": max, "min": min, "abs": abs, "int": int, "float": float}
@@ -20,9 +21,7 @@ def python_text(expression: Any) -> str:
     Raises:
         UnsupportedError: When it holds a function that Python's own numbers do not have.
     """
-    from torch.utils._sympy.printers import PythonPrinter
-
-    text = str(PythonPrinter().doprint(expression)).replace("torch.sym_float", "float")
+    text = str(python_printer().doprint(expression)).replace("torch.sym_float", "float")
     unknown = set(re.findall(r"\b([A-Za-z_]\w*)\b(?!\s*\.)", text)) - _words(text)
     if unknown:
         raise UnsupportedError(

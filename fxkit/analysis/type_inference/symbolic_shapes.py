@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.type_inference.fake_tensors import new_fake_mode
 from fxkit.analysis.type_inference.type_facts import concrete_number
 from fxkit.errors import UnsupportedError
 from fxkit.ir.symbols import NAMES, Symbol, read_number
 from fxkit.ir.types import TensorType
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.symbolic_sizes import hint_of, is_derived, named_source, value_range
 
 _STAND_IN = 6  # for an example size of 0 or 1, which torch would take for a fixed one
 
@@ -94,8 +95,6 @@ class SymbolicShapes:
 
     def _size(self, entry: Any, size: int, path: str) -> Any:
         """Return a size: the example's own, or a symbolic one."""
-        from torch.export.dynamic_shapes import _DerivedDim, _DimHint, _DimHintType
-
         if entry is None:
             return size
         if isinstance(entry, int):
@@ -105,15 +104,16 @@ class SymbolicShapes:
                     hint="make the example input fit",
                 )
             return size
-        if isinstance(entry, _DimHint):
-            if entry.type is _DimHintType.STATIC:
+        hint = hint_of(entry)
+        if hint is not None:
+            if hint == "STATIC":
                 return size
             name = self._next_name()
             low, high = entry.min, entry.max
-            stays = entry.type is _DimHintType.DYNAMIC
+            stays = hint == "DYNAMIC"
             symbol, example, _ = self._symbol(name, size, low, high, stays)
             return self._number(symbol, example)
-        if isinstance(entry, _DerivedDim):
+        if is_derived(entry):
             return self._derived(entry, size, path)
         if isinstance(entry, str) or hasattr(entry, "__name__"):
             name = entry if isinstance(entry, str) else entry.__name__
@@ -149,20 +149,17 @@ class SymbolicShapes:
     ) -> tuple[Any, int, int]:
         """Return a new symbol, the size to decide by, and the example's size."""
         import sympy
-        from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic, StrictMinMaxConstraint
-        from torch.utils._sympy.numbers import int_oo
-        from torch.utils._sympy.value_ranges import ValueRanges
 
         highest = high if type(high) is int else None
         lowest = max(low or 0, 2)
         example = size if size > 1 else min(max(lowest, _STAND_IN), highest or _STAND_IN)
         constraint = None
         if lowest > 2 or highest is not None:
-            limits = ValueRanges(lowest, highest or int_oo)
+            limits = value_range(lowest, highest)
             constraint = StrictMinMaxConstraint(vr=limits, warn_only=False)
         symbol = self._env.create_symbol(
-            example, ConstantSource(f"size {name}"), DimDynamic.DYNAMIC, constraint
+            example, named_source(f"size {name}"), DimDynamic.DYNAMIC, constraint
         )
         getattr(self._env, NAMES)[symbol] = sympy.Symbol(name, integer=True, positive=True)
         if stays:

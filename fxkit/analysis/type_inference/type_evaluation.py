@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.type_inference import type_errors
 from fxkit.analysis.type_inference.declared_types import declared_type_of_call, without_numbers
@@ -56,6 +55,7 @@ from fxkit.errors import FxkitError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import KEY, TensorType
+from fxkit.torch_adapters import pytree
 
 _ABSENT: Any = object()
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from fxkit.ir.symbols import SYM_TYPES, Symbol, is_data_symbol, read_number
 from fxkit.ir.types import TensorType
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fake_tensors import tensor_class
 
 WHOLE = -1  # the storage is just what the elements span
 
@@ -285,9 +286,7 @@ def concrete_number(value: Any) -> Any:
 
 def is_fake(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is one of torch's fake tensors."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
+    return isinstance(tensor, tensor_class())
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:

@@ -25,6 +25,7 @@ from fxkit.ir.attributes import Attribute, find_attribute
 from fxkit.ir.op import OPERATOR_NAME, resolve
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 
 class NoKey(Exception):
@@ -195,9 +196,9 @@ _OWN_HOMES = ("torch", "_operator", "math", "builtins")
 
 def is_function_of_torch(target: Any) -> bool:
     """Tell whether a function is torch's own, Python's or a guard, and not of higher order."""
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
         return True
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return False
     if str(getattr(target, OPERATOR_NAME, "")).startswith("guard."):
         return True
@@ -209,7 +210,7 @@ def is_function_of_torch(target: Any) -> bool:
 
 def is_shared_target(target: Any) -> bool:
     """Tell whether what a function does is settled once and for all: not so for custom ones."""
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
         return str(target).startswith(("aten.", "prims."))
     return True
 

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.torch_adapters.grad_modes import set_grad_enabled
+from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes
+
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
@@ -47,7 +50,7 @@ class Modes:
         if now is self:
             return
         if torch.is_grad_enabled() != self.grad:
-            torch._C._set_grad_enabled(self.grad)
+            set_grad_enabled(self.grad)
         if now.default_dtype != self.default_dtype:
             torch.set_default_dtype(self.default_dtype)
         for device, wanted, is_now in zip(_DEVICES, self.autocast, now.autocast, strict=True):
@@ -93,4 +96,4 @@ def leave_regions(values: dict[fx.Node, Any]) -> None:
 
 def is_intercepted() -> bool:
     """Tell whether the caller's own modes see every operator, and may change what it returns."""
-    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+    return bool(count_function_modes() or count_dispatch_modes())

@@ -31,16 +31,12 @@ class Settings:
 
 def is_available() -> bool:
     """Tell whether torch has been built with what lays out weights, and it is not turned off."""
-    return _has_calls() and bool(torch._C._get_mkldnn_enabled())
+    return _has_calls() and bool(torch.backends.mkldnn.enabled)
 
 
 @functools.cache
 def _has_calls() -> bool:
-    names = ("_get_mkldnn_enabled", "_are_functorch_transforms_active",
-             "_len_torch_dispatch_stack", "_len_torch_function_stack")  # fmt: skip
-    if not torch.backends.mkldnn.is_available() or not all(hasattr(torch._C, n) for n in names):
-        return False
-    return has_calls(torch.ops.mkldnn, _CALLS)
+    return torch.backends.mkldnn.is_available() and has_calls(torch.ops.mkldnn, _CALLS)
 
 
 def lay_out(weight: Tensor, settings: Settings, shape: Sequence[int]) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fxkit.ir.modes import is_followed
+from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes
 
 
 def has_calls(namespace: Any, calls: Mapping[str, int]) -> bool:
@@ -47,8 +48,4 @@ def serve(input: Tensor, operands: Sequence[Tensor | None]) -> bool:
 
 def _is_watched() -> bool:
     """Tell whether a function transform, a tracer or a mode looks at the calls."""
-    return bool(
-        is_followed()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-    )
+    return bool(is_followed() or count_dispatch_modes() or count_function_modes())

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
 
 from fxkit import config
 from fxkit.errors import BuildError
@@ -25,6 +24,10 @@ from fxkit.ir.modes import is_followed
 from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.build import cache_folder, is_built, library_path
 from fxkit.lower.cpp.toolchain import Linking
+from fxkit.torch_adapters.autograd_state import DeviceType
+from fxkit.torch_adapters.grad_modes import is_any_autocast_enabled
+from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes
+from fxkit.torch_adapters.operators import can_read_keys, dispatch_keys
 
 _NAME = "fxkit_binding"
 _PARTS = ("declarations", "tensors", "pool", "fingerprint", "program", "entry")
@@ -98,6 +101,8 @@ def _load(cxx: str | None, cache_dir: Path) -> tuple[Any, ...]:
 
     Both are read from the configuration further down; here they are the keys of what is kept.
     """
+    if not can_read_keys or DeviceType is None:
+        return ()
     try:
         path, _ = library_path(_source(), linking=_linking())
         module = _import(path)
@@ -112,9 +117,9 @@ def _load(cxx: str | None, cache_dir: Path) -> tuple[Any, ...]:
 def _is_quiet() -> bool:
     """Tell whether no mode is on that would be taken for the usual state of things."""
     return not (
-        torch._C._len_torch_function_stack()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._is_any_autocast_enabled()
+        count_function_modes()
+        or count_dispatch_modes()
+        or is_any_autocast_enabled()
         or is_followed()
     )
 
@@ -188,7 +193,7 @@ def _has_autograd(tensor: torch.Tensor) -> bool | None:
 
 def keys_of(tensor: torch.Tensor) -> int:
     """Return a tensor's dispatch keys as a number."""
-    return torch._C._dispatch_keys(tensor).raw_repr()
+    return dispatch_keys(tensor)
 
 
 def _is_read_well(module: Any, tensor: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ from fxkit.lower.running.lower_report import LowerReport
 from fxkit.lower.running.plan import Plan, python_function
 from fxkit.lower.running.program import make_program
 from fxkit.lower.running.reasons import reason_in_aten
+from fxkit.torch_adapters.grad_modes import is_any_autocast_enabled
 
 _FUSED = "fused"
 _NO_KERNELS = "there are no kernels"
@@ -257,7 +258,7 @@ def _mode() -> str | None:
     """Return the mode that must see each of torch's calls, if one is on."""
     if has_modes():
         return "a torch mode is active"
-    if torch._C._is_any_autocast_enabled():
+    if is_any_autocast_enabled():
         return "autocast is on"
     if is_followed():
         return "a function transform or a tracer is active"

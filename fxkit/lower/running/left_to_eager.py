@@ -9,6 +9,8 @@ import torch
 from torch import fx, nn
 
 from fxkit.ir.op import resolve
+from fxkit.torch_adapters.grad_modes import set_grad_enabled
+from fxkit.torch_adapters.operators import HigherOrderOperator
 
 # After so many calls guards are asked again: another graph may serve by now.
 CALLS_ON_TRUST = 64
@@ -91,14 +93,14 @@ def left_because(gm: fx.GraphModule, args: Iterable[torch.Tensor]) -> str | None
     is_trained = torch.is_grad_enabled() and is_differentiable
     is_wanted = not torch.is_grad_enabled() and is_differentiable
     for node in gm.graph.nodes:
-        if is_trained and isinstance(node.target, torch._ops.HigherOrderOperator):
+        if is_trained and isinstance(node.target, HigherOrderOperator):
             return f"the gradient of %{node.name} is that of the functions it calls"
         call = resolve(node)
         if call is None:
             continue
         if call.name == "aten.requires_grad_" and call.arguments.get("requires_grad") is not False:
             return f"%{node.name} asks for gradients"
-        if is_wanted and node.target is torch._C._set_grad_enabled and node.args == (True,):
+        if is_wanted and node.target is set_grad_enabled and node.args == (True,):
             return f"%{node.name} turns gradients on"
     return None
 

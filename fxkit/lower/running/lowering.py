@@ -145,7 +145,7 @@ def lower_typed(
     if config.current().backend == "eager":
         return eager_module(gm, "FXKIT_BACKEND=eager turns kernels off")
     # A default device, or whatever else modes do to tensors, is meant for those of the program.
-    with torch._C.DisableTorchFunction():
+    with torch.DisableTorchFunction():
         return _lowered(gm, policy, tune, calls, build)
 
 

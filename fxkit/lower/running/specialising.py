@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.analysis.type_inference.size_expressions import compiled, python_text
@@ -18,6 +17,7 @@ from fxkit.analysis.type_inference.type_facts import symbols_in
 from fxkit.errors import UnsupportedError
 from fxkit.ir.symbols import NAMES, SYM_TYPES, Symbol
 from fxkit.ir.types import TensorType, set_type, type_of
+from fxkit.torch_adapters import pytree
 
 _SIZES = frozenset(
     {

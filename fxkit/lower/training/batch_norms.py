@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxkit.torch_adapters.fake_tensors import suggested_format
+
 _TYPES = (torch.float32, torch.float64)
 
 
@@ -128,9 +130,7 @@ def _backward(
 
 def _laid_out_for(x: Tensor, result: Tensor) -> Tensor:
     """Lay a result out as torch's kernels do, which know of contiguous and channels last only."""
-    from torch._prims_common import suggest_memory_format
-
-    return result.contiguous(memory_format=suggest_memory_format(x))
+    return result.contiguous(memory_format=suggested_format(x))
 
 
 def _is_plain(x: Tensor, *others: Tensor | None) -> bool:

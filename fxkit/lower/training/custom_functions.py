@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.torch_adapters.grad_modes import set_grad_enabled
+
 # What torch 2.13 says of such a call, the last only where there is any. One of which another
 # release says more or less stays as it is.
 _SETTINGS = {"non_differentiable_idx", "saved_for_backward_idx"}
@@ -41,7 +43,7 @@ def with_custom_functions(gm: fx.GraphModule) -> None:
 
 def _let_differentiate(backward: Any) -> None:
     """Let autograd follow a backward, around which Dynamo turns gradients off."""
-    switch = torch._C._set_grad_enabled
+    switch = set_grad_enabled
     switches = backward.graph.find_nodes(op="call_function", target=switch)
     if switches and (switches[0].args, switches[-1].args) == ((False,), (True,)):
         backward.graph.erase_node(switches[0])

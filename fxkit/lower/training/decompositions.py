@@ -13,12 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fxkit.lower.operators.quantizing_ops import float32_steps
 from fxkit.lower.training.batch_norms import batch_norms
 from fxkit.lower.training.losses import losses
 from fxkit.lower.training.pooling import pooling
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.decompositions import decompositions_of
 
 _FROM_TORCH = (
     *("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"),
@@ -39,8 +40,6 @@ _CONTIGUOUS = (
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the table, operator → function that computes it by others."""
-    from torch._decomp import get_decompositions
-
     packets = [p for name in _FROM_TORCH if (p := getattr(torch.ops.aten, name, None)) is not None]
     aten = torch.ops.aten
     own = {
@@ -51,7 +50,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.log_sigmoid_forward.default: _log_sigmoid,
         aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
     }
-    table = {**get_decompositions(packets), **batch_norms(), **losses(), **pooling(), **own}
+    table = {**decompositions_of(packets), **batch_norms(), **losses(), **pooling(), **own}
     for name in _CONTIGUOUS:
         operator = getattr(aten, name).default
         table[operator] = _laid_out_contiguous(table[operator])

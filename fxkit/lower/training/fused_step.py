@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from fxkit import config
 from fxkit.errors import BuildError, UnsupportedError
 from fxkit.lower.cpp.build import build
 from fxkit.lower.running.kernel_call import holds_its_numbers
 from fxkit.lower.training.step_text import CHUNK, step_text
+from fxkit.torch_adapters.autograd_state import has_step_hooks
 from fxkit.tracing.values.refusals import Refusal
 
 _NAMES = {torch.float32: "f32", torch.float64: "f64"}
@@ -102,7 +102,7 @@ class FusedStep:
         optimizer: Any = self.optimizer
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return "it has hooks"
-        if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        if has_step_hooks():
             return "there are hooks on all optimisers"
         if getattr(optimizer, "grad_scale", None) is not None:
             return "a gradient scaler is at work"

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.effects import PURE, AliasSets, effects_of
 from fxkit.ir.op import operator_of
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters import pytree
 from fxkit.tracing.functional.observation import MODES, is_functional
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
-_SET_GRAD = torch._C._set_grad_enabled
-_ENTER = torch.amp.autocast_mode._enter_autocast
-_EXIT = torch.amp.autocast_mode._exit_autocast
+from fxkit.torch_adapters.grad_modes import enter_autocast, exit_autocast, set_grad_enabled
+
+_SET_GRAD = set_grad_enabled
+_ENTER = enter_autocast
+_EXIT = exit_autocast
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.attributes import find_attribute
@@ -28,6 +27,8 @@ from fxkit.passes.building_blocks.recording import (
     short_name,
 )
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload
 
 
 class AtenSpelling:
@@ -248,7 +249,7 @@ class AtenSpelling:
             set_type(new, known)
 
 
-_OVERLOADS = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
+_OVERLOADS = (OpOverload, HigherOrderOperator)
 _aten = torch.ops.aten
 
 # What Python asks a tensor, as an operator.

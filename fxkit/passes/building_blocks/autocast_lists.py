@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from fxkit.torch_adapters.operators import has_kernel
 
 LOWER, FLOAT32, PROMOTE, SET_DTYPE, APPEND_DTYPE = (
     "lower",  # every operand in the lower precision
@@ -89,8 +89,9 @@ _LATER = frozenset({"rms_norm"})
 
 def _is_listed(device: str, name: str) -> bool:
     """Tell whether the torch that is installed casts for an operator of the lists."""
-    registered = torch._C._dispatch_has_kernel_for_dispatch_key
-    return name not in _LATER or registered(f"aten::{name}", f"Autocast{device.upper()}")
+    return (
+        name not in _LATER or has_kernel(f"aten::{name}", f"Autocast{device.upper()}") is not False
+    )
 
 
 AUTOCAST: dict[str, dict[str, str]] = {

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fxkit.torch_adapters.modes import without_dispatch_modes
+
 _aten = torch.ops.aten
 
 Emit = Callable[..., Any]
@@ -65,9 +67,8 @@ def drawn_mask(emit: Emit, like: Any, p: float, order: list[int] | None, **optio
 @functools.cache
 def draws_as_memory_lies() -> bool:
     """Tell whether torch follows the memory here, and not the axes. Draws from no shared stream."""
-    from torch.utils._python_dispatch import _disable_current_modes
 
-    with _disable_current_modes():
+    with without_dispatch_modes():
         dense, turned = torch.empty(64, 2), torch.empty(64, 2).t()
         dense.bernoulli_(0.5, generator=torch.Generator().manual_seed(0))
         turned.bernoulli_(0.5, generator=torch.Generator().manual_seed(0))

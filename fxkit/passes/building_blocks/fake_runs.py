@@ -14,6 +14,7 @@ from fxkit.analysis.tensor_types import fake_mode, fake_value
 from fxkit.analysis.type_inference.type_facts import made_by_autograd
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.types import TensorType, type_of, type_of_value
+from fxkit.torch_adapters.grad_modes import without_autocast as autocast_off
 
 Context = contextlib.AbstractContextManager[Any]
 
@@ -35,7 +36,7 @@ class _OperatorLog(OperatorMode):
 
 def without_autocast() -> Context:
     """Return a context in which no autocast is on, for whatever device."""
-    return torch._C._DisableAutocast()
+    return autocast_off()
 
 
 def type_under(node: fx.Node, context: Context) -> Any:

@@ -14,6 +14,7 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.building_blocks.weights import Weights
+from fxkit.torch_adapters.operators import OpOverload
 
 _CONVOLUTIONS = {
     "aten.conv1d": 1, "aten.conv2d": 2, "aten.conv3d": 3,
@@ -76,7 +77,7 @@ class Layer:
     @property
     def is_spelled_in_aten(self) -> bool:
         """Whether the call is one of an overload, as exported programs have it."""
-        return isinstance(self.node.target, torch._ops.OpOverload)
+        return isinstance(self.node.target, OpOverload)
 
     @property
     def touches_padding(self) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.tensor_types import infer_type
@@ -20,6 +19,8 @@ from fxkit.passes.base import PassContext
 from fxkit.passes.building_blocks.layers import Layer, layer_of
 from fxkit.passes.building_blocks.refused import Refused
 from fxkit.passes.building_blocks.weights import Weights, memory_of
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.operators import OpOverload
 
 # Operators whose numbers follow from where elements lie in memory.
 _READS_MEMORY = frozenset(
@@ -178,7 +179,7 @@ class Spreader:
             raise Refused(f"%{operand.name} was not contiguous, and %{node.name} needs its layout")
         made = self.returned.get(operand)
         if made is None:
-            is_aten = isinstance(operand.target, torch._ops.OpOverload)
+            is_aten = isinstance(operand.target, OpOverload)
             dense = {"memory_format": torch.contiguous_format}
             with self.edit.on_behalf_of([operand], "channels_last"):
                 made = self._call(is_aten, operand, dense if is_aten else {}, operand.next)

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.objects import GraphNode, graph
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import PassContext
+from fxkit.torch_adapters import pytree
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.operator_mode import OperatorMode
@@ -27,6 +25,9 @@ from fxkit.passes.building_blocks.drawn_masks import drawn_mask, memory_order
 from fxkit.passes.building_blocks.functional_forms import without_writing
 from fxkit.passes.building_blocks.size_nodes import SizeNodes
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fake_tensors import reading_errors, tensor_class
+from fxkit.torch_adapters.modes import without_dispatch_modes
 
 # Gives the function that computes an operator from others; None for one that is to be recorded.
 Expansion = Callable[[Any], "Callable[..., Any] | None"]
@@ -130,7 +131,7 @@ class _Recorder(OperatorMode):
             The error, when what an operand holds has to do with it.
         """
         asked = self.marked((tuple(args), kwargs))
-        with _disable_current_modes():
+        with without_dispatch_modes():
             made = _made_of_numbers(self.recording.steps)
             if not made.keys() >= _values_in(asked):
                 raise error
@@ -196,7 +197,7 @@ class _Recorder(OperatorMode):
             if tensor.dim():
                 return aten.clone.default, args, {}
             options = {"dtype": tensor.dtype, "device": tensor.device}
-            with _disable_current_modes():
+            with without_dispatch_modes():
                 return aten.scalar_tensor.default, (tensor.item(),), options
         if func is aten.fill_.Tensor and isinstance(args[1], Value) and args[1].step is not None:
             made = self.recording.steps[args[1].step]
@@ -209,14 +210,12 @@ class _Recorder(OperatorMode):
         return pytree.tree_map_only(torch.Tensor, self._mark, value)
 
     def _mark(self, tensor: torch.Tensor) -> Value | Constant:
-        from torch._subclasses.fake_tensor import FakeTensor
-
         known = self._values.get(id(tensor))
         if known is not None:
             return known
         if any(key == id(tensor) for key, _ in self._overwritten):
             raise WritesInPlace("a tensor shows what was written through another")
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, tensor_class()):
             raise Unrecordable("a tensor comes from outside of the call")
         return Constant(tensor)
 
@@ -298,17 +297,16 @@ def record(
     Raises:
         Unrecordable: When numbers decide, or an operator can't run without them.
     """
-    from torch._subclasses.fake_tensor import DataDependentOutputException as ReadsNumber
-    from torch._subclasses.fake_tensor import DynamicOutputShapeException as NewSize
-
     with fake_mode(), torch.no_grad():
         operands = [fake_value(known) for known in types]
         recorder = _Recorder(operands, expansion)
         try:
             result = recorder.attempt(function, operands, {})
             recorder.recording.result = recorder.marked(result)
-        except (ReadsNumber, NewSize) as error:
-            raise Unrecordable(f"it depends on numbers, in {error.func}") from error
+        except reading_errors() as error:
+            raise Unrecordable(
+                f"it depends on numbers, in {getattr(error, 'func', 'a call')}"
+            ) from error
         except _FAILURES as error:
             text = str(error).splitlines() or [type(error).__name__]
             raise Unrecordable(f"it can't run on types alone: {text[0]}") from error

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.torch_adapters.decompositions import recurrent_loops
 from fxkit.tracing.functional.recurrent_layers import with_states_alike
 
 
@@ -16,8 +17,7 @@ def recurrent_layers() -> dict[Any, Callable[..., Any]]:
 
     The loops over time are those that torch keeps for export (`torch._decomp.decompositions`).
     """
-    from torch._decomp import decompositions as kept
-
+    kept = recurrent_loops()
     aten = torch.ops.aten
     loops = {
         aten.gru: ("gru_impl", "gru_impl_data"),
@@ -44,8 +44,7 @@ _OF_LSTM = ("_rnn_helper", "gather_params", "one_layer_lstm", "lstm_data_impl")
 
 def _lstm_loop(x: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -> Any:
     """Do as torch's `lstm_impl`, which calls a library for whole layers where it can."""
-    from torch._decomp import decompositions as kept
-
+    kept = recurrent_loops()
     hidden, cell = hx
     gathered = kept.gather_params(weights, has_biases, hidden.size(2) != cell.size(2))
     states = list(zip(hidden.unbind(0), cell.unbind(0), strict=True))

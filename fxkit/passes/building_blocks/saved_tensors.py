@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import fake_mode
 from fxkit.analysis.type_inference.fake_tensors import as_fake
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fake_tensors import reading_errors
 
 
 @dataclass(eq=False)
@@ -101,11 +102,9 @@ class _Runner(fx.Interpreter):
 
     def _run_recorded(self, node: fx.Node) -> Any:
         """Run a node; of one that reads numbers out of a tensor, take those of the capture."""
-        from torch._subclasses.fake_tensor import DataDependentOutputException
-
         try:
             return super().run_node(node)
-        except DataDependentOutputException:
+        except reading_errors()[0]:
             known = type_of(node)
             if not isinstance(known, (bool, int, float, complex)):
                 raise

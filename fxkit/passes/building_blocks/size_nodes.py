@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.analysis.type_inference.size_expressions import compiled, python_text
@@ -17,6 +16,7 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.symbols import SYM_TYPES, Symbol, read_number
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.torch_adapters import pytree
 
 
 class SizeNodes:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import fake_mode, fake_value
 from fxkit.ir.types import type_of_value
 from fxkit.passes.building_blocks.recording import Recording, Step, Value
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.torch_adapters import pytree
 
 # What a Python function of torch asks before it computes: whether a mode wants to see it whole.
 _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")

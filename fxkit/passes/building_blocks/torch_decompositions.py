@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from fxkit.passes.building_blocks.core_operators import is_core
 from fxkit.passes.building_blocks.recording import WritesInPlace
 from fxkit.passes.building_blocks.recurrent_layers import recurrent_layers
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.torch_adapters.decompositions import core_table, whole_table
 
 
 def expansion_of(overload: Any) -> Callable[..., Any] | None:
@@ -44,18 +44,13 @@ def computation_of(overload: Any) -> Callable[..., Any]:
 
 @functools.cache
 def _core_table() -> dict[Any, Callable[..., Any]]:
-    from torch._decomp import core_aten_decompositions
-
-    return dict(core_aten_decompositions())
+    return core_table()
 
 
 @functools.cache
 def _whole_table() -> dict[Any, Callable[..., Any]]:
     """Return every decomposition, also those that torch's own core set does not ask for."""
-    importlib.import_module("torch._refs")  # adds to the table
-    from torch._decomp import global_decomposition_table
-
-    return dict(global_decomposition_table["post_autograd"])
+    return whole_table()
 
 
 @functools.cache

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from torch.utils import _pytree as pytree
-
 from fxkit.analysis.type_inference.type_observations import Observations
 from fxkit.errors import PassError, PostconditionError
 from fxkit.ir.printer import format_type
@@ -15,6 +13,7 @@ from fxkit.ir.types import TensorType
 from fxkit.passes.base import NUMERICS, Pass, PassContext
 from fxkit.passes.properties import Violation, property_named
 from fxkit.passes.running.tracking import TrackedSession
+from fxkit.torch_adapters import pytree
 
 
 def check_words(current: Pass) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.equivalence import assert_equivalent
 from fxkit.analysis.observation import clone_inputs, quiet
 from fxkit.analysis.reproducing.reduction import CountedOracle, Oracle
 from fxkit.errors import NumericsError
+from fxkit.torch_adapters import pytree
 
 Args = tuple[Any, ...]
 
@@ -36,7 +36,7 @@ class Difference:
 
 _COMPARE = """
 import copy
-from torch.utils import _pytree as pytree
+
 expected = pytree.tree_leaves(program(*copy.deepcopy(args)))
 got = pytree.tree_leaves(rewritten(*copy.deepcopy(args)))
 print("before:", *expected, sep="\\n")

@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 
 from fxkit.ir.printer import format_graph
 from fxkit.passes.running.tracking import TrackedSession
+from fxkit.torch_adapters.fx_graphs import codegen_of
 
 # What a node is: op, target, args, kwargs, name, meta, and the node that follows it.
 _State = tuple[str, Any, Any, Any, str, dict[str, Any], fx.Node]
@@ -198,7 +199,7 @@ def _rebuild(gm: fx.GraphModule, deltas: Iterable[_Delta]) -> fx.GraphModule:
     for delta in deltas:
         order.apply(delta)
     graph = fx.Graph()
-    graph.set_codegen(gm.graph._codegen)
+    graph.set_codegen(codegen_of(gm.graph))
     made: dict[fx.Node, fx.Node] = {}
     for node, (op, target, args, kwargs, name, meta, _) in order:
         new = graph.create_node(

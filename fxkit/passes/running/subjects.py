@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.errors import PassError, UnsupportedError
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fx_graphs import codegen_of
 from fxkit.tracing.captured import Captured
 
 
@@ -120,7 +121,7 @@ def _symbolic_axes(node: fx.Node) -> dict[int, Any]:
 
 def graph_inputs(graph: fx.Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the values of a graph's placeholders, in order, for a call of its module."""
-    if hasattr(graph._codegen, "pytree_info"):
+    if hasattr(codegen_of(graph), "pytree_info"):
         return pytree.tree_leaves((tuple(args), dict(kwargs)))
     names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
     return [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
@@ -148,7 +149,7 @@ def sample_inputs(gm: fx.GraphModule, *, seed: int = 0) -> tuple[Any, ...]:
                 hint="pass args=(...) to PassManager",
             )
     values = [_sample(type_of(node), generator) for node in placeholders]
-    spec = getattr(gm.graph._codegen, "pytree_info", None)
+    spec = getattr(codegen_of(gm.graph), "pytree_info", None)
     if spec is None:
         return tuple(values)
     args, kwargs = pytree.tree_unflatten(values, spec.in_spec)

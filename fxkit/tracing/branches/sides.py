@@ -12,6 +12,7 @@ from torch.fx.node import has_side_effect
 from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.ir.op import OPERATOR_NAME
 from fxkit.ir.types import KEY, TensorType
+from fxkit.torch_adapters.modes import count_dispatch_modes
 
 
 @has_side_effect  # a side may hold guards
@@ -32,7 +33,7 @@ def cond(
     Returns:
         What the side gives, which may share memory with the operands.
     """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or count_dispatch_modes():
         pred = pred.reshape(()) if pred.dtype is torch.bool else pred.reshape(()) != 0
         return torch.cond(pred, _fresh(true_fn), _fresh(false_fn), operands)
     side = true_fn if bool(pred) else false_fn

@@ -15,6 +15,7 @@ from fxkit.analysis.dependencies import ancestors
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.type_inference.fake_tensors import as_fake, new_fake_mode, without_log
 from fxkit.ir.code_tracer import read_by_code
+from fxkit.torch_adapters.aot_autograd import joint_exporter, partitioner
 from fxkit.tracing.functional.kept_whole import kept_whole
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal, said
@@ -49,8 +50,11 @@ def trace_functional(
 
     Source: torch/_functorch/aot_autograd.py, `aot_export_joint_simple`.
     """
-    from torch._functorch.aot_autograd import aot_export_joint_simple
     from torch.fx import traceback
+
+    export = joint_exporter()
+    if export is None:
+        raise Refusal("this torch has no AOTAutograd that fxkit knows")
 
     state = random_states()
     mode = new_fake_mode()
@@ -63,7 +67,7 @@ def trace_functional(
             without_log(),
         ):
             warnings.simplefilter("ignore")  # what torch warns of was said when the program ran
-            found: Any = aot_export_joint_simple(
+            found: Any = export(
                 function,
                 tuple([as_fake(mode, tensor) for tensor in inputs]),
                 trace_joint=train,
@@ -95,11 +99,12 @@ def partition(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.G
 
     Source: torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`.
     """
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
+    split = partitioner()
+    if split is None:
+        raise Refusal("this torch has no partitioner that fxkit knows")
     _save_what_is_compared(joint, results)
     try:
-        parts = min_cut_rematerialization_partition(joint, None, num_fwd_outputs=results)
+        parts = split(joint, None, num_fwd_outputs=results)
     except Exception as error:
         raise Refusal(f"torch can't split it: {said(error)}") from error
     for part in parts:

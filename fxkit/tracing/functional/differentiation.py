@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C import _autograd
-from torch._C._functorch import (  # type: ignore[attr-defined]
-    is_functorch_wrapped_tensor,
-    is_legacy_batchedtensor,
-)
 
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters.autograd_state import backward_may_run_again
+from fxkit.torch_adapters.grad_modes import is_any_autocast_enabled
+from fxkit.torch_adapters.grad_modes import without_autocast as autocast_off
+from fxkit.torch_adapters.transforms import stands_for_many
 from fxkit.tracing.functional.flat_program import FlatProgram
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
@@ -140,7 +139,7 @@ class Differentiable(torch.autograd.Function):
             gradients = list(backward.run(*ctx.saved_tensors, *backward.tangents(given)))
         for position in backward.unreached(given):
             gradients[position] = None
-        if not _keeps_graph():
+        if not backward_may_run_again():
             ctx.inputs = None
         return (None, None, *gradients)
 
@@ -154,22 +153,16 @@ def _is_batched(gradient: torch.Tensor | None) -> bool:
     """Tell whether a gradient stands for many, one after the other along an axis unseen."""
     if gradient is None:
         return False
-    return is_functorch_wrapped_tensor(gradient) or is_legacy_batchedtensor(gradient)
+    return stands_for_many(gradient)
 
 
 def without_autocast() -> AbstractContextManager[Any]:
     """Return a context in which autocast is off, for what holds its casts already."""
-    return torch._C._DisableAutocast() if torch._C._is_any_autocast_enabled() else nullcontext()
-
-
-def _keeps_graph() -> bool:
-    """Tell whether the backward that runs may run again."""
-    asks = getattr(_autograd, "_get_current_graph_task_keep_graph", None)
-    return asks is None or asks()
+    return autocast_off() if is_any_autocast_enabled() else nullcontext()
 
 
 def _autocast_dtype() -> Any:
-    if not torch._C._is_any_autocast_enabled():
+    if not is_any_autocast_enabled():
         return None
     return torch.get_autocast_dtype("cpu")
 

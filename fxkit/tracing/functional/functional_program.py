@@ -13,6 +13,7 @@ from torch import fx
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters.autograd_state import unversioned, version_kept
 from fxkit.tracing.functional.aot_autograd import Decompositions, partition, trace_functional
 from fxkit.tracing.functional.differentiation import Backward, Differentiable, without_autocast
 from fxkit.tracing.functional.distinct_results import keep_apart, memories_of
@@ -20,9 +21,6 @@ from fxkit.tracing.functional.flat_program import TAIL, VALUE, FlatProgram, flat
 from fxkit.tracing.functional.observation import SIDE_NODES
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
-
-# A tensor's version tells autograd of writes; torch's own batch norm leaves it as it is.
-_version_kept = torch.autograd.grad_mode._unsafe_preserve_version_counter
 
 Run = Callable[..., Any]
 Step = Callable[[], None]
@@ -225,8 +223,9 @@ def _write(target: torch.Tensor, value: torch.Tensor, is_unnoticed: bool) -> Non
     if value.requires_grad:
         target.copy_(value)
         return
-    with torch.no_grad(), _version_kept(target) if is_unnoticed else nullcontext():
-        target.copy_(value)
+    # A tensor's version tells autograd of writes; torch's own batch norm leaves it as it is.
+    with torch.no_grad(), version_kept(target) if is_unnoticed else nullcontext():
+        (unversioned(target) if is_unnoticed else target).copy_(value)
 
 
 def _trace(

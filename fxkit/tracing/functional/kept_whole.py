@@ -11,12 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
+from fxkit.torch_adapters.decompositions import has_trained_loops
+from fxkit.torch_adapters.operators import (
+    can_keep_order,
+    can_keep_whole,
+    effect_of,
+    kept_by_tracing,
+    register_ordered,
+)
 from fxkit.tracing.functional.recurrent_layers import trained_layers
+from fxkit.tracing.values.refusals import Refusal
 
 _NAMES = (
     *("silu_backward", "mish_backward", "hardshrink", "softshrink"),
@@ -33,13 +41,18 @@ def kept_whole() -> Iterator[None]:
     """Let tracing leave operators whole that eager computes by a kernel of their own.
 
     Recurrent layers, which it spells out, are those that can be trained.
+
+    Raises:
+        Refusal: When this torch lacks what that takes.
     """
+    if not (can_keep_whole() and can_keep_order() and has_trained_loops()):
+        raise Refusal(f"torch {torch.__version__} keeps no operators whole in a way fxkit knows")
     with _lock:
         _within.append(contextlib.ExitStack())
         if len(_within) == 1:
             for name in _NAMES:
-                _within[0].enter_context(_whole(getattr(torch.ops.aten, name).default))
-            _within[0].enter_context(_whole(torch.ops.aten.dropout.default, _dropout))
+                _within[0].enter_context(kept_by_tracing(getattr(torch.ops.aten, name).default))
+            _within[0].enter_context(kept_by_tracing(torch.ops.aten.dropout.default, _dropout))
             _within[0].enter_context(trained_layers())
             _within[0].enter_context(_checked())
     try:
@@ -57,43 +70,16 @@ def _checked() -> Iterator[None]:
 
     torch 2.13 says so itself; torch 2.11 drops the check from the graph, for it returns nothing.
     """
-    from torch._higher_order_ops import effects
-
     check = torch.ops.aten._linalg_check_errors.default
-    if effects._get_effect(check) is not None:
-        yield
-        return
-    registered = effects._register_effectful_op(check, effects._EffectType.ORDERED)
+    registered = None if effect_of(check) is not None else register_ordered(check)
     try:
         yield
     finally:
-        registered.destroy()
-
-
-@contextlib.contextmanager
-def _whole(operator: Any, instead: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Take from an operator what torch's tracing would compute it by, or exchange it."""
-    kernels, key = operator.py_kernels, torch._C.DispatchKey
-    before = dict(kernels)
-    kernels.pop(key.Autograd, None)
-    if instead is not None:
-        kernels[key.Autograd] = instead
-    kernels[key.CompositeImplicitAutograd] = instead or _nothing
-    operator._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        kernels.clear()
-        kernels.update(before)
-        operator._dispatch_cache.clear()
+        if registered is not None:
+            registered.destroy()
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     if not train or p == 0:
         return x.clone()
     return x * x.new_zeros(()) if p == 1 else torch.ops.aten.native_dropout(x, p, train)[0]
-
-
-def _nothing(*args: Any, **kwargs: Any) -> Any:
-    """Answer as an operator that no others stand for."""
-    return NotImplemented

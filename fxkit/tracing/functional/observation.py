@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.effects import Effects, effects_of
 from fxkit.analysis.type_inference.fake_tensors import without_log
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fake_tensors import mode_class
+from fxkit.torch_adapters.grad_modes import enter_autocast, exit_autocast, set_grad_enabled
 from fxkit.tracing.guarding.guards import check_value
 from fxkit.tracing.recorder.data_dependence import META_KEY
 from fxkit.tracing.values.effects import quietly, write_text
@@ -21,9 +23,9 @@ from fxkit.tracing.values.regions import Modes
 
 MODES = frozenset(
     {
-        torch._C._set_grad_enabled,
-        torch.amp.autocast_mode._enter_autocast,
-        torch.amp.autocast_mode._exit_autocast,
+        set_grad_enabled,
+        enter_autocast,
+        exit_autocast,
     }
 )
 SIDE_NODES = frozenset({check_value, write_text})
@@ -190,12 +192,10 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _run(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tuple[list[Any], _Observer]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     observer = _Observer(gm)
     modes = Modes.now()
     try:
-        fake_mode = FakeTensorMode()
+        fake_mode = mode_class()()
         with fake_mode, quietly(), without_log(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were given when the program ran
             fakes: list[Any] = [fake_mode.from_tensor(t, static_shapes=True) for t in inputs]

@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
+from fxkit.torch_adapters.decompositions import recurrent_loops
+
 
 @contextlib.contextmanager
 def trained_layers() -> Iterator[None]:
     """Let torch spell out recurrent layers as they are trained: with dropout, and a backward."""
-    from torch._decomp import decompositions
-
+    decompositions = recurrent_loops()
     changes = {
         "_rnn_helper": _with_dropout,
         "select_one_layer_lstm_function": _with_backward,
@@ -53,11 +54,9 @@ def with_states_alike(layer: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_backward(choose: Callable[..., Any]) -> Callable[..., Any]:
     def run(x: Any, hidden: Any, params: Any) -> Any:
-        from torch._decomp import decompositions
-
         tensors = [*hidden, *itertools.chain.from_iterable(params)]
         if any(tensor.requires_grad for tensor in tensors):
-            return decompositions.one_layer_lstm
+            return recurrent_loops().one_layer_lstm
         return choose(x, hidden, params)
 
     return run

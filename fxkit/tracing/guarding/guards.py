@@ -12,6 +12,7 @@ from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.errors import CaptureError
 from fxkit.ir.op import OPERATOR_NAME
 from fxkit.ir.types import TensorType
+from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes
 from fxkit.tracing.values.any_numbers import AnyNumber, with_free
 from fxkit.tracing.values.outside import Place
 from fxkit.tracing.values.regions import Ambient, read_ambient
@@ -171,19 +172,17 @@ class Call:
             parts.tokens.append(name)
             parts.paths.append(name)
             parts.add(value, name)
-        has_modes = (
-            torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
-        )
+        has_modes = count_function_modes() > 0 or count_dispatch_modes() > 0
         return cls(parts, has_modes)
 
 
 def read_defaults() -> tuple[Any, ...]:
     """Return the settings of this thread and process that calls without arguments fall back on."""
-    has_modes = torch._C._len_torch_function_stack() > 0
+    has_modes = count_function_modes() > 0
     return (
         torch.get_default_dtype(),
         str(torch.get_default_device()) if has_modes else None,
-        torch._C._len_torch_dispatch_stack(),
+        count_dispatch_modes(),
         torch.are_deterministic_algorithms_enabled(),
     )
 

@@ -16,9 +16,9 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fxkit.errors import CaptureError
+from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.custom_functions import with_frame
 from fxkit.tracing.guarding.plain_values import ATOMS
 from fxkit.tracing.opaque_code.opaque_calls import call_once, declare_result, repeats_calls

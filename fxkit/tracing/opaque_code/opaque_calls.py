@@ -17,11 +17,11 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch.fx.node import has_side_effect
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.ir.types import TensorType, type_of_value
+from fxkit.torch_adapters import pytree
 from fxkit.tracing.recorder.recorder import active_recorder
 from fxkit.tracing.surroundings.reach_kinds import OPAQUE
 

@@ -16,6 +16,7 @@ from torch import fx
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.types import KEY, TensorType
+from fxkit.torch_adapters.operators import effect_of, register_ordered
 from fxkit.tracing.opaque_code.automatic_calls import AUTOMATIC
 from fxkit.tracing.surroundings.reach_kinds import OPAQUE
 
@@ -124,8 +125,6 @@ def _first(results: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _register_effect() -> None:
-    from torch._higher_order_ops import effects
-
     operator = torch.ops.fxkit.opaque_call.default
-    if effects._get_effect(operator) is None:  # type: ignore[attr-defined]
-        effects._register_effectful_op(operator, effects._EffectType.ORDERED)
+    if effect_of(operator) is None:
+        register_ordered(operator)

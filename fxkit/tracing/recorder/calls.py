@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fxkit.ir.op_table import INFIX, REFLECTED
+from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket
 
 
 class Reading(enum.Enum):
@@ -224,7 +225,7 @@ def _bare(name: str) -> str:
 
 def is_custom_operator(func: Any) -> bool:
     """Tell whether `func` is an operator of `torch.ops` that is not torch's own."""
-    kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    kinds = (OpOverload, OpOverloadPacket)
     return isinstance(func, kinds) and not str(func).startswith("aten.")
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.type_inference.declared_types import declare_type
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fake_tensors import mode_class
 from fxkit.tracing.branches.sides import results_of_side
 from fxkit.tracing.recorder.tape import Tape
 from fxkit.tracing.recorder.writes import version_of
@@ -73,11 +74,9 @@ def record_control(
 
 def _run_unseen(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Run the functions that a call is given on tensors without numbers, for the watcher to see."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     bound = inspect.signature(inspect.unwrap(function)).bind(*args, **kwargs).arguments
     *_, given = bound.values()
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = mode_class()(allow_non_fake_inputs=True)
     for inner in (it for it in bound.values() if callable(it)):
         with mode:
             fakes = pytree.tree_map_only(torch.Tensor, mode.from_tensor, given)
@@ -110,7 +109,7 @@ class _Traced:
         wrapper = types.FunctionType(_call.__code__.replace(), globals())
         compiled = torch.compile(wrapper, backend=self._backend, fullgraph=True, dynamic=False)
         try:
-            with torch._C.DisableTorchFunction():
+            with torch.DisableTorchFunction():
                 self.result = compiled(function, args, kwargs)
         except Exception as error:  # the call itself says what is wrong with it
             self.reason = f"Dynamo raises {type(error).__name__}"

@@ -19,13 +19,13 @@ import torch
 
 from fxkit import torch_adapters
 from fxkit.torch_adapters.custom_functions import APPLY, forwards_without_frame
+from fxkit.torch_adapters.layers import CALL_OF_MODULE
 from fxkit.tracing.surroundings.bytecode import may_handle
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TORCH_MODULES = os.path.join(_TORCH, "nn", "modules", "")
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _ADAPTERS = os.path.dirname(torch_adapters.__file__) + os.sep
-_CALL_IMPL = torch.nn.Module._call_impl.__code__
 
 _LINE = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
@@ -136,7 +136,7 @@ class Frames:
             frame if kind is _MODULE else parent.module,
             parent.custom_function,
         )
-        if code is _CALL_IMPL:
+        if code is CALL_OF_MODULE:
             known.modules = self._entered(frame.f_locals["self"], parent.modules)
         elif code is APPLY or (known.custom_function is None and code in self._forwards):
             known.custom_function = frame
@@ -174,7 +174,7 @@ def is_user_file(file: str) -> bool:
 
 def _kind_of(code: CodeType) -> str:
     file = code.co_filename
-    if file.startswith(_TORCH_MODULES) and code is not _CALL_IMPL:
+    if file.startswith(_TORCH_MODULES) and code is not CALL_OF_MODULE:
         return _MODULE if code.co_name == "forward" else _OTHER
     return _USER if is_user_file(file) else _OTHER
 

@@ -8,13 +8,13 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import fx
-from torch._C import _autograd
-from torch._C._functorch import maybe_current_level
 from torch.overrides import TorchFunctionMode
 
+from fxkit.torch_adapters.autograd_state import has_saved_tensors_hooks
 from fxkit.torch_adapters.custom_functions import APPLY
+from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes, function_modes
+from fxkit.torch_adapters.transforms import current_level, is_forward_mode
 from fxkit.tracing.recorder.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.recorder.control_operators import record_control
 from fxkit.tracing.recorder.data_dependence import has_data_dependent_shape
@@ -69,7 +69,7 @@ class Recorder(Transformed, TorchFunctionMode):
         self.failure: Failure | None = None
         self._frames = Frames(boundary, surroundings.modules)
         self._dtype = torch.get_default_dtype()
-        self._dispatch_modes = torch._C._len_torch_dispatch_stack()
+        self._dispatch_modes = count_dispatch_modes()
         self.regions = Regions(self._emit, read_ambient())
         self.watcher: Watcher | None = None
         self.has_opaque_calls = False
@@ -79,7 +79,7 @@ class Recorder(Transformed, TorchFunctionMode):
         self.opaque_calls: list[OpaqueCall] = []
         self.opaque_objects: dict[int, tuple[Any, fx.Node]] = {}
         self._grad = self.regions.state.grad
-        self._entry_level = maybe_current_level()
+        self._entry_level = current_level()
         self._below = BelowTransforms(self)
         self._depth = 0
 
@@ -107,7 +107,7 @@ class Recorder(Transformed, TorchFunctionMode):
             return Recorder._run(self, func, args, kwargs)
         spelling = spelling_of(func)
         reading = spelling.reading
-        if maybe_current_level() != self._entry_level:
+        if current_level() != self._entry_level:
             if reading is Reading.METADATA:
                 return func(*args, **kwargs)
             self._location = self._frames.locate(sys._getframe(2))
@@ -442,13 +442,13 @@ class Recorder(Transformed, TorchFunctionMode):
                 raise Refusal(f"the program uses a {kind.__qualname__}, a tensor subclass")
         if self._entry_level is not None:
             raise Refusal("a function transform is active around the program")
-        if forward_ad._current_level >= 0:
+        if is_forward_mode():
             raise Refusal("the program uses forward-mode differentiation")
         if torch.get_default_dtype() is not self._dtype:
             raise Refusal("the program changes torch's default dtype")
-        if torch._C._len_torch_dispatch_stack() != self._dispatch_modes:
+        if count_dispatch_modes() != self._dispatch_modes:
             raise Refusal("the program enters a TorchDispatchMode")
-        if _autograd._top_saved_tensors_default_hooks(True) is not None:
+        if has_saved_tensors_hooks():
             raise Refusal("the program installs hooks for the tensors that autograd saves")
         if self._location.custom_function is not None:
             self._check_custom_function(self._location.custom_function)
@@ -497,7 +497,7 @@ class Recorder(Transformed, TorchFunctionMode):
 
 def active_recorder() -> Recorder | None:
     """Return the recorder that sees this thread's torch calls first, if there is one."""
-    if torch._C._len_torch_function_stack() == 0:
+    if count_function_modes() == 0:
         return None
-    modes = torch.overrides._get_current_function_mode_stack()
+    modes = function_modes()
     return next((mode for mode in reversed(modes) if isinstance(mode, Recorder)), None)

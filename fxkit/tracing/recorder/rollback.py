@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch._C import _autograd
 
 from fxkit.ir.modes import without_modes
+from fxkit.torch_adapters.autograd_state import set_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Snapshot:
                     saved.tensor.as_strided_(*saved.geometry)
                 saved.tensor.detach().copy_(saved.content)
             if saved.version is not None:
-                _autograd._unsafe_set_version_counter((saved.tensor,), (saved.version,))
+                set_version(saved.tensor, saved.version)
         if self._random is not None:
             set_random_states(self._random)
 
@@ -76,7 +76,8 @@ class Snapshot:
 
 
 def _is_overlapping(tensor: torch.Tensor) -> bool:
-    return torch._debug_has_internal_overlap(tensor) == 1  # type: ignore[attr-defined]
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in pairs)
 
 
 def _save(tensor: torch.Tensor) -> _Saved:
@@ -106,5 +107,5 @@ def set_random_states(states: list[torch.Tensor]) -> None:
 
 def same_random_states(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     """Tell whether two results of `random_states` are the same; no mode sees that it is asked."""
-    with without_modes(), torch._C.DisableTorchFunction():
+    with without_modes(), torch.DisableTorchFunction():
         return len(some) == len(others) and all(map(torch.equal, some, others))

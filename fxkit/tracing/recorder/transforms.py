@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C import _autograd
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.operator_mode import OperatorMode
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.autograd_state import has_saved_tensors_hooks
+from fxkit.torch_adapters.modes import count_dispatch_modes
 from fxkit.tracing.recorder.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.recorder.recorded import Value
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES, Tape
@@ -72,9 +73,9 @@ class Transformed(Tape):
             raise Refusal("a function transform is active around the program")
         if read_ambient().autocast is not None:
             raise Refusal("the program transforms a function under autocast")
-        if _autograd._top_saved_tensors_default_hooks(True) is not None:
+        if has_saved_tensors_hooks():
             raise Refusal("the program installs hooks for the tensors that autograd saves")
-        if torch._C._len_torch_dispatch_stack() != self._dispatch_modes + self._below.is_on:
+        if count_dispatch_modes() != self._dispatch_modes + self._below.is_on:
             raise Refusal("the program enters a TorchDispatchMode")
 
     def append_lowered(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
@@ -172,7 +173,7 @@ class BelowTransforms(OperatorMode):
             return func(*args, **kwargs)
         recorder.pause()
         try:
-            with torch._C.DisableTorchFunction():
+            with torch.DisableTorchFunction():
                 self.settle()
                 return self._record(func, args, kwargs)
         finally:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from fxkit.torch_adapters import pytree
 from fxkit.tracing.guarding.guards import storage_key
 from fxkit.tracing.recorder.calls import Spelling
 from fxkit.tracing.recorder.rollback import Undo

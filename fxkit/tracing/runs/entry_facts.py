@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C._dynamo.guards import GlobalStateGuard
 
 from fxkit.ir.types import TensorType
+from fxkit.torch_adapters.guards import GlobalStateGuard
+from fxkit.torch_adapters.operators import can_read_keys, dispatch_keys
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.size_guards import FreeTensorGuard, SizeGuard
 from fxkit.tracing.guarding.state_guards import (
@@ -67,7 +68,7 @@ def entry_facts(variant: Variant, args: tuple[Any, ...]) -> EntryFacts | None:
     They are those of a graph that changes nothing, whose arguments are all tensors, and whose
     guards are all of the usual kinds. Where sizes are free, they are those of this call.
     """
-    if not _is_simple(variant) or variant.watch is None:
+    if not (can_read_keys and _is_simple(variant)) or variant.watch is None:
         return None
     call = g.Call.of(args, {})
     if call.has_modes or variant.mismatch(call) is not None:
@@ -82,7 +83,7 @@ def entry_facts(variant: Variant, args: tuple[Any, ...]) -> EntryFacts | None:
         return None
     return EntryFacts(
         arguments,
-        tuple(torch._C._dispatch_keys(tensor).raw_repr() for tensor in call.parts.tensors),
+        tuple(dispatch_keys(tensor) for tensor in call.parts.tensors),
         g.alias_groups(call.parts.tensors),
         tuple(variant.outside.values()),
         GlobalStateGuard().check,

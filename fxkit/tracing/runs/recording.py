@@ -13,6 +13,7 @@ from torch import fx
 from fxkit.errors import CaptureError
 from fxkit.ir.modes import has_function_modes
 from fxkit.ir.types import TensorType
+from fxkit.torch_adapters import modes, transforms
 from fxkit.torch_adapters.custom_functions import frames_of_apply
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.free_numbers import NumberInput
@@ -122,6 +123,9 @@ class RecordedRun:
             why = misfit(tensor)
             if why is not None:
                 raise Refusal(f"{path} is {why}")
+        missing = modes.why_not_recorded() or transforms.why_not_recorded()
+        if missing is not None:
+            raise Refusal(missing)
         if has_function_modes(Recorder):
             raise Refusal("a TorchFunctionMode is active around the call")
         self.invocation = invocation

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C._functorch import maybe_current_level
 
+from fxkit.torch_adapters.transforms import current_level
 from fxkit.tracing.guarding.plain_values import READABLE
 from fxkit.tracing.recorder.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.recorder.recorder import Recorder
@@ -184,7 +184,7 @@ class SizeRecorder(Recorder):
         if self._is_off or self._is_suspended or torch.compiler.is_dynamo_compiling():
             return self._run(func, args, kwargs)
         spelling = spelling_of(func)
-        if maybe_current_level() != self._entry_level:
+        if current_level() != self._entry_level:
             self.refuse("torch.func shows other sizes inside than its tensors have")
             return self._run(func, args, kwargs)
         if spelling.reading is Reading.STATE:

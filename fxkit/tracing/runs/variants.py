@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 
+from fxkit.torch_adapters.guards import GlobalStateGuard, TensorGuards
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.free_numbers import NumberInput
 from fxkit.tracing.guarding.holders import ABSENT, Holder

@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fxkit.torch_adapters.modes import REFUSES_FUNCTIONS
+
 _MASKS = ("attn_mask", "key_padding_mask", "src_mask", "src_key_padding_mask", "is_causal")
-_DISABLED = torch._C._disabled_torch_function_impl
 
 _lock = threading.Lock()
 _users = 0
@@ -136,5 +137,5 @@ def _is_masked(frame: FrameType) -> bool:
 
 
 def _has_function(kind: type) -> bool:
-    function = getattr(kind, "__torch_function__", _DISABLED)
-    return kind is not torch.Tensor and function is not _DISABLED
+    function = getattr(kind, "__torch_function__", REFUSES_FUNCTIONS)
+    return kind is not torch.Tensor and function is not REFUSES_FUNCTIONS

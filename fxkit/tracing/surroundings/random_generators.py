@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
+from fxkit.torch_adapters import pytree
 from fxkit.tracing.surroundings.bytecode import can_read, instructions
 from fxkit.tracing.surroundings.code_names import names_in
 from fxkit.tracing.surroundings.hooked_code import is_given_to_calls, original

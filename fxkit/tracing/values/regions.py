@@ -13,8 +13,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
+
+from fxkit.torch_adapters.grad_modes import (
+    InferenceMode,
+    enter_autocast,
+    enter_inference_mode,
+    exit_autocast,
+    exit_inference_mode,
+    is_any_autocast_enabled,
+    set_grad_enabled,
+)
 
 _DEVICES = ("cpu", "cuda")
 
@@ -49,7 +57,7 @@ class Ambient(NamedTuple):
 def read_ambient() -> Ambient:
     """Return the modes that are in force in this thread."""
     autocast = None
-    if torch._C._is_any_autocast_enabled() or _autocast_nesting():
+    if is_any_autocast_enabled() or _autocast_nesting():
         autocast = (
             *(
                 (True, torch.get_autocast_dtype(device))
@@ -102,7 +110,7 @@ class Regions:
         if inside != (self._levels[-1].inference, self._levels[-1].autocast):
             grad = self._move(wanted, grad)
         if grad != wanted.grad:
-            self._emit(torch._C._set_grad_enabled, (wanted.grad,))
+            self._emit(set_grad_enabled, (wanted.grad,))
         self.state = wanted
 
     def _move(self, wanted: Ambient, grad: bool) -> bool:
@@ -128,13 +136,13 @@ class Regions:
             if level.leave is None:
                 continue
             self._emit(level.leave, (level.entered,))
-            if level.leave is _exit_inference_mode:
+            if level.leave is exit_inference_mode:
                 grad = level.grad_before
         return grad
 
     def _enter_inference(self, on: bool, grad: bool) -> bool:
-        node = self._emit(_enter_inference_mode, (on,))
-        level = _Level(on, self._levels[-1].autocast, _exit_inference_mode, node, grad)
+        node = self._emit(enter_inference_mode, (on,))
+        level = _Level(on, self._levels[-1].autocast, exit_inference_mode, node, grad)
         self._levels.append(level)
         return not on
 
@@ -148,8 +156,8 @@ class Regions:
         for device, old, new in zip(_DEVICES, before[:-1], after[:-1], strict=True):
             if old == new and (before[-1] == cached or not new[0]):
                 continue
-            node = self._emit(_enter_autocast, (device, new[1], new[0], cached))
-            level = _Level(around.inference, ("partly", device), _exit_autocast, node, grad)
+            node = self._emit(enter_autocast, (device, new[1], new[0], cached))
+            level = _Level(around.inference, ("partly", device), exit_autocast, node, grad)
             self._levels.append(level)
         self._levels[-1].autocast = wanted
 
@@ -188,7 +196,7 @@ class Modes:
             nesting = torch.autocast_decrement_nesting()
         if nesting == 0:
             torch.clear_autocast_cache()
-        torch._C._set_grad_enabled(self.grad)
+        set_grad_enabled(self.grad)
 
 
 def _leave_inference_regions(error: BaseException) -> None:
@@ -197,10 +205,10 @@ def _leave_inference_regions(error: BaseException) -> None:
     held: list[Any] = []
     while trace is not None:
         values = trace.tb_frame.f_locals.values() if _is_generated(trace.tb_frame) else ()
-        held += [value for value in values if isinstance(value, torch._C._InferenceMode)]
+        held += [value for value in values if isinstance(value, InferenceMode)]
         trace = trace.tb_next
     for mode in reversed(held):
-        _exit_inference_mode(mode)
+        exit_inference_mode(mode)
 
 
 def _is_generated(frame: Any) -> bool:

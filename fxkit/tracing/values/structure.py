@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.errors import CaptureError
+from fxkit.torch_adapters import pytree
 from fxkit.tracing.values.size_numbers import NUMBERS, any_number, plain
 from fxkit.tracing.values.stored import (
     attributes_of,
@@ -218,7 +218,7 @@ def _set_content(value: Any, kind: type) -> Content | None:
     return Content(items, [], [], set, fill)
 
 
-def _registered_content(value: Any, node: pytree.NodeDef) -> Content:
+def _registered_content(value: Any, node: Any) -> Content:
     values, context = node.flatten_fn(value)
     if isinstance(value, dict) and len(value) == len(values):
         steps = [f"[{key!r}]" for key in value]

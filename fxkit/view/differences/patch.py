@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 
 from fxkit.errors import RewriteError
 from fxkit.ir.attributes import ABSENT, find_attribute
+from fxkit.torch_adapters.fx_graphs import codegen_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Patch:
             )
         after = {name: after for after, name in self.matched.items()}
         graph = fx.Graph()
-        graph._codegen = gm.graph._codegen
+        graph._codegen = codegen_of(gm.graph)
         copied: dict[str, fx.Node] = {}
         for name in self.order:
             if name in self.made:

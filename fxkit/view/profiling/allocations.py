@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from fxkit.torch_adapters import memory_profiler
+
 
 class Meter(Protocol):
     """Tells the most bytes that were handed out at once since the first start."""
@@ -26,19 +28,14 @@ class ProcessorMeter:
     """
 
     def __init__(self) -> None:
-        autograd: Any = torch.autograd
-        bindings: Any = torch._C
-        flags = (False, True, False, False, False)  # of these only memory is wanted
-        experimental = bindings._profiler._ExperimentalConfig()
-        self._autograd = autograd
-        self._config = autograd.ProfilerConfig(autograd.ProfilerState.CPU, *flags, experimental)
         self._now = 0
         self._is_on = False
 
     def start(self) -> None:
         """Begin to look."""
-        self._autograd._enable_profiler_legacy(self._config)
-        self._is_on = True
+        self._is_on = memory_profiler.can_note_allocations()
+        if self._is_on:
+            memory_profiler.start()
 
     def stop(self) -> int:
         """Return the peak since the last start."""
@@ -46,11 +43,9 @@ class ProcessorMeter:
             return 0
         self._is_on = False
         peak = None
-        for records in self._autograd._disable_profiler_legacy():
-            for record in records:
-                if record.kind() == "memory_alloc":
-                    self._now += record.cpu_memory_usage()
-                    peak = self._now if peak is None else max(peak, self._now)
+        for change in memory_profiler.stop():
+            self._now += change
+            peak = self._now if peak is None else max(peak, self._now)
         return max(self._now, peak if peak is not None else self._now)
 
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.liveness import Liveness
 from fxkit.errors import UnsupportedError
+from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fx_graphs import codegen_of
 
 Observer = Callable[[int, Any], None]
 
@@ -76,7 +77,7 @@ def graph_inputs(
         UnsupportedError: The arguments don't fit the placeholders.
     """
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    info = getattr(gm.graph._codegen, "pytree_info", None)
+    info = getattr(codegen_of(gm.graph), "pytree_info", None)
     if info is not None:
         names = list(info.orig_args)[len(args) :]
         ordered = {name: (kwargs or {})[name] for name in names if name in (kwargs or {})}

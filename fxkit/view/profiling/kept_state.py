@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from fxkit.torch_adapters import pytree
 
 
 @contextlib.contextmanager

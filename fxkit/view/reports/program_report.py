@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxkit.analysis.equivalence import compare
 from fxkit.analysis.float64 import widened
@@ -19,6 +18,7 @@ from fxkit.lower.running.lowering import to_cpp
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager
 from fxkit.passes.running.records import PassResult
+from fxkit.torch_adapters import pytree
 from fxkit.view.profiling.instrument import tensors_in
 from fxkit.view.profiling.profiler import profile
 from fxkit.view.reports.report_page import Report

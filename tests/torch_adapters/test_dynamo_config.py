@@ -37,14 +37,14 @@ fxkit.propagate_types(gm, (torch.zeros(5, 8),))
 BEFORE = "import torch._dynamo; torch._dynamo.config.fake_tensor_cache_enabled = False"
 
 NEEDED = """
-from fxkit.analysis.type_inference.dynamo_config import call_with_settings
+from fxkit.torch_adapters.dynamo_config import call_with_settings
 def more(): return torch._dynamo.is_compiling(), torch._dynamo.config.verbose
 assert call_with_settings(more) == (False, False)
 assert "torch._dynamo" in sys.modules
 """
 
 OTHERS = """
-from fxkit.analysis.type_inference import dynamo_config
+from fxkit.torch_adapters import dynamo_config
 seen = []
 def elsewhere():
     import torch._dynamo

@@ -1,0 +1,45 @@
+"""What `torch.nn` keeps to itself of modules."""
+
+from __future__ import annotations
+
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxkit.torch_adapters.private_names import private
+
+_CALL = private(
+    "torch.nn.Module._call_impl",
+    "telling which modules a call is made in",
+    "the method that calls it is looked for",
+)
+_NORM = private(
+    "torch.nn.modules.batchnorm._BatchNorm",
+    "telling batch norms",
+    "those with public names are known",
+)
+_BUILTINS = private(
+    "torch._C._VariableFunctions",
+    "telling functions of torch written in C",
+    "their module is asked",
+)
+_FUNCTIONS = private(
+    "torch._C._nn", "writing reproducers", "calls of its functions are not written"
+)
+
+CALL_OF_MODULE: CodeType = _CALL.get(nn.Module.__call__).__code__
+"""The code that each call of a module runs through; its frame has the module in `self`."""
+
+BatchNorm: Any = _NORM.get((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm))
+"""The class, or classes, of batch norms."""
+
+FUNCTIONS_IN_C: ModuleType = _FUNCTIONS.get(torch.nn.functional)
+"""The module of functions that `torch.nn.functional` takes from C."""
+
+
+def is_function_in_c(function: Any) -> bool:
+    """Tell whether a function of torch is written in C, by what holds it."""
+    holder = _BUILTINS.get()
+    return function is getattr(holder, getattr(function, "__name__", ""), None)

@@ -18,9 +18,10 @@ from typing import Literal
 
 from fxkit import config, processor
 from fxkit.errors import BuildError, FxkitError
+from fxkit.torch_adapters import compilers
 
 Status = Literal["ok", "warn", "fail"]
-OLDEST_TORCH, NEWEST_TESTED_TORCH = (2, 11), (2, 13)
+OLDEST_TORCH, NEWEST_TESTED_TORCH = (2, 11), (2, 14)
 VECTOR_FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 PROBE = 'extern "C" int fxkit_doctor(int x) { return x + 1; }'
 OPTIONAL = (
@@ -50,8 +51,8 @@ class Check:
 
 def examine() -> list[Check]:
     """Make every check, in the order in which they build on each other."""
-    checks = (_python, _torch, _settings, _cpu, _cache, _compiler, _openmp, _graphviz, _demo,
-              _torch_compile)  # fmt: skip
+    checks = (_python, _torch, _private_names, _settings, _cpu, _cache, _compiler, _openmp,
+              _graphviz, _demo, _torch_compile)  # fmt: skip
     return [_guarded(check) for check in checks]
 
 
@@ -88,8 +89,21 @@ def _torch() -> Check:
     if major_minor < OLDEST_TORCH:
         return Check("torch", "fail", finding, "pip install 'torch>=2.11'")
     if major_minor > NEWEST_TESTED_TORCH:
-        return Check("torch", "warn", finding, "newer than what is tested: 2.13")
+        return Check("torch", "warn", finding, "newer than what is tested: 2.14")
     return Check("torch", "ok", finding)
+
+
+def _private_names() -> Check:
+    """Look for the names of torch that fxkit uses though torch does not promise to keep them."""
+    from fxkit.torch_adapters import private_names
+
+    lost = private_names.missing()
+    count = len(private_names.declared())
+    if not lost:
+        return Check("torch adapters", "ok", f"all {count} private names of torch are there")
+    names = "; ".join(f"{name.path} ({name.without})" for name in lost)
+    hint = "install a torch that fxkit is tested with: 2.11 to 2.14"
+    return Check("torch adapters", "warn", f"without {names}", hint)
 
 
 def _settings() -> Check:
@@ -202,6 +216,6 @@ def _demo() -> Check:
 
 
 def _torch_compile() -> Check:
-    if importlib.util.find_spec("torch._inductor") is None:
+    if not compilers.has_inductor():
         return Check("torch.compile", "warn", "no Inductor in this torch", "needed by --peer only")
     return Check("torch.compile", "ok", "there, for `demo --peer` and benchmarks")

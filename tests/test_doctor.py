@@ -18,8 +18,8 @@ def by_name(checks: list[Check]) -> dict[str, Check]:
 def test_a_healthy_machine_is_ok_throughout() -> None:
     checks = doctor.examine()
     assert [check.name for check in checks] == [
-        "python", "torch", "settings", "cpu", "cache", "compiler", "openmp", "graphviz", "demo",
-        "torch.compile",
+        "python", "torch", "torch adapters", "settings", "cpu", "cache", "compiler",
+        "openmp", "graphviz", "demo", "torch.compile",
     ]  # fmt: skip
     assert [check for check in checks if check.status != "ok"] == []
 

@@ -15,6 +15,6 @@ _NAMES = tuple(
 )
 
 
-def assembler() -> Any:
+def find_assembler() -> Any:
     """Return the module with the assembler, or None."""
     return None if any(name.get() is None for name in _NAMES) else find(_MODULE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -54,16 +55,19 @@ def needed(name: PrivateName) -> Any:
     return found
 
 
+@functools.cache
 def mode_class() -> Any:
     """Return the class of modes in which tensors are fake."""
     return needed(_MODE)
 
 
+@functools.cache
 def tensor_class() -> Any:
     """Return the class of fake tensors."""
     return needed(_FAKE)
 
 
+@functools.cache
 def reading_errors() -> tuple[type[Exception], type[Exception]]:
     """Return what is raised where an operator needs numbers: for a value, and for a size."""
     return _READS.get(_Never), _SIZES.get(_Never)

@@ -19,9 +19,9 @@ _ASK = "telling whether torch.fx traces"
 _NO_FLAG = "fxkit looks whether something stands in place of nn.Module.__call__"
 _QUICK = "tracing short patterns quickly"
 _SLOW = "patterns are traced as programs are"
-_FLAG = private(f"{_MODULE}._is_fx_tracing_flag", _ASK, _NO_FLAG, "2.11 to 2.13")
-_GET = private(f"{_MODULE}._get_is_fx_tracing", _ASK, _NO_FLAG, "2.14")
-_SET = private(f"{_MODULE}._set_is_fx_tracing", _QUICK, _SLOW, "2.14")
+_FLAG = private(f"{_MODULE}._is_fx_tracing_flag", _ASK, _NO_FLAG, until=(2, 13))
+_GET = private(f"{_MODULE}._get_is_fx_tracing", _ASK, _NO_FLAG, since=(2, 14))
+_SET = private(f"{_MODULE}._set_is_fx_tracing", _QUICK, _SLOW, since=(2, 14))
 _JIT = private("torch._C._is_tracing", "telling whether torch.jit traces", "torch.jit is asked")
 _PATCHER = private(f"{_MODULE}._new_patcher", _QUICK, _SLOW)
 _PATCH = private(f"{_MODULE}._patch_wrapped_functions", _QUICK, _SLOW)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fxkit.torch_adapters.private_names import private
@@ -13,12 +12,6 @@ _SLOWLY = "all is compared in Python at each call"
 _VERSION = private(f"{_MODULE}.dict_version", "seeing that a dict has changed", _SLOWLY)
 _GLOBAL = private(f"{_MODULE}.GlobalStateGuard", "comparing torch's settings", _SLOWLY)
 _TENSORS = private(f"{_MODULE}.TensorGuards", "comparing tensors", _SLOWLY)
-
-_counter = itertools.count(1)
-
-
-def _always_new(table: Mapping[Any, Any]) -> int:
-    return next(_counter)
 
 
 class _NeverSame:
@@ -31,8 +24,8 @@ class _NeverSame:
         return False
 
 
-dict_version: Callable[[Any], int] = _VERSION.get(_always_new)
-"""Return a number that grows whenever a dict changes."""
+count_of_writes: Callable[[dict[Any, Any]], int] | None = _VERSION.get()
+"""Return the number of the last write to a dict, where CPython numbers them (3.11)."""
 
 GlobalStateGuard: Any = _GLOBAL.get(_NeverSame)
 TensorGuards: Any = _TENSORS.get(_NeverSame)

@@ -49,6 +49,9 @@ _CUSTOM = private(
     "capturing custom operators by themselves",
     "only programs that call them are captured",
 )
+_GROUPED = private(
+    "torch._grouped_mm", "types of products of groups", "they are told for bfloat16 only"
+)
 _HELPER = "torch._higher_order_ops"
 _FAKES = private(
     f"{_HELPER}.utils.registered_hop_fake_fns",
@@ -94,6 +97,16 @@ can_read_keys: bool = _keys is not None
 def dispatch_keys(tensor: torch.Tensor) -> int:
     """Return the bits of a tensor's dispatch keys."""
     return _keys(tensor).raw_repr()
+
+
+def overload_of(definition: Any) -> OpOverload:
+    """Return the operator that a `CustomOpDef` calls."""
+    return definition._opoverload
+
+
+def grouped_product() -> Any:
+    """Return the function that multiplies groups of matrices, or None."""
+    return _GROUPED.get()
 
 
 def custom_definition(name: str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
+import pkgutil
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-SEEN = "2.11 to 2.14"
 
 _declared: dict[str, PrivateName] = {}
 _warned: set[str] = set()
@@ -23,17 +23,27 @@ class PrivateName:
         path: The dotted path, from `torch` on.
         purpose: What fxkit needs it for.
         without: What fxkit does in a torch that lacks it.
-        versions: The versions of torch that it was seen in.
+        since: The first version of torch that it was seen in.
+        until: The last one, or None where the newest that was looked at has it.
     """
 
     path: str
     purpose: str
     without: str
-    versions: str = SEEN
+    since: tuple[int, int]
+    until: tuple[int, int] | None
 
     def get(self, default: Any = None) -> Any:
         """Return what has the name, or the default; modules on the way are imported."""
         return find(self.path, default)
+
+    def is_missing(self) -> bool:
+        """Tell whether this torch should have the name and lacks it."""
+        version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+        if version < self.since or (self.until is not None and version > self.until):
+            return False
+        lost = object()
+        return self.get(lost) is lost
 
     def warn(self) -> None:
         """Warn once that this torch lacks the name."""
@@ -46,16 +56,15 @@ class PrivateName:
             )
 
 
-def private(path: str, purpose: str, without: str, versions: str = SEEN) -> PrivateName:
-    """Declare a private name.
-
-    Args:
-        path: The dotted path, from `torch` on.
-        purpose: What fxkit needs it for.
-        without: What fxkit does in a torch that lacks it.
-        versions: The versions of torch that it was seen in.
-    """
-    return _declared.setdefault(path, PrivateName(path, purpose, without, versions))
+def private(
+    path: str,
+    purpose: str,
+    without: str,
+    since: tuple[int, int] = (2, 11),
+    until: tuple[int, int] | None = None,
+) -> PrivateName:
+    """Declare a private name; see `PrivateName`."""
+    return _declared.setdefault(path, PrivateName(path, purpose, without, since, until))
 
 
 def find(path: str, default: Any = None) -> Any:
@@ -75,15 +84,11 @@ def find(path: str, default: Any = None) -> Any:
 
 def declared() -> tuple[PrivateName, ...]:
     """Return every private name that fxkit uses, in the order of their paths."""
-    for subject in SUBJECTS:
-        importlib.import_module(f"{__package__}.{subject}")
+    for subject in pkgutil.iter_modules([os.path.dirname(__file__)]):
+        importlib.import_module(f"{__package__}.{subject.name}")
     return tuple(_declared[path] for path in sorted(_declared))
 
 
 def missing() -> tuple[PrivateName, ...]:
-    """Return the names that this torch lacks."""
-    lost = object()
-    return tuple(name for name in declared() if name.get(lost) is lost)
-
-
-SUBJECTS = ("custom_functions", "fx_tracing")
+    """Return the names that this torch should have and lacks."""
+    return tuple(name for name in declared() if name.is_missing())

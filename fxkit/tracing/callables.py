@@ -16,7 +16,7 @@ from torch import nn
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.schema import Signature, signature_of, signatures
-from fxkit.torch_adapters.operators import CustomOpDef, OpOverload, OpOverloadPacket
+from fxkit.torch_adapters.operators import CustomOpDef, OpOverload, OpOverloadPacket, overload_of
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.surroundings.strangers import can_hand_on
 
@@ -135,7 +135,7 @@ def program_of(fn: Any) -> Program:
         elif isinstance(fn, functools._lru_cache_wrapper):
             fn = fn.__wrapped__
         elif isinstance(fn, CustomOpDef):
-            fn = fn._opoverload
+            fn = overload_of(fn)
         elif hasattr(fn, _COMPILED):
             fn = getattr(fn, _COMPILED)
         elif isinstance(fn, Captured):

@@ -8,20 +8,26 @@ attribute that is set on an object. Where nothing is known to count each write, 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
+
+from fxkit.torch_adapters.guards import count_of_writes
 
 _COUNTING = ("cpython", (3, 11))
 
 
 def is_counted() -> bool:
     """Tell whether each write to a dict is counted."""
-    return (sys.implementation.name, sys.version_info[:2]) == _COUNTING
+    is_counting = (sys.implementation.name, sys.version_info[:2]) == _COUNTING
+    return is_counting and count_of_writes is not None
 
 
-if is_counted():
-    from torch._C._dynamo.guards import dict_version
-else:
+def _always_the_same(table: dict[Any, Any], /) -> int:
+    return 0
 
-    def dict_version(table: dict[Any, Any], /) -> int:
-        """Return always the same, as nothing is counted."""
-        return 0
+
+dict_version: Callable[[dict[Any, Any]], int] = _always_the_same
+"""Return a number that is another one after each write to a dict, if writes are counted."""
+
+if is_counted() and count_of_writes is not None:
+    dict_version = count_of_writes

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from fxkit.ir.types import TensorType
-from fxkit.torch_adapters.guards import dict_version
 from fxkit.tracing.guarding.guards import (
     Call,
     Guard,

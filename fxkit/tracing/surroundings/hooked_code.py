@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+from fxkit.torch_adapters.bytecode import find_assembler
 from fxkit.tracing.surroundings.bytecode import NULL_IS_ABOVE, can_read
 from fxkit.tracing.surroundings.value_flow import UNKNOWN, Flow, flow_of, loads_method
 
@@ -120,13 +121,12 @@ def can_hook(code: CodeType) -> bool:
 
 def is_given_to_calls(code: CodeType, name: str) -> bool:
     """Tell whether code only takes attributes of what has a name, or gives it to hooked calls."""
-    try:
-        from torch._dynamo.bytecode_transformation import cleaned_instructions
-    except ImportError:
+    assembler = find_assembler()
+    if assembler is None:
         return False
     if not can_read(code):
         return False
-    instructions = cleaned_instructions(code, False)
+    instructions = assembler.cleaned_instructions(code, False)
     calls = _calls_of_plain_values(instructions)
     for place, instruction in enumerate(instructions):
         is_load = instruction.opname.startswith("LOAD_") and instruction.opname != "LOAD_CLOSURE"
@@ -171,9 +171,8 @@ def _rewritten(code: CodeType, codes: frozenset[CodeType], hook: Hook) -> CodeTy
 
 
 def _hook_calls(code: CodeType, hook: Hook) -> CodeType:
-    try:
-        from torch._dynamo import bytecode_transformation as assembler
-    except ImportError:
+    assembler = find_assembler()
+    if assembler is None:
         return code
 
     def change(instructions: list[Any], options: dict[str, Any]) -> None:

@@ -20,11 +20,6 @@ _NORM = private(
     "telling batch norms",
     "those with public names are known",
 )
-_BUILTINS = private(
-    "torch._C._VariableFunctions",
-    "telling functions of torch written in C",
-    "their module is asked",
-)
 _FUNCTIONS = private(
     "torch._C._nn", "writing reproducers", "calls of its functions are not written"
 )
@@ -39,7 +34,9 @@ FUNCTIONS_IN_C: ModuleType = _FUNCTIONS.get(torch.nn.functional)
 """The module of functions that `torch.nn.functional` takes from C."""
 
 
+_HOLDER: Any = getattr(torch.neg, "__self__", None)
+
+
 def is_function_in_c(function: Any) -> bool:
-    """Tell whether a function of torch is written in C, by what holds it."""
-    holder = _BUILTINS.get()
-    return function is getattr(holder, getattr(function, "__name__", ""), None)
+    """Tell whether something is a function of torch, such as `torch.neg`, that is written in C."""
+    return _HOLDER is not None and getattr(function, "__self__", None) is _HOLDER

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import CodeType, ModuleType
+from types import BuiltinFunctionType, CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +20,11 @@ _NORM = private(
     "telling batch norms",
     "those with public names are known",
 )
+_BUILTINS = private(
+    "torch._C._VariableFunctions",
+    "telling functions of torch written in C",
+    "those are known that torch has under their names",
+)
 _FUNCTIONS = private(
     "torch._C._nn", "writing reproducers", "calls of its functions are not written"
 )
@@ -34,9 +39,8 @@ FUNCTIONS_IN_C: ModuleType = _FUNCTIONS.get(torch.nn.functional)
 """The module of functions that `torch.nn.functional` takes from C."""
 
 
-_HOLDER: Any = getattr(torch.neg, "__self__", None)
-
-
 def is_function_in_c(function: Any) -> bool:
     """Tell whether something is a function of torch, such as `torch.neg`, that is written in C."""
-    return _HOLDER is not None and getattr(function, "__self__", None) is _HOLDER
+    name = getattr(function, "__name__", "")
+    holder = _BUILTINS.get(torch)
+    return isinstance(function, BuiltinFunctionType) and function is getattr(holder, name, None)

@@ -144,11 +144,11 @@ def _replacements(
     codes: frozenset[CodeType], hook: Hook, makers: frozenset[CodeType]
 ) -> dict[FunctionType, CodeType]:
     """Return the living functions that run some code, or make functions that do, and new code."""
+    wanted = codes | makers
     found = {}
-    for code in codes | makers:
-        functions = [item for item in gc.get_referrers(code) if isinstance(item, FunctionType)]
-        new = _rewritten(code, codes, hook) if functions else code
-        found.update(dict.fromkeys(functions, new))
+    for item in gc.get_referrers(*wanted):
+        if isinstance(item, FunctionType) and item.__code__ in wanted:
+            found[item] = _rewritten(item.__code__, codes, hook)
     return found
 
 

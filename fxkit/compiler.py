@@ -39,6 +39,7 @@ from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager, check_passes
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
+from fxkit.torch_adapters.fake_tensors import why_untyped
 from fxkit.torch_adapters.fx_graphs import codegen_of
 from fxkit.tracing.captured import Captured, method_of
 from fxkit.tracing.recorder.recorder import active_recorder
@@ -229,7 +230,7 @@ class Compiled:
                     hint="return gm to run the graph as it is, or leave backend out to get kernels",
                 )
             return run
-        reason = left_because(gm, args)
+        reason = why_untyped() or left_because(gm, args)
         if reason is not None:
             return self._noted(eager_module(_copied(gm), reason))
         if not has_free_sizes(gm):

@@ -67,6 +67,15 @@ def tensor_class() -> Any:
     return needed(_FAKE)
 
 
+def why_untyped() -> str | None:
+    """Say why no types can be found with this torch, or return None."""
+    if _MODE.get() is not None and _FAKE.get() is not None:
+        return None
+    lost = _MODE if _MODE.get() is None else _FAKE
+    lost.warn()
+    return f"torch {torch.__version__} has no {lost.path}"
+
+
 @functools.cache
 def reading_errors() -> tuple[type[Exception], type[Exception]]:
     """Return what is raised where an operator needs numbers: for a value, and for a size."""

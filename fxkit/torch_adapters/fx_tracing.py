@@ -45,7 +45,7 @@ is_fx_tracing = _get or (_is_tracing_by_flag if _has_flag else _is_tracing_by_pa
 """Tell whether a tracer of torch.fx follows this thread."""
 
 _jit: Any = torch.jit
-is_jit_tracing: Callable[[], bool] = _JIT.get(_jit.is_tracing)
+is_jit_tracing: Callable[[], bool] = _JIT.get(getattr(_jit, "is_tracing", bool))
 """Tell whether `torch.jit.trace` follows this thread."""
 
 can_trace_functions = bool(

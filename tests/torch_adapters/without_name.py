@@ -2,7 +2,7 @@
 
 Called as a script with names: each is tried by itself, in a process of its own that is forked once
 torch is imported. A name is hidden from fxkit, and with `--delete` it is taken out of torch itself,
-unless torch's own eager programs then fail.
+unless torch's own tracers and compilers then fail.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ def delete(name: str) -> bool:
         torch.fx.symbolic_trace(relus)(x)
         with torch.autocast("cpu"), torch.inference_mode():
             block(x.detach())
+        torch.compile(block, backend="aot_eager")(x).sum().backward()
     except BaseException:
         return False
     return True

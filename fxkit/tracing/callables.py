@@ -56,12 +56,15 @@ class Program:
     def is_plain(self) -> bool:
         """Whether torch's own tracer follows it: a module, or a Python function with nothing given.
 
-        Defaults that no graph can write down are given, and are no longer parameters.
+        Defaults that no graph can write down are given, and are no longer parameters. A call of a
+        module that has hooks, for one, is more than its `forward`, and that tracer follows no more.
         """
         if self.args or self.kwargs:
             return False
+        if isinstance(self.function, nn.Module):
+            return not does_more_than_forward(self.function)
         is_function = isinstance(inspect.unwrap(self.function), types.FunctionType)
-        return is_function or isinstance(self.function, nn.Module) or self.is_method
+        return is_function or self.is_method
 
     @property
     def is_method(self) -> bool:
@@ -74,8 +77,6 @@ class Program:
         args, kwargs = (*self.args, *args), {**self.kwargs, **kwargs}
         if self.is_method:
             args = (self.owner, *args)
-        elif self.owner is not None:
-            function = self.owner.forward
         if isinstance(function, _DESCRIPTORS) and hasattr(torch.Tensor, function.__name__):
             return emit("call_method", function.__name__, args, kwargs)
         if isinstance(function, _OPERATORS) or _is_of_torch(function) or _is_of_math(function):
@@ -94,12 +95,15 @@ class Program:
             return found
         if isinstance(function, _OF_ONE):
             return [Parameter("input", Parameter.POSITIONAL_ONLY)]
-        target = function.forward if isinstance(function, nn.Module) else function
+        is_usual = isinstance(function, nn.Module) and _has_usual_call(function)
+        target = function.forward if is_usual else function
         try:
             bound = functools.partial(target, *self._all_args, **self.kwargs)
             known = list(inspect.signature(bound).parameters.values())
         except (TypeError, ValueError):
             known = []
+        if isinstance(function, nn.Module) and any(it.kind in _VARIABLE for it in known):
+            self._refuse_hooks_of_any_arguments(function)
         left = [it for it in known if it.kind not in _VARIABLE and it.name not in self.kwargs]
         if not left and (not known or known[0].kind in _VARIABLE):
             raise UnsupportedError(
@@ -108,9 +112,27 @@ class Program:
             )
         return left
 
+    def _refuse_hooks_of_any_arguments(self, module: nn.Module) -> None:
+        if does_more_than_forward(module):
+            raise UnsupportedError(
+                f"expected a module with hooks to say which arguments it takes, got "
+                f"{self.name}, which takes any number",
+                hint="trace a function that calls it with those that it is given",
+            )
+
     @property
     def _all_args(self) -> tuple[Any, ...]:
         return (self.owner, *self.args) if self.is_method else self.args
+
+
+def does_more_than_forward(module: nn.Module) -> bool:
+    """Tell whether a call of a module runs more than the `forward` of its class, such as hooks."""
+    has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
+    return has_hooks or "forward" in vars(module) or not _has_usual_call(module)
+
+
+def _has_usual_call(module: nn.Module) -> bool:
+    return type(module).__call__ is nn.Module.__call__
 
 
 def program_of(fn: Any) -> Program:

@@ -30,6 +30,7 @@ from fxkit.tracing.recorder.rollback import (
     same_random_states,
     set_random_states,
 )
+from fxkit.tracing.surroundings.reach_kinds import global_hooks
 from fxkit.tracing.values.regions import Modes, Regions, read_ambient
 
 _REMEDIES = (
@@ -274,6 +275,7 @@ class SymbolicTracer(fx.Tracer):
         self.program = program = program_of(root)
         self.owns_root = program.owner is None
         if program.owner is not None:
+            _refuse_hooks(program.owner, "" if program.is_method else program.name)
             self.traced_func_name = program.name if program.is_method else "forward"
             return super().trace(program.owner, concrete_args)
         return self.follow(program.function if program.is_plain else _stand_in, concrete_args)
@@ -326,6 +328,14 @@ class SymbolicTracer(fx.Tracer):
         default = (parameter.default,) if has_default else ()
         return self.create_proxy("placeholder", parameter.name, default, {})
 
+    def call_module(
+        self, m: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Follow a call of a module, its hooks with it, or keep it as one node."""
+        path = self.path_of_module(m)
+        _refuse_hooks(m, "" if self.is_leaf_module(m, path) else path or type(m).__name__)
+        return super().call_module(m, forward, args, kwargs)
+
     def path_of_module(self, mod: torch.nn.Module) -> str:
         """Return the name of a module; one that a function calls gets a name of its own."""
         if not self.owns_root or any(held is mod for held in self.root.modules()):
@@ -347,6 +357,8 @@ class SymbolicTracer(fx.Tracer):
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         """Tell whether a module stays one call in the graph."""
+        if m is self.root:
+            return False
         return (
             isinstance(m, self._leaf_classes)
             or module_qualified_name in self._leaf_names
@@ -394,6 +406,29 @@ class SymbolicTracer(fx.Tracer):
         """Drop the frames that were looked at."""
         if self._frames is not None:
             self._frames.forget()
+
+
+def _refuse_hooks(module: torch.nn.Module, followed: str) -> None:
+    """Refuse hooks that no placeholder gets to see, or that run again when the graph does.
+
+    Args:
+        module: A module that is called.
+        followed: What messages call it where its code is followed; "" where it stays a call.
+
+    Raises:
+        CaptureError: When there are such hooks.
+    """
+    full, _ = global_hooks()
+    if full:
+        found = f"{full[0][1]}, which run at calls of all modules"
+    elif followed and (module._backward_hooks or module._backward_pre_hooks):
+        found = f"those of {followed} for gradients"
+    else:
+        return
+    raise CaptureError(
+        f"expected no hooks but those for the results of modules, got {found}",
+        hint="remove the hooks while it is traced, or use fxkit.capture(fn, args)",
+    )
 
 
 def _caller() -> FrameType:

@@ -142,10 +142,16 @@ def _without_schema(node: fx.Node, call: Call) -> Effects:
         return Effects(operands, operands, True, is_opaque=True, is_global=changes_mode)
     if namespace in ("guard", "effect"):
         return Effects(may_raise=True)
+    if namespace == "functional":
+        return Effects(is_random=_is_random(call.arguments["0"]))
     if namespace == "python" and (name in _WRITING_PYTHON or name in _INPLACE_PYTHON):
         is_copied = name in _WRITING_PYTHON and isinstance(type_of(operands[0]), TensorType)
         return Effects(writes=operands[:1], aliases=operands[:1] if is_copied else operands)
     return Effects(aliases=operands)
+
+
+def _is_random(overload: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in overload.tags
 
 
 # Item assignment, and `operator.iadd` and its like on what may be a list.
@@ -174,7 +180,7 @@ def _schema_effects(overload: Any) -> _SchemaEffects:
     return _SchemaEffects(
         written=tuple(name for name, info in infos if info.is_write),
         aliased=tuple(name for name, info in infos if returns_alias or info.is_write),
-        is_random=torch.Tag.nondeterministic_seeded in overload.tags,
+        is_random=_is_random(overload),
         may_do_more=torch.Tag.maybe_aliasing_or_mutating in overload.tags,
         returns_nothing=not overload._schema.returns,
     )

@@ -23,7 +23,7 @@ from fxkit.ir.attributes import Attribute
 from fxkit.ir.call import OPERATOR_NAME, Call, Operator, operator_named
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters.layers import is_function_in_c
-from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket
+from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as the schemas of losses number them
 
@@ -34,7 +34,18 @@ def bind_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         return _bind_overload(target, args, kwargs) or opaque_call(target, args, kwargs)
     if isinstance(target, OpOverloadPacket):
         return _bind_packet(target, args, kwargs) or opaque_call(target, args, kwargs)
+    if isinstance(target, HigherOrderOperator) and target.name() in _FUNCTIONALISED:
+        return _bind_functionalised(args, kwargs)
     return call_of(target, args, kwargs)
+
+
+# They take an operator that writes, and return its results and what it would have written.
+_FUNCTIONALISED = frozenset({"auto_functionalized", "auto_functionalized_v2"})
+
+
+def _bind_functionalised(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    namespace, _, name = args[0]._schema.name.partition("::")
+    return schemaless_call(f"functional.{namespace}.{name}", args, kwargs)
 
 
 def call_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -95,7 +106,7 @@ def _new_binder(target: Any) -> _Binder | None:
 
 
 def _python_function_binder(target: Any, name: str) -> _Binder | None:
-    pure = functools.partial(schemaless_call, f"torch.nn.functional.{name}")
+    pure = functools.partial(_without_out, f"torch.nn.functional.{name}")
     if target is getattr(F, name, None):
         if name in op_table.NN_FUNCTIONS:
             spelled = functools.partial(_spelled, name, op_table.NN_FUNCTIONS[name])
@@ -110,10 +121,15 @@ def _python_function_binder(target: Any, name: str) -> _Binder | None:
         if name in op_table.TORCH_FUNCTIONS:
             return functools.partial(_spelled, name, op_table.TORCH_FUNCTIONS[name])
         if name in op_table.PURE_TORCH_FUNCTIONS:
-            return functools.partial(schemaless_call, f"torch.{name}")
+            return functools.partial(_without_out, f"torch.{name}")
     if target is getattr(torch.Tensor, name, None):
         return functools.partial(_method, name)
     return None
+
+
+def _without_out(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """Bind a call of a function that writes nothing, unless it is told where to."""
+    return schemaless_call(name, args, kwargs) if kwargs.get("out") is None else None
 
 
 def _without_dropout(

@@ -18,8 +18,9 @@ class Operator:
 
     Attributes:
         name: `aten.<packet>` for ATen, `python.<name>` for plain Python on numbers and containers,
-            `torch.nn.functional.<name>` for what has no single ATen operator, `opaque.<name>` for
-            a callable of which nothing is known.
+            `torch.nn.functional.<name>` for what has no single ATen operator, `functional.<name>`
+            for what `torch.ops.higher_order.auto_functionalized` computes, `opaque.<name>` for a
+            callable of which nothing is known.
         overload: The ATen overload that the call binds to, if there is one.
     """
 

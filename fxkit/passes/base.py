@@ -41,6 +41,7 @@ class PassContext:
         reports: Reports of the rules that the pass ran.
         notes: What the pass did not do and why, as text.
         analyses: What was computed about the graph and still holds.
+        exceptions: For a property that the pass ensures, the nodes where it does not hold, and why.
     """
 
     args: tuple[Any, ...] | None = None
@@ -48,6 +49,17 @@ class PassContext:
     reports: list[RewriteReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     analyses: Analyses = field(default_factory=Analyses)
+    exceptions: dict[str, dict[fx.Node, str]] = field(default_factory=dict)
+
+    def left_at(self, name: str, node: fx.Node, reason: str) -> None:
+        """Note that a property which the pass ensures does not hold at a node, as it can't there.
+
+        Args:
+            name: The property. Passes that require it are refused.
+            node: The node that stays as it was.
+            reason: Why.
+        """
+        self.exceptions.setdefault(name, {})[node] = reason
 
     @property
     def rewrites(self) -> Counter[str]:

@@ -24,6 +24,7 @@ from fxkit.passes.building_blocks.recording import (
 )
 from fxkit.passes.building_blocks.torch_decompositions import computation_of, expansion_of
 from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.passes.properties import write_back
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.operators import OpOverload
 
@@ -51,9 +52,10 @@ class DecomposeToCore(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the edges."""
-        lowering = _Lowering(edit, context)
+        lowering, epilogue = _Lowering(edit, context), write_back(edit.graph)
         for node in list(edit.graph.nodes):
-            lowering.visit(node)
+            if node not in epilogue:
+                lowering.visit(node)
 
 
 class _Lowering:

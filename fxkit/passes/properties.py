@@ -29,6 +29,7 @@ from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.building_blocks.core_operators import is_core
+from fxkit.passes.building_blocks.functional_forms import is_shape_change
 from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload
 
 Complaint = tuple[fx.Node, str]
@@ -162,8 +163,11 @@ def _calls(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Call]]:
 
 @graph_property
 def functional(gm: fx.GraphModule) -> Iterator[Complaint]:
-    """Nothing is written to, but for inputs and attributes by `copy_` at the very end."""
-    epilogue = _write_back(gm.graph)
+    """Nothing is written to, but for inputs and attributes by `copy_` at the very end.
+
+    There an input may also be given another shape, by calls such as `t_`.
+    """
+    epilogue = write_back(gm.graph)
     for node in gm.graph.nodes:
         effects = effects_of(node)
         if effects.is_opaque and not effects.is_global:
@@ -176,20 +180,29 @@ def _first_write(effects: Effects) -> str:
     return next(part for part in effects.describe().split("; ") if part.startswith("writes"))
 
 
-def _write_back(graph: fx.Graph) -> set[fx.Node]:
-    """Return the `copy_` calls at the end that bring new values into inputs and attributes."""
+def write_back(graph: fx.Graph) -> set[fx.Node]:
+    """Return the calls at the end of a graph that bring inputs and attributes up to date."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output":
             continue
         call = resolve(node)
-        if call is None or call.name != "aten.copy_" or any(u.op != "output" for u in node.users):
+        if call is None or not (call.name == "aten.copy_" or is_shape_change(call)):
             break
         target = call.arguments.get("self")
-        if not isinstance(target, fx.Node) or target.op not in ("placeholder", "get_attr"):
+        if any(user.op != "output" and user not in found for user in node.users):
+            break
+        if not isinstance(target, fx.Node) or not _is_outside(target):
             break
         found.add(node)
     return found
+
+
+def _is_outside(node: fx.Node) -> bool:
+    """Tell whether a node is an input or attribute, or one whose shape was changed in place."""
+    while (call := resolve(node)) is not None and is_shape_change(call):
+        node = call.arguments["self"]
+    return isinstance(node, fx.Node) and node.op in ("placeholder", "get_attr")
 
 
 _OVERLOADS = (OpOverload, HigherOrderOperator)
@@ -210,9 +223,13 @@ def aten(gm: fx.GraphModule) -> Iterator[Complaint]:
 
 @graph_property
 def core_aten(gm: fx.GraphModule) -> Iterator[Complaint]:
-    """Every call of a known operator is in the core set (`building_blocks/core_operators.py`)."""
+    """Every call of a known operator is in the core set (`building_blocks/core_operators.py`).
+
+    At the end, inputs may be given other shapes in place.
+    """
+    epilogue = write_back(gm.graph)
     for node, call in _calls(gm):
-        if call.operator.is_opaque or _is_left_as_it_is(node, call):
+        if call.operator.is_opaque or node in epilogue or _is_left_as_it_is(node, call):
             continue
         target = node.target
         if not isinstance(target, OpOverload):

@@ -273,6 +273,17 @@ class Captured:
         """Return the call as guards see it."""
         return self._call(args, kwargs)[0]
 
+    def graph_inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> tuple[Any, ...]:
+        """Return what `graph_module` takes for a call of the program.
+
+        Args:
+            args: Arguments of the program.
+            kwargs: Its keyword arguments.
+        """
+        return tuple(self._latest().inputs(self.take_apart(args, dict(kwargs or {}))))
+
     def keep(self, variant: Variant) -> None:
         """Put a graph first among those that are tried."""
         with self._lock:

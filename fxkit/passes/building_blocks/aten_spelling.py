@@ -74,7 +74,11 @@ class AtenSpelling:
         args, kwargs = self._operands(node, call)
         overload = _SYMBOLIC.get(call.operator.overload, call.operator.overload)
         new = self.edit.call(overload, *args, before=node, name=short_name(overload), **kwargs)
-        self._take_over(node, new)
+        if node.users and not call.operator.schema.returns:
+            # In Python, what writes lists gives those back.
+            self.give(node, args[0])
+        else:
+            self._take_over(node, new)
 
     def _multiply_by_reciprocal(self, node: fx.Node, call: Call) -> None:
         """Divide as `2 / x` does, which rounds twice."""

@@ -26,7 +26,12 @@ def has_layout(known: TensorType, wanted: TensorType) -> bool:
 
 
 def laid_out_as(
-    edit: EditSession, node: fx.Node, wanted: TensorType, before: fx.Node
+    edit: EditSession,
+    node: fx.Node,
+    wanted: TensorType,
+    before: fx.Node,
+    *,
+    is_exact: bool = False,
 ) -> fx.Node | None:
     """Return a copy of a value in another layout; itself when it has that; None if it can't be.
 
@@ -35,11 +40,12 @@ def laid_out_as(
         node: The value, of known type.
         wanted: A type of the same shape; its strides are meant.
         before: Where to insert the copy.
+        is_exact: Whether the strides of axes of length one matter, as they do to who asks for them.
     """
     known = type_of(node)
     if not isinstance(known, TensorType) or known.shape != wanted.shape:
         return None
-    if has_layout(known, wanted):
+    if known.stride == wanted.stride if is_exact else has_layout(known, wanted):
         return node
     order = _axes_outermost_first(wanted)
     if order is None:

@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from fxkit.analysis.tensor_types import fake_mode, fake_value
-from fxkit.ir.op import Call, resolve
+from fxkit.ir.op import Call
 from fxkit.ir.types import TensorType, type_of
 
 _aten = torch.ops.aten
@@ -76,16 +76,20 @@ _PARTS = frozenset(
 )
 
 
-def shares_memory(node: fx.Node) -> fx.Node | None:
+def shares_memory(node: fx.Node, known: Callable[[fx.Node], Any] = type_of) -> fx.Node | None:
     """Return the operand of which a call's result is a view, told by running it on fakes.
+
+    Args:
+        node: The call.
+        known: Gives an operand's type at the time of the call.
 
     Raises:
         LookupError: When that can't be told.
     """
-    if any(not _is_known(type_of(operand)) for operand in node.all_input_nodes):
+    if any(not _is_known(known(operand)) for operand in node.all_input_nodes):
         raise LookupError(f"the operands of %{node.name} are not known")
     with fake_mode(), torch.no_grad():
-        made = {operand: fake_value(type_of(operand)) for operand in node.all_input_nodes}
+        made = {operand: fake_value(known(operand)) for operand in node.all_input_nodes}
         args = map_arg(node.args, made.__getitem__)
         kwargs = map_arg(node.kwargs, made.__getitem__)
         try:
@@ -106,18 +110,15 @@ def _is_known(known: Any) -> bool:
     return isinstance(known, (TensorType, int, float, bool, str, list, tuple))
 
 
-def inverse_of(view: fx.Node, base: TensorType, part: int | None) -> Inverse | None:
+def inverse_of(call: Call, known: Any, base: TensorType, part: int | None) -> Inverse | None:
     """Return how a new value of a view goes back into its base; None when that is not known.
 
     Args:
-        view: The call that made the view, or several of them.
+        call: The call that makes the view, or several of them.
+        known: The type of what it returns.
         base: Type of what it is a view of.
         part: Which of several views is meant.
     """
-    call = resolve(view)
-    known = type_of(view)
-    if call is None:
-        return None
     if part is not None:
         return _inverse_of_part(call, known, part) if call.name in _PARTS else None
     if call.name in _INVERSES:

@@ -285,7 +285,7 @@ class Execution:
         contracts.check_types(self._output_type, output_type, drops_gradients=drops_gradients)
         self._output_type = output_type
         if is_whole:
-            self.checks.check_ensured(current, context.notes)
+            self.checks.check_ensured(current, context)
         if modified:
             self.checks.check_preserved(held)
         if modified and is_whole and current.is_idempotent and self._max_rewrites is None:

@@ -43,7 +43,8 @@ def satisfy(execution: Execution, current: Pass, place: str, waiting: tuple[str,
                 break
         violation = execution.checks.violation(name)
         if violation is not None:
-            raise _unsatisfied(current, name, violation, place, tried)
+            notes = execution.records[-1].notes if tried else ()
+            raise _unsatisfied(current, name, violation, place, tried, notes)
 
 
 def _providers(execution: Execution, name: str, waiting: tuple[str, ...]) -> Iterator[Pass]:
@@ -65,12 +66,17 @@ def _registered() -> Iterator[Pass]:
 
 
 def _unsatisfied(
-    current: Pass, name: str, violation: Violation, place: str, tried: list[str]
+    current: Pass,
+    name: str,
+    violation: Violation,
+    place: str,
+    tried: list[str],
+    notes: tuple[str, ...],
 ) -> PreconditionError:
     source = next((s for s in violation.sources if s), None)
     after = f" after {', '.join(tried)}" if tried else ""
     hint = (
-        f"{', '.join(tried)} should have ensured it"
+        f"{', '.join(tried)} {'says: ' + notes[0] if notes else 'should have ensured it'}"
         if tried
         else f"no pass ensures {name}; run one that does before {current.name}"
     )

@@ -49,7 +49,7 @@ class Subject:
             return cls(program, args, kwargs, program)
         if isinstance(program, Captured):
             if args is not None:
-                args, kwargs = tuple(program.take_apart(args, dict(kwargs)).parts.tensors), {}
+                args, kwargs = program.graph_inputs(args, dict(kwargs)), {}
             return cls(program.graph_module, args, kwargs, program)
         if isinstance(program, torch.export.ExportedProgram):
             if args is None and program.example_inputs is not None:

@@ -54,6 +54,37 @@ class AtenCaptured(Captured):
         """
         return self._program.backward
 
+    def module(self) -> fx.GraphModule:
+        """Return the program as a module of its own, with the parameters that it reads.
+
+        As `torch.export.ExportedProgram.module`: parameters and buffers are those of the program,
+        what it writes is written by `copy_` at the end, and results that are views are taken
+        there. It takes the tensors among the arguments, in order, and holds for calls like the one
+        that was captured last: guards on the arguments are not checked.
+
+        Returns:
+            A new graph module. Passes may change it, and it may be copied and saved.
+
+        Example:
+            >>> import torch, fxkit
+            >>> layer, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+            >>> gm = fxkit.capture(layer, (x,), mode="aten").module()
+            >>> torch.equal(gm(x), layer(x))
+            True
+        """
+        return self._program.module()
+
+    def graph_inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> tuple[Any, ...]:
+        """Return what `graph_module` takes for a call: tensors, then those of the program.
+
+        Args:
+            args: Arguments of the program.
+            kwargs: Its keyword arguments.
+        """
+        return (*super().graph_inputs(args, kwargs), *self._program.tensors)
+
     @property
     def attributes(self) -> tuple[str, ...]:
         """Names of the tensors that the graph takes behind the arguments."""

@@ -18,6 +18,7 @@ from fxkit.tracing.functional.aot_autograd import Decompositions, partition, tra
 from fxkit.tracing.functional.differentiation import Backward, Differentiable, without_autocast
 from fxkit.tracing.functional.distinct_results import keep_apart, memories_of
 from fxkit.tracing.functional.flat_program import TAIL, VALUE, FlatProgram, flatten
+from fxkit.tracing.functional.module_form import as_module
 from fxkit.tracing.functional.observation import SIDE_NODES
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
@@ -69,7 +70,7 @@ class FunctionalProgram:
         )
         self._is_followed_alone = self.backward is not None and _is_followed_alone(flat)
         self._first = flat.results[0].index if flat.results else 0
-        self.run_forward: Run = self.forward.forward
+        self.run_forward: Run = self._run_forward
         if self.backward is not None:
             self._backward = Backward(self.backward, flat)
             reached = self._backward.reached
@@ -94,12 +95,25 @@ class FunctionalProgram:
         """How often a gradient was itself differentiated, so that the captured graph ran again."""
         return 0 if self.backward is None else self._backward.again
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that the graph takes behind the arguments, as they are now."""
+        return [table[name] for table, name in self._places]
+
+    def module(self) -> fx.GraphModule:
+        """Return the program as a module that holds its parameters and writes what it writes."""
+        return as_module(self.forward, self.graph_module, self._flat)
+
+    def _run_forward(self, *inputs: torch.Tensor) -> Any:
+        """Run the functional graph as it is now: passes may have changed it."""
+        return self.forward.forward(*inputs)
+
     def __call__(self, *args: torch.Tensor) -> Any:
         """Run the program."""
         flat = self._flat
         if self._objection() is not None:
             return self.graph_module(*args)
-        inputs = (*args, *[table[name] for table, name in self._places])
+        inputs = (*args, *self.tensors)
         if self._is_followed_alone and torch.is_grad_enabled():
             computed = self._differentiable(inputs)
             return (
@@ -125,7 +139,7 @@ class FunctionalProgram:
         can't be had.
         """
         flat, nodes = self._flat, self.graph_module.graph.nodes
-        given = [*args, *(table[name] for table, name in self._places)]
+        given = [*args, *self.tensors]
         if flat.checks is not None or any(n.target in SIDE_NODES for n in nodes):
             return None
         if self.backward is None or not all(t.is_leaf for t in given):

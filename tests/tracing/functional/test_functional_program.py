@@ -7,6 +7,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -315,3 +316,77 @@ def test_a_result_has_a_gradient_that_reaches_no_input():
     for ours, eager in zip(found, right, strict=True):
         is_empty = eager is None or not eager.any()
         assert is_empty and (ours is None or not ours.any())
+
+
+class TestModuleForm:
+    def test_parameters_are_attributes_and_writes_are_at_the_end(self):
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        reference, x = copy.deepcopy(model), torch.randn(2, 3, 6, 6)
+        gm = fxkit.capture(model, (x,), mode="aten").module()
+        reference(x)
+        assert [node.name for node in gm.graph.find_nodes(op="placeholder")] == ["input_1"]
+        assert set(dict(gm.named_parameters())) == {
+            name for name in gm.state_dict() if name.endswith(("weight", "bias"))
+        }
+        twin = copy.deepcopy(gm)
+        for _ in range(2):
+            torch.testing.assert_close(twin(x), reference(x), rtol=0, atol=0)
+        ours, theirs = dict(twin.named_buffers()), dict(reference.named_buffers())
+        for name, buffer in ours.items():
+            same = theirs[f"1.{name.rpartition('.')[2]}"]
+            torch.testing.assert_close(buffer, same, rtol=0, atol=0)
+        assert len(ours) == len(theirs)
+
+    def test_passes_take_it_as_any_module(self):
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+        x = torch.randn(2, 3, 6, 6)
+        gm = fxkit.capture(model, (x,), mode="aten").module()
+        fxkit.PassManager([fxkit.passes.FoldBatchNorm()], args=(x,), verify="numerics").run(gm)
+        torch.testing.assert_close(gm(x), model(x))
+        assert not fxkit.graph(gm).find(torch.batch_norm)
+
+    def test_views_checks_and_written_inputs_are_as_in_the_program(self):
+        def program(total, x):
+            total.add_(x.sigmoid())
+            if x.sum() > 0:
+                total.mul_(2)
+            return total.t(), total, x[0]
+
+        args = torch.zeros(2, 3), torch.ones(2, 3)
+        gm = fxkit.capture(program, args, mode="aten").module()
+        total, twin = torch.zeros(2, 3), torch.zeros(2, 3)
+        results, expected = gm(total, torch.ones(2, 3)), program(twin, torch.ones(2, 3))
+        torch.testing.assert_close([total, *results], [twin, *expected], rtol=0, atol=0)
+        assert results[1] is total
+        assert results[0].data_ptr() == total.data_ptr()
+        with pytest.raises(Exception, match="expected"):
+            gm(total, -torch.ones(2, 3))
+
+    def test_a_differentiated_program_is_one_module(self):
+        def loss(x, weight):
+            return torch.tanh(x @ weight).square().sum()
+
+        args = torch.ones(4, 3), torch.ones(3, 2, requires_grad=True)
+        gm = fxkit.capture(loss, args, mode="aten", train=True).module()
+        got = torch.autograd.grad(gm(*args), args[1])
+        torch.testing.assert_close(got, torch.autograd.grad(loss(*args), args[1]))
+
+    def test_a_pass_manager_lifts_the_parameters_of_a_captured_program(self):
+        model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), torch.randn(2, 3)
+        captured = fxkit.capture(model, (x,), mode="aten")
+        passes = [Negate()]
+        fxkit.PassManager(passes, args=(x,)).run(captured)
+        with torch.no_grad():
+            torch.testing.assert_close(captured.graph_module(*captured.graph_inputs((x,)))[0],
+                                       -model(x))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Negate(fxkit.passes.Pass):
+    numerics = "changed"
+    is_idempotent = False
+
+    def apply(self, edit, context):
+        for found in fxkit.graph(edit.gm).find(torch.relu):
+            node = found.fx_node
+            edit.replace_uses(node, edit.call(torch.ops.aten.neg.default, node, after=node))

@@ -53,9 +53,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table = {**decompositions_of(packets), **batch_norms(), **losses(), **pooling(), **own}
     for name in _CONTIGUOUS:
         operator = getattr(aten, name).default
-        table[operator] = _laid_out_contiguous(table[operator])
+        if operator in table:
+            table[operator] = _laid_out_contiguous(table[operator])
     of_entropy = aten.binary_cross_entropy_backward.default
-    table[of_entropy] = _laid_out_as_second(table[of_entropy])
+    if of_entropy in table:
+        table[of_entropy] = _laid_out_as_second(table[of_entropy])
     return table
 
 

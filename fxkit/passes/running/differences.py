@@ -36,7 +36,7 @@ class Difference:
 
 _COMPARE = """
 import copy
-
+from torch.utils import _pytree as pytree
 expected = pytree.tree_leaves(program(*copy.deepcopy(args)))
 got = pytree.tree_leaves(rewritten(*copy.deepcopy(args)))
 print("before:", *expected, sep="\\n")

@@ -95,7 +95,7 @@ def derive(new: fx.Node, originals: Sequence[fx.Node], by: str) -> None:
         meta[KEY] = _joined(originals, by)
     else:
         meta[KEY] = Provenance(tuple([node.name for node in originals]), (by,))
-    for key in ("stack_trace", "nn_module_stack"):
+    for key in _PLACE:
         if meta.get(key):
             continue
         for node in reversed(originals):
@@ -103,6 +103,23 @@ def derive(new: fx.Node, originals: Sequence[fx.Node], by: str) -> None:
             if carried:
                 meta[key] = carried
                 break
+
+
+def stand_where(new: fx.Node, node: fx.Node) -> None:
+    """Give a node that a rewrite made the source line and the module of one of its originals.
+
+    Args:
+        new: The node.
+        node: The original whose place it takes: what was folded into it came from elsewhere.
+    """
+    for key in _PLACE:
+        if key in node.meta:
+            new.meta[key] = node.meta[key]
+        else:
+            new.meta.pop(key, None)
+
+
+_PLACE = ("stack_trace", "nn_module_stack")
 
 
 def _joined(originals: Sequence[fx.Node], by: str) -> Provenance:

@@ -10,6 +10,7 @@ from torch import fx
 
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.op import Call, resolve
+from fxkit.ir.provenance import stand_where
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
@@ -322,6 +323,7 @@ class _Folder:
             bias_read = self._keep(f"{node.name}_bias", bias, node, norm, key, made_of)
         with self.edit.on_behalf_of([node, norm.node], "fold_batch_norm"):
             new = layer.rebuild(self.edit, weight_read, bias_read, before=node)
+            stand_where(new, node)
             self.weights.replaced(node, self.weights.inserted(new))
             self.edit.replace(node, new)
         return new

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 import fxkit
 from fxkit.ir.op import resolve
+from fxkit.ir.provenance import module_path
 from fxkit.passes import FoldBatchNorm
 from fxkit.passes.manager import PassManager
 from tests.architectures import convolutional
@@ -394,3 +395,11 @@ def test_all_norms_of_a_network(name, size, shifts):
 @pytest.mark.parametrize("name, shifts", [("mobilenetv2_w1", 0), ("densenet121", 62)])
 def test_all_norms_of_a_larger_network(name, shifts):
     test_all_norms_of_a_network(name, 224, shifts)
+
+
+def test_the_layer_stays_in_its_own_module():
+    model = shaken(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()))
+    gm = fxkit.symbolic_trace(model)
+    PassManager([FoldBatchNorm()], args=(torch.randn(1, 3, 6, 6),)).run(gm)
+    (layer,) = fxkit.graph(gm).find(F.conv2d)
+    assert module_path(layer.fx_node) == "0"

@@ -293,6 +293,15 @@ class Model(nn.Module):
         return torch.relu(self.fc(x) * 1)
 
 
+def test_an_exported_program_keeps_no_parameter_that_nothing_reads():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()
+    x = torch.randn(1, 3, 6, 6)
+    result = PassManager([fxkit.passes.FoldBatchNorm()]).run(torch.export.export(model, (x,)))
+    again = result.exported_program()
+    assert sum(tensor.numel() for tensor in again.state_dict.values()) == 8 * 3 * 9 + 8
+    torch.testing.assert_close(again.module()(x), model(x))
+
+
 def test_runs_on_an_exported_program():
     model = Model().eval()
     batch = torch.export.Dim.AUTO

@@ -93,3 +93,31 @@ def test_any_labels_on_any_graph_change_nothing(gm, chosen):
     callback = SplitByCallback(lambda n: labels[chosen >> (2 * (place[n] % 16)) & 3])
     PassManager([callback], verify="structure").run(gm)
     assert difference(before, observe(gm, transposed=False, same=False)) is None
+
+
+def test_stages_chain_where_one_takes_all_that_the_other_gives():
+    def program(x):
+        a, b = x.sin(), x.cos()
+        return (b - a) * a + b
+
+    first = ("sin", "cos")
+    gm, _ = split(program, (X,), lambda node: 0 if node.name in first else 1)
+    torch.testing.assert_close(gm.part_1(*gm.part_0(X)), program(X), rtol=0, atol=0)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=8))
+def test_stages_of_random_programs_chain(pairs):
+    def program(x):
+        made = [x.sin(), x.cos(), x.exp(), x.tanh(), x.abs(), x.neg()]
+        results = [made[i] - made[j] * 0.5 for i, j in pairs]
+        return torch.stack(results)
+
+    made = ("sin", "cos", "exp", "tanh", "abs_1", "neg")
+    gm = fxkit.symbolic_trace(program)
+    manager = PassManager([SplitByCallback(lambda n: 0 if n.name in made else 1)], args=(X,))
+    manager.run(gm)
+    given_on = gm.part_0(X)
+    given_on = given_on if isinstance(given_on, tuple) else (given_on,)
+    if len(gm.graph.find_nodes(op="call_module", target="part_1")[0].args) == len(given_on):
+        torch.testing.assert_close(gm.part_1(*given_on), program(X), rtol=0, atol=0)

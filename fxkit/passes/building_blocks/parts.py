@@ -27,8 +27,9 @@ class Part:
 
     Attributes:
         nodes: The nodes, in graph order; reads of parameters are not among them.
-        inputs: Nodes outside that they take, reads of parameters left out.
-        outputs: Those of them that are used outside; the last one when none is.
+        inputs: Nodes outside that they take, in graph order, reads of parameters left out.
+        outputs: Those of them that are used outside, in graph order; the last one when none is. So
+            a part that takes all that the one before it gives takes it in the order that it comes.
         reads: Reads of parameters and buffers that they take.
     """
 
@@ -41,7 +42,7 @@ class Part:
     def of(cls, nodes: Iterable[fx.Node]) -> Part:
         """Make a part of nodes that are given in graph order. Cost: linear in their edges."""
         members = dict.fromkeys(nodes)
-        taken = {o: None for n in members for o in n.all_input_nodes if o not in members}
+        taken = sorted({o for n in members for o in n.all_input_nodes if o not in members})
         outputs = tuple(n for n in members if any(user not in members for user in n.users))
         return cls(
             nodes=tuple(members),

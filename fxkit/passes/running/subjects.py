@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fxkit.errors import PassError, UnsupportedError
+from fxkit.ir.graph_copies import copy_graph_module
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.fx_graphs import codegen_of
@@ -86,9 +87,19 @@ def export_again(gm: fx.GraphModule, program: Any) -> torch.export.ExportedProgr
             hint="export it with torch.export.export(model, args)",
         )
     args, kwargs = program.example_inputs
+    alone = _with_what_it_reads(gm)
     return torch.export.export(
-        gm, args, kwargs, dynamic_shapes=_dynamic_sizes(program, args, kwargs), strict=False
+        alone, args, kwargs, dynamic_shapes=_dynamic_sizes(program, args, kwargs), strict=False
     )
+
+
+def _with_what_it_reads(gm: fx.GraphModule) -> fx.GraphModule:
+    """Return a copy without the parameters that passes have put others in the place of."""
+    copied = copy_graph_module(gm)
+    for node in copied.graph.find_nodes(op="get_attr"):
+        if not node.users:
+            copied.graph.erase_node(node)
+    return copy_graph_module(copied)
 
 
 def _dynamic_sizes(program: torch.export.ExportedProgram, args: Any, kwargs: Any) -> Any:

@@ -36,6 +36,7 @@ from fxkit.lower.training.custom_functions import with_custom_functions
 from fxkit.lower.training.fused_step import FusedStep, is_step
 from fxkit.lower.training.stages import StagedModule, to_cpp_in_stages
 from fxkit.lower.training.training_module import TrainingModule
+from fxkit.own_faults import OwnFaults
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager, check_passes
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
@@ -113,6 +114,7 @@ class Compiled:
         self._other_backend = backend
         self._train = train
         self._tune = tune
+        self._own_faults = OwnFaults()
         self.compiled_modules: list[CompiledModule | TrainingModule] = []
         self._stock = KernelStock()
         self._lowered_shapes: set[tuple[torch.Size, ...]] = set()  # by graphs without free sizes
@@ -288,16 +290,7 @@ class Compiled:
         policy = self._policy
         try:
             copied = gm if is_rewritten else self._rewritten(gm, args)
-            if self._is_trained(gm, args):
-                module = to_cpp_in_stages(copied, args, policy=policy, stock=stock)
-            elif is_on_gpu(copied, args):
-                from fxkit.lower.cuda.lowering import to_cuda
-
-                module = to_cuda(copied, args, policy=policy)
-            else:
-                typed(copied, args)
-                pack_convolutions(copied, args)
-                module = to_cpp(copied, args, policy=policy, tune=self._tune, stock=stock)
+            module = self._kernels_for(copied, args, self._is_trained(gm, args), stock)
         except InvalidGraphError as error:
             copied = _copied(gm)
             module = to_cpp_as_recorded(copied, error.message, policy)
@@ -305,6 +298,31 @@ class Compiled:
             how = "is compiled as it was recorded" if is_fused else "runs in eager"
             warnings.warn(f"{error}\n  The captured graph {how}.", stacklevel=2)
         return self._noted(module)
+
+    def _kernels_for(
+        self,
+        gm: fx.GraphModule,
+        args: tuple[torch.Tensor, ...],
+        is_trained: bool,
+        stock: KernelStock | None,
+    ) -> Lowered:
+        """Lower a graph that the passes have run on; in eager, with a warning, where that fails."""
+        policy = self._policy
+        try:
+            if is_trained:
+                return to_cpp_in_stages(gm, args, policy=policy, stock=stock)
+            if is_on_gpu(gm, args):
+                from fxkit.lower.cuda.lowering import to_cuda
+
+                return to_cuda(gm, args, policy=policy)
+            typed(gm, args)
+            pack_convolutions(gm, args, on_failure=self._own_faults.leaves_out)
+            return to_cpp(gm, args, policy=policy, tune=self._tune, stock=stock)
+        except (InvalidGraphError, Warning):
+            raise
+        except Exception as error:
+            outcome = "The graph runs in eager."
+            return eager_module(gm, self._own_faults.note("lowering", error, outcome))
 
     def _noted(self, module: Lowered) -> Lowered:
         """Take note of a module that was made for a captured graph."""
@@ -345,7 +363,10 @@ class Compiled:
         with paused_collector(keeps_all=False):
             copied = _copied(gm)
             example = None if has_free_sizes else args
-            PassManager(passes, verify="structure", args=example).run(copied)
+            # Passes that can't do without sizes are no fault: they run again when sizes are known.
+            on_failure = None if has_free_sizes else self._own_faults.leaves_out
+            manager = PassManager(passes, verify="structure", args=example, on_failure=on_failure)
+            manager.run(copied)
         return copied
 
 
@@ -417,6 +438,9 @@ def compile(
     holds; what can't be captured runs in Python. Where inputs are on a GPU, kernels are built by
     nvcc and run there. With gradients on and asked for, the graph is
     differentiated, and its forward and its backward both run as kernels under autograd.
+
+    Where a pass, a rule or the lowering that fxkit runs by itself fails, that is left out with one
+    warning, and the program runs without it. A pass or rule of the user's own raises.
 
     The bound `step` of a `torch.optim` SGD, Adam or AdamW becomes a `FusedStep`: one loop over all
     parameters.

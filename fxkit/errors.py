@@ -71,7 +71,17 @@ class PatternError(FxkitError):
 
 
 class RewriteError(FxkitError):
-    """A rewrite or an edit session could not be carried out; the graph is as it was before."""
+    """A rewrite or an edit session could not be carried out; the graph is as it was before.
+
+    Args:
+        message: What was expected and what was there instead.
+        rule: The name of the rule that failed.
+        **details: What every error takes: `node`, `source`, `in_pass`, `hint`, `repro`.
+    """
+
+    def __init__(self, message: str, *, rule: str | None = None, **details: str | None) -> None:
+        super().__init__(message, **details)
+        self.rule = rule
 
 
 class PassError(FxkitError):

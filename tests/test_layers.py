@@ -24,6 +24,7 @@ ORDER = (
     ("passes",),
     ("lower",),
     ("view",),
+    ("own_faults",),
     ("compiler", "compiled_method", "compiled_model", "reporting"),
     ("__init__",),
     ("programs", "doctor", "demo", "cli", "__main__"),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -24,7 +24,9 @@ from torch import fx
 from fxkit.ir.session import EditSession
 from fxkit.passes.options import check_types
 from fxkit.passes.running.analyses import Analyses
+from fxkit.patterns.engine import rewrite_in
 from fxkit.patterns.rewrite_report import RewriteReport
+from fxkit.patterns.rewriting import Rule
 
 NUMERICS = ("exact", "close", "changed")
 
@@ -42,6 +44,7 @@ class PassContext:
         notes: What the pass did not do and why, as text.
         analyses: What was computed about the graph and still holds.
         exceptions: For a property that the pass ensures, the nodes where it does not hold, and why.
+        left_out: Names of rules that `rewrite` leaves out, since they have failed in this run.
     """
 
     args: tuple[Any, ...] | None = None
@@ -50,6 +53,7 @@ class PassContext:
     notes: list[str] = field(default_factory=list)
     analyses: Analyses = field(default_factory=Analyses)
     exceptions: dict[str, dict[fx.Node, str]] = field(default_factory=dict)
+    left_out: Set[str] = frozenset()
 
     def left_at(self, name: str, node: fx.Node, reason: str) -> None:
         """Note that a property which the pass ensures does not hold at a node, as it can't there.
@@ -60,6 +64,17 @@ class PassContext:
             reason: Why.
         """
         self.exceptions.setdefault(name, {})[node] = reason
+
+    def rewrite(self, edit: EditSession, rules: Iterable[Rule]) -> RewriteReport:
+        """Apply rules to their fixpoint in the session of a pass, and keep their report.
+
+        Args:
+            edit: The session of the pass.
+            rules: The rules, in order of preference.
+        """
+        report = rewrite_in(edit, [rule for rule in rules if rule.name not in self.left_out])
+        self.reports.append(report)
+        return report
 
     @property
     def rewrites(self) -> Counter[str]:

@@ -9,7 +9,6 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.patterns.engine import rewrite_in
 from fxkit.patterns.rules import RULES
 
 
@@ -28,7 +27,7 @@ class Canonicalise(Pass):
         """Run the exact rules to their fixpoint."""
         _take_by_place(edit)
         exact = [rule for _, rule in RULES.items() if rule.exact]
-        context.reports.append(rewrite_in(edit, exact))
+        context.rewrite(edit, exact)
 
 
 def _take_by_place(edit: EditSession) -> None:

@@ -51,6 +51,10 @@ class PassManager:
         max_nodes: How many nodes the graph may get; ten times as many as it has, and 10,000, when
             left out.
         reproduce: A folder: when a pass fails, a script that runs it alone is written there.
+        on_failure: Asked with a pass that failed and the error, when the graph is as it was before
+            the pass. If it answers True, the run goes on without the pass; when it was a rule that
+            failed, the pass runs again without that rule, if it applies its rules by
+            `context.rewrite`. When it is left out, the error is raised.
 
     Raises:
         PassError: When it is given something that is no pass, an unknown level, inputs that are no
@@ -77,6 +81,7 @@ class PassManager:
         max_seconds: float | None = 600.0,
         max_nodes: int | None = None,
         reproduce: str | Path | None = None,
+        on_failure: Callable[[Pass, PassError], bool] | None = None,
     ) -> None:
         if verify not in VERIFY_LEVELS:
             raise PassError(
@@ -100,6 +105,7 @@ class PassManager:
         self.max_seconds = max_seconds
         self.max_nodes = max_nodes
         self.reproduce = reproduce
+        self.on_failure = on_failure
 
     def _check_names(self, names: Any) -> None:
         if isinstance(names, bool):

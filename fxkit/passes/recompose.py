@@ -12,7 +12,6 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.options import check_among
-from fxkit.patterns.engine import rewrite_in
 from fxkit.patterns.reasons import explain
 from fxkit.patterns.rewrite_report import RewriteReport
 from fxkit.patterns.rewriting import Rule
@@ -49,13 +48,14 @@ class Recompose(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Run the rules that may round otherwise to their fixpoint."""
-        report = rewrite_in(edit, self._rules())
-        context.reports.append(report)
+        report = context.rewrite(edit, self._rules())
         if _ATTENTION in self.leave:
             return
         left = [node for node in edit.graph.nodes if _weighs_by_softmax(node)]
-        for node in left[:_MOST_NOTES]:
-            context.notes.append(f"attention at %{node.name} stays: {_reason(edit, node, report)}")
+        rules = [rule for rule in rules_in(_ATTENTION) if rule.name not in context.left_out]
+        for node in left[:_MOST_NOTES] if rules else ():
+            reason = _reason(edit, node, report, rules)
+            context.notes.append(f"attention at %{node.name} stays: {reason}")
         if len(left) > _MOST_NOTES:
             context.notes.append(f"attention stays at {len(left) - _MOST_NOTES} more places")
 
@@ -100,9 +100,8 @@ def _weighs_by_softmax(node: fx.Node) -> bool:
     return made is not None and made.name == "aten.softmax"
 
 
-def _reason(edit: EditSession, node: fx.Node, report: RewriteReport) -> str:
+def _reason(edit: EditSession, node: fx.Node, report: RewriteReport, attention: list[Rule]) -> str:
     """Return why attention at a node was left: a rule's refusal, or where the nearest one ended."""
-    attention = rules_in(_ATTENTION)
     names = {rule.name for rule in attention}
     refused = [why for rule, root, why in report.refusals if root == node.name and rule in names]
     if refused:

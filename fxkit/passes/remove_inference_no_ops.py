@@ -14,7 +14,6 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.sharing import Sharing
-from fxkit.patterns.engine import rewrite_in
 from fxkit.patterns.rules import RULES
 
 # Rules that give the very tensor that they take.
@@ -50,7 +49,7 @@ class RemoveInferenceNoOps(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Run the rules, then visit the other calls in order. Cost: linear in the edges."""
-        context.reports.append(rewrite_in(edit, [RULES[name] for name in _RULES]))
+        context.rewrite(edit, [RULES[name] for name in _RULES])
         remover = _Remover(edit, context, self.assertions)
         for node in list(edit.graph.nodes):
             remover.visit(node)

@@ -26,6 +26,7 @@ from fxkit.ir import provenance
 from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import Attribute, operator_of, operator_of_overload
+from fxkit.ir.printer import format_node_safely
 from fxkit.ir.session import EditSession, edit
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.patterns.fitting import unfit_user
@@ -263,12 +264,7 @@ class _Run:
             tally = self.tallies[candidate.name] = Tally()
         tally.tries += 1
         start = time.perf_counter()
-        found = find_match(candidate.pattern, node, commute=candidate.commute)
-        reason = None
-        if found is not None:
-            reason = refusal(candidate, found)
-            if reason is None:
-                reason = self._safety.refusal(candidate, found)
+        found, reason = self._judge(candidate, node)
         tally.seconds += time.perf_counter() - start
         if found is None:
             return None
@@ -280,6 +276,29 @@ class _Run:
         self.refusals[(candidate.name, node.name)] = reason
         self._refused[node] = len(self.sites)
         return None
+
+    def _judge(self, candidate: Rule, node: fx.Node) -> tuple[Match | None, str | None]:
+        """Return a rule's match at a node, and why it may not be rewritten.
+
+        Raises:
+            RewriteError: When the rule raises, with its name.
+        """
+        try:
+            found = find_match(candidate.pattern, node, commute=candidate.commute)
+            if found is None:
+                return None, None
+            reason = refusal(candidate, found)
+            return found, self._safety.refusal(candidate, found) if reason is None else reason
+        except RewriteError:
+            raise
+        except Exception as error:
+            raise RewriteError(
+                f"expected {candidate.name} to be matched, got {type(error).__name__}: {error}",
+                rule=candidate.name,
+                node=format_node_safely(node),
+                source=candidate.file or None,
+                hint="does a predicate over a constant raise?",
+            ) from error
 
     def _apply(self, candidate: Rule, match: Match) -> None:
         originals = list(match.nodes.values())
@@ -481,6 +500,7 @@ def refusal(candidate: Rule, match: Match) -> str | None:
         raise RewriteError(
             f"expected the predicate of {candidate.name} to answer, got "
             f"{type(error).__name__}: {error}",
+            rule=candidate.name,
             node=str(match),
             source=candidate.file or None,
             hint="return True, False or a text with the reason; a type may be None when unknown",

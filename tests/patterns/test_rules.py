@@ -98,6 +98,9 @@ _MUST_NOT_MATCH: dict[str, NoMatch] = {
     "attention_by_hand": NoMatch(
         lambda q, k, v: torch.softmax(q @ k.transpose(1, 2), -1) @ v, (_QUERY, _KEY, _VALUE)
     ),
+    "attention_with_a_bias_of_keys": NoMatch(
+        lambda q, k, v, m: torch.softmax(q @ k.mT + m, -1) @ v, (*_HEADS, torch.zeros(5, 6))
+    ),
     "attention_with_hidden_keys": NoMatch(
         lambda q, k, v, m: torch.softmax((q @ k.mT).masked_fill(m, -9.0), -1) @ v,
         (*_HEADS, torch.ones(5, 6) > 0),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
+from fxkit.errors import PassError
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
@@ -41,13 +42,23 @@ FEWEST_DENSE = 2
 _SEARCHES = frozenset(["aten.bucketize", "aten.searchsorted"])
 
 
-def pack_convolutions(gm: fx.GraphModule, args: tuple[Any, ...]) -> None:
+def pack_convolutions(
+    gm: fx.GraphModule,
+    args: tuple[Any, ...],
+    on_failure: Callable[[Pass, PassError], bool] | None = None,
+) -> None:
     """Run `PackConvolutions` on a graph whose types are known, if it has any convolution.
 
     Images whose layout changes are then copied by kernels, which join what reads them.
+
+    Args:
+        gm: The graph.
+        args: Its inputs.
+        on_failure: As `PassManager` takes it.
     """
     if any((call := resolve(node)) and call.name == "aten.conv2d" for node in gm.graph.nodes):
-        PassManager((PackConvolutions(), SpellOutCopies()), verify="structure", args=args).run(gm)
+        passes = (PackConvolutions(), SpellOutCopies())
+        PassManager(passes, verify="structure", args=args, on_failure=on_failure).run(gm)
 
 
 @dataclass(frozen=True)

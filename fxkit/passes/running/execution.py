@@ -82,6 +82,7 @@ class Execution:
         self._typed_upto = 0
         self._output_type: Any = None
         self._numbers: NumbersCheck | None = None
+        self._left_out: set[str] = set()
 
     def run(self) -> PassResult:
         """Run all passes; see `PassManager.run`."""
@@ -194,9 +195,24 @@ class Execution:
     def run_pass(self, current: Pass, place: str, scheduled_for: str | None = None) -> None:
         """Run one pass wholly, verify it, and record it; or leave the graph as it was.
 
+        What fails is left out where the manager's `on_failure` says so: a rule of the pass, one
+        after another, else the pass.
+
         Raises:
-            PassError: When it fails.
+            PassError: When it fails otherwise.
         """
+        while True:
+            try:
+                return self._run_pass(current, place, scheduled_for)
+            except PassError as error:
+                on_failure, rule = self.manager.on_failure, error.rule
+                if on_failure is None or not on_failure(current, error):
+                    raise
+                if rule is None or rule == current.name or rule in self._left_out:
+                    return None
+                self._left_out.add(rule)
+
+    def _run_pass(self, current: Pass, place: str, scheduled_for: str | None) -> None:
         session, manager = self.session, self.manager
         for instrument in manager.instruments:
             self.session.recompile()
@@ -242,7 +258,10 @@ class Execution:
             raise _Stopped(f"the limit of {self._max_rewrites} rewrites")
 
     def _context(self) -> PassContext:
-        return PassContext(self.subject.args, self.subject.kwargs, analyses=self._analyses)
+        subject = self.subject
+        return PassContext(
+            subject.args, subject.kwargs, analyses=self._analyses, left_out=self._left_out
+        )
 
     def _apply(self, current: Pass, context: PassContext) -> bool:
         """Let a pass do its work; return False when it was stopped since no rewrite is left."""

@@ -32,7 +32,7 @@ def failure(
         place: Where the pass stands in its list.
         take_back: Takes its changes back.
     """
-    rule, nodes = session.current or (None, ())
+    rule, nodes = session.current or (getattr(error, "rule", None), ())
     node, source = getattr(error, "node", None), getattr(error, "source", None)
     is_verdict = isinstance(error, (InvalidGraphError, NumericsError, PostconditionError))
     if is_verdict:

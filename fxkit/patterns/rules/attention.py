@@ -53,6 +53,20 @@ def _fits_scores(mask: TensorType, q: TensorType, k: TensorType) -> bool | str:
     return True if fits else f"expected a mask for scores {list(scores)}, got {mask}"
 
 
+def _mask_has_axes(match: Match) -> bool | str:
+    """Accept no mask, or one of two axes at least, which is what the operator takes."""
+    mask = match.type("mask") if match.bindings.get("mask") is not None else None
+    is_flat = isinstance(mask, TensorType) and len(mask.shape) < 2
+    return f"expected a mask of at least two axes, got {mask}" if is_flat else True
+
+
+def _mask_is_flat(match: Match) -> bool | str:
+    """Accept a mask of one number a key, or of one for all."""
+    mask = match.type("mask")
+    is_flat = isinstance(mask, TensorType) and len(mask.shape) < 2
+    return True if is_flat else f"expected a mask of at most one axis, got {mask}"
+
+
 def _leaves_a_key(mask: Any) -> bool | str:
     """Refuse a mask of which a whole row is seen, or feared, to be -Inf: by hand that is NaN."""
     value = constant_value(mask)
@@ -127,7 +141,7 @@ _SAMPLES = (
 
 @rule(
     at="aten.matmul",
-    where=[_is_attention, _NUMBERS],
+    where=[_is_attention, _mask_has_axes, _NUMBERS],
     exact=False,
     finite_only=True,
     benefit=5,
@@ -156,6 +170,32 @@ def attention_by_hand(q, k, v, a, b, factor, divisor, mask, p):
         is_causal=computed(_is_causal)(q, k, mask),
         scale=computed(_scale)(factor, divisor),
     )
+    return _weighted(masked, v, p), attended.contiguous()
+
+
+@rule(
+    at="aten.matmul",
+    where=[_is_attention, _mask_is_flat, _NUMBERS],
+    exact=False,
+    finite_only=True,
+    benefit=5,
+    samples=tuple({**sample, "mask": shape} for sample in _SAMPLES[:1] for shape in ((6,), ())),
+)
+def attention_with_a_bias_of_keys(q, k, v, a, b, factor, divisor, mask, p):
+    """The same with a mask that has one number a key for all queries, as ALiBi has for a head.
+
+    Rewrites:
+        torch.softmax(q @ k.transpose(a, b) / divisor + mask, -1) @ v
+            →  F.scaled_dot_product_attention(
+                   q, k, v, mask.reshape(1, -1), scale=1 / divisor
+               ).contiguous()
+
+    Source: Press et al., Train Short, Test Long, section 3.
+    """
+    scores = _scores(q, k, a, b, factor, divisor)
+    masked = any_of(lambda t: t + mask, lambda t: t.add_(mask))(scores)
+    scale = computed(_scale)(factor, divisor)
+    attended = F.scaled_dot_product_attention(q, k, v, mask.reshape(1, -1), scale=scale)
     return _weighted(masked, v, p), attended.contiguous()
 
 
@@ -253,14 +293,14 @@ def attention_with_hidden_keys(q, k, v, a, b, factor, divisor, drop, fill, p):
     Rewrites:
         torch.softmax((q @ k.transpose(a, b) / divisor).masked_fill(drop, fill), -1) @ v
             →  F.scaled_dot_product_attention(
-                   q, k, v, q.new_zeros([]).masked_fill(drop, fill), scale=1 / divisor
+                   q, k, v, q.new_zeros([1, 1]).masked_fill(drop, fill), scale=1 / divisor
                ).contiguous()
     """
     scores = _scores(q, k, a, b, factor, divisor)
     masked = any_of(lambda t: t.masked_fill(drop, fill), lambda t: t.masked_fill_(drop, fill))(
         scores
     )
-    zero = q.new_zeros([])
+    zero = q.new_zeros([1, 1])
     return _weighted(masked, v, p), _attend(q, k, v, zero, drop, fill, factor, divisor)
 
 
@@ -278,12 +318,12 @@ def attention_with_kept_keys(q, k, v, a, b, factor, divisor, keep, fill, p):
     Rewrites:
         torch.softmax(torch.where(keep, q @ k.transpose(a, b) / divisor, fill), -1) @ v
             →  F.scaled_dot_product_attention(
-                   q, k, v, q.new_zeros([]).masked_fill(torch.logical_not(keep), fill),
+                   q, k, v, q.new_zeros([1, 1]).masked_fill(torch.logical_not(keep), fill),
                    scale=1 / divisor,
                ).contiguous()
     """
     masked = torch.where(keep, _scores(q, k, a, b, factor, divisor), fill)
-    zero = q.new_zeros([])
+    zero = q.new_zeros([1, 1])
     attended = _attend(q, k, v, zero, torch.logical_not(keep), fill, factor, divisor)
     return _weighted(masked, v, p), attended
 
@@ -302,12 +342,12 @@ def masked_attention_with_kept_keys(q, k, v, a, b, factor, divisor, keep, fill, 
     Rewrites:
         torch.softmax(torch.where(keep, q @ k.transpose(a, b) / divisor, fill) + mask, -1) @ v
             →  F.scaled_dot_product_attention(
-                   q, k, v, q.new_zeros([]).masked_fill(torch.logical_not(keep), fill) + mask,
+                   q, k, v, q.new_zeros([1, 1]).masked_fill(torch.logical_not(keep), fill) + mask,
                    scale=1 / divisor,
                ).contiguous()
     """
     masked = torch.where(keep, _scores(q, k, a, b, factor, divisor), fill) + mask
-    zero = q.new_zeros([])
+    zero = q.new_zeros([1, 1])
     added = zero.masked_fill(torch.logical_not(keep), fill) + mask
     scale = computed(_scale)(factor, divisor)
     attended = F.scaled_dot_product_attention(q, k, v, added, scale=scale)

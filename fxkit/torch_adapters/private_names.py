@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fxkit.torch_adapters.late_imports import IMPORTING
+
 _declared: dict[str, PrivateName] = {}
 _warned: set[str] = set()
 
@@ -76,7 +78,8 @@ def find(path: str, default: Any = None) -> Any:
             found = getattr(found, part)
         except AttributeError:
             try:
-                found = importlib.import_module(".".join(parts[:count]))
+                with IMPORTING:
+                    found = importlib.import_module(".".join(parts[:count]))
             except ImportError:
                 return default
     return found

@@ -12,6 +12,7 @@ from torch import fx
 
 from fxkit.errors import CaptureError
 from fxkit.ir.modes import is_followed
+from fxkit.torch_adapters.late_imports import FOR_SIZES, import_at_once
 from fxkit.tracing.guarding.free_numbers import changed_numbers
 from fxkit.tracing.guarding.guards import Call, Guard, GuardFailed, Mismatch
 from fxkit.tracing.opaque_code.automatic_calls import call_through
@@ -401,6 +402,7 @@ class Captured:
         assert static is not None
         found: Variant | Failure | None = None
         if free:
+            import_at_once(FOR_SIZES)
             from fxkit.tracing.runs.dynamic_recording import record_free
 
             found = record_free(invocation, self._backend, attempt, free)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fxkit.errors import UnsupportedError
+from fxkit.torch_adapters.late_imports import FOR_GRAPHS_OF_GRADIENTS, FOR_SIZES, import_at_once
 from fxkit.tracing.captured import Captured, capture_error
 from fxkit.tracing.runs.free_sizes import Request
 from fxkit.tracing.symbolic_capture import capture_symbolically
@@ -95,6 +96,7 @@ def capture(
         )
     if mode == "export":
         # Each of these modes is imported where it is asked for: few programs need more than one.
+        import_at_once(FOR_SIZES)
         from fxkit.tracing.exported import capture_exported
 
         return capture_exported(fn, args, dict(kwargs or {}), dynamic)
@@ -106,6 +108,7 @@ def capture(
         _check_symbolic(dynamic)
         return capture_symbolically(fn, args, kwargs or {})
     if mode == "aten":
+        import_at_once(FOR_GRAPHS_OF_GRADIENTS)
         from fxkit.tracing.functional.aten_captured import AtenCaptured
 
         captured = AtenCaptured(fn, train=train)

@@ -14,6 +14,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.symbols import NAMES, Symbol, read_number
 from fxkit.ir.types import TensorType
 from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.late_imports import FOR_SIZES, import_at_once
 from fxkit.torch_adapters.symbolic_sizes import hint_of, is_derived, named_source, value_range
 
 _STAND_IN = 6  # for an example size of 0 or 1, which torch would take for a fixed one
@@ -27,6 +28,7 @@ class SymbolicShapes:
     """
 
     def __init__(self) -> None:
+        import_at_once(FOR_SIZES)
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         self._env = ShapeEnv()

@@ -18,6 +18,7 @@ from fxkit.lower.running.compiled_module import CompiledModule
 from fxkit.lower.running.kernel_stock import KernelStock
 from fxkit.lower.running.lower_report import LowerReport, Region
 from fxkit.lower.running.lowering import to_cpp
+from fxkit.torch_adapters.late_imports import FOR_GRAPHS_OF_GRADIENTS, import_at_once
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
 
@@ -189,6 +190,7 @@ class TrainingModule(nn.Module):
         if any(a.layout is not torch.strided for a in args):
             raise Refusal("an input is not dense")
         # Imported where a program is trained: most programs are not, and start sooner.
+        import_at_once(FOR_GRAPHS_OF_GRADIENTS)
         from fxkit.lower.training.decompositions import decompositions
         from fxkit.tracing.functional.functional_program import FunctionalProgram
 

@@ -1,0 +1,86 @@
+"""First calls from many threads at once: modules that import each other in circles come whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Each import lets other threads go on, as a slow disk would.
+BEGIN = """
+import importlib, sys, threading, time
+import torch, fxkit
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("torch", "sympy")):
+            time.sleep(0.0002)
+
+sys.meta_path.insert(0, Slow())
+errors, together = [], threading.Barrier(16)
+
+def run(work, number):
+    together.wait()
+    try:
+        work(number)
+    except BaseException as error:
+        errors.append(f"{type(error).__name__}: {error}")
+
+def in_threads(work):
+    threads = [threading.Thread(target=run, args=(work, number)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(*sorted(set(errors)), sep="\\n", end="")
+"""
+
+IMPORTS = """
+from fxkit.torch_adapters import late_imports
+
+def work(number):
+    purposes = late_imports.FOR_SIZES, late_imports.FOR_GRAPHS_OF_GRADIENTS
+    late_imports.import_at_once(purposes[number % 2])
+    names = late_imports.FOR_GRAPHS_OF_GRADIENTS
+    importlib.import_module(names[number % len(names)])
+
+in_threads(work)
+"""
+
+CALLS = """
+def program(x):
+    return torch.softmax(x * 2 + x.shape[0], -1)
+
+compiled = fxkit.compile(program)
+
+def work(number):
+    for call in range(3):
+        x = torch.ones(2 + (number + call) % 5, 8, requires_grad=number % 4 == 0)
+        torch.testing.assert_close(compiled(x), program(x))
+
+in_threads(work)
+"""
+
+
+def _errors(code: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-c", BEGIN + code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    return done.stdout + (done.stderr if done.returncode else "")
+
+
+def test_threads_import_what_they_need_late() -> None:
+    assert _errors(IMPORTS) == ""
+
+
+def test_sixteen_threads_call_a_fresh_compiled_function_with_a_few_sizes() -> None:
+    assert _errors(CALLS) == ""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("process", range(6))
+def test_many_processes_of_sixteen_threads(process: int) -> None:
+    assert _errors(CALLS) == ""

@@ -8,6 +8,8 @@ import torch
 from torch import fx
 
 from fxkit.analysis.liveness import Liveness
+from fxkit.analysis.type_inference.type_errors import misfit, show_operands
+from fxkit.errors import InvalidGraphError
 from fxkit.ir.types import type_of_value
 from fxkit.view.profiling.allocations import Meter, meter_for
 from fxkit.view.profiling.instrument import Instrumented, tensors_in
@@ -37,12 +39,21 @@ class Observed:
         self._sizes: dict[int, int] = {}
         self._given = {t.untyped_storage().data_ptr() for t in tensors_in(inputs) if _is_plain(t)}
         self._alive = 0
+        self._seen = 0
         self._made: list[tuple[int, int, int]] = []
         self._freed: dict[int, int] = {}
         self.types: list[Any] = [None] * len(nodes)
         self.live: list[int] = [0] * len(nodes)
 
+    def misfit(self, error: Exception) -> InvalidGraphError:
+        """Return the error for the node that raised one: the first that has not been seen."""
+        node = self._nodes[self._seen]
+        types = dict(zip(self._nodes, self.types, strict=True))
+        operands = show_operands((operand, types[operand]) for operand in node.all_input_nodes)
+        return misfit(node, error, operands, {})
+
     def __call__(self, index: int, value: Any) -> None:
+        self._seen = index + 1
         if self._meter is not None:
             self._peaks[index] = self._meter.stop()
         self._see(index, value)
@@ -96,14 +107,24 @@ class Observed:
                 self._alive -= self._made[number][1]
 
 
+# What torch and Python raise where a call can't take its operands.
+_MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
 def observe(code: Instrumented, inputs: list[Any], device: torch.device | None = None) -> Observed:
-    """Run a graph once and return what it tells; with a device also of its allocator."""
+    """Run a graph once and return what it tells; with a device also of its allocator.
+
+    Raises:
+        InvalidGraphError: When a node can't take its operands.
+    """
     meter = meter_for(device) if device is not None else None
     observed = Observed(code.nodes, inputs, meter)
     if meter is not None:
         meter.start()
     try:
         code.observed(observed, *inputs)
+    except _MISFITS as error:
+        raise observed.misfit(error) from error
     finally:
         if meter is not None:
             meter.stop()

@@ -23,6 +23,9 @@ from fxkit.view.texts.text_table import duration, percent, plural, quantity, tab
 VERSION = 2
 """Version of the dictionaries that `Profile.to_dict` returns."""
 
+AGREED = 0.03
+"""Nodes and whole calls agree where their times differ by no larger share of a call."""
+
 METRICS = ("time", "flops", "bytes", "memory")
 GROUPINGS = ("node", "module", "op", "region")
 
@@ -35,13 +38,13 @@ class Profile:
         title: What was measured.
         rows: One for each node, in the order they run; inputs, constants and the output left out.
         end_to_end: Typical seconds of a call of the module itself, without timers: the mean over
-            the middle half of the runs.
+            the calmer half of the runs.
         quartiles: First and third quartile of the seconds of such a call.
         instrumented: Typical seconds of a run with timers.
         peak_bytes: The most bytes of values that were alive at once, made by nodes: inputs and
             parameters are not counted, memory inside an operator is not seen.
         warmup: Runs that were not counted.
-        iters: Runs, of whose middle half means were taken.
+        iters: Runs, of whose calmer half means were taken.
         threads: Threads that torch used.
         peak_holders: The nodes that hold `peak_bytes`, with the bytes of each, most first.
         allocator_peak: The most bytes that torch's allocator handed out at once during a call,
@@ -79,6 +82,20 @@ class Profile:
         inputs apart and putting outputs together; 0 when the nodes add up to more.
         """
         return max(0.0, (self.end_to_end or 0.0) - self.node_seconds)
+
+    @property
+    def disagreement(self) -> float:
+        """Share of a call by which the sum of the nodes differs from it for no known reason.
+
+        0 where they agree, or where calls take surely longer than the nodes: `outside_seconds` is
+        then the time of Python between and around them.
+        """
+        whole = self.end_to_end or 0.0
+        if not whole or any(row.is_reused for row in self.rows):
+            return 0.0
+        differ = self.node_seconds - whole
+        is_sure = differ < 0 and self.noise <= AGREED * whole
+        return 0.0 if is_sure or abs(differ) <= AGREED * whole else differ / whole
 
     @property
     def peak_with_workspace(self) -> int | None:
@@ -165,7 +182,7 @@ class Profile:
                 f"end-to-end {duration(self.end_to_end)}; sum of nodes "
                 f"{duration(self.node_seconds)} ({share}); timers add {self._overhead_text()}"
             )
-            lines.extend([*self._outside(), *self._unsteady()])
+            lines.extend([*self._outside(), *self._disagreeing(), *self._unsteady()])
         known = [row.flops for row in self.rows if row.flops is not None]
         if known or any(row.bytes is not None for row in self.uncounted):
             lines.append(self._flop_line(sum(known) if known else None))
@@ -237,6 +254,16 @@ class Profile:
             "module itself, its hooks, inputs and outputs"
         ]
 
+    def _disagreeing(self) -> list[str]:
+        if not self.disagreement:
+            return []
+        more = "more" if self.disagreement > 0 else "less"
+        return [
+            f"after {plural(self.iters, 'run')} the nodes take "
+            f"{percent(abs(self.disagreement), 1.0)} {more} than a call, and no steady difference "
+            "says why: is something else running on this machine?"
+        ]
+
     def _overhead_text(self) -> str:
         added = self.overhead or 0.0
         if added <= max(self.clock_seconds, self._noise) or not self.is_steady:
@@ -291,6 +318,7 @@ class Profile:
             "overhead": self.overhead,
             "clock_seconds": self.clock_seconds,
             "noise": self.noise,
+            "disagreement": self.disagreement,
             "outside_of_nodes": self.outside_seconds,
             "peak_bytes": self.peak_bytes,
             "warmup": self.warmup,

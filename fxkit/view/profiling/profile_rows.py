@@ -21,7 +21,7 @@ class Row:
         type: Shape and dtype of its value.
         family: One of `fxkit.view.texts.labels.FAMILIES`.
         source: The user's line.
-        seconds: Typical time: the mean over the middle half of the runs.
+        seconds: Typical time: the mean over the calmer half of the runs.
         low: First quartile of the time.
         high: Third quartile of the time.
         flops: Floating point operations; None when there is no formula for them.

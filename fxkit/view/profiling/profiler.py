@@ -24,7 +24,7 @@ from fxkit.view.profiling.costs import costs_of, is_call, signature
 from fxkit.view.profiling.instrument import Instrumented, graph_inputs, instrument, tensors_in
 from fxkit.view.profiling.kept_state import state_kept
 from fxkit.view.profiling.observing import Observed, observe
-from fxkit.view.profiling.profile_result import METRICS, Profile
+from fxkit.view.profiling.profile_result import AGREED, METRICS, Profile
 from fxkit.view.profiling.profile_rows import Row
 from fxkit.view.texts.labels import label_of
 from fxkit.view.texts.subject import graph_module_of
@@ -45,9 +45,11 @@ def profile(
 
     The clock is read between the statements of generated code; on a CUDA device events are put
     into the stream. The module itself is called in turn with it, so that the sum over nodes can be
-    judged against the whole. What reading the clock costs is measured by itself and taken off each
-    node's time; Python collects no garbage meanwhile. Gradients are recorded or not, as the caller
-    has set it. Buffers, inputs and random generators are as they were afterwards.
+    judged against the whole; where the two do not agree, both are run up to four times as often,
+    for a second at most, and the summary says by how much they still differ. What reading the clock
+    costs is measured by itself and taken off each node's time; Python collects no garbage
+    meanwhile. Gradients are recorded or not, as the caller has set it. Buffers, inputs and random
+    generators are as they were afterwards.
 
     Args:
         gm: A graph module, or anything that holds one: in `.lowered` the graph of kernels that a
@@ -55,7 +57,7 @@ def profile(
         args: The inputs of the graph module.
         kwargs: More inputs, by name.
         warmup: Runs that are not counted.
-        iters: Runs, of whose middle half means are taken.
+        iters: Runs, of whose calmer half means are taken; more where they do not agree.
         device: Where the work is done; that of the inputs and parameters when left out.
         metrics: Some of `"time"`, `"flops"`, `"bytes"`, `"memory"`; the others are left None.
         baseline: An earlier profile. The times of nodes whose operator, operand types and constants
@@ -66,6 +68,7 @@ def profile(
 
     Raises:
         UnsupportedError: An argument has a value that it can't have.
+        InvalidGraphError: A node can't take what it gets of the inputs.
 
     Example:
         >>> import torch, fxkit
@@ -117,7 +120,7 @@ def _profiled(
     return Profile(
         title=type(gm).__name__,
         rows=tuple(builder.row(i) for i, node in enumerate(nodes) if is_call(node)),
-        end_to_end=_middle(runs.whole) if runs.whole else None,
+        end_to_end=runs.end_to_end(),
         quartiles=_quartiles(runs.whole) if runs.whole else None,
         instrumented=runs.instrumented(),
         clock_seconds=runs.clock_cost * runs.timers,
@@ -126,7 +129,7 @@ def _profiled(
         peak_holders=holders,
         allocator_peak=allocated,
         warmup=warmup,
-        iters=iters,
+        iters=len(runs.readings) or iters,
         threads=torch.get_num_threads(),
         device=str(where),
     )
@@ -181,15 +184,38 @@ class _Runs:
         return len(self.readings[0].host) - 1 if self.readings else 0
 
     def instrumented(self) -> float | None:
-        if not self.readings:
-            return None
-        return _middle([_whole(reading) for reading in self.readings])
+        """Return the typical seconds of a run with timers."""
+        return self._mean([_whole(reading) for reading in self.readings])
+
+    def end_to_end(self) -> float | None:
+        """Return the typical seconds of a call of the module."""
+        return self._mean(self.whole)
 
     def noise(self) -> float:
         """Return the spread of what a call takes more than the timed run beside it, in seconds."""
         more = [w - _whole(r) for w, r in zip(self.whole, self.readings, strict=True)]
         low, high = _quartiles(more) if more else (0.0, 0.0)
         return high - low
+
+    def agree(self) -> bool:
+        """Tell whether runs and calls take equally long, or surely differ by what they do."""
+        timed, whole = self.instrumented(), self.end_to_end()
+        if timed is None or whole is None:
+            return True
+        differ = abs(timed - self.clock_cost * self.timers - whole)
+        return min(differ, self.noise()) <= AGREED * whole
+
+    def _mean(self, spent: list[float]) -> float | None:
+        return statistics.fmean(spent[i] for i in self._calm) if self.readings else None
+
+    @property
+    def _calm(self) -> list[int]:
+        """The half of the runs that took least, together with the call beside each: what else ran
+        on the machine then took little from either.
+        """
+        both = [w + _whole(r) for w, r in zip(self.whole, self.readings, strict=True)]
+        order = sorted(range(len(both)), key=both.__getitem__)
+        return order[: (len(order) + 1) // 2]
 
     def seconds(self, span: tuple[int, int]) -> list[float]:
         first, last = span
@@ -199,12 +225,8 @@ class _Runs:
         ]
 
     def typical(self, span: tuple[int, int]) -> float:
-        """Return the mean over the middle half of the runs: the same runs for every node, so that
-        the nodes add up to the whole.
-        """
-        order = sorted(range(len(self.readings)), key=lambda i: _whole(self.readings[i]))
-        spent = self.seconds(span)
-        return statistics.fmean(spent[i] for i in _half(order))
+        """Return the mean over the same runs for every node, so that nodes add up to the whole."""
+        return self._mean(self.seconds(span)) or 0.0
 
     def is_launch_bound(self, span: tuple[int, int]) -> bool:
         """Tell whether the processor took longer to queue the work than the device to do it."""
@@ -222,17 +244,6 @@ def _whole(reading: Reading) -> float:
     return (reading.device[-1] - reading.device[0]) / 1e9
 
 
-def _half(ordered: list[Any]) -> list[Any]:
-    """Return the middle half of a list, one item at least."""
-    quarter = len(ordered) // 4
-    return ordered[quarter : len(ordered) - quarter]
-
-
-def _middle(values: list[float]) -> float:
-    """Return the mean of the middle half: as steady as a median, and sums of it are sums."""
-    return statistics.fmean(_half(sorted(values)))
-
-
 def _measure(
     code: Instrumented,
     inputs: list[Any],
@@ -241,23 +252,43 @@ def _measure(
     warmup: int,
     iters: int,
 ) -> _Runs:
-    """Call the timed code and the module in turn."""
+    """Call the timed code and the module in turn, and again where the two do not agree."""
     runs = _Runs([], [], clock.cost() / 1e9)
-    for run in range(warmup + iters):
-        clock.wait()
-        result, ticks = code.timed(*inputs)
-        reading = clock.read(ticks)
-        del result
-        clock.wait()
-        start = time.perf_counter_ns()
-        result = call()
-        clock.wait()
-        spent = time.perf_counter_ns() - start
-        del result
-        if run >= warmup:
+    for _ in range(warmup):
+        _run_both(code, inputs, clock, call)
+    deadline = None
+    for _ in range(_ROUNDS):
+        for _ in range(iters):
+            reading, spent = _run_both(code, inputs, clock, call)
             runs.readings.append(reading)
-            runs.whole.append(spent / 1e9)
+            runs.whole.append(spent)
+            if deadline is not None and time.monotonic() > deadline:
+                return runs
+        if runs.agree():
+            return runs
+        deadline = deadline or time.monotonic() + _MORE_SECONDS
     return runs
+
+
+_ROUNDS = 4
+_MORE_SECONDS = 0.8
+
+
+def _run_both(
+    code: Instrumented, inputs: list[Any], clock: Clock, call: Callable[[], Any]
+) -> tuple[Reading, float]:
+    """Run the timed code, then call the module; return the readings, and the call's seconds."""
+    clock.wait()
+    result, ticks = code.timed(*inputs)
+    reading = clock.read(ticks)
+    del result
+    clock.wait()
+    start = time.perf_counter_ns()
+    result = call()
+    clock.wait()
+    spent = time.perf_counter_ns() - start
+    del result
+    return reading, spent / 1e9
 
 
 @contextmanager

@@ -221,7 +221,7 @@ class Report:
             seconds: Median times of whole calls that were measured in turn, to be shown in place
                 of the profiles' own, which were measured one after the other.
         """
-        lead = "Measured between the statements of generated code, of the middle half of runs."
+        lead = "Measured between the statements of generated code, of the calmer half of runs."
         if after is not None:
             lead = (
                 f"The same inputs through {names[0]} and {names[1]}, the longest first: each line "

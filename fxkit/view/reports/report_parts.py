@@ -224,7 +224,7 @@ def profiles(
     return (
         _end_to_end(before, after, names, seconds)
         + "<h3>what takes the time</h3>"
-        + work_table(before, after, names)
+        + work_table(before, after, names, seconds)
         + _folded(f"{names[0]}: all of it", before)
         + _folded(f"{names[1]}: all of it", after)
     )

@@ -72,14 +72,29 @@ def _is_same_graph(before: Profile, after: Profile) -> bool:
     return all(operators.get(row.name, row.operator) == row.operator for row in kept)
 
 
-def work_table(before: Profile, after: Profile, names: tuple[str, str]) -> str:
-    """Show where the time goes, before and after, as HTML."""
+def work_table(
+    before: Profile,
+    after: Profile,
+    names: tuple[str, str],
+    seconds: tuple[float, float] | None = None,
+) -> str:
+    """Show where the time goes, before and after, as HTML; lines add up to a whole call.
+
+    Args:
+        before: The earlier profile.
+        after: The later one.
+        names: What the two are called.
+        seconds: Times of whole calls; those of the profiles when left out.
+    """
     found = same_work(before, after)
     least = SMALL * max(before.node_seconds, after.node_seconds)
     large = [work for work in found if max(work.seconds) > least]
     small = found[len(large) :]
     longest = max((max(work.seconds) for work in large), default=0.0) or 1.0
-    shown = _table(large or small, names, longest)
+    whole = seconds or (before.end_to_end or 0.0, after.end_to_end or 0.0)
+    nodes = before.node_seconds, after.node_seconds
+    rest = tuple(w - n if w else 0.0 for w, n in zip(whole, nodes, strict=True))
+    shown = _table(large or small, names, longest, rest if found else None)
     if not large or not small:
         return shown
     sums = [duration(sum(work.seconds[side] for work in small)) for side in (0, 1)]
@@ -90,18 +105,35 @@ def work_table(before: Profile, after: Profile, names: tuple[str, str]) -> str:
     )
 
 
-def _table(found: Sequence[Work], names: tuple[str, str], longest: float) -> str:
+def _table(
+    found: Sequence[Work],
+    names: tuple[str, str],
+    longest: float,
+    rest: tuple[float, ...] | None = None,
+) -> str:
     rows = "".join(
         f"<tr><td><code>{escape(work.key.removeprefix('kernel: '))}</code></td>"
         f"{_cell(work.before, work.seconds[0], longest, '')}"
         f"{_cell(work.after, work.seconds[1], longest, 'fx-second')}</tr>"
         for work in found
     )
+    if rest is not None and any(rest):
+        cells = "".join(
+            f'<td class="fx-bar-cell" data-v="{r}"><span>{_signed(r)}</span></td>' for r in rest
+        )
+        rows += f"<tr><td>{_REST}</td>{cells}</tr>"
     return (
         '<div class="fx-scroll"><table class="fx-table fx-sortable fx-twin"><thead><tr>'
         f"<th>what is computed</th><th>{escape(names[0])}</th><th>{escape(names[1])}</th></tr>"
         f"</thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+_REST = "a whole call beside its nodes: Python between them, hooks, inputs and outputs, noise"
+
+
+def _signed(seconds: float) -> str:
+    return duration(seconds) if seconds >= 0 else f"−{duration(-seconds)}"
 
 
 def _cell(rows: Sequence[Row], seconds: float, longest: float, kind: str) -> str:

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+import fxkit
 from fxkit.analysis import cost
-from fxkit.errors import UnsupportedError
+from fxkit.errors import InvalidGraphError, UnsupportedError
 from fxkit.view import profile
 from fxkit.view.profiling.instrument import graph_inputs, instrument
 from fxkit.view.profiling.peaks import measure_peaks
@@ -158,7 +159,7 @@ def test_bad_arguments_are_refused(options: dict[str, Any]) -> None:
 
 def test_what_holds_no_graph_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"expected a torch\.fx\.GraphModule"):
-        profile(nn.ReLU(), (torch.ones(1),))
+        profile(object(), (torch.ones(1),))
 
 
 def test_a_program_that_holds_a_graph_is_called_itself() -> None:
@@ -171,8 +172,9 @@ def test_a_program_that_holds_a_graph_is_called_itself() -> None:
             calls.append(args)
             return self.graph_module(*args)
 
-    assert quick(Captured(), models.stack_args()).title == "Captured"
-    assert len(calls) == 2
+    measured = quick(Captured(), models.stack_args())
+    assert measured.title == "Captured"
+    assert len(calls) == measured.iters
 
 
 def test_kernels_tell_which_nodes_they_compute() -> None:
@@ -322,3 +324,15 @@ def test_flops_of_an_attention_block_are_those_of_the_formulas() -> None:
     assert by_name["matmul"] == 2 * batch * length * length * width
     assert by_name["layers_0_down"] == 2 * tokens * 2 * width * width
     assert by_name["head"] == 2 * tokens * width * 32
+
+
+@pytest.mark.parametrize("args", [(torch.ones(3, 5),), (torch.ones(3, 4, dtype=torch.float64),)])
+def test_inputs_that_do_not_fit_are_told_with_node_line_and_shapes(args: tuple[Tensor]) -> None:
+    gm = fxkit.symbolic_trace(Program())
+    with pytest.raises(
+        InvalidGraphError, match="expected operands that parts_0 can take"
+    ) as caught:
+        profile(gm, args)
+    assert "%x: f" in str(caught.value) and f"[3,{args[0].shape[1]}]" in str(caught.value)
+    assert "test_profiler.py" in (caught.value.source or "")
+    assert "parts_0" in (caught.value.node or "")

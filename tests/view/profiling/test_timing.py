@@ -105,6 +105,52 @@ def test_noise_is_the_spread_between_a_call_and_the_timed_run_beside_it() -> Non
     assert profiler._Runs([], []).noise() == 0.0
 
 
+def test_the_calmer_half_of_runs_and_of_calls_is_taken_together() -> None:
+    readings = [Reading([0, 0, taken], [0, 0, taken]) for taken in (100, 900, 100, 120)]
+    runs = profiler._Runs(readings, [100e-9, 100e-9, 700e-9, 120e-9])
+    assert runs.end_to_end() == pytest.approx(110e-9)
+    assert runs.instrumented() == pytest.approx(110e-9)
+    assert runs.typical((1, 2)) == pytest.approx(110e-9)
+    assert runs.agree()
+
+
+def test_runs_agree_where_they_are_near_or_differ_steadily() -> None:
+    readings = [Reading([0, taken], [0, taken]) for taken in (100, 110, 120, 130)]
+    assert profiler._Runs(readings, [taken * 1e-9 for taken in (102, 112, 118, 128)]).agree()
+    assert profiler._Runs(readings, [taken * 1e-9 for taken in (200, 210, 220, 230)]).agree()
+    assert not profiler._Runs(readings, [taken * 1e-9 for taken in (200, 300, 180, 400)]).agree()
+    assert profiler._Runs([], []).agree()
+
+
+@pytest.mark.parametrize(("agrees", "rounds"), [(True, 1), (False, 4)])
+def test_runs_are_repeated_until_they_agree(
+    monkeypatch: pytest.MonkeyPatch, agrees: bool, rounds: int
+) -> None:
+    monkeypatch.setattr(profiler._Runs, "agree", lambda self: agrees)
+    monkeypatch.setattr(profiler, "_MORE_SECONDS", 1e6)
+    found = profile(models.stack(1), models.stack_args(), warmup=0, iters=3)
+    assert found.iters == 3 * rounds
+    monkeypatch.setattr(profiler, "_MORE_SECONDS", -1.0)
+    found = profile(models.stack(1), models.stack_args(), warmup=0, iters=3)
+    assert found.iters == (3 if agrees else 4)
+
+
+def test_a_difference_that_nothing_explains_is_told() -> None:
+    found = quick(models.stack(1), models.stack_args())
+    spent = found.node_seconds
+    alike = replace(found, end_to_end=1.01 * spent, noise=spent)
+    steady = replace(found, end_to_end=2 * spent, noise=0.0)
+    for calm in (alike, steady):
+        assert calm.disagreement == 0.0
+        assert "no steady difference" not in calm.table()
+    more = replace(found, end_to_end=spent / 1.25, noise=0.0)
+    assert more.disagreement == pytest.approx(0.25)
+    assert "the nodes take 25.0 % more than a call" in more.table()
+    less = replace(found, end_to_end=2 * spent, noise=spent)
+    assert "the nodes take 50.0 % less than a call" in less.table()
+    assert less.to_dict()["disagreement"] == pytest.approx(-0.5)
+
+
 def test_no_garbage_is_collected_while_it_is_timed() -> None:
     states: list[bool] = []
 

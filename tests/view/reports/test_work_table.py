@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +106,18 @@ def test_small_lines_are_folded_and_added_up(measured: Profile) -> None:
     assert "aten.linear" in head and "aten.sin" not in head
     assert "2 more lines, 3 µs in eager and 3 µs in fxkit" in rest
     assert "aten.sin" in rest and "aten.cos" in rest
+
+
+@pytest.mark.parametrize("seconds", [None, (5.0, 0.5)])
+def test_lines_add_up_to_a_whole_call(measured: Profile, seconds: Any) -> None:
+    small = {f"s{i}": (f"aten.op{i}", 1e-6, ()) for i in range(3)}
+    rows = with_rows(measured, a=("aten.linear", 1.0, ()), **small)
+    before, after = replace(rows, end_to_end=1.5), replace(rows, end_to_end=0.75)
+    html = work_table(before, after, NAMES, seconds)
+    cells = [float(text) for text in re.findall(r'data-v="([^"]*)"', html)]
+    assert sum(cells[0::2]) == pytest.approx((seconds or (1.5, 0.75))[0])
+    assert sum(cells[1::2]) == pytest.approx((seconds or (1.5, 0.75))[1])
+    assert "−250" in html or seconds is not None
 
 
 def test_an_empty_profile_has_an_empty_table(measured: Profile) -> None:

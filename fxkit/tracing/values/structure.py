@@ -272,6 +272,37 @@ def _object_content(value: Any, kind: type) -> Content | None:
     )
 
 
+def _content_of_dict_of_a_class(value: Any, kind: type) -> Content | None:
+    """Look into a result that is of a subclass of `dict`, with what it has as attributes.
+
+    Arguments of such classes are told by identity, and what they hold is guarded as state.
+    """
+    base: Any = OrderedDict if issubclass(kind, OrderedDict) else dict
+    is_made_by_base = in_classes(kind, "__new__") is in_classes(base, "__new__")
+    if not issubclass(kind, dict) or not is_made_by_base or slots_of(kind):
+        return None
+    items = {key: dict.__getitem__(value, key) for key in base.__iter__(value)}
+    table, attributes = _dict_content(items, kind, dict), attributes_of(value)
+    if table is None or attributes is None or issubclass(kind, defaultdict):
+        return None
+    keys, names = table.label[1], tuple(dict.keys(attributes))
+
+    def fill(target: Any, values: list[Any]) -> None:
+        for key, item in zip(keys, values, strict=False):
+            base.__setitem__(target, key, item)
+        held = attributes_of(target)
+        assert held is not None  # it is of the class of one that has them
+        dict.update(held, zip(names, values[len(keys) :], strict=True))
+
+    return Content(
+        (kind, keys, names),
+        [*table.values, *dict.values(attributes)],
+        [*table.steps, *(f".{name}" for name in names)],
+        lambda: base.__new__(kind),
+        fill,
+    )
+
+
 Build = Callable[[list[Any], dict[int, Any]], Any]
 
 
@@ -378,7 +409,7 @@ class Blueprint:
         return lambda tensors, memo: torch.Size([part(tensors, memo) for part in parts])
 
     def _plan_container(self, value: Any, path: str) -> Build:
-        content = content_of(value)
+        content = content_of(value) or _content_of_dict_of_a_class(value, type(value))
         if content is None:
             raise _opaque(value, path)
         key = id(value)

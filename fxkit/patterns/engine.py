@@ -34,7 +34,7 @@ from fxkit.patterns.language import COMPUTES, computation
 from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern_nodes import Pattern
 from fxkit.patterns.placing import Place
-from fxkit.patterns.rewrite_report import RewriteReport, Site, Tally
+from fxkit.patterns.rewrite_report import OWN_WORK, RewriteReport, Site, Tally
 from fxkit.patterns.rewriting import Rule, check_rules, objection_of
 from fxkit.patterns.safety import Safety
 from fxkit.patterns.straight import find_match
@@ -102,7 +102,9 @@ def rewrite(
     Where matches overlap, the rule with the larger benefit goes first, in the whole graph; at one
     node, of rules with the same benefit, the one whose match moves most bytes by the cost model,
     then the one that matches most nodes, else the first given. A
-    match that the effects around it forbid is left alone, with the reason in the report.
+    match that the effects around it forbid is left alone, with the reason in the report; so is one
+    of nodes all of which the rule has made itself, at once or in a circle of rules, unless it makes
+    fewer of them.
 
     Args:
         gm: The module to rewrite.
@@ -180,11 +182,14 @@ class _Run:
         self.sites: list[Site] = []
         self.refusals: dict[tuple[str, str], str] = {}
         self.generation: dict[fx.Node, int] = {}
+        self.makers: dict[fx.Node, frozenset[Rule]] = {}
         self._safety = Safety(session.graph)
         self._queue = Worklist(self._visits())
         self._refused: dict[fx.Node, int] = {}
         self._kept: set[tuple[Rule, fx.Node]] = set()
         self._reads: dict[str, fx.Node] | None = None
+        self._changed: dict[fx.Node, None] = {}
+        self._deepest = 0
 
     def report(self) -> RewriteReport:
         stopped = None
@@ -222,9 +227,14 @@ class _Run:
                 self._queue.push(node, benefit, level)
 
     def _retry(self) -> bool:
-        """Queue once more what was refused before the latest rewrites: its users may be gone."""
+        """Queue once more what the latest rewrites may let match.
+
+        What was refused before them: its users may be gone. What stands above them, as far as
+        patterns reach down: their users were queued at once, and the users of these are now.
+        """
         if not self.fixpoint:
             return False
+        self._push_above()
         for node, sites in list(self._refused.items()):
             if sites < len(self.sites):
                 del self._refused[node]
@@ -232,8 +242,26 @@ class _Run:
                     self._push(node)
         return bool(self._queue)
 
+    def _push_above(self) -> None:
+        """Queue the roots of patterns so deep that they reach down to what has changed.
+
+        Cost: linear in the nodes at most the depth of the deepest pattern above the changes.
+        """
+        layer, self._changed = list(self._changed), {}
+        seen = set(layer)
+        for distance in range(1, self._deepest):
+            above = {user: None for node in layer if not node._erased for user in node.users}
+            layer = [user for user in above if user not in seen]
+            seen.update(layer)
+            for user in layer:
+                operator = operator_of(user)
+                for benefit, level in self.levels.get(operator.name, ()) if operator else ():
+                    if level.depth > distance:
+                        self._queue.push(user, benefit, level)
+
     def _visit(self, node: fx.Node, level: _Level) -> None:
         """Apply, of the rules of one benefit, the one that saves most, else the first."""
+        self._deepest = max(self._deepest, level.depth)
         chosen: Rule | None = None
         match: Match | None = None
         for candidate in level.candidates(node):
@@ -288,7 +316,11 @@ class _Run:
             if found is None:
                 return None, None
             reason = refusal(candidate, found)
-            return found, self._safety.refusal(candidate, found) if reason is None else reason
+            if reason is None:
+                reason = self._safety.refusal(candidate, found)
+            if reason is None and self._is_own_work(candidate, found):
+                reason = OWN_WORK
+            return found, reason
         except RewriteError:
             raise
         except Exception as error:
@@ -320,14 +352,36 @@ class _Run:
         if not root._erased:
             self._kept.add((candidate, root))
         self._grow_old(candidate, match, gone, inserted)
+        self._note_makers(candidate, match, gone, inserted)
         self.sites.append(
             Site(candidate.name, root.name, tuple([n.name for n in gone]),
                  tuple([n.name for n in inserted]), None if source is None else str(source))
         )  # fmt: skip
         if self.fixpoint:
+            self._changed.update(dict.fromkeys((*inserted, *users)))
             for node in (*inserted, *users):
                 if not node._erased:
                     self._push(node)
+
+    def _is_own_work(self, candidate: Rule, match: Match) -> bool:
+        """Tell whether a rule made all that it matches, and makes no fewer nodes of it.
+
+        It made them alone, or in a circle with other rules in which no node of the program was
+        used up.
+        """
+        makers = self.makers
+        is_own = all(candidate in makers.get(node, ()) for node in match.nodes.values())
+        return is_own and len(match.nodes) <= len(candidate.template.body)
+
+    def _note_makers(
+        self, candidate: Rule, match: Match, gone: list[fx.Node], inserted: list[fx.Node]
+    ) -> None:
+        """Note which rules have made the new nodes, in turn out of one another's."""
+        makers = self.makers
+        rules = {candidate}
+        if all(node in makers for node in gone):
+            rules.update(*(makers.get(node, ()) for node in match.nodes.values()))
+        makers.update(dict.fromkeys(inserted, frozenset(rules)))
 
     def _grow_old(
         self, candidate: Rule, match: Match, gone: list[fx.Node], inserted: list[fx.Node]
@@ -451,6 +505,11 @@ class _Level:
             if not operators:
                 anywhere.append(number)
         return anywhere, by_operand
+
+    @functools.cached_property
+    def depth(self) -> int:
+        """How many operations stand above one another at most in a pattern of the rules."""
+        return max(candidate.pattern.depth for candidate in self.rules)
 
     def candidates(self, node: fx.Node) -> list[Rule]:
         """Return the rules that may match at a node, in order. Cost: linear in its operands."""

@@ -21,6 +21,7 @@ from fxkit.patterns.engine import refusal, rewrite
 from fxkit.patterns.inputs import captures_of, make_operands, operand_cases, pattern_module
 from fxkit.patterns.matching import Match, match_at
 from fxkit.patterns.pattern_nodes import Pattern
+from fxkit.patterns.rewrite_report import OWN_WORK
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.variants import plain_variants
 
@@ -145,12 +146,15 @@ def _matching(example: Example, rules: Sequence[Rule]) -> list[tuple[Rule, int]]
 def _endless(example: Example, rules: Sequence[Rule]) -> Iterator[Finding]:
     """Run all rules: a small graph must be done after a few rewrites."""
     report = rewrite(copy.deepcopy(example.module), rules, limit=_LIMIT)
-    if report.stopped is None:
-        return
-    going_on = tuple(dict.fromkeys(site.rule for site in report.sites[_LIMIT // 2 :]))
+    again = {rule for rule, _, why in report.refusals if why == OWN_WORK}
+    applied = [site.rule for site in report.sites]
+    first = min((applied.index(name) for name in again), default=len(applied))
+    if report.stopped is not None:
+        first = min(first, _LIMIT // 2)
+    going_on = tuple(dict.fromkeys(applied[first:]))
     if len(going_on) == 1:
-        yield Finding("endless", going_on, "it rewrites its own result again and again")
-    else:
+        yield Finding("endless", going_on, "it matches its own result again and again")
+    elif going_on:
         yield Finding("endless", tuple(sorted(going_on)), "they undo each other's results")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -195,6 +195,11 @@ class Pattern:
         return ()
 
     @functools.cached_property
+    def depth(self) -> int:
+        """How many operations stand above one another at most, the root among them."""
+        return _depth(self.outputs, {})
+
+    @functools.cached_property
     def bound(self) -> frozenset[str]:
         """The captures that stand somewhere in it; a match may leave out those of an optional."""
         return frozenset(v.name for v in below(self.outputs) if isinstance(v, Capture))
@@ -209,6 +214,26 @@ class Pattern:
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(self.captures)})"
+
+
+def _depth(values: Iterable[Any], known: dict[Any, int]) -> int:
+    """Return how many operations stand above one another in some pattern nodes."""
+    return max((_depth_of(value, known) for value in values), default=0)
+
+
+def _depth_of(value: Any, known: dict[Any, int]) -> int:
+    if isinstance(value, (list, tuple)):
+        return _depth(value, known)
+    if isinstance(value, slice):
+        return _depth(slice_parts(value), known)
+    if not isinstance(value, PatternNode):
+        return 0
+    if value not in known:
+        inner = _depth(_inside(value), known)
+        if isinstance(value, Chain):
+            inner = _depth([value.start], known) + _depth([value.link], known) * value.at_most
+        known[value] = inner + isinstance(value, Operation)
+    return known[value]
 
 
 def slice_parts(value: slice) -> tuple[Any, Any, Any]:

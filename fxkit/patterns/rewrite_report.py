@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from fxkit.ir.text_table import aligned
 
+# Why a rule leaves a match alone that it has made itself.
+OWN_WORK = "a rule is not applied again to what it made itself"
+
 
 class Site(NamedTuple):
     """One application of a rule.

@@ -12,8 +12,10 @@ from torch import fx
 
 import fxkit
 from fxkit.ir.op import resolve
+from fxkit.ir.printer import format_graph
 from fxkit.passes import Canonicalise, DeadCodeElimination, Recompose
 from fxkit.passes.manager import PassManager, PassResult
+from fxkit.passes.pipelines import PIPELINES
 
 LAYERS = 2
 IDS = torch.randint(3, 99, (2, 7), generator=torch.Generator().manual_seed(0))
@@ -215,3 +217,20 @@ def test_halves_whose_softmax_is_taken_in_float32(dtype):
     gm, _ = recomposed(gm, *args, numerics=False)
     assert flags(gm) == [False]
     torch.testing.assert_close(gm(*args), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("pipeline", ["simplify", "inference"])
+def test_attention_in_the_notation_of_einstein_is_found_in_one_run(pipeline: str) -> None:
+    def half(q, k, v):
+        return torch.softmax(torch.einsum("bhqd,bhkd->bhqk", q, k) / 8, -1) @ v
+
+    def whole(q, k, v):
+        weights = torch.softmax(torch.einsum("bhqd,bhkd->bhqk", q, k) / 8, -1)
+        return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+
+    args = tuple(torch.randn(2, 3, 16, 8) for _ in range(3))
+    for program in (half, whole):
+        gm = fxkit.symbolic_trace(program)
+        PassManager(PIPELINES[pipeline], args=args).run(gm)  # which runs each pass twice
+        torch.testing.assert_close(gm(*args), program(*args))
+        assert "aten.scaled_dot_product_attention" in format_graph(gm)

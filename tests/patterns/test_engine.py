@@ -98,24 +98,45 @@ def _text(gm: fx.GraphModule) -> tuple[str, str, list[str]]:
     return format_graph(gm, sources=True), gm.code, sorted(gm.state_dict())
 
 
-def test_a_replacement_that_contains_its_pattern_is_refused_and_taken_back() -> None:
-    endless = rule(lambda x: torch.sin(x), lambda x: torch.sin(x) * 2, name="endless")
-    gm = symbolic_trace(lambda x: torch.sin(x) + 1)
-    before = _text(gm)
-    with pytest.raises(RewriteError, match="expected rules to come to an end") as caught:
-        rewrite(gm, endless)
-    assert "endless" in str(caught.value)
-    assert _text(gm) == before
+CONTAINS_ITSELF = {
+    "one node": rule(lambda x: torch.sin(x), lambda x: torch.sin(x) * 2),
+    "two results": rule(
+        lambda x: (torch.sin(x), torch.cos(x)),
+        lambda x: (torch.sin(x) * 1.0, torch.cos(x) * 1.0),
+    ),
+    "operands in the other order": rule(lambda x: torch.tanh(x) * 2, lambda x: 2 * torch.tanh(x)),
+    "inside of it": rule(lambda x: torch.sin(x), lambda x: torch.cos(torch.sin(x * 2)) * 3),
+}
 
 
-def test_rules_that_undo_each_other_are_refused_and_taken_back() -> None:
+@pytest.mark.parametrize("name", CONTAINS_ITSELF)
+def test_a_rule_is_not_applied_to_what_it_made_itself(name: str) -> None:
+    endless = CONTAINS_ITSELF[name]
+    gm = symbolic_trace(lambda x: (torch.sin(x), torch.cos(x), torch.tanh(x) * 2))
+    report = rewrite(gm, endless)
+    assert report.count == 1
+    assert "not applied again to what it made itself" in str(report)
+
+
+def test_a_rule_goes_on_where_what_it_made_meets_the_program() -> None:
+    twice = rule(
+        lambda x: torch.relu(torch.relu(x)), lambda x: torch.relu(torch.abs(torch.relu(x)))
+    )
+    gm = symbolic_trace(lambda x: torch.relu(torch.relu(torch.relu(x))))
+    assert rewrite(gm, twice).count == 2
+
+
+def test_rules_that_undo_each_other_are_applied_once() -> None:
     there = rule(lambda x: torch.sin(x), lambda x: torch.cos(x), name="there")
     back = rule(lambda x: torch.cos(x), lambda x: torch.sin(x), name="back")
     gm = symbolic_trace(lambda x: torch.sin(x) + 1)
-    before = _text(gm)
-    with pytest.raises(RewriteError, match="come to an end"):
-        rewrite(gm, [there, back])
-    assert _text(gm) == before
+    report = rewrite(gm, [there, back])
+    assert report.hits == {"there": 1, "back": 1}
+    assert (
+        "there",
+        "sin_1",
+        "a rule is not applied again to what it made itself",
+    ) in report.refusals
     assert rewrite(gm, [there, back], fixpoint=False).count == 1
 
 
@@ -571,3 +592,13 @@ def test_work_is_proportional_to_the_graph(monkeypatch: pytest.MonkeyPatch) -> N
     for name in work:
         assert measured[1][name] <= 10.5 * measured[0][name], name
         assert measured[2][name] == measured[1][name], name
+
+
+def test_what_a_rewrite_lets_match_far_above_it_is_found_too() -> None:
+    deep = rule(
+        lambda x: torch.exp(torch.tanh(torch.sin(x).abs())), lambda x: x, benefit=9, name="deep"
+    )
+    low = rule(lambda x: torch.asin(x), lambda x: torch.sin(x), name="low")
+    gm = symbolic_trace(lambda x: torch.exp(torch.tanh(torch.asin(x).abs())) + 1)
+    assert rewrite(gm, [deep, low]).hits == {"deep": 1, "low": 1}
+    assert format_graph(gm) == "graph(%x):\n  %add = aten.add(%x, 1)\n  return %add"

@@ -71,7 +71,7 @@ _BAD: dict[str, tuple[list[Rule], Finding]] = {
     ),
     "own result": (
         [named("again", lambda x: torch.sin(x), lambda x: torch.sin(x) * 1)],
-        Finding("endless", ("again",), "it rewrites its own result again and again"),
+        Finding("endless", ("again",), "it matches its own result again and again"),
     ),
     "order": (
         [

@@ -4,6 +4,7 @@
 #   make demo [ARGS=--peer]    capture, look at, rewrite, verify, fuse and time a real BERT
 #   make test                  every test but the sweeps
 #   make test-install          the wheel alone in a new environment, and what the README says there
+#   make test-levels           the tests of kernels at each level of instruction sets that is there
 #   make lint                  ruff check, ruff format --check, pyright
 #   make docs                  docs/_build/html, warnings are errors
 #   make bench [ARGS=...]      benchmarks against eager and torch.compile
@@ -45,7 +46,7 @@ export TRANSFORMERS_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-install sweep sweep-operators sweep-programs sweep-architectures lint format bench docs clean
+.PHONY: help setup demo test test-install test-levels test-level sweep sweep-operators sweep-programs sweep-architectures lint format bench docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -73,6 +74,21 @@ test: $(READY)
 
 test-install: $(READY)
 	$(BIN)/python -m tests.bare_install --constraints $(CONSTRAINTS)
+
+# Each level with torch's own kernels at that level too: eager is what errors are held to.
+LEVELS := from fxkit import processor; print(*processor.known_levels())
+LEVEL_TESTS := $(addprefix tests/lower/cpp/,test_row_sums.py test_vector_math.py test_rows.py \
+	test_columns.py test_summing.py test_tiles.py test_pairs.py halves lanes)
+TORCH_AT_baseline := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
+TORCH_AT_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+TORCH_AT_avx512 := ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE
+
+test-levels: $(READY)
+	@for level in $$($(BIN)/python -c '$(LEVELS)'); do \
+		$(MAKE) --no-print-directory test-level LEVEL=$$level || exit 1; done
+
+test-level: $(READY)
+	FXKIT_CPU_LEVEL=$(LEVEL) $(TORCH_AT_$(LEVEL)) $(PYTEST) $(LEVEL_TESTS) $(ARGS)
 
 sweep: $(READY)
 	$(PYTEST) -m sweep $(ARGS)

@@ -5,6 +5,7 @@
 | `FXKIT_CACHE_DIR` | `$XDG_CACHE_HOME/fxkit` or `~/.cache/fxkit` | where built kernels are kept |
 | `FXKIT_CXX` | `$CXX`, else `g++`, else `c++` | the C++ compiler |
 | `FXKIT_BACKEND` | `cpp` | `eager` turns code generation off |
+| `FXKIT_CPU_LEVEL` | `native` | the most that kernels use: `avx512`, `avx2` or `baseline` |
 | `FXKIT_MAX_REWRITES` | unlimited | how many rewrites may be applied in one run: for bisecting |
 | `FXKIT_POOL_MB` | `1024` | memory in MB that is kept for the next call; 0 keeps none |
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from fxkit.errors import UnsupportedError
 
 BACKENDS = ("cpp", "eager")
+CPU_LEVELS = ("native", "avx512", "avx2", "baseline")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Config:
         backend: `cpp` or `eager`.
         max_rewrites: Bound on rewrites in one run, or None.
         pool_bytes: Bound on the memory that is kept for the next call, in bytes.
+        cpu_level: Instruction sets that kernels may use: `native` for all that the processor has.
     """
 
     cache_dir: Path
@@ -39,6 +42,7 @@ class Config:
     backend: str
     max_rewrites: int | None
     pool_bytes: int = 1024 << 20
+    cpu_level: str = CPU_LEVELS[0]
 
 
 def current(environ: Mapping[str, str] | None = None) -> Config:
@@ -57,6 +61,7 @@ def current(environ: Mapping[str, str] | None = None) -> Config:
         backend=_choice(env, "FXKIT_BACKEND", BACKENDS),
         max_rewrites=_count(env, "FXKIT_MAX_REWRITES"),
         pool_bytes=(1024 if (kept := _count(env, "FXKIT_POOL_MB")) is None else kept) << 20,
+        cpu_level=_choice(env, "FXKIT_CPU_LEVEL", CPU_LEVELS),
     )
 
 

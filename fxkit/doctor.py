@@ -122,8 +122,11 @@ def _cpu() -> Check:
 
     known = processor.features()
     features = [name for name in VECTOR_FEATURES if name in known]
-    can_do = " ".join(features) or "features unknown"
+    can_do = " ".join(features) or ("no wide vectors" if known else "features unknown")
     finding = f"{processor.model_name()}, {os.cpu_count()} cores, {can_do}"
+    if (level := config.current().cpu_level) != "native":
+        hint = "unset FXKIT_CPU_LEVEL to use all that the processor has"
+        return Check("cpu", "warn", f"{finding}: no more than {level} is used", hint)
     capability = torch.backends.cpu.get_cpu_capability()
     if capability in ("DEFAULT", "NO AVX"):
         return Check(

@@ -14,6 +14,7 @@ def test_defaults():
     found = config.current({"HOME": "/nowhere"})
     assert found.cache_dir == Path.home() / ".cache" / "fxkit"
     assert (found.cxx, found.backend, found.max_rewrites) == (None, "cpp", None)
+    assert found.cpu_level == "native"
 
 
 def test_variables_are_read():
@@ -24,9 +25,11 @@ def test_variables_are_read():
             "CXX": "g++",
             "FXKIT_BACKEND": "eager",
             "FXKIT_MAX_REWRITES": "3",
+            "FXKIT_CPU_LEVEL": "avx2",
         }
     )
-    assert found == config.Config(Path("/var/kernels"), "clang++", "eager", 3)
+    expected = config.Config(Path("/var/kernels"), "clang++", "eager", 3, cpu_level="avx2")
+    assert found == expected
 
 
 def test_common_variables_are_followed():
@@ -39,6 +42,7 @@ def test_common_variables_are_followed():
     [
         ("FXKIT_BACKEND", "cuda", "one of cpp, eager, got 'cuda'"),
         ("FXKIT_MAX_REWRITES", "-1", "a count, got '-1'"),
+        ("FXKIT_CPU_LEVEL", "avx", "one of native, avx512, avx2, baseline, got 'avx'"),
     ],
 )
 def test_impossible_values_are_refused(name, value, message):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxkit import doctor
+from fxkit import doctor, processor
 from fxkit.doctor import Check
 
 
@@ -22,6 +22,16 @@ def test_a_healthy_machine_is_ok_throughout() -> None:
         "openmp", "graphviz", "demo", "torch.compile",
     ]  # fmt: skip
     assert [check for check in checks if check.status != "ok"] == []
+
+
+def test_a_lesser_processor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "known_levels", lambda: ("baseline", "avx2"))
+    monkeypatch.setenv("FXKIT_CPU_LEVEL", "avx2")
+    check = by_name(doctor.examine())["cpu"]
+    assert check.status == "warn" and check.finding.endswith("avx2 fma: no more than avx2 is used")
+    monkeypatch.setenv("FXKIT_CPU_LEVEL", "avx512")
+    check = by_name(doctor.examine())["cpu"]
+    assert check.status == "fail" and "got 'avx512'" in check.finding
 
 
 def test_all_that_is_not_ok_has_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

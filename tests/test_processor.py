@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fxkit import processor
+from fxkit.errors import UnsupportedError
 
 X86 = """\
 processor\t: 0
@@ -27,6 +28,7 @@ Features\t: fp asimd
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Let the system be asked anew, now and afterwards."""
+    monkeypatch.delenv("FXKIT_CPU_LEVEL", raising=False)
     processor.info.cache_clear()
     yield monkeypatch
     processor.info.cache_clear()
@@ -54,3 +56,37 @@ def test_another_system_tells_nothing(told: pytest.MonkeyPatch) -> None:
     assert processor.info() is None
     assert processor.model_name("another") == "another"
     assert processor.features() == frozenset()
+
+
+def with_level(name: str) -> str:
+    """Return what a processor of a level, with more besides, tells."""
+    levels = list(processor.LEVELS)
+    upto = levels[: levels.index(name) + 1]
+    known = {"aes", *(flag for one in upto for flag in processor.LEVELS[one].features)}
+    return f"model name\t: Some CPU\nflags\t\t: {' '.join(sorted(known))}\n"
+
+
+@pytest.mark.parametrize("asked", processor.LEVELS)
+@pytest.mark.parametrize("has", processor.LEVELS)
+def test_kernels_use_no_more_than_a_level(told: pytest.MonkeyPatch, has: str, asked: str) -> None:
+    told.setattr(Path, "read_text", lambda path, **options: with_level(has))
+    levels = list(processor.LEVELS)
+    assert processor.march() == "native" and "aes" in processor.features()
+    assert processor.known_levels() == tuple(levels[: levels.index(has) + 1])
+    told.setenv("FXKIT_CPU_LEVEL", asked)
+    if levels.index(asked) > levels.index(has):
+        for ask in (processor.march, processor.features):
+            with pytest.raises(UnsupportedError, match=f"got '{asked}': Some CPU has baseline"):
+                ask()
+        return
+    assert processor.march() == processor.LEVELS[asked].march
+    assert "aes" not in processor.features()
+    assert processor.LEVELS[asked].features <= processor.features()
+    assert ("avx512f" in processor.features()) == (asked == "avx512")
+
+
+def test_levels_of_another_system_are_not_known(told: pytest.MonkeyPatch) -> None:
+    told.setattr(Path, "read_text", lambda path, **options: ARM)
+    told.setenv("FXKIT_CPU_LEVEL", "baseline")
+    with pytest.raises(UnsupportedError, match="unknown CPU has none that is known"):
+        processor.march()

@@ -15,14 +15,14 @@ _WANTED = frozenset(("avx512f", "avx512bw", "avx512_bf16", "amx_tile", "amx_bf16
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
-@functools.cache
 def is_available() -> bool:
-    """Tell whether kernels may use the unit; the first call asks the system for it."""
+    """Tell whether kernels may use the unit; the first such call asks the system for it."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     return processor.features() >= _WANTED and _is_permitted()
 
 
+@functools.cache
 def _is_permitted() -> bool:
     call = ctypes.CDLL(None, use_errno=True).syscall
     return call(*map(ctypes.c_long, (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))) == 0

@@ -28,7 +28,6 @@ FLAGS = (
     "-fvect-cost-model=dynamic",
     "-funswitch-loops",
     "-fsplit-loops",
-    "-march=native",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -65,6 +64,11 @@ class Toolchain:
     library_flags: tuple[str, ...] = ("-fPIC",)
 
     @property
+    def march(self) -> str:
+        """The flag that says which processor the code is for."""
+        return next(flag for flag in self.flags if flag.startswith("-march="))
+
+    @property
     def openmp(self) -> tuple[str, ...]:
         """The flags for loops that threads share, or that are told to be vectors."""
         return tuple(flag for flag in self.flags if flag.startswith("-fopenmp"))
@@ -99,8 +103,9 @@ def current() -> Toolchain:
 
     Raises:
         BuildError: When there is no C++ compiler.
+        UnsupportedError: When the processor lacks the level that is asked for.
     """
-    return _toolchain(config.current().cxx)
+    return _toolchain(config.current().cxx, processor.march())
 
 
 def has_compiler() -> bool:
@@ -115,7 +120,7 @@ def has_compiler() -> bool:
 
 
 @functools.cache
-def _toolchain(asked: str | None) -> Toolchain:
+def _toolchain(asked: str | None, march: str) -> Toolchain:
     names = (asked,) if asked else ("g++", "c++")
     found = next((path for name in names if (path := shutil.which(name))), None)
     if found is None:
@@ -125,7 +130,7 @@ def _toolchain(asked: str | None) -> Toolchain:
         )
     openmp = "-fopenmp" if _shares_openmp(found) else "-fopenmp-simd"
     widest = _WIDEST if platform.machine() == "x86_64" else ()
-    flags = (*FLAGS, *widest, openmp)
+    flags = (*FLAGS, f"-march={march}", *widest, openmp)
     return Toolchain(found, flags, vector_library(), identity_of(found))
 
 

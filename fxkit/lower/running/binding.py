@@ -132,16 +132,17 @@ def _source() -> str:
 
 def _linking() -> Linking:
     """Return what the binding is linked with; raise BuildError where there is no compiler."""
-    return _linking_for(toolchain.current().openmp)
+    tools = toolchain.current()
+    return _linking_for(tools.march, tools.openmp)
 
 
 @functools.cache
-def _linking_for(openmp: tuple[str, ...]) -> Linking:
+def _linking_for(march: str, openmp: tuple[str, ...]) -> Linking:
     return Linking(
         (sysconfig.get_paths()["include"],),
         (str(Path(torch.__file__).parent / "lib"),),
         ("torch_python", "torch_cpu", "c10"),
-        ("-O1", "-march=native", "-fno-exceptions", "-fno-rtti", *openmp),
+        ("-O1", march, "-fno-exceptions", "-fno-rtti", *openmp),
         str(sysconfig.get_config_var("SOABI")),
     )
 

@@ -16,10 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from fxkit import processor
 from fxkit.errors import BuildError
 from fxkit.lower.cpp import build as build_module
-from fxkit.lower.cpp import toolchain
+from fxkit.lower.cpp import matrix_unit, toolchain
 from fxkit.lower.cpp.build import Order, build, cache_folder, is_built, library_path
+from fxkit.lower.running import binding
+from fxkit.lower.trials import kept_times
 
 SOURCE = 'extern "C" long answer() { return %d; }\n'
 ALONE = toolchain.Linking()
@@ -50,6 +53,36 @@ def test_folder_and_library_are_the_users_own(cache: Path) -> None:
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert stat.S_IMODE(library.path.stat().st_mode) == 0o700
     assert not list(cache.glob("build-*"))
+
+
+LANES_IN_A_VECTOR = """
+extern "C" int lanes() {
+#if defined(__AVX512F__)
+  return 16;
+#elif defined(__AVX2__)
+  return 8;
+#else
+  return 4;
+#endif
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "lanes"), list(zip(processor.known_levels(), (4, 8, 16), strict=False))
+)
+def test_each_level_has_kernels_of_its_own(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, level: str, lanes: int
+) -> None:
+    monkeypatch.delenv("FXKIT_CPU_LEVEL", raising=False)
+    native, times = build(LANES_IN_A_VECTOR), kept_times.times_path("trials")
+    monkeypatch.setenv("FXKIT_CPU_LEVEL", level)
+    assert not is_built(LANES_IN_A_VECTOR)
+    library = build(LANES_IN_A_VECTOR)
+    assert library.handle.lanes() == lanes and library.path != native.path
+    assert kept_times.times_path("trials") != times
+    assert not matrix_unit.is_available()
+    assert binding._linking().flags[1] == toolchain.current().march != "-march=native"
 
 
 def test_the_key_holds_all_that_matters() -> None:

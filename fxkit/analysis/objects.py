@@ -25,10 +25,11 @@ from fxkit.analysis import slices
 from fxkit.analysis.dependencies import ancestors, descendants
 from fxkit.analysis.effects import Effects, effects_of
 from fxkit.analysis.moves import Moves, Verdict
+from fxkit.analysis.operator_names import check_known, operator_names
 from fxkit.errors import FxkitError, InvalidGraphError
 from fxkit.ir import provenance
 from fxkit.ir.given_graphs import check_graph_module
-from fxkit.ir.op import operator_name, resolve
+from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_graph, format_node
 from fxkit.ir.types import TensorType, type_of
 
@@ -201,7 +202,8 @@ class Graph:
 
         Args:
             operator: An operator in any spelling: `F.relu`, `torch.relu`, `nn.ReLU`,
-                `aten.relu.default`, `"aten.relu"`; or another callable.
+                `aten.relu.default`, `"aten.relu"`; or another callable. The class of a layer that
+                may write in place stands for both forms.
             module: Glob over the path of the module a node ran in, such as `"encoder.*.mlp"`.
             source: `"model.py"` or `"model.py:41"`.
             dtype: Element type.
@@ -209,17 +211,19 @@ class Graph:
             where: A predicate of your own.
 
         Raises:
-            FxkitError: When the operator can't be one, or the dtype is none.
+            FxkitError: When the operator can't be one, is a name that no operator has, or the dtype
+                is none.
 
         Cost: linear in the nodes.
         """
         _check_wanted(operator, dtype)
         if isinstance(operator, torch.nn.Module):
             operator = type(operator)
-        name = None if operator is None else operator_name(operator)
         tests: list[Callable[[GraphNode], bool]] = []
-        if name is not None:
-            tests.append(lambda view: view.operator == name)
+        if operator is not None:
+            names = operator_names(operator)
+            check_known(names[0], {view.operator for view in self})
+            tests.append(lambda view: view.operator in names)
         if module is not None:
             tests.append(lambda view: fnmatch.fnmatchcase(view.module_path, module))
         if source is not None:

@@ -18,6 +18,7 @@ from fxkit.ir.attributes import Attribute
 from fxkit.ir.op_table import PARAMETER_NAMES
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters.operators import OpOverloadPacket
 
 _REQUIRED = object()
 _MISFIT = object()
@@ -112,7 +113,7 @@ class Signature:
 def signatures(packet: str) -> tuple[Signature, ...]:
     """Return the overloads of `aten.<packet>` that Python can reach; none when there is no such."""
     op_packet = getattr(torch.ops.aten, packet, None)
-    if op_packet is None:
+    if not isinstance(op_packet, OpOverloadPacket):  # such as the namespace's `name`, a text
         return ()
     overloads = [getattr(op_packet, name) for name in op_packet.overloads()]
     return tuple(Signature(overload) for overload in overloads if _is_reachable(overload))

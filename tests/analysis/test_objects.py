@@ -284,3 +284,24 @@ def test_effects_order_nodes() -> None:
     assert order.written_between(n["x"], n["cos"], n["exp"]) is None
     assert order.written_between(n["y"], n["sin"], n["cos"]) is None
     assert [view.name for view in graph(gm).effects()] == ["add_", "rand_like", "rand_like_1"]
+
+
+@pytest.mark.parametrize("layer", [nn.ReLU, nn.Hardtanh, nn.SiLU, nn.ELU, nn.Dropout])
+def test_the_class_of_a_layer_finds_it_in_both_forms(layer: Any) -> None:
+    gm = symbolic_trace(nn.Sequential(layer(inplace=True), nn.Linear(2, 2), layer()).eval())
+    assert len(graph(gm).find(layer)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("aten.geluu", "aten.gelu"), ("rellu", "aten.relu"), ("aten.ad", "aten.add")]
+)
+def test_a_name_that_no_operator_has_is_refused(name: str, near: str) -> None:
+    g = graph(symbolic_trace(lambda x: torch.relu(x)))
+    with pytest.raises(FxkitError, match=rf"got '{name}', which none has") as caught:
+        g.find(name)
+    assert near in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["aten.gelu", "gelu", "aten.add_out", "aten.relu_", "mine.op"])
+def test_a_name_of_an_operator_that_a_graph_lacks_finds_nothing(name: str) -> None:
+    assert graph(symbolic_trace(lambda x: torch.tanh(x))).find(name) == []

@@ -304,6 +304,9 @@ def fixed_operator(overload: Any) -> Operator | None:
         return None
     if packet in op_table.REDUCES_TO or packet in op_table.EXTENDS_TO:
         return None
+    optional = op_table.NONE_SAYS_NOTHING.get(packet)
+    if any(argument.name == optional for argument in overload._schema.arguments):
+        return None
     return _operator(packet, overload)
 
 
@@ -323,6 +326,11 @@ def _named(packet: str, overload: Any, bound: dict[str, Any]) -> Call:
             reduced = _aten(target, (), kept)
             if reduced is not None:
                 return reduced
+    optional = op_table.NONE_SAYS_NOTHING.get(packet)
+    if optional in bound and bound[optional] is None and "out" not in bound:
+        plain = _aten(packet, (), {key: v for key, v in bound.items() if key != optional})
+        if plain is not None:
+            return plain
     if packet in op_table.EXTENDS_TO:
         target, added = op_table.EXTENDS_TO[packet]
         extended = _aten(target, (), {**bound, **added})

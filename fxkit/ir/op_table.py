@@ -347,3 +347,6 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "CrossEntropyLoss": ("cross_entropy", ("weight", "ignore_index", "reduction",
                                            "label_smoothing")),
 }  # fmt: skip
+
+# Packet → the argument whose None says the same as the overload that does not have it.
+NONE_SAYS_NOTHING = {"div": "rounding_mode", "div_": "rounding_mode"}

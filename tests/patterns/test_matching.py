@@ -352,3 +352,24 @@ def test_a_miss_is_a_value_that_tells_what_stopped_it() -> None:
     assert (missed.matched, missed.expected, missed.got) == (2, "aten.cos", "aten.sin")
     assert missed.node is not None and missed.node.name == "sin"
     assert missed.pattern_source.startswith("test_matching.py:")
+
+
+@pytest.mark.parametrize(
+    "quotient",
+    [
+        lambda x, y: torch.div(x, y, rounding_mode=None),
+        lambda x, y: torch.divide(x, y, rounding_mode=None),
+        lambda x, y: x.div(y, rounding_mode=None),
+        lambda x, y: torch.ops.aten.div.Tensor_mode(x, y, rounding_mode=None),
+    ],
+)
+def test_a_division_that_asks_for_no_rounding_is_a_division(quotient: Any) -> None:
+    gm = symbolic_trace(quotient)
+    assert len(find(gm, lambda x, y: x / y)) == 1
+    assert len(find(gm, lambda x, y: torch.div(x, y, rounding_mode=None))) == 1
+    assert not find(gm, lambda x, y: torch.div(x, y, rounding_mode="floor"))
+
+
+def test_a_division_that_rounds_is_none() -> None:
+    gm = symbolic_trace(lambda x, y: torch.div(x, y, rounding_mode="floor"))
+    assert not find(gm, lambda x, y: x / y)

@@ -23,7 +23,7 @@ _FLAGS = (
 ).split()
 
 
-def drive(page: str, script: str, folder: Path) -> Any:
+def drive(page: str, script: str, folder: Path, *, fragment: str = "") -> Any:
     """Open a page, run a script that ends in `return value`, and give that value back."""
     path = folder / "driven.html"
     driver = (
@@ -32,7 +32,7 @@ def drive(page: str, script: str, folder: Path) -> Any:
         "document.title = JSON.stringify(result); });</script></body>"
     )
     path.write_text(page.replace("</body>", driver), encoding="utf-8")
-    text = _run(["--window-size=1280,900", "--dump-dom", path.as_uri()], folder)
+    text = _run(["--window-size=1280,900", "--dump-dom", f"{path.as_uri()}#{fragment}"], folder)
     title = re.search(r"<title>(.*?)</title>", text, re.DOTALL)
     assert title is not None
     return json.loads(html.unescape(title[1]))

@@ -6,6 +6,7 @@ const fxPainter = (v) => {
   const { CYCLE, EFFECTS, EFFECT_WORDS, FAMILIES, FAMILY_WORDS, FONTS, NUMBERS, SANS, element, number } = fxWords;
   const { data, graph, canvas, stage, legend, state, steps } = v;
   const context = canvas.getContext("2d");
+  const MAP = { w: 150, h: 150 };
   let frameAsked = false;
 
   const alive = (n, step) => {
@@ -123,10 +124,52 @@ const fxPainter = (v) => {
       drawPane(step, i, panes.length, width, h);
       context.restore();
     });
+    if (panes.length === 1) drawMap(w, h);
     if (panes.length > 1) {
       context.fillStyle = v.palette.line;
       context.fillRect(width - 1, 0, 2, h);
     }
+  }
+
+  // A map of the whole in a corner, where only a part is in view; null where all of it is.
+  function mapPlace() {
+    const { w, h } = area(), { width, height } = v.scene;
+    const isWhole = v.camera.s <= Math.min(w / width, h / height) * 1.05;
+    if (isWhole || halves().length > 1 || w < 480) return null;
+    const s = Math.min(MAP.w / width, MAP.h / height);
+    const size = { w: Math.max(8, width * s), h: Math.max(8, height * s) };
+    return { s, ...size, x: w - size.w - 14, y: h - size.h - 14 };
+  }
+  // The place of the scene that a point of the map stands for; null outside of it.
+  function mapAt(px, py) {
+    const map = mapPlace();
+    if (!map || px < map.x || py < map.y || px > map.x + map.w || py > map.y + map.h) return null;
+    return { x: (px - map.x) / map.s, y: (py - map.y) / map.s };
+  }
+  function drawMap(w, h) {
+    const map = mapPlace();
+    if (!map) return;
+    context.save();
+    context.translate(map.x, map.y);
+    context.globalAlpha = 0.92;
+    context.fillStyle = v.palette.panel;
+    context.strokeStyle = v.palette.line;
+    context.lineWidth = 1;
+    rounded(-6, -6, map.w + 12, map.h + 12, 6);
+    context.fill();
+    context.stroke();
+    context.globalAlpha = 1;
+    v.scene.boxes.forEach((box, i) => {
+      const [fill, ink] = v.levels[i];
+      context.fillStyle = box.hit ? v.palette.accent : isRamp() ? fill : ink;
+      context.fillRect(box.x * map.s, box.y * map.s, Math.max(1.5, box.w * map.s), Math.max(1, box.h * map.s));
+    });
+    context.strokeStyle = v.palette.accent;
+    context.lineWidth = 1.5;
+    const { x, y, s } = v.camera;
+    const left = Math.max(0, x * map.s), top = Math.max(0, y * map.s);
+    context.strokeRect(left, top, Math.min(map.w, (x + w / s) * map.s) - left, Math.min(map.h, (y + h / s) * map.s) - top);
+    context.restore();
   }
 
   function drawPane(step, side, sides, w, h) {
@@ -138,7 +181,8 @@ const fxPainter = (v) => {
     context.translate(-x, -y);
     for (const frame of v.scene.frames) if (visible(frame.x, frame.y, frame.x + frame.w + 8, frame.y + frame.h + 8)) drawFrame(frame);
     drawLines(step, visible, s);
-    for (const frame of v.scene.frames) if (visible(frame.x, frame.y, frame.x + frame.w, frame.y + frame.h)) drawFrameTitle(frame, s, see);
+    const pinned = [];
+    for (const frame of v.scene.frames) if (visible(frame.x, frame.y, frame.x + frame.w, frame.y + frame.h)) drawFrameTitle(frame, s, see, pinned);
     if (s > 0.12) for (const tag of v.scene.tags) if (visible(tag.x, tag.y, tag.x + tag.w, tag.y + tag.h)) drawTag(tag, step, s);
     v.scene.boxes.forEach((box, i) => {
       if (visible(box.x, box.y, box.x + box.w, box.y + box.h)) drawBox(box, i, step, side, sides, s);
@@ -192,13 +236,17 @@ const fxPainter = (v) => {
     context.stroke();
     context.globalAlpha = 1;
   }
-  // A title keeps a readable size when the frame is wide enough for it.
-  function drawFrameTitle(frame, s, see) {
+  // A title keeps a readable size when the frame is wide enough for it. Where the frame's top is out of
+  // view it is pinned to the upper edge, below those of the frames around it.
+  function drawFrameTitle(frame, s, see, pinned) {
     const room = Math.max(1, (frame.w - 16) / frame.titleWidth), most = frame.depth ? 1.7 : 6;
     const scale = s < 0.75 ? Math.min(0.75 / s, room, most) : 1;
     if (s * scale < 0.3) return;
     const top = s < 0.75 ? frame.y + 16 * scale + 4 : frame.y + 20;
-    const sticky = Math.min(Math.max(top, see.top + 16 / s), frame.y + frame.h - 8);
+    const above = pinned.filter((other) => other.left < frame.x + frame.w && frame.x < other.right);
+    const edge = above.reduce((most, other) => Math.max(most, other.bottom), see.top) + 16 * Math.max(scale, 1 / s);
+    const sticky = Math.min(Math.max(top, edge), frame.y + frame.h - 8);
+    if (sticky > top) pinned.push({ left: frame.x, right: frame.x + frame.w, bottom: sticky + 4 / s });
     const left = scale > 1 ? frame.x + 10 : frame.titleX;
     context.save();
     context.translate(left, sticky);
@@ -304,6 +352,7 @@ const fxPainter = (v) => {
     const changed = steps[step].changed || {};
     return nodes.some((n) => n in changed) ? v.palette.lookup[1] : null;
   }
+  const isChanged = (box) => Boolean(stepMark(box, state.step, true) || (state.step > 0 && stepMark(box, state.step, false)));
   function isDim(box) {
     if (state.path) return !box.nodes.some((list) => list.some((n) => state.path.has(n)));
     return Boolean(state.pattern) && !box.hit;
@@ -361,5 +410,5 @@ const fxPainter = (v) => {
     context.textAlign = "left";
   }
 
-  return { alive, area, ask, draw, halves, paneWidth, readPalette, recolour, someEdge, sumOf };
+  return { alive, area, ask, draw, halves, isChanged, mapAt, paneWidth, readPalette, recolour, someEdge, sumOf };
 };

@@ -28,7 +28,7 @@ const fxViewer = (() => {
       data, graph, root, canvas, stage, info, panel, legend, state, steps, hint: info.textContent,
       scene: null, palette: {}, hovered: null, camera: { x: 0, y: 0, s: 1 }, levels: [],
     };
-    const { alive, area, ask, draw, halves, paneWidth, readPalette, recolour, sumOf } = fxPainter(v);
+    const { alive, area, ask, draw, halves, isChanged, mapAt, paneWidth, readPalette, recolour, sumOf } = fxPainter(v);
 
     // What is shown.
 
@@ -55,15 +55,37 @@ const fxViewer = (() => {
       const s = Math.min(pane / v.scene.width, h / v.scene.height, 1.4);
       look((v.scene.width - pane / s) / 2, Math.min(0, (v.scene.height - h / s) / 2), s);
     }
-    // First view: all of it where it stays readable, else the top.
+    // First view: all of it where it stays readable. Else as many levels of modules as do, if the
+    // drawing may choose; of a comparison the first change; else the top.
+    const READABLE = 0.45;
+    const wholeScale = () => Math.min(paneWidth() / v.scene.width, area().h / v.scene.height);
     function start() {
-      const pane = paneWidth(), { h } = area();
-      const whole = Math.min(pane / v.scene.width, h / v.scene.height);
-      if (whole > 0.55) { fit(); return; }
+      if (wholeScale() > READABLE) { fit(); return; }
+      if (data.overview && area().w) { startWithOverview(); return; }
+      const changed = steps.length > 1 ? firstChange() : null;
+      if (changed) { centre(changed, 0.8); return; }
+      const pane = paneWidth();
       const s = clamp(pane / v.scene.width, 0.62, 1);
       const first = v.scene.boxes.length ? v.scene.boxes.reduce((a, b) => (b.y < a.y ? b : a)) : null;
       const middle = v.scene.width * s <= pane || !first ? v.scene.width / 2 : first.x + first.w / 2;
       look(clamp(middle - pane / s / 2, 0, Math.max(0, v.scene.width - pane / s)), steps.length > 1 ? -40 / s : 0, s);
+    }
+    function startWithOverview() {
+      const opened = new Set(state.open);
+      let best = new Set([0]);
+      for (let level = 1; level <= deepest; level++) {
+        state.open = new Set([...opened].filter((g) => depthOf(g) < level));
+        layOut();
+        if (wholeScale() <= READABLE) break;
+        best = state.open;
+      }
+      state.open = best;
+      layOut();
+      fit();
+    }
+    function firstChange() {
+      const changed = v.scene.boxes.filter((box) => isChanged(box));
+      return changed.length ? changed.reduce((a, b) => (b.y < a.y ? b : a)) : null;
     }
     function zoom(factor, px = paneWidth() / 2, py = area().h / 2) {
       const s = v.camera.s, before = { x: v.camera.x + px / s, y: v.camera.y + py / s };
@@ -77,6 +99,18 @@ const fxViewer = (() => {
 
     // Modules.
 
+    const depthOf = (g) => { let depth = 0; for (; g > 0; g = graph.parent[g]) depth += 1; return depth; };
+    const deepest = graph.groups.reduce((most, _, g) => Math.max(most, depthOf(g)), 0) + 1;
+    // How many levels are open: the deepest open group counts.
+    const levelsOpen = () => [...state.open].reduce((most, g) => Math.max(most, depthOf(g)), 0) + 1;
+    // Opens all modules of so many levels, and closes those below.
+    function openLevels(count) {
+      const level = clamp(count, 1, deepest);
+      state.open = new Set(graph.groups.map((_, g) => g).filter((g) => depthOf(g) < level));
+      layOut();
+      mapHits();
+      fit();
+    }
     const groupsAround = (n) => {
       const found = [];
       for (let g = graph.owner[n]; g > 0; g = graph.parent[g]) found.push(g);
@@ -237,6 +271,8 @@ const fxViewer = (() => {
     }
     let from = null;
     canvas.addEventListener("pointerdown", (e) => {
+      const wanted = mapAt(...place(e));
+      if (wanted) { look(wanted.x - paneWidth() / v.camera.s / 2, wanted.y - area().h / v.camera.s / 2, v.camera.s); return; }
       from = { x: e.clientX, y: e.clientY, cx: v.camera.x, cy: v.camera.y, moved: false };
       canvas.setPointerCapture(e.pointerId);
       root.focus({ preventScroll: true });
@@ -287,7 +323,7 @@ const fxViewer = (() => {
       const box = root.querySelector(".fx-help");
       box.hidden = !box.hidden;
     };
-    const actions = { fit, in: () => zoom(1.35), out: () => zoom(1 / 1.35), open: () => openAll(true), close: () => openAll(false), theme, help };
+    const actions = { fit, in: () => zoom(1.35), out: () => zoom(1 / 1.35), open: () => openAll(true), close: () => openAll(false), more: () => openLevels(levelsOpen() + 1), less: () => openLevels(levelsOpen() - 1), theme, help };
     root.querySelectorAll("[data-do]").forEach((button) => button.addEventListener("click", () => actions[button.dataset.do]()));
     input.addEventListener("input", () => search(input.value));
     input.addEventListener("keydown", (e) => {
@@ -331,7 +367,7 @@ const fxViewer = (() => {
         "+": actions.in, "=": actions.in, "-": actions.out, "0": fit, "/": () => input.focus(), n: () => step(1), N: () => step(-1),
         ArrowLeft: () => look(v.camera.x - by, v.camera.y, v.camera.s), ArrowRight: () => look(v.camera.x + by, v.camera.y, v.camera.s),
         ArrowUp: () => look(v.camera.x, v.camera.y - by, v.camera.s), ArrowDown: () => look(v.camera.x, v.camera.y + by, v.camera.s),
-        Enter: () => { if (state.pickedGroup > 0) toggle(state.pickedGroup); }, e: () => openAll(true), E: () => openAll(false), c: copy, t: theme, "?": help,
+        Enter: () => { if (state.pickedGroup > 0) toggle(state.pickedGroup); }, e: () => openAll(true), E: () => openAll(false), d: actions.more, D: actions.less, c: copy, t: theme, "?": help,
         "[": () => goStep(state.step - 1), "]": () => goStep(state.step + 1),
         Escape: () => { root.querySelector(".fx-help").hidden = true; search(""); select(-1); },
       };
@@ -344,7 +380,7 @@ const fxViewer = (() => {
     const find = (name) => data.columns.name.indexOf(name);
     const groupOf = (path) => graph.groups.findIndex((group) => group.path === path);
     const api = {
-      search, step, colour, fit, openAll, goStep, copy,
+      search, step, colour, fit, openAll, openLevels, goStep, copy,
       select: (name) => select(find(name), true),
       path: (a, b) => selectPath(find(a), find(b)),
       open: (path) => { const g = groupOf(path); if (g > 0 && !state.open.has(g)) toggle(g); },
@@ -361,7 +397,7 @@ const fxViewer = (() => {
         boxes: v.scene.boxes.length, frames: v.scene.frames.map((f) => f.title), colour: state.colour, hits: state.hits.map((n) => graph.get("name", n)),
         selected: state.picked >= 0 ? graph.get("name", state.picked) : state.pickedGroup >= 0 ? graph.groups[state.pickedGroup].path : "",
         path: state.path ? [...state.path].map((n) => graph.get("name", n)).sort() : [], code: code(), info: info.textContent, camera: { ...v.camera },
-        step: state.step,
+        step: state.step, levels: levelsOpen(),
       }),
     };
     root.fxViewer = api;
@@ -387,8 +423,8 @@ const fxViewer = (() => {
     const wanted = new URLSearchParams(location.hash.slice(1));
     const say = {
       theme: (v) => { document.documentElement.dataset.theme = v; document.dispatchEvent(new Event("fx-theme")); },
-      open: (v) => (v === "all" ? api.openAll(true) : v === "none" ? api.openAll(false) : api.open(v)), unfold: api.unfold,
-      colour: api.colour, step: (v) => api.goStep(Number(v)), search: api.search, select: api.select, path: (v) => api.path(...v.split(",")),
+      open: (v) => (v === "all" ? api.openAll(true) : v === "none" ? api.openAll(false) : /^\d+$/.test(v) ? api.openLevels(Number(v)) : api.open(v)), unfold: api.unfold,
+      colour: api.colour, step: (v) => api.goStep(Number(v)), search: (v) => { api.search(v); api.step(1); }, select: api.select, path: (v) => api.path(...v.split(",")),
     };
     for (const [key, act] of Object.entries(say)) for (const value of wanted.getAll(key)) act(value);
   }

@@ -26,7 +26,7 @@ const fxWords = (() => {
   const HELP = [
     ["drag, arrow keys", "move"], ["wheel, + and −", "zoom"], ["0", "show all"], ["/", "search by regular expression"],
     ["n, N", "next, previous find"], ["click", "select a node"], ["shift + click", "select the paths to a second node"],
-    ["double click, Enter", "open or close a module"], ["e, E", "open all, close all"], ["c", "copy the code that finds the node"],
+    ["double click, Enter", "open or close a module"], ["e, E", "open all, close all"], ["d, D", "open, close one level"], ["c", "copy the code that finds the node"],
     ["Tab, in the panel", "go to operands and users"], ["[ and ]", "earlier, later pass"], ["t", "light or dark"], ["Escape", "select nothing"],
   ];
 

@@ -39,6 +39,7 @@ class GraphView:
         columns: What is known of nodes beside the graph: times, errors, regions.
         column: The column of the data that colours.
         engine: `builtin` or `dot`: what places the boxes in SVG.
+        is_overview: Whether a page may open fewer levels at first, so that all of it can be read.
     """
 
     title: str
@@ -48,6 +49,7 @@ class GraphView:
     columns: Columns
     column: str
     engine: str
+    is_overview: bool = False
 
     @functools.cached_property
     def scene(self) -> Scene:
@@ -123,7 +125,7 @@ class GraphView:
 
     def html_fragment(self) -> str:
         """Return the viewer as HTML without a page around it."""
-        return viewer_html(self.to_dict(), str(self))
+        return viewer_html({**self.to_dict(), "overview": self.is_overview}, str(self))
 
     def dot(self) -> str:
         """Return the drawing in the DOT language."""
@@ -251,6 +253,7 @@ def draw(
         nodes=len(hierarchy.nodes),
         hierarchy=hierarchy,
         opened=frozenset(opened_groups(hierarchy.root, depth, max_nodes)),
+        is_overview=depth == "auto",
         columns=columns,
         column=column,
         engine="dot" if engine == "dot" else "builtin",

@@ -12,6 +12,8 @@ from fxkit.view.texts.text_table import plural
 _BUTTONS = (
     ("open", "open all", "open all modules (e)"),
     ("close", "close all", "close all modules (E)"),
+    ("more", "level +", "open one level of modules (d)"),
+    ("less", "level −", "close one level of modules (D)"),
     ("fit", "fit", "show all (0)"),
     ("out", "−", "smaller (-)"),
     ("in", "+", "larger (+)"),
@@ -33,7 +35,7 @@ def viewer_html(data: Mapping[str, Any], label: str) -> str:
     buttons = "".join(
         f'<button data-do="{name}" title="{tip}" aria-label="{tip}">{words}</button>'
         for name, words, tip in _BUTTONS
-        if name not in ("open", "close") or len(data["groups"]) > 1
+        if name not in ("open", "close", "more", "less") or len(data["groups"]) > 1
     )
     return (
         f'<div class="fx-viewer" tabindex="0" role="application" aria-label="{escape(label)}">'

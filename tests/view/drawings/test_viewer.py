@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from torch import fx
+import torch
+from torch import Tensor, fx, nn
 
+import fxkit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.view import draw
 from fxkit.view.pages.page import fragment_page
@@ -141,15 +143,13 @@ def test_keys_move_the_picture_and_theme_and_help_work(driven: Any) -> None:
 
 
 def test_the_code_that_is_copied_finds_the_node(driven: Any) -> None:
-    import fxkit
-
     gm = models.stack(3)
     found = eval(driven["revealed"]["code"], {"fxkit": fxkit, "gm": gm})
     assert found.name == "softmax_2"
 
 
 def test_the_picture_has_the_boxes_and_their_colours(tmp_path: Path) -> None:
-    page = draw(models.stack(2)).html()
+    page = draw(models.stack(2), depth=None).html()
     light = picture(page, "theme=light", tmp_path, size=(640, 480))
     shown = light.colours()
     assert {FAMILY_COLOURS[f][0] for f in ("contraction", "reduction", "pointwise")} <= shown
@@ -206,7 +206,66 @@ def test_a_graph_of_ten_thousand_arguments_is_shown(tmp_path: Path) -> None:
         draw(models.wide(10_000)).html(),
         'const view = document.querySelector(".fx-viewer").fxViewer;'
         "const start = view.state().boxes; view.unfold('part 1'); view.search('sin');"
-        "return [start, view.state().boxes, view.state().hits.length];",
+        "const unfolded = view.state().boxes; view.openAll(true);"
+        "return [start, unfolded, view.state().boxes, view.state().hits.length];",
         tmp_path,
     )
-    assert found == [103, 10_003, 10_000]
+    assert found == [4, 103, 10_003, 10_000]
+
+
+LEVELS = """
+const root = document.querySelector(".fx-viewer"), view = root.fxViewer;
+const canvas = document.querySelector("canvas"), out = { levels: [] };
+const fits = () => Math.min(
+  canvas.clientWidth / view.scene().width, canvas.clientHeight / view.scene().height) > 0.45;
+const now = () => [view.state().levels, view.state().boxes];
+const key = (name) => root.dispatchEvent(
+  new KeyboardEvent("keydown", { key: name, bubbles: true }));
+out.start = [...now(), fits()];
+for (const level of [1, 2, 3, 99]) { view.openLevels(level); out.levels.push(now()); }
+key("D"); out.closed = view.state().levels;
+key("d"); out.opened = view.state().levels;
+view.select("softmax_2");
+const before = view.state().camera, r = canvas.getBoundingClientRect();
+canvas.setPointerCapture = () => {};
+canvas.dispatchEvent(new PointerEvent("pointerdown",
+  { clientX: r.right - 30, clientY: r.bottom - 18, pointerId: 1, bubbles: true }));
+out.moved = view.state().camera.y - before.y;
+return out;
+"""
+
+
+def test_a_page_opens_on_as_many_levels_as_can_be_read(tmp_path: Path) -> None:
+    class Stages(nn.Module):
+        """Three unlike stages of like blocks."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = nn.ModuleList(
+                nn.ModuleList(models.Block(8) for _ in range(blocks)) for blocks in (2, 3, 4)
+            )
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            for number, stage in enumerate(self.stages):
+                for block in cast(nn.ModuleList, stage):
+                    x = block(x, mask)
+                x = x * (number + 2)
+            return x
+
+    gm = fxkit.capture(Stages(), (torch.randn(2, 3, 8), torch.zeros(3, 3))).graph_module
+    found = drive(draw(gm, max_nodes=10_000).html(), LEVELS, tmp_path)
+    levels, boxes, is_readable = found["start"]
+    assert is_readable
+    counts = [count for _, count in found["levels"]]
+    assert [level for level, _ in found["levels"]][:3] == [1, 2, 3]
+    assert counts == sorted(counts) and counts[0] < counts[1]
+    assert boxes == dict(map(tuple, found["levels"]))[levels] < counts[-1]
+    assert found["opened"] == found["closed"] + 1
+    assert found["moved"] > 0, "a click on the map goes there"
+
+
+def test_an_address_that_searches_goes_to_the_first_find(tmp_path: Path) -> None:
+    page = draw(models.stack(4), depth=None).html()
+    script = "return document.querySelector('.fx-viewer').fxViewer.state().selected;"
+    assert drive(page, script, tmp_path, fragment="search=softmax") == "softmax"
+    assert drive(page, script, tmp_path) == ""

@@ -70,6 +70,12 @@ def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
 
 
+def _rms_rotary(q: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Normalise and turn the two halves of each row, as attention does with its queries."""
+    first, second = _rms_norm(q, weight).chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
 def _column_sums(x: Tensor) -> Tensor:
     return (x * x).sum(0)
 
@@ -124,6 +130,7 @@ class _Convolutions(nn.Module):
 
 _HALF = torch.bfloat16
 _WIDE, _NARROW, _SQUARE = (4096, 2048), (4096, 1024), (2048, 2048)
+_HALVES = (512, 64), (512, 64)
 
 FAMILIES = {
     "pointwise": Family(
@@ -160,6 +167,9 @@ FAMILIES = {
             of_function("layer_norm(x+y) 4096×1024", _layer_norm, _NARROW, _NARROW),
             of_function("layer_norm_bf16 4096×1024", _layer_norm, _NARROW, _NARROW, dtype=_HALF),
             of_function("rms_norm 4096×1024", _rms_norm, _NARROW, (1024,)),
+            of_function(
+                "rms_rotary 4×16×512×128", _rms_rotary, (4, 16, 512, 128), (128,), *_HALVES
+            ),
         ),
         goal=2.5,
         is_memory_bound=True,

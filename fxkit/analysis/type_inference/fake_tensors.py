@@ -79,6 +79,11 @@ def _mode_class() -> Any:
         # torch looks up how `cond` and its like run by the very class of a mode.
         supports_higher_order_operators = True
 
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            # Else the address is 0, and whoever reads there ends the process.
+            self._allow_unsafe_data_ptr_access = False
+
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
             return False
@@ -349,6 +354,17 @@ def without_log() -> Iterator[None]:
         yield
     finally:
         logger.disabled = was_disabled
+
+
+def is_about_memory(error: BaseException) -> bool:
+    """Tell whether a call failed for want of a tensor's memory: its address, or an array of it."""
+    return any(words in str(error) for words in _ABOUT_MEMORY)
+
+
+_ABOUT_MEMORY = (
+    "Cannot access data pointer of Tensor",
+    ".numpy() is not supported for tensor subclasses",
+)
 
 
 def is_about_data(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from fxkit.analysis.type_inference.fake_tensors import is_about_data
+from fxkit.analysis.type_inference.fake_tensors import is_about_data, is_about_memory
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.printer import format_node, format_source, format_type
 
@@ -29,11 +29,24 @@ def misfit(
     """Return the error for operands that a node can't take."""
     if is_about_data(error):
         return _undecided(node, error, operands, origins)
+    if is_about_memory(error):
+        return _without_memory(node, operands)
     return InvalidGraphError(
         f"expected operands that {node.name} can take, got {operands or 'none'}: {_first(error)}",
         node=format_node(node),
         source=format_source(node),
         hint="check the shapes and dtypes of the example inputs against this line",
+    )
+
+
+def _without_memory(node: fx.Node, operands: str) -> InvalidGraphError:
+    name = getattr(node.target, "__name__", node.name)
+    return InvalidGraphError(
+        f"expected a call whose type can be told without memory, got {node.name} of {operands}, "
+        "which asks for that of a tensor",
+        node=format_node(node),
+        source=format_source(node),
+        hint=f"declare what it returns with fxkit.declare_type({name})",
     )
 
 

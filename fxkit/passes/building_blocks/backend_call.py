@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
+from fxkit.analysis.type_inference.type_facts import is_fake
 from fxkit.ir.types import TensorType
 
 
@@ -73,7 +74,10 @@ class BackendCall(nn.Module):
         return self._compiled[0]
 
     def forward(self, *args: Any) -> Any:
-        """Run the backend's callable if it fits these inputs, else the region."""
+        """Run the backend's callable if it fits these inputs, else the region.
+
+        Types are told by the region: a kernel would look for memory that fake tensors don't have.
+        """
         return self.region(*args) if self.explain(*args) else self.compiled(*args)
 
     def explain(self, *args: Any) -> str | None:
@@ -82,6 +86,8 @@ class BackendCall(nn.Module):
         Args:
             *args: Inputs of the region.
         """
+        if any(map(_is_fake, args)):
+            return "only its type is asked for"
         for index, (known, value) in enumerate(zip(self.types, args, strict=True)):
             if known is not None and not _fits(known, value):
                 return f"input {index} is not {known}"
@@ -98,6 +104,11 @@ class BackendCall(nn.Module):
         return any(t.requires_grad for t in tensors) or any(
             p.requires_grad for p in self.region.parameters()
         )
+
+
+def _is_fake(value: Any) -> bool:
+    is_plain = type(value) is torch.Tensor or not isinstance(value, torch.Tensor)
+    return not is_plain and is_fake(value)
 
 
 def _state_of(region: nn.Module) -> list[tuple[str, torch.Tensor]]:

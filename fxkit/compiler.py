@@ -21,6 +21,7 @@ from fxkit.errors import CaptureError, FxkitError, InvalidGraphError, Unsupporte
 from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.graph_copies import copy_nodes
 from fxkit.ir.modes import has_dispatch_modes, has_function_modes, is_followed
+from fxkit.ir.program_changes import GraphProgram, ProgramChange
 from fxkit.lower import CompiledModule, Policy, to_cpp
 from fxkit.lower.cuda.devices import is_on_gpu
 from fxkit.lower.packed.rewriting import pack_convolutions
@@ -40,11 +41,16 @@ from fxkit.own_faults import OwnFaults
 from fxkit.passes.base import Pass
 from fxkit.passes.manager import PassManager, check_passes
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
+from fxkit.passes.running.groups import items_of, leaves
+from fxkit.passes.running.passes_change import alters_results
 from fxkit.torch_adapters.fake_tensors import why_untyped
 from fxkit.torch_adapters.fx_graphs import codegen_of
 from fxkit.tracing.captured import Captured, method_of
+from fxkit.tracing.changed_program import Substitution
+from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorder import active_recorder
 from fxkit.tracing.runs.free_sizes import Request
+from fxkit.tracing.values.refusals import Failure
 
 
 @dataclass(frozen=True)
@@ -73,11 +79,13 @@ class _FreeForms:
 # What runs in the place of a captured graph for certain sizes.
 Lowered = CompiledModule | TrainingModule | StagedModule
 
+_IN_MODE = Failure("a mode of torch is on around it, which is to see the program's calls", None)
+
 # Makes a callable of a graph and of the tensors that it takes.
 Backend = Callable[[fx.GraphModule, tuple[torch.Tensor, ...]], Callable[..., Any]]
 
 
-class Compiled:
+class Compiled(GraphProgram):
     """A program that runs as fused kernels wherever it could be captured; made by `compile`.
 
     Attributes:
@@ -118,13 +126,28 @@ class Compiled:
         self.compiled_modules: list[CompiledModule | TrainingModule] = []
         self._stock = KernelStock()
         self._lowered_shapes: set[tuple[torch.Size, ...]] = set()  # by graphs without free sizes
-        self.captured = Captured(fn, backend=self._backend, dynamic=dynamic)
-        self._entries = Entries(self.captured, may_leave=passes is None and backend is None)
-        self._left = LeftToEager()
-        self._last_way: Way | None = None
+        self._has_warned = False
+        is_substitute = backend is not None or any(map(alters_results, _leaves(passes)))
+        substitution = Substitution(self._note_unchanged, self._with_numbers)
+        self.captured = Captured(
+            fn,
+            backend=self._backend,
+            dynamic=dynamic,
+            substitution=substitution if is_substitute else None,
+        )
+        self.captured.on_change(self._forget_ways)
+        self._forget_ways()
         self._methods: dict[int, CompiledMethod] = {}
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn)
+
+    def _forget_ways(self) -> None:
+        """Learn anew which ways lead into the program, such as when its graph was changed."""
+        is_changed = bool(self._passes is not None or self.captured.changes)
+        may_leave = not is_changed and self._other_backend is None
+        self._entries = Entries(self.captured, may_leave=may_leave)
+        self._left = LeftToEager()
+        self._last_way: Way | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the program; the first call with inputs of a kind captures and compiles it."""
@@ -139,7 +162,7 @@ class Compiled:
         """Run the program another way than the last time."""
         last, self._last_way = self._last_way, None
         if has_dispatch_modes() or has_function_modes():
-            return self.captured.plain(*args, **kwargs)  # a mode is to see the program's calls
+            return self.captured.run_plain(_IN_MODE, args, kwargs)
         if kwargs:
             return self.captured(*args, **kwargs)
         entries = self._entries
@@ -176,20 +199,23 @@ class Compiled:
 
     def __copy__(self) -> Any:
         """Make a program of a shallow copy of what this one was made of."""
-        return _compiled_again(type(self), copy.copy(self.captured.fn), self._options)
+        fn = copy.copy(self.captured.fn)
+        return _compiled_again(type(self), fn, self._options, self.captured.changes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Make a program of a copy of what this one was made of; it compiles kernels of its own."""
-        return _compiled_again(type(self), copy.deepcopy(self.captured.fn, memo), self._options)
+        fn = copy.deepcopy(self.captured.fn, memo)
+        return _compiled_again(type(self), fn, self._options, self.captured.changes)
 
     def __reduce__(self) -> Any:
         """Pickle what the program was made of, and its options; by name where that finds it."""
-        fn = self.captured.fn
+        fn: Any = self.captured.fn
         found = _named_like(fn)
         if found is self:
             return fn.__qualname__
         is_ours = isinstance(found, Compiled) and found.captured.fn is fn
-        return _compiled_again, (type(self), found if is_ours else fn, self._options)
+        given = found if is_ours else fn
+        return _compiled_again, (type(self), given, self._options, self.captured.changes)
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -233,11 +259,14 @@ class Compiled:
                 )
             return run
         reason = why_untyped() or left_because(gm, args)
+        is_changed = self.captured.alters_results
         if reason is not None:
-            return self._noted(eager_module(_copied(gm), reason))
+            copied = self._rewritten_or_recorded(gm, args) if is_changed else _copied(gm)
+            return self._noted(eager_module(copied, reason))
         if not has_free_sizes(gm):
             return self._lower_as_it_is(gm, args)
-        run = BySizes(gm, functools.partial(self._lower_for_sizes, gm, {}))
+        lower = functools.partial(self._lower_for_sizes, gm, {})
+        run = BySizes(gm, lower, may_run_graph=not is_changed)
         run.prepare(*args)
         return run
 
@@ -326,13 +355,32 @@ class Compiled:
 
     def _noted(self, module: Lowered) -> Lowered:
         """Take note of a module that was made for a captured graph."""
-        if module.leaves_calls and self._passes is None:  # the default ones change no results
+        is_same = self._passes is None and not self.captured.changes
+        if module.leaves_calls and is_same:  # the default passes change no results
             self._left.watch(module)
         for part in module.parts if self._train else ():
             if isinstance(part, TrainingModule) and part.reason is not None:
                 warnings.warn(f"trained in eager: {part.reason}", stacklevel=2)
         self.compiled_modules += module.parts
         return module
+
+    def _with_numbers(self, gm: fx.GraphModule) -> Callable[..., Any]:
+        """Return what runs in the place of a graph that takes numbers, which no kernel does."""
+        return self._rewritten(gm, (), has_free_sizes=True).forward
+
+    def _note_unchanged(self, failure: Failure) -> None:
+        """Warn once that a call runs the program without what passes change on purpose."""
+        changing = [p for p in _leaves(self._passes) if p.numerics == "changed"]
+        if self._has_warned or not changing:
+            return
+        self._has_warned = True
+        error = CaptureError(
+            f"expected a call that {', '.join(map(str, changing))} can change, got one where "
+            f"{failure.reason}",
+            source=source_text(failure.trace),
+            hint=failure.hint,
+        )
+        warnings.warn(f"{error}\n  It runs the program as it was.", stacklevel=5)
 
     def _is_trained(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:
         return self._train is not False and _asks_for_gradients(gm, args)
@@ -404,8 +452,16 @@ def _method(function: Compiled, instance: Any) -> Any:
     return function.__get__(instance, type(instance))
 
 
-def _compiled_again(kind: type[Compiled], fn: Any, options: dict[str, Any]) -> Any:
-    return as_model(kind(fn.captured.fn if isinstance(fn, Compiled) else fn, **options))
+def _compiled_again(
+    kind: type[Compiled], fn: Any, options: dict[str, Any], changes: tuple[ProgramChange, ...] = ()
+) -> Any:
+    made = kind(fn.captured.fn if isinstance(fn, Compiled) else fn, **options)
+    made.captured.keep_changes(changes)
+    return as_model(made)
+
+
+def _leaves(passes: tuple[Any, ...] | None) -> list[Pass]:
+    return list(leaves(items_of(passes or ())))
 
 
 def _named_like(fn: Callable[..., Any]) -> Any:
@@ -449,7 +505,8 @@ def compile(
         fn: A function, module or bound method.
         passes: The passes to run before lowering; by default `LOWERING`, and `LOWERING_TRAINING`
             where gradients are asked for. What those change that change numbers on purpose shows
-            from a graph's second call on: the first returns what the program itself computed.
+            in each call; where a call can't be captured, the program runs as it is, with one
+            warning that says why.
         train: Whether to compile gradients: where they are asked for when left out; True also warns
             where a graph is trained in eager, with the reason; with False all are.
         dynamic: Which sizes of the arguments' tensors a captured graph leaves open, as
@@ -552,6 +609,7 @@ def dynamo_backend(
         )
     with_checkpoints(gm)
     with_custom_functions(gm)
+    _ = gm.code  # Dynamo leaves it to the first call to generate it, which no graph could hold
     return Compiled(gm.forward, _checked(passes), fast=fast)
 
 

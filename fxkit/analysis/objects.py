@@ -28,9 +28,10 @@ from fxkit.analysis.moves import Moves, Verdict
 from fxkit.analysis.operator_names import check_known, operator_names
 from fxkit.errors import FxkitError, InvalidGraphError
 from fxkit.ir import provenance
-from fxkit.ir.given_graphs import check_graph_module
+from fxkit.ir.given_graphs import graph_module_of
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_graph, format_node
+from fxkit.ir.program_changes import GraphProgram
 from fxkit.ir.types import TensorType, type_of
 
 _CACHE = "_fxkit_objects"
@@ -435,13 +436,13 @@ class Graph:
         return f"did you mean {', '.join(close)}?" if close else "print the graph to see its names"
 
 
-def graph(gm: fx.GraphModule) -> Graph:
+def graph(gm: fx.GraphModule | GraphProgram) -> Graph:
     """Return read-only objects over the nodes of a graph.
 
     The objects are kept with the graph and built anew when it has changed, however it was changed.
 
     Args:
-        gm: The module whose graph to look at.
+        gm: The module whose graph to look at; or a captured program, whose graph that ran last is.
 
     Returns:
         The graph as objects; printed, it is the graph's text.
@@ -455,7 +456,7 @@ def graph(gm: fx.GraphModule) -> Graph:
     Raises:
         UnsupportedError: When it is no `GraphModule`.
     """
-    check_graph_module(gm)
+    gm = graph_module_of(gm)
     cached = gm.graph.__dict__.get(_CACHE)
     if cached is not None and cached.graph_module is gm and cached.is_current():
         return cached

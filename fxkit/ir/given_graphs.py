@@ -9,7 +9,21 @@ import torch
 from torch import fx
 
 from fxkit.errors import UnsupportedError
+from fxkit.ir.program_changes import GraphProgram
 from fxkit.torch_adapters.fx_graphs import flattens_inputs
+
+
+def graph_module_of(program: Any) -> fx.GraphModule:
+    """Return a `torch.fx.GraphModule`, or that of a captured or compiled program.
+
+    Raises:
+        UnsupportedError: When it is something else, with how to get the graph of that.
+    """
+    if not isinstance(program, fx.GraphModule):
+        program = getattr(program, "_fxkit_program", program)  # of a compiled module
+        program = program.graph_module if isinstance(program, GraphProgram) else program
+    check_graph_module(program)
+    return program
 
 
 def check_graph_module(gm: Any) -> None:

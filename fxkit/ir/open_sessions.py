@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from torch import fx
 
 from fxkit.ir.journalled_graph import JournalledGraph
+from fxkit.ir.program_changes import ProgramChange, program_of_graph
 
 _thread = threading.local()
 
@@ -23,22 +24,33 @@ def open_on(gm: fx.GraphModule) -> JournalledGraph | None:
 
 
 @contextlib.contextmanager
-def opened(session: JournalledGraph) -> Iterator[None]:
+def opened(session: JournalledGraph, change: ProgramChange | None = None) -> Iterator[None]:
     """Let sessions that are opened on the same module inside the block join this one.
 
     When one is open around it already, that one takes over all that this one has changed, however
-    the block is left.
+    the block is left. Else the program that the graph is of, if there is one, notes the change.
+
+    Args:
+        session: The session.
+        change: What is going to be applied; an edit when left out.
     """
     sessions, around = _sessions(), open_on(session.gm)
+    program = None if around is not None else program_of_graph(session.gm)
+    noted = None if program is None else program.begin_change(session.gm, change)
+    is_through = False
     if around is not None:
         around.recompile()
     sessions.append(session)
     try:
         yield
+        is_through = True
     finally:
         sessions.remove(session)
         if around is not None:
             around.take_over(session)
+        is_kept = session.is_modified or (is_through and change is not None)
+        if program is not None and noted is not None and is_kept:
+            program.note_change(session.gm, noted)
 
 
 def _sessions() -> list[JournalledGraph]:

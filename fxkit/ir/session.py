@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
-from fxkit.ir.given_graphs import check_graph_module
+from fxkit.ir.given_graphs import graph_module_of
 from fxkit.ir.given_nodes import (
     check_args,
     check_name,
@@ -36,6 +36,7 @@ from fxkit.ir.names import keep_module_name
 from fxkit.ir.op import keep_operator
 from fxkit.ir.open_sessions import open_on, opened
 from fxkit.ir.printer import format_node, format_source
+from fxkit.ir.program_changes import GraphProgram, ProgramChange
 from fxkit.ir.surgery import erase_node, insert_node
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type
@@ -531,8 +532,9 @@ def _set_or_forget(node: fx.Node, known: Any) -> None:
         set_type(node, known)
 
 
-@contextlib.contextmanager
-def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
+def edit(
+    gm: fx.GraphModule | GraphProgram, by: str = ""
+) -> contextlib.AbstractContextManager[EditSession]:
     """Open a session that changes a graph, or does not change it at all.
 
     On leaving, what was changed is checked and the module recompiled, once. When anything raises,
@@ -542,13 +544,18 @@ def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
     session is given out: what changes inside goes into its journal, and is taken back with it. An
     error inside takes back the changes since this call.
 
+    What is done to the graph of a captured program is done to the program: its graphs for other
+    calls are given up, and those that are captured from then on get the same edit before they run.
+    Where one is another graph than in its constants, that call raises.
+
     Args:
-        gm: The module to change, in place.
+        gm: The module to change, in place; or a captured program, of which the graph that ran last
+            is changed.
         by: Who changes it, for provenance: a pass's name.
 
     Raises:
         InvalidGraphError: When the edited graph breaks an invariant.
-        UnsupportedError: When it is no `GraphModule`.
+        UnsupportedError: When it is no `GraphModule`, and no captured program.
 
     Example:
         >>> import torch, fxkit
@@ -561,7 +568,21 @@ def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
         rewire    return %tanh
         erase     %_0 = aten.relu(%input_1)
     """
-    check_graph_module(gm)
+    return edit_as(None, gm, by)
+
+
+@contextlib.contextmanager
+def edit_as(
+    change: ProgramChange | None, gm: fx.GraphModule | GraphProgram, by: str = ""
+) -> Iterator[EditSession]:
+    """Open a session as `edit` does, for a change that can be applied to other graphs anew.
+
+    Args:
+        change: What is going to be done; None for what only the session's journal says.
+        gm: As `edit` takes it.
+        by: As `edit` takes it.
+    """
+    gm = graph_module_of(gm)
     around = open_on(gm)
     if isinstance(around, EditSession):
         with around.savepoint(by):
@@ -569,7 +590,7 @@ def edit(gm: fx.GraphModule, by: str = "") -> Iterator[EditSession]:
         return
     session = EditSession(gm, by)
     try:
-        with opened(session), session.savepoint():
+        with opened(session, change), session.savepoint():
             yield session
     finally:
         session.close()

@@ -130,8 +130,9 @@ class PassManager:
 
         Args:
             program: A `GraphModule`; a captured program, of which the graph that ran last is
-                changed; or an `ExportedProgram`, which stays as it is: `result.graph_module` is a
-                module made of it, `result.exported_program()` a program made of that.
+                changed, and graphs that it captures from then on before they run; or an
+                `ExportedProgram`, which stays as it is: `result.graph_module` is a module made of
+                it, `result.exported_program()` a program made of that.
             stop_after: Run only so many passes of the list.
             max_rewrites: Make only so many rewrites in all, then stop: for bisecting;
                 `FXKIT_MAX_REWRITES` when left out.
@@ -150,6 +151,33 @@ class PassManager:
         _check_count("max_rewrites", max_rewrites)
         subject = Subject.of(program, self.args, self.kwargs)
         return Execution(self, subject, stop_after, max_rewrites).run()
+
+    def again(
+        self,
+        gm: fx.GraphModule,
+        args: tuple[Any, ...] | None,
+        stop_after: int | None,
+        max_rewrites: int | None,
+    ) -> PassResult:
+        """Run the passes on another graph of a program that they have run on already.
+
+        Nobody is told of it, and of what passes say of themselves nothing is checked.
+
+        Args:
+            gm: The graph.
+            args: Inputs of it; None where it serves inputs of more than one kind.
+            stop_after: As `run` takes it.
+            max_rewrites: As `run` takes it.
+        """
+        level = "off" if self.verify == "off" else "structure"
+        twin = PassManager(
+            self.items,
+            verify=level,
+            args=args,
+            max_seconds=self.max_seconds,
+            max_nodes=self.max_nodes,
+        )
+        return twin.run(gm, stop_after=stop_after, max_rewrites=max_rewrites)
 
     def bisect(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from fxkit.analysis.tensor_types import infer_type
 from fxkit.collector import paused_collector
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
-from fxkit.ir.given_graphs import check_graph_module
+from fxkit.ir.given_graphs import graph_module_of
 from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import Attribute, operator_of, operator_of_overload
 from fxkit.ir.printer import format_node_safely
-from fxkit.ir.session import EditSession, edit
+from fxkit.ir.program_changes import GraphProgram
+from fxkit.ir.session import EditSession, edit_as
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.patterns.fitting import unfit_user
 from fxkit.patterns.language import COMPUTES, computation
@@ -49,12 +51,15 @@ _MAX_GENERATIONS = 64
 
 
 def find(
-    gm: fx.GraphModule, wanted: Pattern | Callable[..., Any] | Rule, *, commute: bool = True
+    gm: fx.GraphModule | GraphProgram,
+    wanted: Pattern | Callable[..., Any] | Rule,
+    *,
+    commute: bool = True,
 ) -> list[Match]:
     """Return every place where a pattern occurs, in graph order; they may overlap.
 
     Args:
-        gm: The module to search.
+        gm: The module to search; or a captured program, whose graph that ran last is searched.
         wanted: A pattern, a function that computes it, or a rule.
         commute: Try the operands of commutative operators in both orders.
 
@@ -74,7 +79,7 @@ def find(
         ...     print(found.root, found["x"])
         mul_1 y
     """
-    check_graph_module(gm)
+    gm = graph_module_of(gm)
     rule = wanted if isinstance(wanted, Rule) else None
     searched = wanted.pattern if isinstance(wanted, Rule) else pattern(wanted)
     operators = searched.root_operators
@@ -91,7 +96,7 @@ def find(
 
 
 def rewrite(
-    gm: fx.GraphModule,
+    gm: fx.GraphModule | GraphProgram,
     rules: Rule | Iterable[Rule],
     *,
     fixpoint: bool = True,
@@ -106,8 +111,12 @@ def rewrite(
     of nodes all of which the rule has made itself, at once or in a circle of rules, unless it makes
     fewer of them.
 
+    Rules that are applied to a captured program, or to its graph, belong to the program: graphs
+    that it captures from then on, for other calls, are rewritten by them before they run.
+
     Args:
-        gm: The module to rewrite.
+        gm: The module to rewrite; or a captured program, of which the graph that ran last is
+            rewritten.
         rules: The rules, in order of preference.
         fixpoint: Go on with what rewrites made, until nothing matches; else visit each node of the
             graph as it was once.
@@ -137,7 +146,8 @@ def rewrite(
           return %add
     """
     rules = check_rules(rules)
-    with paused_collector(), edit(gm) as session:
+    change = RulesChange(tuple(rules), fixpoint, limit)
+    with paused_collector(), edit_as(change, gm) as session:
         return rewrite_in(session, rules, fixpoint=fixpoint, limit=limit)
 
 
@@ -165,6 +175,33 @@ def rewrite_in(
     limit = config.current().max_rewrites if limit is None else limit
     with paused_collector():
         return _Run(session, check_rules(rules), fixpoint, limit).report()
+
+
+@dataclass(frozen=True)
+class RulesChange:
+    """Rules that were applied to a captured program, to be applied to its other graphs.
+
+    Attributes:
+        rules: The rules.
+        fixpoint: As `rewrite` takes it.
+        limit: As `rewrite` takes it.
+    """
+
+    rules: tuple[Rule, ...]
+    fixpoint: bool = True
+    limit: int | None = None
+
+    def __str__(self) -> str:
+        return f"the rewrite by {', '.join(rule.name for rule in self.rules)}"
+
+    @property
+    def alters_results(self) -> bool:
+        """Whether a rule is not fxkit's own, so that results may be others on purpose."""
+        return any(not rule.file.startswith(_OWN_RULES) for rule in self.rules)
+
+    def apply(self, gm: fx.GraphModule, args: tuple[Any, ...] | None) -> None:
+        """Apply the rules to another graph."""
+        rewrite(gm, self.rules, fixpoint=self.fixpoint, limit=self.limit)
 
 
 class _Run:

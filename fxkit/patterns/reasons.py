@@ -10,9 +10,10 @@ from typing import Any
 from torch import fx
 
 from fxkit.errors import FxkitError
-from fxkit.ir.given_graphs import check_graph_module
+from fxkit.ir.given_graphs import graph_module_of
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_node, format_source
+from fxkit.ir.program_changes import GraphProgram
 from fxkit.patterns.engine import refusal
 from fxkit.patterns.matching import Miss, match_at
 from fxkit.patterns.pattern_nodes import Pattern
@@ -59,12 +60,14 @@ _VERBS = {
 
 
 def explain(
-    gm: fx.GraphModule, wanted: Rule | Pattern | Callable[..., Any], at: Any = None
+    gm: fx.GraphModule | GraphProgram,
+    wanted: Rule | Pattern | Callable[..., Any],
+    at: Any = None,
 ) -> Explanation:
     """Tell why a rule does not apply: how much matched, which node stopped it, which line.
 
     Args:
-        gm: The module.
+        gm: The module; or a captured program, whose graph that ran last is looked at.
         wanted: A rule; or, as for `find`, a pattern, or a function that computes it.
         at: The node where its root should match, or its name; the nearest miss in the graph when
             left out.
@@ -90,7 +93,7 @@ def explain(
           node:  %abs_1 = aten.abs(%x)
         ...
     """
-    check_graph_module(gm)
+    gm = graph_module_of(gm)
     asked = _asked(wanted)
     is_rule = isinstance(asked, Rule)
     if at is not None:

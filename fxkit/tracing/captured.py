@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import fx
 
-from fxkit.errors import CaptureError
+from fxkit.errors import CaptureError, FxkitError, UnsupportedError
 from fxkit.ir.modes import is_followed
+from fxkit.ir.program_changes import GraphProgram, ProgramChange, belongs_to
 from fxkit.torch_adapters.late_imports import FOR_SIZES, import_at_once
+from fxkit.tracing.changed_program import ChangedProgram, Substitution
 from fxkit.tracing.guarding.free_numbers import changed_numbers
 from fxkit.tracing.guarding.guards import Call, Guard, GuardFailed, Mismatch
 from fxkit.tracing.opaque_code.automatic_calls import call_through
 from fxkit.tracing.opaque_code.opaque_calls import called_once, repeats_calls
 from fxkit.tracing.parameter_names import parameter_names
+from fxkit.tracing.recorder.earlier_content import EarlierContent
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorded import OpaqueCall
 from fxkit.tracing.recorder.recorder import active_recorder
@@ -35,7 +40,13 @@ from fxkit.tracing.runs.state import Learned, replaced_tensors
 from fxkit.tracing.runs.variants import Backend, Repeat, Variant
 from fxkit.tracing.surroundings.hooked_code import hooked
 from fxkit.tracing.user_lines import with_line
-from fxkit.tracing.values.refusals import Failure
+from fxkit.tracing.values.effects import quietly
+from fxkit.tracing.values.refusals import Failure, Refusal
+
+_FOLLOWED = Failure(
+    "another capture, a function transform or a tracer is around it",
+    "give .graph_module to what is around it",
+)
 
 MAX_VARIANTS = 8
 MAX_EVICTIONS = 8
@@ -55,7 +66,7 @@ def method_of(fn: Any, instance: Any, owner: type | None) -> MethodType | None:
     return bound if isinstance(bound, MethodType) and bound is not fn else None
 
 
-class Captured:
+class Captured(ChangedProgram, GraphProgram):
     """A program with its graphs, one for each set of facts under which it was captured.
 
     A call runs the graph whose guards hold. When none does, the program itself runs once, is
@@ -83,6 +94,12 @@ class Captured:
     Where recordings fail again and again, ever more calls go by, unrecorded, between two of them.
     Writes to a tensor's memory by foreign code (NumPy arrays excepted) are not seen.
 
+    What is done to the program's graph, by rules, passes or edits, is done to the program: it is
+    kept in `changes`, and done to each graph that is captured from then on before that runs. So the
+    call that is captured runs twice: in Python, of which nothing is left behind, and changed. A
+    call to which that can't be done raises a `CaptureError`: the program itself would compute
+    something else.
+
     Args:
         fn: The program: a function, module, bound method, or other callable.
         backend: Makes, of each graph module and the tensors that it was captured with, what is run
@@ -90,6 +107,7 @@ class Captured:
         mode: `whole` or `live`.
         dynamic: Which sizes are free; see `fxkit.capture`.
         control_flow: Whether branches on tensors become nodes; see `fxkit.capture`.
+        substitution: What is known of a backend that changes what the program computes.
     """
 
     _fxkit_stands_for = "fn"
@@ -102,14 +120,21 @@ class Captured:
         mode: str = "whole",
         dynamic: Request = None,
         control_flow: bool = False,
+        substitution: Substitution | None = None,
     ) -> None:
         check_request(dynamic)
+        super().__init__()
+        if isinstance(fn, Captured) and fn.changes:
+            self.change_as(fn)
+            fn = fn.fn
         self._options: dict[str, Any] = {
             "backend": backend,
             "mode": mode,
             "dynamic": dynamic,
             "control_flow": control_flow,
+            "substitution": substitution,
         }
+        self._substitution = substitution
         self._control_flow = control_flow and mode == "whole"
         self._branches: tuple[str, ...] = ()
         self.fn = self.plain = fn
@@ -134,7 +159,7 @@ class Captured:
         """Run the program: through a graph whose guards hold, else in Python."""
         if active_recorder() is not None or is_followed():
             # Another capture, torch.func or a tracer around this one sees the program itself.
-            return self.plain(*args, **kwargs)
+            return self.run_plain(_FOLLOWED, args, kwargs)
         call, kwargs = self._call(args, kwargs)
         if any(variant.has_opaque_calls for variant in self._variants):
             with called_once() as start_over:
@@ -153,7 +178,68 @@ class Captured:
 
     def __reduce__(self) -> Any:
         """Copy and pickle the program with its options; a copy captures graphs of its own."""
-        return _captured_again, (type(self), self.fn, self._options)
+        return _captured_again, (type(self), self.fn, self._options, self.changes)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Captured:
+        """Copy the program with its options and changes; a copy captures graphs of its own."""
+        fn = copy.deepcopy(self.fn, memo)
+        return _captured_again(type(self), fn, self._options, self.changes)
+
+    # Changes --------------------------------------------------------------------------------------
+
+    def _keep_only(self, gm: fx.GraphModule) -> bool:
+        return self.keep_where(lambda variant: self._changed_graph(variant) is gm)
+
+    def keep_where(self, is_changed: Callable[[Variant], bool]) -> bool:
+        """Give up all graphs but the one that was changed; tell whether there is that one."""
+        kept = next(filter(is_changed, self._variants), None)
+        if kept is not None:
+            with self._lock:
+                self._variants[:] = [kept]
+            self._keep_variant(kept)
+        return kept is not None
+
+    def _keep_variant(self, kept: Variant) -> None:
+        kept.is_stale = self._backend is not None
+
+    def change_as(self, other: Captured) -> None:
+        """Change each graph that is captured as another program was changed.
+
+        Raises:
+            UnsupportedError: When the other program's graphs are of another kind.
+        """
+        if other.changes and type(other)._changed_graph is not type(self)._changed_graph:
+            raise UnsupportedError(
+                f"expected a program whose graph was not changed, got {other!r}, changed by "
+                f"{', '.join(map(str, other.changes))}",
+                hint="give its .graph_module",
+            )
+        self.keep_changes(other.changes)
+
+    def _changed_graph(self, variant: Variant) -> fx.GraphModule:
+        """Return the graph that is changed where the program is."""
+        return variant.graph_module
+
+    @property
+    def alters_results(self) -> bool:
+        """Whether graphs compute on purpose something else than the program does in Python."""
+        return self._substitution is not None or self.is_altered
+
+    def _note_unchanged(self, failure: Failure) -> None:
+        """Raise or say that a call runs the program as it was before it was changed.
+
+        Raises:
+            CaptureError: When the user has changed the program's graph.
+        """
+        if self.is_altered:
+            raise CaptureError(
+                f"expected a call that runs the program as it was changed by "
+                f"{', '.join(map(str, self.changes))}, got one where {failure.reason}",
+                source=source_text(failure.trace),
+                hint=failure.hint or "call .fn to run the program without its changes",
+            )
+        if self._substitution is not None:
+            self._substitution.note_unchanged(failure)
 
     def _run(
         self,
@@ -168,25 +254,93 @@ class Captured:
             if changed is not None:
                 continue
             try:
+                if variant.is_stale:
+                    self._renew(variant, call)
                 result = variant(call)
             except GuardFailed as failed:
                 changed = failed.mismatch
                 if start_over is not None:
                     start_over()
                 continue
-            except Repeat:
+            except Repeat as repeat:
+                if self.alters_results:
+                    raise repeat.__cause__ or repeat from None
                 if start_over is not None:
                     start_over()
                 return self._in_python(args, kwargs)
             self._last_ran_in_python = False
             self._touch(variant)
             return result
+        if self.alters_results:
+            return self._capture_and_run(call, args, kwargs, changed)
         if self._evictions >= MAX_EVICTIONS or self._pauses.takes():
             self._last_ran_in_python = True
             return self._in_python(args, kwargs)
         attempt = self._attempt(self._invocation(args, kwargs, call), changed)
         self._pauses.note(failed=_is_in_vain(attempt, call))
         return attempt.result
+
+    def run_plain(self, why: Failure, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program itself, for who is to see its calls, if it was not changed."""
+        self._note_unchanged(why)
+        return self.plain(*args, **kwargs)
+
+    def _capture_and_run(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Mismatch | None
+    ) -> Any:
+        """Capture a call, take back what that did, and run the graph as it was changed."""
+        functions = [] if self._learned is None else self._learned.functions
+        with called_once(may_differ=True) as start_over:
+            for number in range(MAX_RUNS):
+                known = len(functions)
+                earlier = EarlierContent(call.parts.tensors)
+                attempt = self._attempt(self._invocation(args, kwargs, call, earlier), changed)
+                may_hold = len(functions) > known or attempt.was_first or attempt.has_learned
+                if attempt.variant is not None or not may_hold or number == MAX_RUNS - 1:
+                    break
+                if attempt.take_back() is not None:
+                    break
+                start_over()
+            return self._run_captured(call, args, kwargs, attempt, start_over)
+
+    def _run_captured(
+        self,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        attempt: Attempt,
+        start_over: Callable[[], None],
+    ) -> Any:
+        failure, result, variant = attempt.failure, attempt.result, attempt.variant
+        has_run = attempt.run is not None
+        if variant is not None and (reason := attempt.take_back()) is not None:
+            failure = Failure(f"its first run can't be taken back: {reason}", None)
+        elif variant is not None:
+            start_over()
+            try:
+                with quietly():
+                    return variant(call)
+            except GuardFailed as failed:
+                self._variants[:] = [it for it in self._variants if it is not variant]
+                failure = Failure(f"it goes another way once it is changed: {failed}", None)
+                has_run = False
+            except Repeat as repeat:
+                raise repeat.__cause__ or repeat from None
+        elif self.is_altered:
+            attempt.take_back()
+        assert failure is not None
+        self._note_unchanged(failure)
+        self._last_ran_in_python = True
+        if has_run:
+            return result
+        start_over()
+        return self._in_python(args, kwargs)
+
+    def _renew(self, variant: Variant, call: Call) -> None:
+        """Let the backend compile a graph that was changed after it was compiled."""
+        assert self._backend is not None
+        variant.run = self._backend(variant.graph_module, tuple(variant.inputs(call)))
+        variant.is_stale = False
 
     @property
     def kept(self) -> tuple[Variant, ...]:
@@ -287,6 +441,7 @@ class Captured:
 
     def keep(self, variant: Variant) -> None:
         """Put a graph first among those that are tried."""
+        belongs_to(variant.graph_module, self)
         with self._lock:
             self._variants.insert(0, variant)
 
@@ -328,8 +483,14 @@ class Captured:
                 self._variants.remove(variant)
                 self._variants.insert(0, variant)
 
-    def _invocation(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Invocation:
-        return Invocation(self.fn, args, kwargs, call, self._learned)
+    def _invocation(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Call,
+        earlier: EarlierContent | None = None,
+    ) -> Invocation:
+        return Invocation(self.fn, args, kwargs, call, self._learned, earlier)
 
     def _attempt(self, invocation: Invocation, changed: Mismatch | None) -> Attempt:
         call, learned = invocation.call, invocation.learned
@@ -338,11 +499,10 @@ class Captured:
                 learned.replaced.update(replaced_tensors(variant.guards))
         free = self._free_axes(call)
         has_numbers = self._note_numbers(call)
-        is_more = bool(free) or has_numbers or self._control_flow
-        attempt = record(invocation, None if is_more else self._backend)
+        attempt = record(invocation)
         is_first = not self._variants
-        if attempt.variant is not None and is_more:
-            self._take_more(invocation, attempt, free, has_numbers)
+        if attempt.variant is not None:
+            self._settle(invocation, attempt, free, has_numbers)
         self._last_ran_in_python = attempt.variant is None
         self._has_captured = True
         with self._lock:
@@ -378,46 +538,86 @@ class Captured:
             return False
         return bool(learned.numbers - learned.fixed)
 
-    def _take_more(
+    def _settle(
         self, invocation: Invocation, attempt: Attempt, free: FreeAxes, has_numbers: bool
     ) -> None:
-        """Put a graph for more calls in the place of that for one, if there is one."""
+        """Put a graph for more calls in the place of that for one, and make what is to be run."""
+        found = self._for_more(invocation, attempt, free, has_numbers)
+        if found is not None:
+            attempt.variant = found
+            return
+        assert attempt.variant is not None
+        try:
+            self._finish(attempt.variant, attempt, is_for_one=True)
+        except Refusal as refusal:
+            attempt.variant, attempt.failure = None, Failure(refusal.reason, refusal.hint)
+        except FxkitError:
+            attempt.take_back()
+            raise
+
+    def _for_more(
+        self, invocation: Invocation, attempt: Attempt, free: FreeAxes, has_numbers: bool
+    ) -> Variant | None:
+        """Return a finished graph for more calls than this one, if there is one."""
         if has_numbers:
             # This and the two below are imported where they are used: few programs need them.
             from fxkit.tracing.runs.number_recording import record_with_numbers
 
-            # One that takes numbers runs as it is: backends compile graphs of tensors.
-            if _is_replaced(attempt, record_with_numbers(invocation, attempt)):
-                return
+            found = self._finished(record_with_numbers(invocation, attempt), attempt)
+            if isinstance(found, Variant):
+                return found
         if self._control_flow:
             from fxkit.tracing.branches.both_sides import record_both_sides
 
             found, self._branches = record_both_sides(invocation, attempt)
-            free = {} if _is_replaced(attempt, found) else free
-        self._let_free(invocation, attempt, free)
+            found = self._finished(found, attempt)
+            if isinstance(found, Variant):
+                return found
+        if not free:
+            return None
+        from fxkit.tracing.runs.dynamic_recording import record_free
 
-    def _let_free(self, invocation: Invocation, attempt: Attempt, free: FreeAxes) -> None:
-        """Put a graph for more sizes in the place of that for one call's, if there is one."""
-        static = attempt.variant
-        assert static is not None
-        found: Variant | Failure | None = None
-        if free:
-            import_at_once(FOR_SIZES)
-            from fxkit.tracing.runs.dynamic_recording import record_free
+        import_at_once(FOR_SIZES)
 
-            found = record_free(invocation, self._backend, attempt, free)
+        found = self._finished(record_free(invocation, attempt, free), attempt)
         if isinstance(found, Failure):
             self._static_because = found
             self._static_again += 1
-        if found is None or isinstance(found, Failure):
-            if self._backend is not None:
-                static.run = self._backend(
-                    static.graph_module, tuple(static.inputs(invocation.call))
-                )
-            return
-        attempt.variant = found
+            return None
         with self._lock:
             self._variants[:] = [old for old in self._variants if not found.serves(old)]
+        return found
+
+    def _finished(self, found: Variant | Failure, attempt: Attempt) -> Variant | Failure:
+        """Finish a graph for more calls than one; return why it can't be, if it can't."""
+        if isinstance(found, Failure):
+            return found
+        try:
+            self._finish(found, attempt, is_for_one=False)
+        except Refusal as refusal:
+            return Failure(refusal.reason, refusal.hint)
+        except FxkitError as error:
+            return Failure(error.message, error.hint)
+        return found
+
+    def _finish(self, variant: Variant, attempt: Attempt, *, is_for_one: bool) -> None:
+        """Change a graph as the program was changed, and let the backend compile it."""
+        assert attempt.run is not None
+        extras = (extra.places[0].read() for extra in variant.extras)
+        inputs = (*attempt.run.tensors(), *extras)
+        self._make(variant, inputs, inputs if is_for_one else None)
+        belongs_to(self._changed_graph(variant), self)
+
+    def _make(
+        self, variant: Variant, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
+    ) -> None:
+        """Make what is to be run of a graph; `args` are inputs where it is for those alone."""
+        self.change_again(variant.graph_module, args)
+        if not variant.numbers:
+            if self._backend is not None:
+                variant.run = self._backend(variant.graph_module, inputs)
+        elif self._substitution is not None:  # backends compile graphs of tensors
+            variant.run = self._substitution.with_numbers(variant.graph_module)
 
     def _warn(self, changed: Mismatch | None) -> None:
         if self._warned:
@@ -445,8 +645,12 @@ def _is_in_vain(attempt: Attempt, call: Call) -> bool:
     return attempt.was_first and attempt.variant.mismatch(call) is not None
 
 
-def _captured_again(kind: type[Captured], fn: Any, options: dict[str, Any]) -> Captured:
-    return kind(fn, **options)
+def _captured_again(
+    kind: type[Captured], fn: Any, options: dict[str, Any], changes: tuple[ProgramChange, ...]
+) -> Captured:
+    made = kind(fn, **options)
+    made.keep_changes(changes)
+    return made
 
 
 def capture_error(failure: Failure) -> CaptureError:
@@ -460,11 +664,3 @@ def capture_error(failure: Failure) -> CaptureError:
 
 def _failure_text(failure: Failure) -> str:
     return str(capture_error(failure))
-
-
-def _is_replaced(attempt: Attempt, found: Variant | Failure) -> bool:
-    """Put a graph for more calls in the place of that for one, and tell whether there was one."""
-    if isinstance(found, Failure):
-        return False
-    attempt.variant = found
-    return True

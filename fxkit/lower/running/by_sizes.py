@@ -39,11 +39,14 @@ class BySizes:
     Args:
         gm: The graph.
         lower: Makes of inputs what runs in the graph's place for their sizes.
+        may_run_graph: Whether the graph may run as it was captured where that is cheaper; else it
+            is lowered for all sizes, and what is made for those that came first is given up.
     """
 
-    def __init__(self, gm: fx.GraphModule, lower: Lower) -> None:
+    def __init__(self, gm: fx.GraphModule, lower: Lower, *, may_run_graph: bool = True) -> None:
         self.graph_module = gm
         self._lower = lower
+        self._may_run_graph = may_run_graph
         self._made: dict[Any, Callable[..., Any]] = {}
         self._calls: Counter[Any] = Counter()
         self._lock = threading.Lock()
@@ -69,12 +72,14 @@ class BySizes:
             if key not in self._made:
                 if not self._is_due(key):
                     return self.graph_module.forward
+                if len(self._made) >= MAX_LOWERED:
+                    self._made.pop(next(iter(self._made)))
                 self._made[key] = self._lower(args)
             return self._made[key]
 
     def _is_due(self, key: Any) -> bool:
         """Count a call with sizes that are not lowered; tell whether they are to be now."""
-        if len(self._made) < AT_ONCE:
+        if len(self._made) < AT_ONCE or not self._may_run_graph:
             return True
         if len(self._calls) >= _MAX_COUNTED:
             self._calls.clear()

@@ -21,6 +21,7 @@ from fxkit.passes.running.analyses import Analyses
 from fxkit.passes.running.failures import failure, reproduce
 from fxkit.passes.running.groups import FixedPoint, Group, When, leaves
 from fxkit.passes.running.history import TimelineRecorder
+from fxkit.passes.running.passes_change import PassesChange
 from fxkit.passes.running.records import PassRecord, PassResult
 from fxkit.passes.running.scheduling import satisfy
 from fxkit.passes.running.subjects import Subject, sample_inputs
@@ -86,8 +87,13 @@ class Execution:
 
     def run(self) -> PassResult:
         """Run all passes; see `PassManager.run`."""
-        with opened(self.session), without_modes():
-            return self._run()
+        change = PassesChange(self.manager, self._stop_after, self._max_rewrites)
+        with opened(self.session, change), without_modes():
+            try:
+                return self._run()
+            except BaseException:
+                change.stop_after = self._listed
+                raise
 
     def _run(self) -> PassResult:
         if self.manager.verify != "off":
@@ -184,11 +190,15 @@ class Execution:
         )
 
     def _run_listed(self, current: Pass, place: str) -> None:
-        listed = sum(record.scheduled_for is None for record in self.records)
-        if self._stop_after is not None and listed >= self._stop_after:
+        if self._stop_after is not None and self._listed >= self._stop_after:
             raise _Stopped(f"the limit of {self._stop_after} passes")
         satisfy(self, current, place)
         self.run_pass(current, place)
+
+    @property
+    def _listed(self) -> int:
+        """How many passes of the list have run."""
+        return sum(record.scheduled_for is None for record in self.records)
 
     # One pass.
 

@@ -48,6 +48,8 @@ class Subject:
         """
         if isinstance(program, fx.GraphModule):
             return cls(program, args, kwargs, program)
+        if isinstance(compiled := getattr(program, "captured", None), Captured):
+            program = compiled  # of a compiled program
         if isinstance(program, Captured):
             if args is not None:
                 args, kwargs = program.graph_inputs(args, dict(kwargs)), {}

@@ -26,9 +26,10 @@ from fxkit.tracing.recorder.recorded import Value
 from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.recorder.rewind import Entries, put_back
 from fxkit.tracing.recorder.rollback import Snapshot
-from fxkit.tracing.runs.dynamic_recording import is_same_but_for_sizes, raw, rewound
+from fxkit.tracing.runs.dynamic_recording import is_same_but_for_sizes, rewound
 from fxkit.tracing.runs.invocation import Invocation
 from fxkit.tracing.runs.recording import Attempt, RecordedRun
+from fxkit.tracing.runs.state import raw
 from fxkit.tracing.runs.variants import Variant
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.structure import content_of
@@ -230,7 +231,7 @@ class _Search:
             with _Unchanged(run) as unchanged:
                 result = run.execute(invocation.args, invocation.kwargs)
                 unchanged.note()
-                variant = run.variant(result, None)
+                variant = run.variant(result)
         except (_Stop, Exception) as error:
             raise _reason(recorder, error) from None
         finally:

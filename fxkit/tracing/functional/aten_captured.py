@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
+from fxkit.ir.program_changes import belongs_to
 from fxkit.tracing.captured import Captured
+from fxkit.tracing.changed_program import ChangedProgram
 from fxkit.tracing.functional.aot_autograd import Decompositions
 from fxkit.tracing.functional.functional_program import FunctionalProgram
+from fxkit.tracing.runs.variants import Variant
 from fxkit.tracing.values.refusals import Refusal
 
 
@@ -36,6 +40,30 @@ class AtenCaptured(Captured):
         self._options = {"train": train, "decompositions": decompositions}
         self._train = train
         self._decompositions = decompositions
+        self._gradients = _Gradients(self)
+
+    @property
+    def is_altered(self) -> bool:
+        """Whether a change of the graph, or of that of the gradients, may give other results."""
+        return super().is_altered or self._gradients.is_altered
+
+    def _changed_graph(self, variant: Variant) -> fx.GraphModule:
+        return _program_of(variant).forward
+
+    def _keep_variant(self, kept: Variant) -> None:
+        super()._keep_variant(kept)
+        kept.is_stale = False
+        _program_of(kept).is_altered = True
+
+    def _make(
+        self, variant: Variant, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
+    ) -> None:
+        variant.run = program = self._functional(variant.graph_module, inputs)
+        self.change_again(program.forward, args and program.inputs(args))
+        program.is_altered = self.is_altered
+        if program.backward is not None:
+            self._gradients.change_again(program.backward, None)
+            belongs_to(program.backward, self._gradients)
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -92,9 +120,7 @@ class AtenCaptured(Captured):
 
     @property
     def _program(self) -> FunctionalProgram:
-        program = self._latest().run
-        assert isinstance(program, FunctionalProgram)
-        return program
+        return _program_of(self._latest())
 
     def _functional(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> FunctionalProgram:
         train = self._train and torch.is_grad_enabled()
@@ -102,3 +128,22 @@ class AtenCaptured(Captured):
             return FunctionalProgram(gm, args, self._decompositions, train=train)
         except Refusal as refusal:
             raise Refusal(f"it has no functional form: {refusal.reason}", refusal.hint) from refusal
+
+
+class _Gradients(ChangedProgram):
+    """The graphs of the gradients of a captured program, and what was applied to them."""
+
+    def __init__(self, captured: AtenCaptured) -> None:
+        super().__init__()
+        self._captured = weakref.ref(captured)
+
+    def _keep_only(self, gm: fx.GraphModule) -> bool:
+        captured = self._captured()
+        return captured is not None and captured.keep_where(
+            lambda variant: _program_of(variant).backward is gm
+        )
+
+
+def _program_of(variant: Variant) -> FunctionalProgram:
+    assert isinstance(variant.run, FunctionalProgram)
+    return variant.run

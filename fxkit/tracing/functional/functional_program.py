@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
+from fxkit.errors import UnsupportedError
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters.autograd_state import unversioned, version_kept
@@ -44,6 +45,7 @@ class FunctionalProgram:
         forward: The functional graph, over the inputs and then the parameters and buffers.
         backward: The graph of the gradients, over what the forward kept and the tangents; None
             without one.
+        is_altered: Whether the graphs were changed, so that the captured graph may not run instead.
 
     Raises:
         Refusal: When there is no functional form, with the reason.
@@ -70,9 +72,11 @@ class FunctionalProgram:
         )
         self._is_followed_alone = self.backward is not None and _is_followed_alone(flat)
         self._first = flat.results[0].index if flat.results else 0
-        self.run_forward: Run = self._run_forward
+        self.is_altered = False
+        self.run_forward: Run = _current(self.forward)
         if self.backward is not None:
             self._backward = Backward(self.backward, flat)
+            self._backward.run = _current(self.backward)
             reached = self._backward.reached
             followed = [i for i, tensor in enumerate(inputs) if tensor.requires_grad]
             apart = [i for i in followed if not reached[i]]
@@ -104,16 +108,13 @@ class FunctionalProgram:
         """Return the program as a module that holds its parameters and writes what it writes."""
         return as_module(self.forward, self.graph_module, self._flat)
 
-    def _run_forward(self, *inputs: torch.Tensor) -> Any:
-        """Run the functional graph as it is now: passes may have changed it."""
-        return self.forward.forward(*inputs)
-
     def __call__(self, *args: torch.Tensor) -> Any:
         """Run the program."""
         flat = self._flat
-        if self._objection() is not None:
-            return self.graph_module(*args)
-        inputs = (*args, *self.tensors)
+        objection = self._objection()
+        if objection is not None:
+            return self._run_captured(objection, args)
+        inputs = self.inputs(args)
         if self._is_followed_alone and torch.is_grad_enabled():
             computed = self._differentiable(inputs)
             return (
@@ -131,6 +132,18 @@ class FunctionalProgram:
         sources = {VALUE: values, TAIL: tail}
         results = [sources.get(r.kind, inputs)[r.index] for r in flat.results]
         return results[0] if flat.is_single else tuple(results)
+
+    def inputs(self, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return what the graph is given: the arguments, and the tensors of the program."""
+        return (*args, *self.tensors)
+
+    def _run_captured(self, objection: str, args: tuple[torch.Tensor, ...]) -> Any:
+        if self.is_altered:
+            raise UnsupportedError(
+                f"expected a call that the changed graph can serve, got one where {objection}",
+                hint="leave the mode, or capture with train=True where gradients are asked for",
+            )
+        return self.graph_module(*args)
 
     def both_ways(self, args: Sequence[torch.Tensor]) -> tuple[Step, Step] | None:
         """Return one step, forward and backward, as it runs here, and as it runs in eager.
@@ -206,6 +219,11 @@ class FunctionalProgram:
         if self.backward is not None:  # what it runs may be bound anew, and counts its calls
             twin._backward = copy.copy(self._backward)
         return twin
+
+
+def _current(gm: fx.GraphModule) -> Run:
+    """Return what runs a graph as it is at each call; it may be changed."""
+    return lambda *inputs: gm.forward(*inputs)
 
 
 def _is_followed_alone(flat: FlatProgram) -> bool:

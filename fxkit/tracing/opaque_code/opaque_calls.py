@@ -30,16 +30,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class _Entry:
-    """One call: what it gave or raised, and the tensors in it as they were just after it."""
+    """One call: what it gave or raised, and the tensors in it as they were just after it.
+
+    `given` has the numbers of the tensors that it was given, where those may differ when it is made
+    again.
+    """
 
     function: Any
     result: Any
     error: BaseException | None
     tensors: list[tuple[torch.Tensor, torch.Tensor]]
+    given: list[torch.Tensor] | None = None
 
 
 @dataclass(slots=True)
 class _Tape:
+    may_differ: bool = False
     done: list[_Entry] = field(default_factory=list)
     again: deque[_Entry] = field(default_factory=deque)
 
@@ -155,9 +161,12 @@ def call_once(
     tape = _current.tape
     if tape is None:
         return _call(function, args, kwargs, frames)
-    if tape.again:
+    given = _numbers((args, kwargs)) if tape.may_differ else None
+    if tape.again and _is_given_the_same(tape.again[0], given):
         return _repeated(tape, function)
-    entry = _Entry(function, None, None, [])
+    if tape.again:
+        tape.again.popleft()
+    entry = _Entry(function, None, None, [], given)
     tape.done.append(entry)
     try:
         entry.result = _call(function, args, kwargs, frames)
@@ -202,10 +211,31 @@ def _repeated(tape: _Tape, function: Any) -> Any:
     return entry.result
 
 
+def _numbers(given: Any) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves(given)
+    return [leaf.detach().clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _is_given_the_same(entry: _Entry, given: list[torch.Tensor] | None) -> bool:
+    if entry.given is None or given is None:
+        return True
+    return len(entry.given) == len(given) and all(map(_is_same, entry.given, given))
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
 @contextmanager
-def called_once() -> Iterator[Callable[[], None]]:
-    """Let opaque calls of this thread run once each, and give a function that starts them over."""
-    before, tape = _current.tape, _Tape()
+def called_once(*, may_differ: bool = False) -> Iterator[Callable[[], None]]:
+    """Let opaque calls of this thread run once each, and give a function that starts them over.
+
+    Args:
+        may_differ: Whether calls may be given other numbers after that; those are made again.
+    """
+    before, tape = _current.tape, _Tape(may_differ)
     _current.tape = tape
 
     def start_over() -> None:

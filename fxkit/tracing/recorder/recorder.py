@@ -18,6 +18,7 @@ from fxkit.torch_adapters.transforms import current_level, is_forward_mode
 from fxkit.tracing.recorder.calls import Reading, Spelling, spelling_of
 from fxkit.tracing.recorder.control_operators import record_control
 from fxkit.tracing.recorder.data_dependence import has_data_dependent_shape
+from fxkit.tracing.recorder.earlier_content import EarlierContent
 from fxkit.tracing.recorder.frames import Frames, Location, source_text
 from fxkit.tracing.recorder.opaque_numbers import (
     OpaqueNumbers,
@@ -73,6 +74,7 @@ class Recorder(Transformed, TorchFunctionMode):
         self.regions = Regions(self._emit, read_ambient())
         self.watcher: Watcher | None = None
         self.has_opaque_calls = False
+        self.earlier: EarlierContent | None = None
         self._is_suspended = False
         self._texts_written_early: int | None = None
         self.has_texts = False
@@ -90,6 +92,8 @@ class Recorder(Transformed, TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if self.earlier is not None:
+            self.earlier.see(func, args, kwargs or {}, self._is_made)
         if self.watcher is None or self.failure is not None:
             return self._handle(func, types, args, kwargs or {})
         self.watcher.pause()
@@ -343,6 +347,10 @@ class Recorder(Transformed, TorchFunctionMode):
             return look()
         finally:
             self._is_suspended = before
+
+    def _is_made(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor came out of the graph and shares no memory with its inputs."""
+        return id(tensor) in self._values and not self._writes.watches(tensor)
 
     @property
     def kept(self) -> dict[int, Any]:

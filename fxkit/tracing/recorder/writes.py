@@ -33,6 +33,7 @@ class Writes:
 
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
+        self._storages: set[int] = set()
 
     def watch(
         self, tensor: torch.Tensor, *, leaf: int | None = None, target: str | None = None
@@ -45,6 +46,11 @@ class Writes:
             target: The name of its attribute of the graph module.
         """
         self._watched.append(_Watched(tensor, leaf, target, version_of(tensor)))
+        self._storages.add(storage_key(tensor))
+
+    def watches(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor is in memory that the program was given or found."""
+        return storage_key(tensor) in self._storages
 
     def note_unseen(self, spelling: Spelling, arguments: Any) -> None:
         """Take the operands of a call as written that may write and count up no versions."""

@@ -20,8 +20,6 @@ from fxkit.analysis.tensor_types import TypeAnalysis
 from fxkit.errors import FxkitError
 from fxkit.ir.types import KEY, TensorType, type_of
 from fxkit.tracing.guarding import guards as g
-from fxkit.tracing.guarding import holders as h
-from fxkit.tracing.guarding.parts import PartsHolder
 from fxkit.tracing.guarding.size_guards import FreeTensorGuard
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.recorder import Recorder
@@ -32,7 +30,8 @@ from fxkit.tracing.runs.invocation import Invocation
 from fxkit.tracing.runs.recording import Attempt, RecordedRun
 from fxkit.tracing.runs.size_facts import Facts, FreeSize
 from fxkit.tracing.runs.size_recorder import SizeRecorder
-from fxkit.tracing.runs.variants import Backend, Variant
+from fxkit.tracing.runs.state import raw
+from fxkit.tracing.runs.variants import Variant
 from fxkit.tracing.values.outside import Place
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.structure import Content
@@ -43,14 +42,11 @@ FreeAxes = Mapping[int, frozenset[int]]
 _HIDING = frozenset({"DisableTorchFunction", "_DisableTorchFunction"})
 
 
-def record_free(
-    invocation: Invocation, backend: Backend | None, first: Attempt, free: FreeAxes
-) -> Variant | Failure:
+def record_free(invocation: Invocation, first: Attempt, free: FreeAxes) -> Variant | Failure:
     """Record a call again that was just recorded, and leave no trace of that.
 
     Args:
         invocation: The call.
-        backend: Makes what runs in place of the graph module.
         first: The first recording.
         free: The axes whose sizes are to be free, for tensor arguments by index.
 
@@ -59,7 +55,7 @@ def record_free(
     """
 
     def again(static: Variant) -> Variant | Failure:
-        return _record_again(invocation, backend, static, free)
+        return _record_again(invocation, static, free)
 
     return rewound(invocation.call, first, again)
 
@@ -109,9 +105,7 @@ def _changed(run: RecordedRun, variant: Variant) -> list[tuple[Any, Content]]:
     return [(container, content) for container, content in found if content is not None]
 
 
-def _record_again(
-    invocation: Invocation, backend: Backend | None, first: Variant, free: FreeAxes
-) -> Variant | Failure:
+def _record_again(invocation: Invocation, first: Variant, free: FreeAxes) -> Variant | Failure:
     try:
         run = _FreeRun(invocation, first, free)
     except Refusal as refusal:
@@ -123,7 +117,7 @@ def _record_again(
         except Exception as error:  # the program's own, for want of plain numbers
             return Failure(f"it raises with stand-ins for sizes: {_line(error)}", None)
         found = [] if state is None else raw(state.reach.holders)
-        variant = run.variant(result, backend)
+        variant = run.variant(result)
         put_back(found)
         return variant or run.recorder.failure or Failure("it could not be recorded", None)
     finally:
@@ -132,15 +126,6 @@ def _record_again(
 
 def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-
-
-def raw(holders: Iterable[h.Holder]) -> list[tuple[h.Holder, dict[Any, Any]]]:
-    """Return what holders held that the run has changed."""
-    return [
-        (holder, dict(holder.entries))
-        for holder in holders
-        if not isinstance(holder, (h.MemoHolder, h.ArrayHolder, PartsHolder)) and holder.changes()
-    ]
 
 
 class _FreeRun(RecordedRun):

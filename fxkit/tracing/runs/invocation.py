@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.recorder.earlier_content import EarlierContent
 from fxkit.tracing.runs.state import Learned
 
 
@@ -20,6 +21,8 @@ class Invocation:
         kwargs: Its keyword arguments.
         call: The same as guards see them, taken apart before the first recording.
         learned: What is known of the program; None leaves its Python state unguarded.
+        earlier: Keeps what tensors hold before they are written to, where the run may have to be
+            taken back.
     """
 
     fn: Callable[..., Any]
@@ -27,6 +30,7 @@ class Invocation:
     kwargs: dict[str, Any]
     call: g.Call
     learned: Learned | None = None
+    earlier: EarlierContent | None = None
 
     @property
     def state_learned(self) -> Learned:

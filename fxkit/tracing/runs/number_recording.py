@@ -23,9 +23,10 @@ from fxkit.tracing.recorder.opaque_numbers import NAME, OpaqueNumbers
 from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.recorder.rewind import put_back
 from fxkit.tracing.recorder.rollback import Undo
-from fxkit.tracing.runs.dynamic_recording import is_same_but_for_sizes, raw, rewound
+from fxkit.tracing.runs.dynamic_recording import is_same_but_for_sizes, rewound
 from fxkit.tracing.runs.invocation import Invocation
 from fxkit.tracing.runs.recording import Attempt, RecordedRun
+from fxkit.tracing.runs.state import raw
 from fxkit.tracing.runs.variants import Variant
 from fxkit.tracing.values.any_numbers import NUMBER_KINDS, AnyNumber
 from fxkit.tracing.values.refusals import Failure, Refusal
@@ -80,7 +81,7 @@ def _record_again(invocation: Invocation, first: Variant) -> Variant | Failure:
         finally:
             run.take_back()
         found = raw(state.reach.holders)
-        variant = run.variant(result, None)
+        variant = run.variant(result)
         put_back(found)
         if variant is None or run.useless:
             invocation.state_learned.fixed |= run.useless

@@ -21,6 +21,7 @@ from fxkit.tracing.opaque_code.automatic_calls import call_through
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.recorded import Outside
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
+from fxkit.tracing.recorder.rewind import Rewind
 from fxkit.tracing.recorder.rollback import Undo
 from fxkit.tracing.recorder.tape import misfit
 from fxkit.tracing.runs.invocation import Invocation
@@ -34,8 +35,8 @@ from fxkit.tracing.runs.run_guards import (
     tensor_guard,
     value_guards,
 )
-from fxkit.tracing.runs.state import State
-from fxkit.tracing.runs.variants import Backend, Extra, Replay, Variant
+from fxkit.tracing.runs.state import State, raw
+from fxkit.tracing.runs.variants import Extra, Replay, Variant
 from fxkit.tracing.surroundings.fast_paths import fast_paths
 from fxkit.tracing.surroundings.hooked_code import hooked
 from fxkit.tracing.surroundings.interpreter import no_collection
@@ -57,6 +58,8 @@ class Attempt:
         was_first: Whether a memoised function was computed, as it won't be at the next call.
         run: The run itself, with what it found before the program began.
         has_learned: Whether the next recording keeps calls opaque that this one could not.
+        written: The tensors from outside of the program that it has written to, as far as known.
+        has_changed: Whether it has changed Python state; known where the run may be taken back.
     """
 
     result: Any
@@ -65,36 +68,59 @@ class Attempt:
     was_first: bool = False
     run: RecordedRun | None = None
     has_learned: bool = False
+    written: tuple[torch.Tensor, ...] = ()
+    has_changed: bool = False
+
+    def take_back(self) -> str | None:
+        """Put back all that the run has changed; return why that can't be, if it can't.
+
+        What a run that no graph holds has changed of Python state may be anything.
+        """
+        run = self.run
+        earlier = None if run is None else run.invocation.earlier
+        if run is None or earlier is None:
+            return None  # the program has not run
+        reason = earlier.objection(self.written)
+        if reason is None and self.variant is None and self.has_changed:
+            reason = "it changes Python state"
+        if reason is not None:
+            return reason
+        run.rewind(is_recorded=self.variant is not None).to_before()
+        earlier.restore()
+        return None
 
 
-def record(invocation: Invocation, backend: Backend | None) -> Attempt:
+def record(invocation: Invocation) -> Attempt:
     """Run a program once, and record it.
 
     Args:
-        invocation: The call.
-        backend: Makes what runs in place of the graph module.
+        invocation: The call. Where its run may have to be taken back, and there can be no graph
+            from the outset, the program does not run at all.
     """
     around = active_recorder()
     if around is not None:
         around.refuse("the program captures another program")
     learned = invocation.learned
     if learned is None:
-        return _record(invocation, backend)
+        return _record(invocation)
     with hooked(frozenset(learned.codes), call_through, frozenset(learned.makers)):
-        return _record(invocation, backend)
+        return _record(invocation)
 
 
-def _record(invocation: Invocation, backend: Backend | None) -> Attempt:
+def _record(invocation: Invocation) -> Attempt:
     learned = invocation.learned
     try:
         run = RecordedRun(invocation)
     except Refusal as refusal:
-        result = invocation.fn(*invocation.args, **invocation.kwargs)
+        may_run = invocation.earlier is None
+        result = invocation.fn(*invocation.args, **invocation.kwargs) if may_run else None
         return Attempt(result, None, Failure(refusal.reason, refusal.hint))
     watcher = None
     try:
         result = run.execute(invocation.args, invocation.kwargs)
-        variant = run.variant(result, backend)
+        has_changed = invocation.earlier is not None and run.has_changed_state()
+        variant = run.variant(result)
+        written = () if invocation.earlier is None else run.written()
     finally:
         watcher = run.recorder.watcher
         has_learned = False
@@ -103,7 +129,8 @@ def _record(invocation: Invocation, backend: Backend | None) -> Attempt:
         run.recorder.close()
     state = run.state
     was_first = state is not None and state.has_memoised()
-    return Attempt(result, variant, run.recorder.failure, was_first, run, has_learned)
+    failure = run.recorder.failure
+    return Attempt(result, variant, failure, was_first, run, has_learned, written, has_changed)
 
 
 class RecordedRun:
@@ -148,6 +175,7 @@ class RecordedRun:
         names = placeholder_names(fn, parts.tensor_paths)
         leaves = zip(names, parts.tensors, strict=True)
         self.recorder = self.make_recorder(leaves)
+        self.recorder.earlier = invocation.earlier
         self.changes = Undo()
         self.extras: list[Outside] = []
 
@@ -170,7 +198,7 @@ class RecordedRun:
             finally:
                 recorder.release()
 
-    def variant(self, result: Any, backend: Backend | None) -> Variant | None:
+    def variant(self, result: Any) -> Variant | None:
         """Return the graph of the run, or None with the reason in `recorder.failure`."""
         recorder = self.recorder
         self.changes = recorder.finish()
@@ -180,15 +208,15 @@ class RecordedRun:
             if self.state is not None and recorder.watcher is not None:
                 self.state.finish(recorder.watcher)
             self._check_surroundings()
-            return self._build(result, backend)
+            return self._build(result)
         except Refusal as refusal:
             recorder.refuse(refusal.reason, refusal.hint)
         except CaptureError as error:
             recorder.refuse(error.message, error.hint)
         return None
 
-    def _build(self, result: Any, backend: Backend | None) -> Variant:
-        recorder, parts, state = self.recorder, self.call.parts, self.state
+    def _build(self, result: Any) -> Variant:
+        recorder, state = self.recorder, self.state
         outputs: list[fx.Node] = []
         blueprint, mutations, replays = self._blueprints(result, outputs)
         undo = self._undo()
@@ -199,8 +227,7 @@ class RecordedRun:
         self._check_undo(undo)
         module = _graph_module(recorder)
         numbers, values = self.number_inputs()
-        tensors = map(_as_it_came, parts.tensors, self.types)
-        inputs = (*tensors, *values, *(item.tensor for item in extras))
+        inputs = (*self.tensors(), *values, *(item.tensor for item in extras))
         self.settle(module, inputs)
         return Variant(
             graph_module=module,
@@ -213,7 +240,6 @@ class RecordedRun:
             mutations=mutations,
             is_single=is_single,
             outside={outside.target: outside.tensor for outside in recorder.outside},
-            run=None if backend is None else backend(module, inputs),
             extras=tuple(Extra(item.target, item.places) for item in extras),
             replays=replays,
             watch=None if state is None else state.watch,
@@ -243,6 +269,31 @@ class RecordedRun:
             return blueprint, mutations, ()
         replays = state.replays(lambda value, path: Blueprint(value, place, existing, path, kept))
         return blueprint, mutations, replays
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that the graph takes, of the types that they came with."""
+        return tuple(map(_as_it_came, self.call.parts.tensors, self.types))
+
+    def written(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors from outside of the program that it has written to."""
+        tensors, changes = self.call.parts.tensors, self.changes
+        outside = [it.tensor for it in self.recorder.outside if it.target in changes.outside]
+        outside += [it.tensor for it in self.extras if it.target in changes.outside]
+        return (*(tensors[index] for index in changes.leaves), *outside)
+
+    def has_changed_state(self) -> bool:
+        """Tell whether the run has changed Python state."""
+        return self.state is not None and bool(raw(self.state.reach.holders))
+
+    def rewind(self, *, is_recorded: bool) -> Rewind:
+        """Return what takes arguments, and what a graph repeats of Python state, back."""
+        containers = [
+            (container, content)
+            for number, container, _ in self._changed_containers()
+            if (content := self.containers[number]) is not None
+        ]
+        before = self.state.before if self.state is not None and is_recorded else []
+        return Rewind(before, containers)
 
     @property
     def free_tokens(self) -> frozenset[int]:

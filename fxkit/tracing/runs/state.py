@@ -224,6 +224,15 @@ class State:
         return found
 
 
+def raw(holders: Iterable[h.Holder]) -> list[tuple[h.Holder, dict[Any, Any]]]:
+    """Return what holders held that the run has changed."""
+    return [
+        (holder, dict(holder.entries))
+        for holder in holders
+        if not isinstance(holder, (h.MemoHolder, h.ArrayHolder)) and holder.changes()
+    ]
+
+
 def _named_by_value(parts: Parts) -> list[Any]:
     """Return the classes and members of enumerations among some arguments."""
     tokens = [token for token in parts.tokens if isinstance(token, tuple) and len(token) == 2]

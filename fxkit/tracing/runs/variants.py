@@ -87,6 +87,7 @@ class Variant:
         outside: The tensors of the program's state that the graph holds, by their targets in it.
         run: What a backend made of it, which is called in its place; None without a backend.
         extras: Tensors of the program's state that are inputs of the graph.
+        is_stale: Whether the graph was changed after the backend had compiled it.
         numbers: Numbers that are inputs of the graph, behind the arguments' tensors.
         replays: What the program writes to its state.
         watch: Tells quickly that the state which is guarded is as it was; None without such.
@@ -111,6 +112,7 @@ class Variant:
     opaque_calls: tuple[OpaqueCall, ...] = ()
     can_run_again: bool = True
     numbers: tuple[NumberInput, ...] = ()
+    is_stale: bool = False
     _quick: _Quick | None = field(default=None, repr=False)
 
     @property

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from fxkit import lower, passes, testing
     from fxkit.analysis.abstract_interpretation import Analysis, transfer
     from fxkit.analysis.cost import flop_formula
+    from fxkit.analysis.editing import edit
     from fxkit.analysis.fake_values import fill_fake_values
     from fxkit.analysis.objects import graph
     from fxkit.analysis.tensor_types import TypeAnalysis, propagate_types
     from fxkit.analysis.type_inference.declared_types import declare_type
     from fxkit.compiler import compile
-    from fxkit.ir.session import edit
     from fxkit.ir.verifier import verify
     from fxkit.lower.running.memory import memory_stats, trim
     from fxkit.passes.manager import PassManager
@@ -46,7 +46,7 @@ _HOMES = {
     "transfer": "fxkit.analysis.abstract_interpretation",
     "TypeAnalysis": "fxkit.analysis.tensor_types",
     "declare_type": "fxkit.analysis.type_inference.declared_types",
-    "edit": "fxkit.ir.session",
+    "edit": "fxkit.analysis.editing",
     "verify": "fxkit.ir.verifier",
     "rule": "fxkit.patterns.rewriting",
     "find": "fxkit.patterns.engine",

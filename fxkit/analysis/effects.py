@@ -193,7 +193,7 @@ def _from_schema(node: fx.Node, call: Call) -> Effects:
     aliased = [a for name in base.aliased for a in _nodes_in(arguments[name])]
     is_random = base.is_random and not _is_random_off(arguments)
     may_alias = base.may_do_more and call.name not in FRESH_RESULTS
-    if may_alias or call.name in UNDECLARED_ALIASES:
+    if may_alias or (call.name in UNDECLARED_ALIASES and not _contracts(call)):
         aliased.extend(node.all_input_nodes)
     if _updates_undeclared(call.name):
         written.extend(_written_statistics(arguments))
@@ -203,6 +203,14 @@ def _from_schema(node: fx.Node, call: Call) -> Effects:
         is_random,
         may_raise=base.returns_nothing and not written,
     )
+
+
+def _contracts(call: Call) -> bool:
+    """Tell whether a call is an `einsum` of several operands: only that of one may be a view."""
+    if call.name != "aten.einsum":
+        return False
+    operands = call.arguments.get("tensors")
+    return isinstance(operands, (list, tuple)) and len(operands) > 1
 
 
 def _updates_undeclared(name: str) -> bool:
@@ -268,14 +276,14 @@ class AliasSets:
             if node.op == "placeholder" and MEMORY_KEY in node.meta:
                 self._join(node, memories.setdefault(node.meta[MEMORY_KEY], node))
             if node.op == "get_attr":
-                key = _attribute_key(graph, str(node.target))
+                key = attribute_memory(graph, str(node.target))
                 self._join(node, self._attributes.setdefault(key, node))
             effects = effects_of(node)
             if effects is PURE:
                 continue
             if not effects.is_pure:
                 self.effectful.append(node)
-            if _holds_memory(node):
+            if holds_memory(node):
                 for operand in effects.aliases:
                     self._join(node, operand)
 
@@ -290,7 +298,7 @@ class AliasSets:
         assert self._writers is not None
         if isinstance(value, fx.Node):
             return self._writers.get(self.root(value), [])
-        key = _attribute_key(self._graph, value.path)
+        key = attribute_memory(self._graph, value.path)
         node = self._attributes.get(key)
         return self._attribute_writers.get(key, []) if node is None else self.writers(node)
 
@@ -301,7 +309,7 @@ class AliasSets:
             roots = {self.root(w) for w in written if isinstance(w, fx.Node) and w in self._parent}
             for attribute in written:
                 if isinstance(attribute, Attribute):
-                    key = _attribute_key(self._graph, attribute.path)
+                    key = attribute_memory(self._graph, attribute.path)
                     self._attribute_writers.setdefault(key, []).append(writer)
                     if key in self._attributes:
                         roots.add(self.root(self._attributes[key]))
@@ -330,7 +338,7 @@ class AliasSets:
             self._writers = None
 
     def _add_attribute(self, node: fx.Node) -> None:
-        key = _attribute_key(self._graph, str(node.target))
+        key = attribute_memory(self._graph, str(node.target))
         first = self._attributes.setdefault(key, node)
         if first is not node:
             self.join(node, first)
@@ -364,7 +372,7 @@ class AliasSets:
         self._parent[self.root(a)] = self.root(b)
 
 
-def _attribute_key(graph: fx.Graph, path: str) -> int:
+def attribute_memory(graph: fx.Graph, path: str) -> int:
     """Identify the memory behind an attribute, so that tied parameters are one."""
     value = find_attribute(graph.owning_module, path)
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
@@ -372,7 +380,8 @@ def _attribute_key(graph: fx.Graph, path: str) -> int:
     return hash(path) if value is ABSENT else id(value)
 
 
-def _holds_memory(node: fx.Node) -> bool:
+def holds_memory(node: fx.Node) -> bool:
+    """Tell whether a node's value is a tensor, or holds some, as far as its type is known."""
     known = type_of(node)
     return known is None or isinstance(known, (TensorType, list, tuple, dict))
 

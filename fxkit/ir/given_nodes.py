@@ -1,10 +1,11 @@
-"""Nodes and operands as people give them: nodes, or the objects that `fxkit.graph` shows for them.
+"""Nodes and operands as people give them: nodes, names, or the objects of `fxkit.graph`.
 
 Those objects belong to a later layer; here they are known by their `fx_node`.
 """
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import torch
@@ -20,17 +21,13 @@ def node_in(graph: fx.Graph, value: Any) -> fx.Node:
 
     Args:
         graph: The graph that has to hold it.
-        value: A node, or an object with an `fx_node`.
+        value: A node, an object with an `fx_node`, or the name of a node. Cost of a name: linear
+            in the graph.
 
     Raises:
         RewriteError: When it is something else, was erased, or lies in another graph.
     """
-    node = value if type(value) is fx.Node else getattr(value, "fx_node", value)
-    if not isinstance(node, fx.Node):
-        raise RewriteError(
-            f"expected a node, got {type(value).__name__} {value!r:.60}",
-            hint="take one from fxkit.graph(gm), such as fxkit.graph(gm)['relu']",
-        )
+    node = _named(graph, value) if isinstance(value, str) else any_node(value)
     if node._erased:
         raise RewriteError(
             f"expected a node of the graph, got %{node.name}, which was erased",
@@ -43,6 +40,35 @@ def node_in(graph: fx.Graph, value: Any) -> fx.Node:
             hint="bring it over with edit.copy(node, substitute)",
         )
     return node
+
+
+def any_node(value: Any) -> fx.Node:
+    """Return the node of any graph that is meant.
+
+    Args:
+        value: A node, or an object with an `fx_node`.
+
+    Raises:
+        RewriteError: When it is something else.
+    """
+    node = value if type(value) is fx.Node else getattr(value, "fx_node", value)
+    if not isinstance(node, fx.Node):
+        raise RewriteError(
+            f"expected a node, got {type(value).__name__} {value!r:.60}",
+            hint="take one from fxkit.graph(gm), such as fxkit.graph(gm)['relu']",
+        )
+    return node
+
+
+def _named(graph: fx.Graph, name: str) -> fx.Node:
+    names = {node.name: node for node in graph.nodes}
+    if name not in names:
+        near = ", ".join(f"%{n}" for n in difflib.get_close_matches(name, names, 3))
+        raise RewriteError(
+            f"expected the name of a node, got {name!r}",
+            hint=f"did you mean {near}?" if near else "print(fxkit.graph(gm)) shows the names",
+        )
+    return names[name]
 
 
 def operands_in(graph: fx.Graph, value: Any) -> Any:

@@ -24,7 +24,13 @@ class JournalledGraph:
         gm: The module under edit.
         by: Who makes the changes that come next.
         journal: What was changed so far, each a `Change`, oldest first.
+        number: Once it is over and has changed something, its place among all sessions; 0 when
+            another one has taken its changes over.
+        number_before: That of the session which changed the module before it.
     """
+
+    number: int | None = None
+    number_before = 0
 
     def __init__(self, gm: fx.GraphModule, by: str = "") -> None:
         self.gm = gm

@@ -75,6 +75,14 @@ UNDECLARED_ALIASES = frozenset(
     """.split()
 )
 
+# Operators whose schema declares an alias and whose result is a copy where it has to be one.
+MAY_COPY = frozenset(
+    f"aten.{name}"
+    for name in """
+    reshape reshape_as contiguous to flatten ravel resolve_conj resolve_neg dropout
+    """.split()
+)
+
 # Operators that torch tags as perhaps aliasing or writing, and that only write: in training.
 FRESH_RESULTS = frozenset(["aten.batch_norm", "aten._batch_norm_impl_index"])
 

@@ -7,15 +7,22 @@ So `fxkit.rewrite(edit.gm, rules)` in a pass, or `outline(gm, nodes, name)` insi
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 
 from torch import fx
 
+from fxkit.errors import RewriteError
 from fxkit.ir.journalled_graph import JournalledGraph
 from fxkit.ir.program_changes import ProgramChange, program_of_graph
 
 _thread = threading.local()
+
+# Module → number of the session that was the last to change it, of those that are over.
+_last_changes: weakref.WeakKeyDictionary[fx.GraphModule, int] = weakref.WeakKeyDictionary()
+_numbers = itertools.count(1)
 
 
 def open_on(gm: fx.GraphModule) -> JournalledGraph | None:
@@ -48,9 +55,39 @@ def opened(session: JournalledGraph, change: ProgramChange | None = None) -> Ite
         sessions.remove(session)
         if around is not None:
             around.take_over(session)
+            session.number = 0
+        elif session.is_modified:
+            session.number_before = _last_changes.get(session.gm, 0)
+            session.number = _last_changes[session.gm] = next(_numbers)
         is_kept = session.is_modified or (is_through and change is not None)
         if program is not None and noted is not None and is_kept:
             program.note_change(session.gm, noted)
+
+
+def is_open(session: JournalledGraph) -> bool:
+    """Tell whether this thread has a session open."""
+    return any(other is session for other in _sessions())
+
+
+def check_is_latest(session: JournalledGraph) -> None:
+    """Refuse to go on with a session that is over when another has changed its module since.
+
+    Raises:
+        RewriteError: When one has, has one open, or has taken the changes over.
+    """
+    is_latest = session.number in (None, _last_changes.get(session.gm, 0))
+    if session.is_modified and not (is_latest and open_on(session.gm) is None):
+        raise RewriteError(
+            "expected the graph as the session has left it, got one that another session changes",
+            hint="undo the later session first, or in it: edit.undo(edit.mark())",
+        )
+
+
+def forget(session: JournalledGraph) -> None:
+    """Take note that all that a session which is over had changed is taken back."""
+    if session.number and not session.is_modified:
+        _last_changes[session.gm] = session.number_before
+        session.number = None
 
 
 def _sessions() -> list[JournalledGraph]:

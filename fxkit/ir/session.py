@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import keyword
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from torch.fx.node import map_arg
 
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
-from fxkit.ir.given_graphs import graph_module_of
 from fxkit.ir.given_nodes import (
+    any_node,
     check_args,
     check_name,
     check_path,
@@ -34,9 +34,8 @@ from fxkit.ir.journal import snapshot, snapshot_with
 from fxkit.ir.journalled_graph import JournalledGraph
 from fxkit.ir.names import keep_module_name
 from fxkit.ir.op import keep_operator
-from fxkit.ir.open_sessions import open_on, opened
+from fxkit.ir.open_sessions import check_is_latest, forget, is_open
 from fxkit.ir.printer import format_node, format_source
-from fxkit.ir.program_changes import GraphProgram, ProgramChange
 from fxkit.ir.surgery import erase_node, insert_node
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type
@@ -46,9 +45,10 @@ from fxkit.ir.wide_operands import WIDE, WideOperands, is_flat
 class EditSession(JournalledGraph):
     """Changes a graph, and remembers how to take each change back.
 
-    Get one from `edit`. Where a node is asked for, the object that `fxkit.graph` shows for it will
-    do. Every method that makes a node takes `before` or `after`; without either
-    the node goes as early as its operands allow.
+    Get one from `fxkit.edit`. Where a node is asked for, the object that `fxkit.graph` shows for it
+    will do, and so will its name, which is looked for through the graph; as an operand a name is a
+    text. Every method that makes a node takes `before` or `after`; without either the node goes as
+    early as its operands allow.
 
     Attributes:
         gm: The module under edit.
@@ -66,6 +66,24 @@ class EditSession(JournalledGraph):
         """Take no more changes."""
         self._is_closed = True
 
+    def undo(self, to: int | None = None) -> None:
+        """Take back every change after the place that `mark` returned.
+
+        Without a place, all of them; in a block that joined an open session, all of the block's.
+        Once the session is over, the module's code is brought up to date too.
+
+        Raises:
+            RewriteError: When there is no such place, or the session is over and another one has
+                changed the module since.
+        """
+        if is_open(self):
+            super().undo(to)
+            return
+        check_is_latest(self)
+        super().undo(to)
+        self.recompile(always=True)
+        forget(self)
+
     def on_behalf_of(
         self, originals: Sequence[fx.Node], by: str
     ) -> contextlib.AbstractContextManager[None]:
@@ -74,8 +92,11 @@ class EditSession(JournalledGraph):
         Args:
             originals: The nodes that are being replaced, in graph order.
             by: The rule or pass.
+
+        Raises:
+            RewriteError: When one is no node of the graph.
         """
-        return _OnBehalf(self, tuple(originals), by)
+        return _OnBehalf(self, self._replaced(originals), by)
 
     # Making nodes.
 
@@ -178,6 +199,8 @@ class EditSession(JournalledGraph):
     ) -> fx.Node:
         """Insert a node right before another one; the form of `insert` that costs least.
 
+        It takes nodes of torch.fx only, and looks at no operand but for its place.
+
         Args:
             place: The node to insert before.
             op: Kind of the node.
@@ -206,6 +229,7 @@ class EditSession(JournalledGraph):
 
     def copy(self, node: fx.Node, substitute: Callable[[fx.Node], Any], **place: Any) -> fx.Node:
         """Insert a copy of a node of any graph, its operands mapped by `substitute`."""
+        node = any_node(node)
         args = map_arg(node.args, substitute)
         kwargs = map_arg(node.kwargs, substitute)
         new = self.insert(node.op, node.target, args, kwargs, name=node.name, **place)
@@ -485,6 +509,10 @@ class EditSession(JournalledGraph):
                                hint="edit inside of `with fxkit.edit(gm) as e:`")  # fmt: skip
         return node_in(self.graph, value)
 
+    def _replaced(self, originals: Sequence[Any]) -> tuple[fx.Node, ...]:
+        """Return the nodes that are meant, which may be erased by now unless named."""
+        return tuple(self._given(n) if isinstance(n, str) else any_node(n) for n in originals)
+
     def _operands(self, value: Any) -> Any:
         if self._is_closed:
             self._given(None)
@@ -530,70 +558,6 @@ def _set_or_forget(node: fx.Node, known: Any) -> None:
         node.meta.pop(TYPE_KEY, None)
     else:
         set_type(node, known)
-
-
-def edit(
-    gm: fx.GraphModule | GraphProgram, by: str = ""
-) -> contextlib.AbstractContextManager[EditSession]:
-    """Open a session that changes a graph, or does not change it at all.
-
-    On leaving, what was changed is checked and the module recompiled, once. When anything raises,
-    inside or in that check, graph, attributes and code are as they were.
-
-    Inside of a session that this thread has open on the same module, such as in a pass, that very
-    session is given out: what changes inside goes into its journal, and is taken back with it. An
-    error inside takes back the changes since this call.
-
-    What is done to the graph of a captured program is done to the program: its graphs for other
-    calls are given up, and those that are captured from then on get the same edit before they run.
-    Where one is another graph than in its constants, that call raises.
-
-    Args:
-        gm: The module to change, in place; or a captured program, of which the graph that ran last
-            is changed.
-        by: Who changes it, for provenance: a pass's name.
-
-    Raises:
-        InvalidGraphError: When the edited graph breaks an invariant.
-        UnsupportedError: When it is no `GraphModule`, and no captured program.
-
-    Example:
-        >>> import torch, fxkit
-        >>> gm = fxkit.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU()))
-        >>> relu = fxkit.graph(gm).find(torch.relu)[0].fx_node
-        >>> with fxkit.edit(gm) as e:
-        ...     e.replace(relu, e.call(torch.tanh, relu.args[0], before=relu))
-        >>> print(e.diff())
-        insert    %tanh = aten.tanh(%input_1)
-        rewire    return %tanh
-        erase     %_0 = aten.relu(%input_1)
-    """
-    return edit_as(None, gm, by)
-
-
-@contextlib.contextmanager
-def edit_as(
-    change: ProgramChange | None, gm: fx.GraphModule | GraphProgram, by: str = ""
-) -> Iterator[EditSession]:
-    """Open a session as `edit` does, for a change that can be applied to other graphs anew.
-
-    Args:
-        change: What is going to be done; None for what only the session's journal says.
-        gm: As `edit` takes it.
-        by: As `edit` takes it.
-    """
-    gm = graph_module_of(gm)
-    around = open_on(gm)
-    if isinstance(around, EditSession):
-        with around.savepoint(by):
-            yield around
-        return
-    session = EditSession(gm, by)
-    try:
-        with opened(session, change), session.savepoint():
-            yield session
-    finally:
-        session.close()
 
 
 def _has_source(node: fx.Node) -> bool:

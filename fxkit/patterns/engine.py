@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 
 from fxkit import config
 from fxkit.analysis.cost import cost_of
+from fxkit.analysis.editing import edit_as
 from fxkit.analysis.retyping import spread_types
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.collector import paused_collector
@@ -29,7 +30,7 @@ from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import Attribute, operator_of, operator_of_overload
 from fxkit.ir.printer import format_node_safely
 from fxkit.ir.program_changes import GraphProgram
-from fxkit.ir.session import EditSession, edit_as
+from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.patterns.fitting import unfit_user
 from fxkit.patterns.language import COMPUTES, computation

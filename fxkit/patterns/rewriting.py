@@ -23,6 +23,7 @@ from typing import Any
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
+from fxkit.analysis.shared_memory import shares_memory
 from fxkit.errors import PatternError
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_node
@@ -77,8 +78,9 @@ class Template:
         if value not in self.body:
             return (value,)
         call = resolve(value)
-        is_declared = call is not None and call.operator.overload is not None
-        shared = effects_of(value).aliases if is_declared else ()
+        if call is None or (call.operator.overload is None and call.name != "python.getitem"):
+            return ()
+        shared = [o for o in effects_of(value).aliases if shares_memory(value, o) is not False]
         return tuple(dict.fromkeys(i for operand in shared for i in self._shared_by(operand)))
 
     @functools.cached_property

@@ -3,22 +3,32 @@
 A replacement is computed where the pattern's last node stood, or, of several results, where all of
 the match may come together, from the operands as they are there.
 That is the same value only when nobody wrote to them since the first matched node took them, when
-no value that vanishes is used elsewhere, and when nothing that now shares memory is written.
+no value that vanishes is used elsewhere, and when nobody can tell that a result shares memory which
+it did not share, or no longer shares what it did.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import fx
 
 from fxkit.analysis.dependencies import EffectOrder
-from fxkit.analysis.effects import CONVERSIONS, PURE, all_pure, effects_of
+from fxkit.analysis.effects import CONVERSIONS, PURE, all_pure, effects_of, holds_memory
 from fxkit.analysis.moves import is_seen_apart
-from fxkit.ir.op import resolve
+from fxkit.analysis.shared_memory import (
+    is_with_caller,
+    memory_above,
+    memory_around,
+    who_notices,
+)
+from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_value
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.matching import Match
 from fxkit.patterns.placing import Place, attributes_of, bound_to, place_of
 from fxkit.patterns.rewriting import Rule
+from fxkit.patterns.sharing import sharing_of_match, sharing_of_replacement
 
 
 class Safety:
@@ -31,13 +41,13 @@ class Safety:
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._all_pure = all_pure(graph)
-        self._known: _Effects | None = None
+        self._known: EffectOrder | None = None
 
     @property
-    def _effects(self) -> _Effects:
+    def _order(self) -> EffectOrder:
         """The effects of the graph as it is now: made when they are first asked for."""
         if self._known is None:
-            self._known = _Effects(self._graph)
+            self._known = EffectOrder(self._graph)
         return self._known
 
     def refusal(self, rule: Rule, match: Match) -> str | None:
@@ -47,20 +57,24 @@ class Safety:
             return reason or self._several(rule, match)
         if self._all_pure and rule.template.is_all_new:
             return reason
-        if reason is None and not self._all_pure and self._effects.order.aliases.effectful:
+        if reason is None and not self._all_pure and self._order.aliases.effectful:
             reason = (
                 self._mode_change(match)
                 or self._written_operand(match)
                 or self._moved_effect(match, match.root)
             )
-        return reason or self._new_alias(rule, match, match.root)
+        return (
+            reason
+            or self._new_alias(rule, match, match.root)
+            or self._lost_alias(rule, match, match.root)
+        )
 
     def place_of(self, rule: Rule, match: Match) -> Place | str:
         """Return where a replacement may stand, or why there is no such place."""
         if len(match.outputs) == 1:
             taken = [match.values.get(reused) for reused in rule.template.reused]
             return Place(match.root.next if match.root in taken else match.root)
-        return place_of(rule, match, None if self._all_pure else self._effects.order)
+        return place_of(rule, match, None if self._all_pure else self._order)
 
     def _several(self, rule: Rule, match: Match) -> str | None:
         """Several results are computed at one place, and the matched nodes come together there."""
@@ -71,19 +85,24 @@ class Safety:
         reason = None if self._all_pure else self._moved_effect(match, place)
         if self._all_pure and rule.template.is_all_new and not rule.template.overlapping:
             return reason
-        return reason or self._new_alias(rule, match, place) or self._one_memory(rule, match, place)
+        return (
+            reason
+            or self._new_alias(rule, match, place)
+            or self._one_memory(rule, match, place)
+            or self._lost_alias(rule, match, place)
+        )
 
     def inserted(self, node: fx.Node) -> None:
         """Take note of a node that a rewrite made."""
         if self._all_pure:
             self._all_pure = effects_of(node) is PURE
         if self._known is not None:
-            self._known.inserted(node)
+            self._known.aliases.add(node)
 
     def substituted(self, output: fx.Node, value: fx.Node) -> None:
         """Take note that `value` stands for `output` now, to its users and to the caller."""
         if self._known is not None:
-            self._known.substituted(output, value)
+            self._known.aliases.join(output, value)
 
     def _escape(self, rule: Rule, match: Match) -> str | None:
         """A vanishing value must have no user outside of the match."""
@@ -108,7 +127,7 @@ class Safety:
     def _mode_change(self, match: Match) -> str | None:
         """All of a match must run under the same gradient and autocast mode."""
         first = next(iter(match.nodes.values()))  # they are in graph order
-        change = self._effects.order.mode_between(first, match.root)
+        change = self._order.mode_between(first, match.root)
         return None if change is None else f"%{change.name} changes a mode in the middle of it"
 
     def _written_operand(self, match: Match) -> str | None:
@@ -118,7 +137,7 @@ class Safety:
             if node is match.root:
                 continue
             for operand in (*node.all_input_nodes, *attributes_of(node), node):
-                writer = self._effects.order.written_between(operand, node, match.root, matched)
+                writer = self._order.written_between(operand, node, match.root, matched)
                 if writer is not None:
                     shown = format_value(operand)
                     return f"%{writer.name} may write to {shown} before %{match.root.name}"
@@ -132,92 +151,123 @@ class Safety:
                 continue
             between, end = (node.next, place) if node < place else (place, node)
             while between is not end:
-                if between not in matched and not self._effects.order.may_swap(node, between):
+                if between not in matched and not self._order.may_swap(node, between):
                     return f"%{node.name} may not change places with %{between.name}"
                 between = between.next
         return None
 
     def _new_alias(self, rule: Rule, match: Match, place: fx.Node) -> str | None:
-        """A replacement that is an operand, or may be a view of one, must not show that."""
-        template = rule.template
-        for output, value, inputs in zip(
-            match.outputs, template.values, template.shared, strict=True
+        """A replacement that is an operand, or a view of one, must not show that."""
+        gone = _gone(rule, match)
+        for index, (output, value) in enumerate(
+            zip(match.outputs, rule.template.values, strict=True)
         ):
-            if not isinstance(type_of(output), (TensorType, type(None))):
+            if not rule.template.shared[index] or not holds_memory(output):
                 continue
-            for shared in inputs:
-                operand = bound_to(rule, match, shared)
-                if operand is None or _is_converted(value, operand, output):
+            before = sharing_of_match(match, output, gone).surely
+            for operand in sharing_of_replacement(rule, match, index).may:
+                if _is_converted(value, operand, output):
                     continue
-                first = place.prev if place < output else output
-                reason = self._shown(output, operand, first, is_itself=shared is value)
-                if reason is not None:
-                    return reason
+                is_itself = operand is bound_to(rule, match, value)
+                if is_itself and self._order.aliases.may_alias(operand, output):
+                    if is_seen_apart(output, operand):
+                        return (
+                            f"the caller gets a tensor each of %{output.name} and %{operand.name}"
+                        )
+                    continue
+                if operand in before:
+                    continue
+                who = self._noticed(output, operand, before, gone, _first(place, output))
+                if who is not None:
+                    return f"%{output.name} would share memory with %{operand.name}, and {who}"
+        return None
+
+    def _lost_alias(self, rule: Rule, match: Match, place: fx.Node) -> str | None:
+        """A replacement in memory of its own must not show that what it replaces was a view."""
+        gone = _gone(rule, match)
+        for index, output in enumerate(match.outputs):
+            before = sharing_of_match(match, output, gone).may
+            if not before or not holds_memory(output):
+                continue
+            after = sharing_of_replacement(rule, match, index).surely
+            pairs = [pair for pair in rule.template.overlapping if index in pair]
+            together = [match.outputs[i] for pair in pairs for i in pair if i != index]
+            for operand in before:
+                if operand in after or operand in together:
+                    continue
+                who = self._noticed(
+                    output, operand, after, gone.union(together), _first(place, output)
+                )
+                if who is not None:
+                    return f"%{output.name} would share no memory with %{operand.name}, and {who}"
         return None
 
     def _one_memory(self, rule: Rule, match: Match, place: fx.Node) -> str | None:
         """Results that lay apart and share memory now must not show that."""
-        for one, other in rule.template.overlapping:
-            is_itself = rule.template.values[one] is rule.template.values[other]
-            results = match.outputs[one], match.outputs[other]
-            reason = self._shown(*results, place.prev, is_itself=is_itself)
-            if reason is not None:
-                return reason
+        gone = _gone(rule, match)
+        for pair in rule.template.overlapping:
+            one, other = (match.outputs[index] for index in pair)
+            if self._order.aliases.may_alias(one, other):
+                continue
+            who = self._noticed(one, other, (), gone, place.prev)
+            if who is not None:
+                return f"%{one.name} would share memory with %{other.name}, and {who}"
         return None
 
-    def _shown(
-        self, output: fx.Node, operand: fx.Node, first: fx.Node, *, is_itself: bool
+    def _noticed(
+        self,
+        output: fx.Node,
+        operand: fx.Node,
+        linked: Collection[fx.Node],
+        gone: Collection[fx.Node],
+        first: fx.Node,
     ) -> str | None:
-        """Return who would see that a result is, or shares memory with, an operand.
+        """Return who sees whether a result shares memory with an operand, or None.
 
-        What is written up to the `first` node is in what the result is made of.
+        Args:
+            output: The result.
+            operand: The operand.
+            linked: Nodes that it shares memory with before and after: who shares theirs is no news.
+            gone: Matched nodes that go away.
+            first: What is written up to this node is in what the result is made of.
         """
-        aliases = self._effects.order.aliases
-        if aliases.may_alias(operand, output):
-            if is_itself and is_seen_apart(output, operand):
-                return f"the caller gets a tensor each of %{output.name} and %{operand.name}"
+        aliases = self._order.aliases
+        derived = memory_above(output, gone, _MOST_EDGES)
+        is_written = any(map(aliases.writers, (output, operand)))
+        if derived is not None and not is_written and not is_with_caller(derived):
             return None
-        for node in (operand, output):
-            last = next(reversed(aliases.writers(node)), None)
-            if last is not None and first < last:
-                return (
-                    f"%{output.name} would share memory with %{operand.name}, and "
-                    f"%{last.name} writes to it"
-                )
-        if self._effects.is_shared(output) and self._effects.is_shared(operand):
-            return f"the caller would get %{output.name} sharing memory with %{operand.name}"
-        return None
+        rest = memory_around([operand], {output, *gone}, _MOST_EDGES)
+        if derived is None or rest is None:
+            return f"more than {_MOST_EDGES} values and users have to do with its memory"
+        if not rest.isdisjoint(linked):
+            return None
+        return who_notices(derived, rest, first, gone, self._attribute_writers)
+
+    def _attribute_writers(self, read: fx.Node) -> list[fx.Node]:
+        """Return the calls of modules that write to what a `get_attr` reads."""
+        return [
+            writer
+            for writer in self._order.aliases.writers(read)
+            if any(isinstance(written, Attribute) for written in effects_of(writer).writes)
+        ]
 
 
-class _Effects:
-    """The order that effects impose on a graph, and the memory that the caller sees too."""
+# So many values and users of one memory are looked at, for the time a decision takes.
+_MOST_EDGES = 4096
 
-    def __init__(self, graph: fx.Graph) -> None:
-        self.order = EffectOrder(graph)
-        aliases = self.order.aliases
-        outside = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
-        results = next(iter(reversed(graph.nodes))).all_input_nodes
-        self._shared = {aliases.root(n) for n in (*outside, *results)}
 
-    def inserted(self, node: fx.Node) -> None:
-        aliases = effects_of(node).aliases
-        shared = bool(aliases) and any(self.is_shared(operand) for operand in aliases)
-        self.order.aliases.add(node)
-        self._mark_shared(node, shared)
+def _gone(rule: Rule, match: Match) -> frozenset[fx.Node]:
+    """Return the matched nodes that no one will use any more: no results, nor used elsewhere."""
+    kept = {match.values.get(operation) for operation in rule.template.reused}
+    return frozenset(
+        node
+        for node in match.interior
+        if node not in kept and all(user in match.matched for user in node.users)
+    )
 
-    def substituted(self, output: fx.Node, value: fx.Node) -> None:
-        shared = self.is_shared(output) or self.is_shared(value)
-        self.order.aliases.join(output, value)
-        self._mark_shared(value, shared)
 
-    def is_shared(self, node: fx.Node) -> bool:
-        """Tell whether the caller may see a node's memory."""
-        return self.order.aliases.root(node) in self._shared
-
-    def _mark_shared(self, node: fx.Node, shared: bool) -> None:
-        """Keep the mark of an alias set when it was joined with another."""
-        if shared:
-            self._shared.add(self.order.aliases.root(node))
+def _first(place: fx.Node, output: fx.Node) -> fx.Node:
+    return place.prev if place < output else output
 
 
 def _is_converted(value: fx.Node, operand: fx.Node, output: fx.Node) -> bool:

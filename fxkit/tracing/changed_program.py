@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import fx
 
+from fxkit.analysis.edit_change import EditChange
 from fxkit.analysis.tensor_types import infer_type
-from fxkit.ir.edit_change import EditChange
 from fxkit.ir.program_changes import ProgramChange
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.tracing.values.refusals import Failure

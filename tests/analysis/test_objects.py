@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import fx, nn
 
 from fxkit.analysis.dependencies import EffectOrder, ancestors, descendants
+from fxkit.analysis.editing import edit
 from fxkit.analysis.liveness import Liveness
 from fxkit.analysis.objects import Graph, graph
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import FxkitError, InvalidGraphError
-from fxkit.ir.session import edit
 from fxkit.tracing.symbolic import symbolic_trace
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import fx, nn
 from torch.export import Dim
 
+from fxkit.analysis.editing import edit
 from fxkit.analysis.objects import graph
 from fxkit.analysis.tensor_types import TypeAnalysis, infer_type, propagate_types
 from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.errors import InvalidGraphError, UnsupportedError
 from fxkit.ir.printer import format_type
-from fxkit.ir.session import edit
 from fxkit.ir.types import KEY, set_type, type_of, type_of_value
 from fxkit.tracing.symbolic import symbolic_trace
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import fx, nn
 
+from fxkit.analysis.editing import edit
 from fxkit.analysis.objects import graph
 from fxkit.analysis.tensor_types import TypeAnalysis, propagate_types
 from fxkit.errors import InvalidGraphError
-from fxkit.ir.session import EditSession, edit
+from fxkit.ir.session import EditSession
 from fxkit.ir.types import type_of
 from fxkit.tracing.symbolic import symbolic_trace
 

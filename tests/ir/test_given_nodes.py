@@ -13,6 +13,8 @@ from torch import nn
 import fxkit
 from fxkit.analysis.slices import inline, outline
 from fxkit.errors import FxkitError, RewriteError
+from fxkit.ir.session import EditSession
+from fxkit.passes.base import Pass, PassContext
 
 X = torch.ones(2, 4)
 
@@ -178,3 +180,89 @@ def test_an_attribute_has_no_keyword_for_a_name() -> None:
         e.set_output(made)
     assert one.target == "class_1"
     assert torch.equal(gm(torch.ones(1)), torch.tensor([2.0]))
+
+
+def _on_behalf(e: Any, node: Any) -> None:
+    with e.on_behalf_of([node], "helper"):
+        e.call(torch.rand, 2, before=node)
+
+
+# Each method that asks for a node, with the very node that it is given.
+METHODS: dict[str, Callable[[Any, Any], Any]] = {
+    "insert": lambda e, n: e.insert("call_function", torch.rand, (2,), after=n),
+    "call": lambda e, n: e.call(torch.rand, 2, before=n),
+    "get_attr": lambda e, n: e.get_attr("0.weight", before=n),
+    "replace": lambda e, n: e.replace(n, e.call(F.silu, fxkit.graph(e.gm)["_0"], before=n)),
+    "replace by": lambda e, n: e.replace(e.call(torch.rand, 2, after="_0"), n),
+    "replace_uses": lambda e, n: e.replace_uses(n, "_0"),
+    "erase": lambda e, n: (e.replace_uses(n, "_0"), e.erase(n)),
+    "set_args": lambda e, n: e.set_args(n, (fxkit.graph(e.gm)["input_1"],)),
+    "set_target": lambda e, n: e.set_target(n, torch.tanh),
+    "move": lambda e, n: (made := e.call(torch.rand, 2, before="_0"), e.move(made, after=n)),
+    "move it": lambda e, n: (e.call(torch.rand, 2, after=n), e.move(n, before="_2")),
+    "rename": lambda e, n: e.rename(n, "activation"),
+    "retype": lambda e, n: e.retype(n, None),
+    "add_attribute": lambda e, n: e.add_attribute("scale", torch.ones(2), before=n),
+    "on_behalf_of": _on_behalf,
+}
+
+
+KINDS_OF_NODE: dict[str, Callable[[Any], Any]] = {
+    "node": lambda gm: fxkit.graph(gm)["_1"].fx_node,
+    "view": lambda gm: fxkit.graph(gm)["_1"],
+    "name": lambda gm: "_1",
+}
+
+
+class Acting(Pass):
+    def __init__(self, act: Callable[[Any], None]) -> None:
+        object.__setattr__(self, "act", act)
+
+    def apply(self, edit: EditSession, context: PassContext) -> None:
+        self.act(edit)
+
+
+def _in_a_session(gm: torch.fx.GraphModule, act: Callable[[Any], None]) -> None:
+    with fxkit.edit(gm) as e:
+        act(e)
+
+
+def _in_a_nested_one(gm: torch.fx.GraphModule, act: Callable[[Any], None]) -> None:
+    with fxkit.edit(gm) as outer, fxkit.edit(outer.gm) as e:
+        act(e)
+
+
+def _in_a_pass(gm: torch.fx.GraphModule, act: Callable[[Any], None]) -> None:
+    fxkit.PassManager([Acting(act)], verify="structure").run(gm)
+
+
+def _in_a_session_in_a_pass(gm: torch.fx.GraphModule, act: Callable[[Any], None]) -> None:
+    fxkit.PassManager([Acting(lambda e: _in_a_session(e.gm, act))], verify="structure").run(gm)
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_NODE)
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "enter", [_in_a_session, _in_a_nested_one, _in_a_pass, _in_a_session_in_a_pass]
+)
+def test_each_method_takes_each_kind_of_node(enter: Any, name: str, kind: str) -> None:
+    expected, gm = _module(), _module()
+    _in_a_session(expected, lambda e: METHODS[name](e, KINDS_OF_NODE["node"](e.gm)))
+    enter(gm, lambda e: METHODS[name](e, KINDS_OF_NODE[kind](e.gm)))
+    assert gm.code == expected.code
+    fxkit.verify(gm)
+
+
+def test_a_copy_may_be_of_a_view_of_another_graph() -> None:
+    gm, other = _module(), fxkit.graph(_module())
+    with fxkit.edit(gm) as e:
+        new = e.copy(other["_1"], lambda node: fxkit.graph(gm)[node.name], after="_1")
+    assert fxkit.graph(gm)[new].producers == [fxkit.graph(gm)["_0"]]
+
+
+def test_a_name_that_is_none_is_refused() -> None:
+    with (
+        pytest.raises(RewriteError, match=r"got '_11'(.|\n)*did you mean"),
+        fxkit.edit(_module()) as e,
+    ):
+        e.erase("_11")

@@ -9,9 +9,10 @@ import torch
 from torch import fx, nn
 
 import fxkit
+from fxkit.analysis.editing import edit
 from fxkit.analysis.slices import outline
 from fxkit.errors import InvalidGraphError
-from fxkit.ir.session import EditSession, edit
+from fxkit.ir.session import EditSession
 from fxkit.passes import pass_function
 
 _TO_SINE = fxkit.rule(lambda x: torch.relu(x), lambda x: torch.sin(x), name="to_sine", exact=False)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import fx, nn
 
+from fxkit.analysis.editing import edit
 from fxkit.errors import InvalidGraphError, RewriteError
 from fxkit.ir.printer import format_graph
 from fxkit.ir.provenance import module_path, provenance_of, source_of
-from fxkit.ir.session import EditSession, edit
+from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.tracing.symbolic import symbolic_trace
 
@@ -305,3 +306,37 @@ def test_attributes_come_back_to_their_places() -> None:
         session.undo()
     after = list(gm.named_buffers()), list(gm.named_parameters()), list(gm.state_dict())
     assert str(after) == str(before)
+
+
+def test_undo_after_the_session_brings_the_code_back_too() -> None:
+    gm = symbolic_trace(lambda x: torch.relu(x) + 1)
+    before, x = gm.code, torch.randn(3)
+    with edit(gm) as e:
+        relu = gm.graph.find_nodes(op="call_function", target=torch.relu)[0]
+        e.set_target(relu, torch.tanh)
+        mark = e.mark()
+        e.rename(relu, "renamed")
+    assert torch.equal(gm(x), torch.tanh(x) + 1)
+    e.undo(mark)
+    assert "renamed" not in gm.code and "tanh" in gm.code
+    e.undo()
+    assert gm.code == before
+    assert torch.equal(gm(x), torch.relu(x) + 1)
+
+
+def test_undo_after_another_session_is_refused_until_that_is_undone() -> None:
+    gm = symbolic_trace(lambda x: torch.relu(x) + 1)
+    before = gm.code
+    relu = gm.graph.find_nodes(op="call_function", target=torch.relu)[0]
+    with edit(gm) as first:
+        first.set_target(relu, torch.tanh)
+    with edit(gm) as second:
+        second.set_target(relu, torch.sin)
+        with pytest.raises(RewriteError, match="another session"):
+            first.undo()
+    with pytest.raises(RewriteError, match="undo the later session first"):
+        first.undo()
+    assert "sin" in gm.code
+    second.undo()
+    first.undo()
+    assert gm.code == before

@@ -9,8 +9,9 @@ import torch
 from torch import fx, nn
 
 import fxkit
+from fxkit.analysis.editing import edit
 from fxkit.ir.op import operator_of, resolve
-from fxkit.ir.session import EditSession, edit
+from fxkit.ir.session import EditSession
 from fxkit.ir.types import set_type, type_of
 from fxkit.ir.wide_operands import WIDE, is_flat
 

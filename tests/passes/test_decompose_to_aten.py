@@ -12,10 +12,10 @@ from hypothesis import given, reject
 from torch import fx, nn
 
 import fxkit
+from fxkit.analysis.editing import edit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.printer import format_graph
-from fxkit.ir.session import edit
 from fxkit.passes import Functionalise, PassContext
 from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.manager import PassManager

@@ -11,9 +11,9 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxkit
+from fxkit.analysis.editing import edit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import PostconditionError
-from fxkit.ir.session import edit
 from fxkit.passes import Functionalise, PassContext
 from fxkit.passes.building_blocks import torch_decompositions
 from fxkit.passes.building_blocks.core_operators import CORE_OPERATORS, core_operators_page, is_core

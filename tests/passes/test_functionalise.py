@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from torch import fx, nn
 
 import fxkit
+from fxkit.analysis.editing import edit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import PostconditionError, PreconditionError
 from fxkit.ir.printer import format_graph
-from fxkit.ir.session import edit
 from fxkit.passes import PassContext
 from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.functionalise import Functionalise

@@ -54,8 +54,43 @@ _OTHERS = (
     ),
     rule(lambda x: x.clone(), lambda x: x.mul(1.0), name="clone_as_product", benefit=-1),
 )
+# Rules that make a copy of a view, or a view of a copy: right only where nobody can tell.
+_ALIASING = (
+    rule(lambda x: x.transpose(0, 1).transpose(0, 1), lambda x: x.clone(), name="turned_copied"),
+    rule(lambda x: x.unsqueeze(0).squeeze(), lambda x: x.clone(), name="axis_copied"),
+    rule(lambda x: x.view(3, 4), lambda x: x.clone(), name="view_copied"),
+    rule(lambda x: x[:], lambda x: x.clone(), name="slice_copied"),
+    rule(lambda x: x.expand(3, 4), lambda x: x.clone(), name="expanded_copied"),
+    rule(lambda x: x.reshape(3, 4), lambda x: x.clone(), name="reshape_copied"),
+    rule(lambda x: x.to(torch.float32), lambda x: x.clone(), name="cast_copied"),
+    rule(
+        lambda x: x.contiguous(),
+        lambda x: x.clone(memory_format=torch.contiguous_format),
+        name="contiguous_copied",
+    ),
+    rule(
+        lambda x: (x.transpose(0, 1).transpose(0, 1), -x),
+        lambda x: (lambda y: (y, -y))(x.clone()),
+        name="two_copied",
+    ),
+    rule(
+        lambda x: (x.unsqueeze(0).squeeze(), x[:]),
+        lambda x: (lambda y: (y[:], y))(x.clone()),
+        name="two_views_of_a_copy",
+    ),
+    rule(
+        lambda x: (x.unsqueeze(0).squeeze(), x[:]),
+        lambda x: (x.clone(), x.clone()),
+        name="two_views_as_copies",
+    ),
+    rule(lambda x: x.clone(), lambda x: x, name="copy_dropped"),
+    rule(lambda x: x.clone(), lambda x: x[:], name="copy_viewed"),
+    rule(lambda x: -x, lambda x: (0 - x).transpose(0, 1).transpose(0, 1), name="turned_new"),
+    rule(lambda x: (x * x, x * x), lambda x: (lambda y: (y, y[:]))(x * x), name="squares_as_one"),
+)
 _SEVERAL = sorted(found.name for found in _OTHERS if len(found.pattern.outputs) > 1)
 _RULES: dict[str, Rule] = {**dict(RULES.items()), **{found.name: found for found in _OTHERS}}
+_BY_NAME: dict[str, Rule] = {**_RULES, **{found.name: found for found in _ALIASING}}
 
 _CASES: dict[str, Any] = {
     "gm": GRAPHS,
@@ -92,7 +127,7 @@ def _check(
     if typed:
         x = torch.empty(SHAPE[::-1]).t() if transposed else torch.empty(SHAPE)
         propagate_types(gm, (x, x if same else torch.empty(SHAPE)))
-    report = rewrite(gm, [_RULES[name] for name in rules], fixpoint=fixpoint)
+    report = rewrite(gm, [_BY_NAME[name] for name in rules], fixpoint=fixpoint)
     verify(gm)
     differs = difference(expected, observe(gm, transposed=transposed, same=same))
     assert differs is None, (
@@ -114,6 +149,28 @@ def test_rules_of_several_results_on_random_graphs_show_nothing(**case: Any) -> 
     _check(**case)
 
 
+_ALIASING_CASES = {
+    **_CASES,
+    "rules": st.lists(
+        st.sampled_from([found.name for found in _ALIASING]), min_size=1, max_size=4, unique=True
+    ),
+    "fixpoint": st.just(False),
+}
+
+
+@settings(_QUIET, max_examples=150)
+@given(**_ALIASING_CASES)
+def test_rules_that_copy_views_and_view_copies_show_nothing(**case: Any) -> None:
+    _check(**case)
+
+
+@pytest.mark.sweep
+@settings(_QUIET, max_examples=4000)
+@given(**_ALIASING_CASES)
+def test_many_rules_that_copy_views_and_view_copies_show_nothing(**case: Any) -> None:
+    _check(**case)
+
+
 @pytest.mark.sweep
 @settings(_QUIET, max_examples=2000)
 @given(**_CASES)
@@ -128,6 +185,7 @@ def test_rewriting_many_random_graphs_shows_nothing(**case: Any) -> None:
         ("_written_operand", sorted(_RULES)),
         ("_moved_effect", ["noise"]),
         ("_new_alias", sorted(_RULES)),
+        ("_lost_alias", [found.name for found in _ALIASING]),
     ],
 )
 def test_random_graphs_find_the_absence_of_each_check(

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import fx
 
+from fxkit.analysis.editing import CheckedSession
 from fxkit.errors import PassError
 from fxkit.ir.printer import format_source
-from fxkit.ir.session import EditSession
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Limits:
     deadline: float | None = None
 
 
-class TrackedSession(EditSession):
+class TrackedSession(CheckedSession):
     """An edit session that knows where each rewrite begins.
 
     A rewrite begins where a pass enters `on_behalf_of`, or, outside of that, calls `replace`. There
@@ -83,11 +83,12 @@ class TrackedSession(EditSession):
         self, originals: Sequence[fx.Node], by: str
     ) -> contextlib.AbstractContextManager[None]:
         """Begin a rewrite; see `EditSession.on_behalf_of`."""
-        inner = super().on_behalf_of(originals, by)
-        return self._rewriting(tuple(originals), by, inner)
+        nodes = self._replaced(originals)
+        return self._rewriting(nodes, by, super().on_behalf_of(nodes, by))
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """Let every user of `old` use `new`; outside of `on_behalf_of`, a rewrite of its own."""
+        old, new = self._given(old), self._given(new)
         if self._depth:
             super().replace(old, new)
             return

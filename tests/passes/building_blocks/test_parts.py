@@ -7,8 +7,8 @@ import torch
 from torch import fx, nn
 
 import fxkit
+from fxkit.analysis.editing import edit
 from fxkit.errors import RewriteError
-from fxkit.ir.session import edit
 from fxkit.passes.building_blocks.parts import Part, outline_parts
 
 

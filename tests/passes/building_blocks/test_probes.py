@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fxkit
+from fxkit.analysis.editing import edit
 from fxkit.errors import NumericsError
-from fxkit.ir.session import edit
 from fxkit.passes import (
     CheckNumbers,
     CommonSubexpressionElimination,

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
+from fxkit.analysis.editing import edit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import RewriteError
 from fxkit.ir.journal import Change as Edit
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import derive
-from fxkit.ir.session import EditSession, edit
+from fxkit.ir.session import EditSession
 from fxkit.passes import PASSES
 from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE

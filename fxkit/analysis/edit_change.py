@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import fx
 
+from fxkit.analysis.editing import edit
 from fxkit.errors import RewriteError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.printer import format_node, format_source
-from fxkit.ir.session import EditSession, edit
+from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
 
 # What a node is known by in another graph: kind, target, and the place in the program.
@@ -200,7 +201,7 @@ class _Replay:
             if isinstance(was, Mapping):
                 return {key: merged(was[key], now[key], theirs[key]) for key in was}
             kind: Any = type(theirs)
-            return kind(merged(*parts) for parts in zip(was, now, list(theirs), strict=True))
+            return kind(merged(*parts) for parts in zip(was, now, cast(Any, theirs), strict=True))
         if not self._is_same(was, theirs):
             raise _unlike(f"{theirs} where it had {was}", self._session.graph.output_node())
         return fx.map_arg(now, self._partner)

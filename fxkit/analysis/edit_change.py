@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from torch import fx
 
@@ -200,8 +200,9 @@ class _Replay:
             merged = partial(self._merged, replaced)
             if isinstance(was, Mapping):
                 return {key: merged(was[key], now[key], theirs[key]) for key in was}
+            parts: tuple[Any, Any, Any] = (was, now, theirs)
             kind: Any = type(theirs)
-            return kind(merged(*parts) for parts in zip(was, now, cast(Any, theirs), strict=True))
+            return kind(merged(*part) for part in zip(*parts, strict=True))
         if not self._is_same(was, theirs):
             raise _unlike(f"{theirs} where it had {was}", self._session.graph.output_node())
         return fx.map_arg(now, self._partner)

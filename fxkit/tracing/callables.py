@@ -12,7 +12,7 @@ from inspect import Parameter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.schema import Signature, signature_of, signatures
@@ -132,7 +132,8 @@ def does_more_than_forward(module: nn.Module) -> bool:
 
 
 def _has_usual_call(module: nn.Module) -> bool:
-    return type(module).__call__ is nn.Module.__call__
+    """Tell whether a call of a module is torch's own; each `GraphModule` has it in other words."""
+    return type(module).__call__ is nn.Module.__call__ or isinstance(module, fx.GraphModule)
 
 
 def program_of(fn: Any) -> Program:

@@ -262,8 +262,8 @@ def sorted_into(x):
 
 def many_at_once(x):
     a, b = x.clone(), x + 1
-    torch._foreach_mul_([a, b], 2.0)
-    torch._foreach_add_([a, b], [b * 0 + 1, x])
+    torch._foreach_mul_([a, b], 2.0)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_add_([a, b], [b * 0 + 1, x])  # pyright: ignore[reportPrivateImportUsage]
     return a, b
 
 
@@ -339,7 +339,7 @@ def memory_of_another(x):
 def reads_what_it_wrote(x):
     y = x + 1
     z = x + 2
-    torch._foreach_add_([y, z], [x, y])
+    torch._foreach_add_([y, z], [x, y])  # pyright: ignore[reportPrivateImportUsage]
     return z
 
 

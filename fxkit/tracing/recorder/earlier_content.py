@@ -7,8 +7,8 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from fxkit.torch_adapters import pytree
 from fxkit.tracing.guarding.guards import storage_key
 from fxkit.tracing.recorder.calls import spelling_of
 from fxkit.tracing.recorder.rollback import Snapshot

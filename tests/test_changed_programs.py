@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import random
 import typing
 import warnings
 from collections.abc import Callable
@@ -197,3 +198,26 @@ def test_an_edit_that_can_not_be_made_again_raises_at_the_call() -> None:
     by_edit(changed.graph_module)
     with pytest.raises((RewriteError, UnsupportedError), match="edit"):
         changed(torch.randn(2, 2))
+
+
+@pytest.mark.parametrize("way", ["rules", "torch_fx"])
+def test_opaque_calls_of_a_changed_program_happen_once(way: str) -> None:
+    changed = fxkit.capture(lambda x: torch.relu(x) * random.random(), (torch.randn(4, 3),))
+    if way == "rules":
+        rewrite(changed)
+    else:
+        fxkit.PassManager([by_torch_fx], verify="structure").run(changed)
+    for rows in (4, 7, 7, 9):
+        x = torch.randn(rows, 3)
+        random.seed(1)
+        found, after = changed(x), random.random()
+        random.seed(1)
+        torch.testing.assert_close(found, torch.tanh(x) * 100 * random.random())
+        assert after == random.random()
+
+
+def test_following_a_changed_program_symbolically_is_refused() -> None:
+    changed = fxkit.capture(lambda x: torch.relu(x), (torch.randn(4, 3),))
+    rewrite(changed)
+    with pytest.raises(UnsupportedError, match=r"changed by the rewrite by relu_to_100_tanh"):
+        fxkit.symbolic_trace(changed)

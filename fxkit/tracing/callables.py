@@ -162,7 +162,7 @@ def program_of(fn: Any) -> Program:
         elif hasattr(fn, _COMPILED):
             fn = getattr(fn, _COMPILED)
         elif isinstance(fn, Captured):
-            fn = fn.fn
+            fn = _unchanged(fn)
         elif not isinstance(fn, (type, nn.Module, *_CALLED_AS_THEY_ARE)):
             fn = types.MethodType(type(fn).__call__, fn)
         else:
@@ -186,6 +186,17 @@ def program_of(fn: Any) -> Program:
         owner: Any = fn.__self__
         return Program(fn.__func__, owner, args, kwargs)
     return Program(*_with_defaults(fn, args, kwargs))
+
+
+def _unchanged(captured: Captured) -> Any:
+    """Return what a program was captured of, if its graph computes the same."""
+    if captured.is_altered:
+        raise UnsupportedError(
+            f"expected a program whose graph was not changed, got {captured!r}, changed by "
+            f"{', '.join(map(str, captured.changes))}",
+            hint="take its .graph_module, or trace its .fn for the program without the changes",
+        )
+    return captured.fn
 
 
 _CALLED_AS_THEY_ARE = (

@@ -12,6 +12,7 @@ from torch import fx
 
 from fxkit.analysis.edit_change import EditChange
 from fxkit.analysis.tensor_types import infer_type
+from fxkit.analysis.type_inference.type_observations import is_foreign
 from fxkit.ir.program_changes import ProgramChange
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.tracing.values.refusals import Failure
@@ -92,7 +93,8 @@ class ChangedProgram(ABC):
         for change in self._changes:
             change.apply(gm, args)
         for node in gm.graph.nodes if self._changes else ():
-            if TYPE_KEY not in node.meta and node.op != "output":
+            # Opaque calls are not made for their types: they may happen only once.
+            if TYPE_KEY not in node.meta and node.op != "output" and not is_foreign(node):
                 infer_type(node)
 
     @abstractmethod

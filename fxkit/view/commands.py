@@ -190,13 +190,12 @@ def _print_profile(terminal: Terminal, found: Profile, group_by: str) -> None:
     headers, rows, align, rest = found.cells(group_by=group_by)
     terminal.text("\n".join([*found.summary(), ""]))
     terminal.table(headers, rows, align=align)
-    if rest:
-        terminal.text(rest)
+    terminal.text("\n".join(rest))
 
 
 def _of_profile(found: Profile) -> dict[str, float | None]:
     return {
-        "nodes": len(found.rows),
+        "nodes": found.node_count,
         "time": found.end_to_end,
         "flops": total([row.flops for row in found.rows]),
         "bytes": total([row.bytes for row in found.rows]),

@@ -74,7 +74,7 @@ const fxPanel = (v, act) => {
     if (graph.groups[lead].fold) buttons.push(element("button", { onclick: () => { toggleFold(lead); describe(); } }, state.unfolded.has(lead) ? "draw like layers once" : `draw all ${graph.groups[lead].fold.length + 1} layers`));
     return [
       element("header", {}, element("b", {}, group.path || data.title), element("button", { className: "fx-close", title: "close (Escape)", onclick: () => select(-1) }, "×")),
-      element("dl", {}, ...row("class", group.kind), ...row("nodes", String(nodes.length)), ...row("parameters", group.parameters ? fxScene.quantity(group.parameters) : ""), ...costs),
+      element("dl", {}, ...row("class", group.kind), ...row("nodes", fxScene.sizeOf(graph, nodes).toLocaleString("en")), ...row("parameters", group.parameters ? fxScene.quantity(group.parameters) : ""), ...costs),
       element("p", {}, ...buttons),
       element("p", {}, element("button", { onclick: copy, title: "copy (c)" }, "copy code"), element("code", { className: "fx-find" }, code())),
     ];

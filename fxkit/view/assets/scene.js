@@ -55,6 +55,8 @@ const fxScene = (() => {
     return found;
   }
 
+  // Nodes of the graph that these boxes stand for: each with the constants that it reads first.
+  const sizeOf = (graph, list) => list.reduce((sum, n) => sum + graph.get("nodes", n), 0);
   const only = (graph, g) =>
     graph.groups[g].items.length === 1 && graph.groups[g].items[0] >= 0 ? graph.groups[g].items[0] : -1;
 
@@ -124,10 +126,10 @@ const fxScene = (() => {
     const { get } = graph;
     if (leaf < 0) {
       const group = graph.groups[g];
-      const nodes = lists.reduce((sum, list) => sum + list.length, 0);
+      const nodes = lists.reduce((sum, list) => sum + sizeOf(graph, list), 0);
       const size = group.parameters ? ` · ${quantity(group.parameters)} params` : "";
       const kind = group.kind ? `${group.kind} · ` : "";
-      return { title: clip(oneLine(title(graph, g, folded)), NAME_LENGTH), note: "", detail: clip(`${kind}${nodes} nodes${size}`, NAME_LENGTH), family: "other" };
+      return { title: clip(oneLine(title(graph, g, folded)), NAME_LENGTH), note: "", detail: clip(`${kind}${nodes.toLocaleString("en")} node${nodes === 1 ? "" : "s"}${size}`, NAME_LENGTH), family: "other" };
     }
     const operator = get("operator", leaf), family = get("family", leaf);
     const detail = clip(oneLine(get("type", leaf)), NAME_LENGTH);
@@ -291,5 +293,5 @@ const fxScene = (() => {
     for (const list of item.lists.slice(1)) list.forEach((n, k) => { scene.shownAs[n] = scene.shownAs[item.lists[0][k]]; });
   }
 
-  return { read, build, nodesOf, title, quantity, oneLine };
+  return { read, build, nodesOf, sizeOf, title, quantity, oneLine };
 })();

@@ -63,7 +63,8 @@ class GraphDiff:
     """What `diff` returns.
 
     Attributes:
-        changes: The differences, in the order of the graphs.
+        changes: The differences: those of what computes, then those of inputs and parameters, each
+            in the order of the graphs.
         matched: Name before → name after, for the nodes that are in both.
         nodes_before: Number of nodes of the first graph.
         nodes_after: Number of nodes of the second graph.
@@ -250,6 +251,9 @@ def _cost(nodes: list[fx.Node]) -> Cost:
     return Cost(sum(flops) if flops else None, sum(moved) if moved else None)
 
 
+_Place = tuple[bool, int, int]
+
+
 class _Finder:
     """Finds what is different about nodes that are the same, and tells of those that are not."""
 
@@ -259,8 +263,8 @@ class _Finder:
         self._new = new
         self.rerouted: dict[str, dict[str, str]] = {}
 
-    def changes(self) -> Iterator[tuple[tuple[int, int], Change]]:
-        """Yield the differences, each with its place."""
+    def changes(self) -> Iterator[tuple[_Place, Change]]:
+        """Yield the differences, each with its place; inputs and parameters come last."""
         matcher = self.matcher
         gone = set(matcher.pairs)
         come = set(matcher.back)
@@ -268,19 +272,23 @@ class _Finder:
             gone.update(olds)
             come.update(news)
             by = dict.fromkeys(name for node in news for name in provenance_of(node).by)
-            yield (matcher.at(olds[0]), 0), _change("replaced", olds, news, by=tuple(by))
+            yield self._place(0, *olds, *news), _change("replaced", olds, news, by=tuple(by))
         for node in self._old:
             if node not in gone:
-                yield (matcher.at(node), 0), _change("removed", [node], [])
+                yield self._place(0, node), _change("removed", [node], [])
         for node in self._new:
             if node not in come:
                 by = provenance_of(node).by
-                yield (matcher.at(node), 1), _change("added", [], [node], by=by)
+                yield self._place(1, node), _change("added", [], [node], by=by)
         for a, b in matcher.pairs.items():
             why = self._differences(a, b)
             if why:
                 kind = "rewired" if why[0] == "operands" else "changed"
-                yield (matcher.at(a), 2), _change(kind, [a], [b], why=tuple(why))
+                yield self._place(2, a), _change(kind, [a], [b], why=tuple(why))
+
+    def _place(self, rank: int, *nodes: fx.Node) -> _Place:
+        is_data = all(node.op in ("placeholder", "get_attr") for node in nodes)
+        return is_data, self.matcher.at(nodes[0]), rank
 
     def _differences(self, a: fx.Node, b: fx.Node) -> list[str]:
         why: list[str] = []

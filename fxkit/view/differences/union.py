@@ -51,6 +51,7 @@ class Union(Hierarchy):
         self.vertices = _vertices(states, diffs)
         nodes: list[Any] = _ordered(self.vertices)
         self.nodes = nodes
+        self.size = len(self.graph_module.graph.nodes)
         self._lives = _edge_lives(states, self.vertices)
         self._join()
         self.labels = {vertex: label_of(vertex.node) for vertex in nodes}

@@ -33,7 +33,8 @@ class GraphView:
 
     Attributes:
         title: Name of what is drawn.
-        nodes: Number of nodes in the graph, those in closed and folded modules included.
+        nodes: Number of nodes in the graph: parameters, inputs, the output and what lies in closed
+            and folded modules included.
         hierarchy: The groups that the drawing is made from.
         opened: The groups whose insides are shown.
         columns: What is known of nodes beside the graph: times, errors, regions.
@@ -62,7 +63,7 @@ class GraphView:
         return colouring(self.hierarchy, self.scene, self.column, self.columns)
 
     def __str__(self) -> str:
-        shown = len(self.hierarchy.nodes)
+        shown = self.hierarchy.size
         part = "" if shown == self.nodes else f"{shown:,} of "
         boxes = plural(_boxes(self.opened), "box").replace("boxs", "boxes")
         return f"{self.title}: {part}{plural(self.nodes, 'node')}, drawn as {boxes}"
@@ -250,7 +251,7 @@ def draw(
     hierarchy = Hierarchy(gm, fold=depth is not None)
     return GraphView(
         title=type(gm).__name__ if type(gm).__name__ != "GraphModule" else "graph",
-        nodes=len(hierarchy.nodes),
+        nodes=hierarchy.size,
         hierarchy=hierarchy,
         opened=frozenset(opened_groups(hierarchy.root, depth, max_nodes)),
         is_overview=depth == "auto",

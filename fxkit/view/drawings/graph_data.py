@@ -15,7 +15,7 @@ from torch import fx
 
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.types import TensorType, type_of
-from fxkit.view.drawings.hierarchy import Group, Hierarchy, Leaf
+from fxkit.view.drawings.hierarchy import Group, Hierarchy, Leaf, stands_for
 from fxkit.view.profiling.costs import costs_of, is_call
 
 SCHEMA = "fxkit.graph"
@@ -56,6 +56,7 @@ def graph_data(
         "version": VERSION,
         "title": title,
         "nodes": total,
+        "shown": hierarchy.size,
         "colour": colour,
         "columns": _columns(hierarchy, numbers or {}, texts or {}),
         "operands": _operands(hierarchy),
@@ -88,6 +89,7 @@ def _columns(
     subjects = [hierarchy.subject(node) for node in nodes]
     columns: dict[str, Any] = {
         "name": [label.name for label in labels],
+        "nodes": _indexed(stands_for(node) for node in subjects),
         "operator": _indexed(label.operator for label in labels),
         "constants": _indexed(label.constants for label in labels),
         "type": _indexed(label.type for label in labels),

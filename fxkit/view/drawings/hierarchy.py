@@ -115,6 +115,7 @@ class Hierarchy:
         operands: The nodes that each of them reads.
         users: The nodes that read each of them.
         labels: The words of each of them.
+        size: How many nodes of the graph these stand for, with the constants that they read.
         root: The outermost group.
     """
 
@@ -126,6 +127,7 @@ class Hierarchy:
         self.nodes = [
             node for node in gm.graph.nodes if is_shown(node) and (only is None or node in only)
         ]
+        self.size = len(gm.graph.nodes) if only is None else sum(map(stands_for, self.nodes))
         self.operands, self.users = edges(self.nodes)
         self.labels = {node: label_of(node) for node in self.nodes}
         stacks = {node: stack_of(node) for node in self.nodes}
@@ -289,6 +291,12 @@ def is_shown(node: fx.Node) -> bool:
     if node.op != "get_attr":
         return True
     return any(user.op == "output" for user in node.users)
+
+
+def stands_for(node: fx.Node) -> int:
+    """Count a node that is shown, and the constants that it reads as the first of their users."""
+    read = (operand for operand in node.all_input_nodes if not is_shown(operand))
+    return 1 + sum(next(iter(operand.users)) is node for operand in read)
 
 
 def _fold(first: Group, others: list[Leaf | Group]) -> Group:

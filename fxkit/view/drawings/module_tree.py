@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fxkit.errors import UnsupportedError
-from fxkit.view.drawings.hierarchy import Group, Hierarchy, Leaf
+from fxkit.view.drawings.hierarchy import Group, Hierarchy, Leaf, stands_for
 from fxkit.view.pages.page import fragment_page, notebook_bundle
 from fxkit.view.texts.escaping import escape
-from fxkit.view.texts.labels import Label, clip, one_line
+from fxkit.view.texts.labels import clip, one_line
 from fxkit.view.texts.subject import graph_module_of
 from fxkit.view.texts.text_table import aligned, plural, quantity
 
@@ -34,7 +34,7 @@ class Entry:
         type: Shape and dtype of the output; "" when it isn't known.
         parameters: Elements of the parameters and buffers, those of folded layers included.
         source: The user's line.
-        nodes: Number of nodes, those of folded layers included.
+        nodes: Number of nodes, those of folded layers and the parameters that they read included.
         repeats: How many like layers the line stands for.
         children: The lines below.
     """
@@ -155,16 +155,18 @@ def tree(
             f"expected depth to be None or a count of levels, got {depth!r}",
             hint="depth=1 opens the outermost modules",
         )
-    root = _entry(Hierarchy(graph_module_of(gm, args, kwargs), fold=fold).root, depth)
-    return Tree(replace(root, name=root.kind or "GraphModule", kind=""))
+    hierarchy = Hierarchy(graph_module_of(gm, args, kwargs), fold=fold)
+    root = _entry(hierarchy.root, depth)
+    name = root.kind or "GraphModule"
+    return Tree(replace(root, name=name, kind="", nodes=hierarchy.size))
 
 
 def _entry(item: Leaf | Group, depth: int | None) -> Entry:
     if isinstance(item, Leaf):
-        return _leaf_entry(item.label)
+        return _leaf_entry(item)
     leaf = item.only
     if leaf is not None and item.path:
-        line = _leaf_entry(leaf.label)
+        line = _leaf_entry(leaf)
         return replace(line, name=item.title, kind=item.kind, parameters=item.parameters)
     below = None if depth is None else depth - 1
     return Entry(
@@ -184,7 +186,8 @@ def _entry(item: Leaf | Group, depth: int | None) -> Entry:
     )
 
 
-def _leaf_entry(label: Label) -> Entry:
+def _leaf_entry(leaf: Leaf) -> Entry:
+    label = leaf.label
     return Entry(
         name=one_line(label.name),
         kind="",
@@ -194,7 +197,7 @@ def _leaf_entry(label: Label) -> Entry:
         type=label.type,
         parameters=0,
         source=str(label.source) if label.source else "",
-        nodes=1,
+        nodes=stands_for(leaf.node),
         repeats=1,
         children=(),
     )
@@ -209,7 +212,7 @@ def _output_type(group: Group) -> str:
 
 def _count(item: Leaf | Group) -> int:
     if isinstance(item, Leaf):
-        return 1
+        return stands_for(item.node)
     below = sum(_count(child) for child in item.items)
     return below + sum(_count(member) for member in (item.fold.members if item.fold else ()))
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import fx
 
-from fxkit.view.drawings.hierarchy import Group, Hierarchy, Leaf
+from fxkit.view.drawings.hierarchy import Group, Hierarchy, Leaf, stands_for
 from fxkit.view.drawings.layout import Link, Placement, Point, place
 from fxkit.view.drawings.shapes import CHARACTER, SMALL_CHARACTER, Box, Frame, Line, Scene, Tag
 from fxkit.view.texts.labels import clip, columns, one_line
-from fxkit.view.texts.text_table import quantity
+from fxkit.view.texts.text_table import plural, quantity
 
 _BOX_PAD, _MARGIN, _FRAME_PAD, _FRAME_HEAD = 12.0, 24.0, 16.0, 30.0
 _STUB_HEIGHT, _STUB_TEXT, _NOTE_LENGTH, _NAME_LENGTH = 18.0, 30, 26, 42
@@ -385,10 +385,10 @@ def _words(item: Leaf | Group) -> tuple[str, str, str]:
     if isinstance(item, Group):
         leaf = item.only
         if leaf is None:
-            count = sum(1 for _ in _nodes(item)) * (item.fold.count if item.fold else 1)
+            count = sum(map(stands_for, _nodes(item))) * (item.fold.count if item.fold else 1)
             size = f" · {quantity(item.parameters)} params" if item.parameters else ""
             kind = f"{item.kind} · " if item.kind else ""
-            return clip(item.title, _NAME_LENGTH), "", f"{kind}{count} nodes{size}"
+            return clip(item.title, _NAME_LENGTH), "", f"{kind}{plural(count, 'node')}{size}"
         note = leaf.label.constants if leaf.label.family == "kernel" else one_line(item.title)
         return leaf.label.short, clip(note, _NOTE_LENGTH), leaf.label.type
     label = item.label

@@ -55,7 +55,7 @@ def viewer_html(data: Mapping[str, Any], label: str) -> str:
 
 
 def _size(data: Mapping[str, Any]) -> str:
-    shown = len(data["operands"])
+    shown = data["shown"]
     part = "" if shown == data["nodes"] or "steps" in data else f"{shown:,} of "
     return f"{part}{plural(data['nodes'], 'node')}"
 

@@ -93,7 +93,7 @@ def compare(before: Any, after: Any, group_by: str) -> Comparison:
 
 _WHOLE = {
     "end_to_end": lambda profile: profile.end_to_end,
-    "nodes": lambda profile: len(profile.rows),
+    "nodes": lambda profile: profile.node_count,
     "flops": lambda profile: total([row.flops for row in profile.rows]),
     "bytes": lambda profile: total([row.bytes for row in profile.rows]),
     "peak_bytes": lambda profile: profile.peak_bytes,

@@ -15,7 +15,7 @@ from fxkit.view.profiling.chrome_trace import trace_events
 from fxkit.view.profiling.known_devices import device_name, find_device, known_peaks
 from fxkit.view.profiling.peaks import Peaks, measure_peaks
 from fxkit.view.profiling.profile_comparison import Comparison, compare
-from fxkit.view.profiling.profile_rows import SORTS, Entry, Row, grouped
+from fxkit.view.profiling.profile_rows import SORTS, Entry, Row, grouped, total
 from fxkit.view.texts.escaping import escape
 from fxkit.view.texts.labels import clip, short_operator
 from fxkit.view.texts.text_table import duration, percent, plural, quantity, table
@@ -25,6 +25,9 @@ VERSION = 2
 
 AGREED = 0.03
 """Nodes and whole calls agree where their times differ by no larger share of a call."""
+
+REST = "the rest of a call (Python between the nodes, hooks, inputs and outputs, noise)"
+"""What a table says of the time that has no row, so that its rows add up to a call."""
 
 METRICS = ("time", "flops", "bytes", "memory")
 GROUPINGS = ("node", "module", "op", "region")
@@ -52,6 +55,7 @@ class Profile:
         device: Where the work was done.
         clock_seconds: Seconds that reading the clock costs a run with timers, measured by itself;
             taken off the nodes' times.
+        node_count: Number of nodes in the graph, those without a row included.
         noise: Spread, in seconds, of what a call of the module takes more than the run with timers
             that came before it: smaller differences between the two mean nothing.
     """
@@ -70,11 +74,19 @@ class Profile:
     device: str = "cpu"
     clock_seconds: float = 0.0
     noise: float = 0.0
+    node_count: int = 0
 
     @property
     def node_seconds(self) -> float:
         """Sum of the nodes' times."""
         return sum(row.seconds or 0.0 for row in self.rows)
+
+    @property
+    def rest_seconds(self) -> float | None:
+        """What a whole call takes beside its nodes, in seconds: with it the rows of a table add up
+        to `end_to_end`. Negative where the runs with timers took longer; None without times.
+        """
+        return self.end_to_end - self.node_seconds if self.end_to_end is not None else None
 
     @property
     def outside_seconds(self) -> float:
@@ -145,12 +157,12 @@ class Profile:
         """Return a text table under a summary; `limit` lines, what is left out is counted."""
         headers, rows, align, rest = self.cells(sort_by=sort_by, group_by=group_by, limit=limit)
         body = table(headers, rows, align=align)
-        return "\n".join([*self.summary(), "", body, *([rest] if rest else [])])
+        return "\n".join([*self.summary(), "", body, *rest])
 
     def cells(
         self, *, sort_by: str = "time", group_by: str = "node", limit: int | None = 30
-    ) -> tuple[list[str], list[list[str]], str, str]:
-        """Return the table's titles, its cells, their alignment, and what is left out, in words."""
+    ) -> tuple[list[str], list[list[str]], str, list[str]]:
+        """Return the table's titles, its cells, their alignment, and lines for what has no row."""
         entries = self.entries(sort_by=sort_by, group_by=group_by)
         shown = entries if limit is None else entries[:limit]
         title = "operator" if group_by == "op" else group_by
@@ -161,19 +173,37 @@ class Profile:
         if group_by != "node" or self.peak_bytes is None:
             dropped = [*dropped, 9, 10]
         keep = [i for i in range(len(headers)) if i not in dropped]
-        left = entries[len(shown) :]
-        rest = sum(entry.seconds or 0.0 for entry in left)
         return (
             [headers[i] for i in keep],
             [[row[i] for i in keep] for row in rows],
             "".join("<<<>>>>>>>>"[i] for i in keep),
-            f"… {len(left)} more, {duration(rest)} in all" if left else "",
+            [
+                f"{words}, {self._time_and_share(seconds)}"
+                for words, seconds in self._no_rows(entries[len(shown) :])
+            ],
         )
+
+    def _no_rows(self, left: Sequence[Entry]) -> list[tuple[str, float | None]]:
+        """Return what a table has no rows for, in words and seconds: with it, rows add up."""
+        found: list[tuple[str, float | None]] = []
+        if left:
+            found.append((f"… {len(left):,} more", total([entry.seconds for entry in left])))
+        if self.rest_seconds is not None:
+            found.append((REST, self.rest_seconds))
+        return found
+
+    def _time_and_share(self, seconds: float | None) -> str:
+        return f"{_signed(seconds)} ({self._share(seconds)})"
+
+    def _share(self, seconds: float | None) -> str:
+        share = percent(seconds or 0.0, self.end_to_end or self.node_seconds)
+        return share.replace("-", "−")
 
     def summary(self) -> list[str]:
         """Return what matters of the whole, as lines of text."""
         lines = [
-            f"{self.title}: {plural(len(self.rows), 'node')}, {plural(self.threads, 'thread')}"
+            f"{self.title}: {plural(self.node_count, 'node')}, of which {len(self.rows):,} "
+            f"compute; {plural(self.threads, 'thread')}"
         ]
         if self.end_to_end is not None:
             share = percent(self.node_seconds, self.end_to_end)
@@ -250,8 +280,8 @@ class Profile:
         if outside <= max(0.1 * whole, self._noise) or not self.is_steady:
             return []
         return [
-            f"outside of nodes {duration(outside)} ({percent(outside, whole)}): the call of the "
-            "module itself, its hooks, inputs and outputs"
+            f"outside of nodes {duration(outside)} ({percent(outside, whole)}): Python between "
+            "them, the call of the module itself, its hooks, inputs and outputs"
         ]
 
     def _disagreeing(self) -> list[str]:
@@ -278,7 +308,7 @@ class Profile:
             line += f", {quantity(total / self.end_to_end, 'FLOP/s')}"
         if not self.uncounted:
             return line
-        share = percent(sum(row.seconds or 0.0 for row in self.uncounted), self.node_seconds)
+        share = self._share(sum(row.seconds or 0.0 for row in self.uncounted))
         names = list(dict.fromkeys(short_operator(row.operator) for row in self.uncounted))
         listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
         count = plural(len(self.uncounted), "node")
@@ -293,7 +323,7 @@ class Profile:
             clip(entry.type, 28),
             str(entry.nodes),
             f"{duration(entry.seconds)}{_signs(entry)}",
-            percent(entry.seconds or 0.0, self.node_seconds),
+            self._share(entry.seconds),
             quantity(entry.flops) + mark,
             quantity(rate) if rate else "",
             quantity(entry.bytes),
@@ -318,6 +348,7 @@ class Profile:
             "overhead": self.overhead,
             "clock_seconds": self.clock_seconds,
             "noise": self.noise,
+            "node_count": self.node_count,
             "disagreement": self.disagreement,
             "outside_of_nodes": self.outside_seconds,
             "peak_bytes": self.peak_bytes,
@@ -355,6 +386,7 @@ class Profile:
             device=values["device"],
             clock_seconds=values.get("clock_seconds", 0.0),
             noise=values.get("noise", 0.0),
+            node_count=values.get("node_count", len(rows)),
         )
 
     def to_json(self, *, indent: int | None = None) -> str:
@@ -366,25 +398,30 @@ class Profile:
         return fragment_page(f"profile of {self.title}", self.html_fragment())
 
     def html_fragment(self, *, limit: int = 20) -> str:
-        """Return the summary and three tables with bars, without a page around them."""
+        """Return the summary and three tables with bars, without a page around them.
+
+        The rows of each table add up to a whole call.
+        """
         head = "".join(f"<li>{escape(line)}</li>" for line in self.summary())
-        titles = {"op": "by operator", "module": "by module", "node": "slowest nodes"}
+        titles = {"node": "slowest nodes", "op": "by operator", "module": "by module"}
         firsts = {"op": "operator", "module": "module", "node": "node"}
         parts = [f'<ul class="fx-summary">{head}</ul>']
         for grouping, words in titles.items():
             entries = self.entries(group_by=grouping)
             body = "".join(self._html_row(entry, grouping, entries) for entry in entries[:limit])
-            rest = (
-                f'<p class="fx-muted">and {len(entries) - limit} more</p>'
-                if len(entries) > limit
-                else ""
+            rest = "".join(
+                f'<tr class="fx-muted"><td>{escape(words)}</td><td></td>'
+                f'<td class="fx-num" data-v="{seconds or 0}">{_signed(seconds)}</td>'
+                f"<td>{self._share(seconds)}</td><td></td><td></td></tr>"
+                for words, seconds in self._no_rows(entries[limit:])
             )
             parts.append(
                 f"<h3>{words}</h3>"
                 '<table class="fx-table fx-sortable"><thead><tr>'
                 f'<th>{firsts[grouping]}</th><th class="fx-num">nodes</th>'
                 '<th class="fx-num">time</th><th>share</th><th class="fx-num">FLOP</th>'
-                f'<th class="fx-num">bytes</th></tr></thead><tbody>{body}</tbody></table>{rest}'
+                f'<th class="fx-num">bytes</th></tr></thead><tbody>{body}</tbody>'
+                f"<tfoot>{rest}</tfoot></table>"
             )
         return "".join(parts)
 
@@ -400,7 +437,7 @@ class Profile:
             f'<td class="fx-num" data-v="{entry.seconds or 0}">{duration(entry.seconds)}</td>'
             f'<td class="fx-bar-cell" data-v="{entry.seconds or 0}">'
             f'<i style="--w:{width:.3f}"></i>'
-            f"<span>{percent(entry.seconds or 0.0, self.node_seconds)}</span></td>"
+            f"<span>{self._share(entry.seconds)}</span></td>"
             f'<td class="fx-num" data-v="{entry.flops or -1}">{quantity(entry.flops)}</td>'
             f'<td class="fx-num" data-v="{entry.bytes or -1}">{quantity(entry.bytes, "B")}</td>'
             "</tr>"
@@ -445,8 +482,8 @@ class Profile:
         return memory_timeline(self.rows, self.peak_bytes or 0, self.peak_holders, self.title)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return one flat dictionary a node, with arithmetic intensity and share of the time."""
-        whole = self.node_seconds
+        """Return one flat dictionary a node, with arithmetic intensity and share of a call."""
+        whole = self.end_to_end or self.node_seconds
         return [
             {
                 **asdict(row),
@@ -471,6 +508,11 @@ class Profile:
                 hint="pip install pandas, or take to_rows(), which needs nothing",
             ) from error
         return pandas.DataFrame(self.to_rows())
+
+
+def _signed(seconds: float | None) -> str:
+    sign = "−" if seconds is not None and seconds < 0 else ""
+    return f"{sign}{duration(abs(seconds) if seconds is not None else None)}"
 
 
 def _signs(entry: Entry) -> str:

@@ -119,6 +119,7 @@ def _profiled(
     peak, holders, allocated = _memory(module, args, kwargs, observed, where, metrics)
     return Profile(
         title=type(gm).__name__,
+        node_count=len(nodes),
         rows=tuple(builder.row(i) for i, node in enumerate(nodes) if is_call(node)),
         end_to_end=runs.end_to_end(),
         quartiles=_quartiles(runs.whole) if runs.whole else None,

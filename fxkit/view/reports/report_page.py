@@ -102,10 +102,10 @@ class Report:
     def add_graph(self, gm: fx.GraphModule, *, title: str = "Graph", **options: Any) -> Report:
         """Add a drawing to move, zoom and search in; options are those of `draw`."""
         view = draw(gm, **options)
-        fetched = len(gm.graph.nodes) - view.nodes
-        more = f" (and {fetched:,} that only fetch parameters and constants)" if fetched else ""
+        fetched = sum(node.op == "get_attr" for node in gm.graph.nodes)
+        more = f", of which {fetched:,} fetch parameters and constants" if fetched else ""
         lead = (
-            f"{plural(view.nodes, 'node')}{more}, from inputs at the top to outputs at the bottom. "
+            f"{plural(view.nodes, 'node')}{more}; from inputs at the top to outputs at the bottom. "
             "Layers that are alike are drawn once. Drag to move; click, then turn the "
             "wheel to zoom; / searches."
         )

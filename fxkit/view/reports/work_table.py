@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fxkit.view.profiling.profile_result import Profile
+from fxkit.view.profiling.profile_result import REST, Profile
 from fxkit.view.profiling.profile_rows import Row, key_of, total
 from fxkit.view.texts.escaping import escape
 from fxkit.view.texts.text_table import duration, plural
@@ -121,15 +121,12 @@ def _table(
         cells = "".join(
             f'<td class="fx-bar-cell" data-v="{r}"><span>{_signed(r)}</span></td>' for r in rest
         )
-        rows += f"<tr><td>{_REST}</td>{cells}</tr>"
+        rows += f"<tr><td>{REST}</td>{cells}</tr>"
     return (
         '<div class="fx-scroll"><table class="fx-table fx-sortable fx-twin"><thead><tr>'
         f"<th>what is computed</th><th>{escape(names[0])}</th><th>{escape(names[1])}</th></tr>"
         f"</thead><tbody>{rows}</tbody></table></div>"
     )
-
-
-_REST = "a whole call beside its nodes: Python between them, hooks, inputs and outputs, noise"
 
 
 def _signed(seconds: float) -> str:

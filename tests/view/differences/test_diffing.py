@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
+import fxkit
 from fxkit.analysis.editing import edit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import RewriteError
@@ -124,8 +125,8 @@ def test_another_type_of_one_of_several_values_is_told() -> None:
     before, after = make(torch.float32), make(torch.bfloat16)
     found = diff(before, after)
     assert [(c.after, c.why) for c in found.changes] == [
-        (("x",), ("type",)),
         (("chunk",), ("type",)),
+        (("x",), ("type",)),
     ]
     assert printed(found.apply(before)) == printed(after)
 
@@ -299,3 +300,23 @@ def test_another_graph_is_refused() -> None:
     found = diff(models.stack(2), models.stack(1))
     with pytest.raises(RewriteError, match="expected the graph that the difference begins at"):
         found.apply(models.empty())
+
+
+def test_what_computes_comes_before_inputs_and_parameters() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self, has_bias: bool) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4, bias=has_bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).relu()
+
+    before, after = (
+        fxkit.capture(Layer(has_bias), (torch.ones(2, 4),)).graph_module
+        for has_bias in (True, False)
+    )
+    found = diff(before, after)
+    assert [c.before for c in found.changes] == [("linear",), ("linear_bias",)]
+    table = found.html_fragment()
+    assert table.index("aten.linear") < table.index("<b>removed</b>")
+    assert printed(found.apply(before)) == printed(after)

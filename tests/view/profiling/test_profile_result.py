@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -13,8 +14,11 @@ import pytest
 import torch
 from torch import fx, nn
 
+import fxkit
 from fxkit.errors import UnsupportedError
+from fxkit.view.drawings.graph_data import column
 from fxkit.view.profiling.peaks import Peaks
+from fxkit.view.profiling.profile_result import Profile
 from tests.view import models
 from tests.view.models import quick
 
@@ -29,6 +33,47 @@ def test_sums_and_groups_add_up() -> None:
     assert modules["layers.*.up"] == 3
     overhead = (result.instrumented or 0) - (result.end_to_end or 0)
     assert result.overhead == pytest.approx(overhead)
+
+
+@pytest.mark.parametrize("whole", [0.9, 1.0, 4.0])
+@pytest.mark.parametrize("layers", [1, 3, 12])
+def test_rows_add_up_to_a_call_in_text_and_html(whole: float, layers: int) -> None:
+    measured = quick(models.stack(layers), models.stack_args())
+    found = replace(measured, end_to_end=whole * measured.node_seconds)
+    tables = re.findall(r"<table.*?</table>", found.html_fragment(), re.DOTALL)
+    assert len(tables) == 3
+    for text in tables:
+        rows = re.findall(r"<tr.*?</tr>", text.partition("</thead>")[2], re.DOTALL)
+        times = [float(re.findall(r'class="fx-num" data-v="([^"]*)"', row)[0]) for row in rows]
+        assert sum(times) == pytest.approx(found.end_to_end)
+    for group_by in ("node", "op", "module"):
+        _, _, text = found.table(group_by=group_by, limit=3).partition("\n\n")
+        shares = re.findall(r"(-?[\d.]+)\s%", text.replace("−", "-"))
+        assert sum(map(float, shares)) == pytest.approx(100.0, abs=0.5)
+
+
+def test_slowest_nodes_come_first() -> None:
+    html = quick(models.stack(1), models.stack_args()).html_fragment()
+    titles = re.findall(r"<h3>(.*?)</h3>", html)
+    assert titles == ["slowest nodes", "by operator", "by module"]
+
+
+def test_nodes_are_counted_as_in_other_views() -> None:
+    gm = fxkit.capture(models.Stack(3), models.stack_args()).graph_module
+    count = len(gm.graph.nodes)
+    found = quick(gm, models.stack_args())
+    calls = sum(node.op.startswith("call_") for node in gm.graph.nodes)
+    assert len(found.rows) == calls < count
+    assert found.summary()[0].startswith(f"GraphModule: {count} nodes, of which {calls} compute")
+    assert fxkit.tree(gm).root.nodes == count
+    assert str(fxkit.draw(gm)).startswith(f"graph: {count} nodes, ")
+    assert fxkit.draw(gm).to_dict()["nodes"] == count
+    assert f">{count} nodes</span>" in fxkit.draw(gm).html_fragment()
+    assert fxkit.diff(gm, gm).summary().startswith(f"{count} nodes before, {count} after")
+    assert Profile.from_dict(found.to_dict()).node_count == count
+    below = [child.nodes for child in fxkit.tree(gm, fold=False).root.children]
+    assert sum(below) == count
+    assert sum(column(fxkit.draw(gm).to_dict(), "nodes")) == count
 
 
 def test_sorting() -> None:
@@ -77,7 +122,7 @@ def test_intensity_and_flat_rows() -> None:
     found = quick(fx.symbolic_trace(nn.Linear(16, 32)), (torch.ones(8, 16),))
     (row,) = found.to_rows()
     assert row["intensity"] == pytest.approx(8192 / (4 * (128 + 512 + 32 + 256)))
-    assert row["share"] == 1.0
+    assert row["share"] == pytest.approx(row["seconds"] / found.end_to_end)
 
 
 def test_pandas_is_given_the_rows_or_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +154,8 @@ def test_two_profiles_are_compared() -> None:
     found = before.compare(after)
     linear = next(line for line in found.lines if line.key == "aten.linear")
     assert (linear.nodes_before, linear.nodes_after) == (9, 5)
-    assert found.whole["nodes"] == (28, 15)
-    assert "nodes: 28 → 15 (-46.4 %)" in str(found)
+    assert found.whole["nodes"] == (31, 18)
+    assert "nodes: 31 → 18 (-41.9 %)" in str(found)
     assert json.dumps(found.to_dict())
     with pytest.raises(UnsupportedError, match="expected group_by out of"):
         before.compare(after, group_by="colour")

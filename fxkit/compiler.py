@@ -47,6 +47,7 @@ from fxkit.torch_adapters.fake_tensors import why_untyped
 from fxkit.torch_adapters.fx_graphs import codegen_of
 from fxkit.tracing.captured import Captured, method_of
 from fxkit.tracing.changed_program import Substitution
+from fxkit.tracing.held_programs import callable_of
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorder import active_recorder
 from fxkit.tracing.runs.free_sizes import Request
@@ -552,6 +553,7 @@ def compile(
         )
     if isinstance(fn, CompiledModel):
         fn = program_of(fn).captured.fn
+    fn = callable_of(fn)
     if is_step(fn):
         return FusedStep(fn.__self__)  # type: ignore[attr-defined]
     made_by = _run_graph if backend == "eager" else backend

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
 
 from fxkit.compiled_model import CompiledModel, program_of
 from fxkit.compiler import Compiled
@@ -17,11 +16,11 @@ from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.base import Pass
 from fxkit.passes.pipelines import INFERENCE
 from fxkit.passes.running.records import PassResult
-from fxkit.tracing import capture
 from fxkit.view.profiling.profile_result import Profile
 from fxkit.view.profiling.profiler import profile
 from fxkit.view.reports.program_report import program_report
 from fxkit.view.reports.report_page import Report
+from fxkit.view.texts.subject import runnable
 from fxkit.view.texts.text_table import duration
 
 
@@ -42,13 +41,13 @@ def report(
             `CompiledModule`: regions, why others are not fused, source, and with `args` a profile
             of the graph and of the kernels. A `TrainingModule`: the same of its forward and of
             its backward, or why eager runs it. What `fxkit.compile` returned: the same of the
-            graph that was compiled last. A `Profile`: where the time goes. A module, with
-            `args`: it is captured, a copy goes through `passes` and is compiled, and all of that
-            is told.
+            graph that was compiled last. A `Profile`: where the time goes. A program
+            (module, function, captured or exported program), with `args`: a copy of its graph goes
+            through `passes` and is compiled, and all of that is told.
         path: The file to write.
-        args: Inputs to measure with; needed for a module.
+        args: Inputs to measure with; needed for a program.
         kwargs: More inputs, by name.
-        passes: The passes that a module goes through.
+        passes: The passes that a program goes through.
         title: Heading of the page; the subject's class when left out.
         iters: Runs to measure.
 
@@ -56,7 +55,7 @@ def report(
         The path.
 
     Raises:
-        UnsupportedError: It is none of these, or a module without inputs.
+        UnsupportedError: It is none of these, or a program without inputs.
 
     Example:
         >>> import torch, fxkit
@@ -81,22 +80,29 @@ def report(
     if isinstance(subject, Profile):
         page = Report(title or subject.title).add_profile(subject).add_charts(subject)
         return page.add_environment().save(path)
-    if not isinstance(subject, nn.Module):
+    is_program = isinstance(subject, torch.export.ExportedProgram) or callable(subject)
+    if not is_program:
         raise UnsupportedError(
             "expected a PassResult, a CompiledModule, a TrainingModule, a Compiled, a Profile or a "
-            f"module, got {type(subject).__name__}",
+            f"program, got {type(subject).__name__}",
             hint="pass what PassManager.run, fxkit.lower.to_cpp or fxkit.profile returned",
         )
     if not has_inputs:
         raise UnsupportedError(
             f"expected inputs to measure {type(subject).__name__} with, got none",
-            hint="pass them: fxkit.report(module, path, (x,))",
+            hint="pass them: fxkit.report(program, path, (x,))",
         )
-    graph = _graph_of(subject, *inputs)
-    found = program_report(
-        graph, *inputs, passes=passes, title=title or type(subject).__name__, iters=iters
+    with torch.no_grad():
+        found = runnable(subject, *inputs)
+    page = program_report(
+        found.graph_module,
+        found.args,
+        found.kwargs,
+        passes=passes,
+        title=title or getattr(subject, "__name__", type(subject).__name__),
+        iters=iters,
     )
-    return found.save(path)
+    return page.save(path)
 
 
 def _last_compiled(
@@ -115,15 +121,6 @@ def _last_compiled(
     wanted = [n for n in modules[-1].graph_module.graph.nodes if n.op == "placeholder"]
     is_plain = all(isinstance(arg, torch.Tensor) for arg in args) and not kwargs
     return modules[-1], has_inputs and is_plain and len(wanted) == len(args)
-
-
-def _graph_of(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> fx.GraphModule:
-    if isinstance(module, fx.GraphModule):
-        return module
-    with torch.no_grad():
-        return capture(module, args, dict(kwargs)).graph_module
 
 
 def _of_passes(result: PassResult, title: str) -> Report:

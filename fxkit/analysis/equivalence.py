@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fxkit.analysis.observation import Observation, clone_inputs, overlaps, real_numbers
-from fxkit.errors import NumericsError
+from fxkit.errors import NumericsError, UnsupportedError
 from fxkit.ir.types import TensorType
 from fxkit.torch_adapters import pytree
 
@@ -97,12 +97,23 @@ def assert_equivalent(
 
     Raises:
         NumericsError: On the first difference.
+        UnsupportedError: One of the two can't be called.
     """
+    for program in (before, after):
+        _check_callable(program)
     inputs = (args, dict(kwargs or {}))
     expected, got = (Observation(program, inputs, gradients) for program in (before, after))
     truth = None if exact else Observation(before, inputs, gradients, run_wide=True)
     again = None if exact else lambda: draws(before, after, inputs, gradients)
     assert_same(expected, got, truth, again)
+
+
+def _check_callable(program: Any) -> None:
+    if isinstance(program, torch.export.ExportedProgram) or not callable(program):
+        raise UnsupportedError(
+            f"expected two programs that can be called, got {type(program).__name__}",
+            hint="give functions, modules or captured programs; of an exported one its .module()",
+        )
 
 
 # What is called, what is checked, and what is called in float64.

@@ -8,13 +8,14 @@ from torch import fx
 
 from fxkit.analysis.type_inference.fake_tensors import fake_mode
 from fxkit.analysis.type_inference.type_facts import fake_value, symbols_in
-from fxkit.ir.given_graphs import check_graph_module
+from fxkit.ir.given_graphs import graph_module_of
+from fxkit.ir.program_changes import GraphProgram
 from fxkit.ir.types import type_of
 
 VAL = "val"
 
 
-def fill_fake_values(gm: fx.GraphModule) -> int:
+def fill_fake_values(gm: fx.GraphModule | GraphProgram) -> int:
     """Write a fake tensor of each node's known type into `node.meta["val"]`, as torch.export does.
 
     fxkit keeps types under a key of its own, which edits keep true; what is written here is true of
@@ -22,7 +23,8 @@ def fill_fake_values(gm: fx.GraphModule) -> int:
     no `ShapeEnv` of torch stands behind.
 
     Args:
-        gm: A graph module with types, as captures and `propagate_types` leave it.
+        gm: A graph module with types, as captures and `propagate_types` leave it; or a captured
+            program.
 
     Returns:
         How many nodes were given a value.
@@ -38,7 +40,7 @@ def fill_fake_values(gm: fx.GraphModule) -> int:
         >>> gm.graph.output_node().args[0].meta["val"].shape
         torch.Size([2, 2])
     """
-    check_graph_module(gm)
+    gm = graph_module_of(gm)
     known = {node: type_of(node) for node in gm.graph.nodes}
     known = {node: value for node, value in known.items() if value is not None}
     symbols = [symbol for value in known.values() for symbol in symbols_in(value)]

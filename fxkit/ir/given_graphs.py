@@ -34,13 +34,17 @@ def check_graph_module(gm: Any) -> None:
     """
     if isinstance(gm, fx.GraphModule):
         return
-    held = isinstance(getattr(gm, "graph_module", None), fx.GraphModule)
     raise UnsupportedError(
-        f"expected a torch.fx.GraphModule, got {type(gm).__name__}",
-        hint="pass its .graph_module"
-        if held
-        else "make one with fxkit.capture(fn, args).graph_module or fxkit.symbolic_trace(module)",
+        f"expected a torch.fx.GraphModule, got {type(gm).__name__}", hint=_way_to_a_graph(gm)
     )
+
+
+def _way_to_a_graph(program: Any) -> str:
+    if isinstance(program, torch.export.ExportedProgram):
+        return 'take it over with fxkit.capture(program, mode="export"), parameters inside'
+    if isinstance(getattr(program, "graph_module", None), fx.GraphModule):
+        return "pass its .graph_module"
+    return "make one with fxkit.capture(fn, args).graph_module or fxkit.symbolic_trace(module)"
 
 
 def check_inputs(gm: fx.GraphModule, args: Any, kwargs: Mapping[str, Any] | None = None) -> None:

@@ -14,14 +14,15 @@ from torch import fx
 
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.attributes import ABSENT, find_attribute
-from fxkit.ir.given_graphs import check_graph_module
+from fxkit.ir.given_graphs import graph_module_of
 from fxkit.ir.node_kinds import KINDS
 from fxkit.ir.printer import format_node_safely, format_source
+from fxkit.ir.program_changes import GraphProgram
 from fxkit.torch_adapters.fx_graphs import codegen_of, flattens_inputs
 from fxkit.torch_adapters.pytree import tree_leaves
 
 
-def verify(gm: fx.GraphModule, only: Collection[fx.Node] | None = None) -> None:
+def verify(gm: fx.GraphModule | GraphProgram, only: Collection[fx.Node] | None = None) -> None:
     """Check a graph; return when all is well.
 
     The invariants: every operand is defined before its use and belongs to the graph; user lists and
@@ -31,7 +32,7 @@ def verify(gm: fx.GraphModule, only: Collection[fx.Node] | None = None) -> None:
     Cost: linear in the edges; in those of the given nodes when only some are checked.
 
     Args:
-        gm: The module.
+        gm: The module, or a captured program.
         only: Check these nodes, their operands and users, and the end of the graph; the rest is
             taken to be as it was when it was last checked.
 
@@ -49,7 +50,7 @@ def verify(gm: fx.GraphModule, only: Collection[fx.Node] | None = None) -> None:
         ...
         fxkit.errors.InvalidGraphError: expected one output, at the end, got 2...
     """
-    check_graph_module(gm)
+    gm = graph_module_of(gm)
     for node, message, hint in _faults(gm) if only is None else _faults_of_some(gm, only):
         raise InvalidGraphError(
             message,

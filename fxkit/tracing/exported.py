@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from fxkit.errors import CaptureError, UnsupportedError
+from fxkit.ir.program_changes import GraphProgram
 from fxkit.torch_adapters.aot_autograd import torchscript_converter
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.values.refusals import said
@@ -40,14 +41,13 @@ _REMEDIES = (
 )
 
 
-class Exported:
+class Exported(GraphProgram):
     """A program that torch has exported; made by `capture(mode="export")`.
 
     It holds for the inputs that it was exported for: torch checks them at each call, and raises.
 
     Attributes:
         program: The `torch.export.ExportedProgram`.
-        graph_module: Its graph with the parameters inside, called like the program.
         args: The example inputs that came with it.
         kwargs: Those given by keyword.
     """
@@ -56,9 +56,14 @@ class Exported:
         self.program = program
         module = program.module()
         assert isinstance(module, fx.GraphModule)
-        self.graph_module = module
+        self._graph_module = module
         args, kwargs = program.example_inputs or ((), {})
         self.args, self.kwargs = tuple(args), dict(kwargs)
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """Its graph with the parameters inside, called like the program."""
+        return self._graph_module
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the exported graph."""

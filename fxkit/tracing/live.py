@@ -10,6 +10,7 @@ import torch
 from fxkit.errors import UnsupportedError
 from fxkit.torch_adapters.late_imports import FOR_GRAPHS_OF_GRADIENTS, FOR_SIZES, import_at_once
 from fxkit.tracing.captured import Captured, capture_error
+from fxkit.tracing.held_programs import callable_of
 from fxkit.tracing.runs.free_sizes import Request
 from fxkit.tracing.symbolic_capture import capture_symbolically
 
@@ -84,6 +85,7 @@ def capture(
         (tensor([1., 3.]), 0)
     """
     _check(fn, args, kwargs, mode)
+    fn = fn if mode == "export" else callable_of(fn)
     if train and mode != "aten":
         raise UnsupportedError(
             f"expected mode 'aten' with train=True, got {mode!r}",

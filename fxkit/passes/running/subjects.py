@@ -11,6 +11,7 @@ from torch import fx
 
 from fxkit.errors import PassError, UnsupportedError
 from fxkit.ir.graph_copies import copy_graph_module
+from fxkit.ir.program_changes import GraphProgram
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.fx_graphs import codegen_of
@@ -53,6 +54,8 @@ class Subject:
         if isinstance(program, Captured):
             if args is not None:
                 args, kwargs = program.graph_inputs(args, dict(kwargs)), {}
+            return cls(program.graph_module, args, kwargs, program)
+        if isinstance(program, GraphProgram):
             return cls(program.graph_module, args, kwargs, program)
         if isinstance(program, torch.export.ExportedProgram):
             if args is None and program.example_inputs is not None:

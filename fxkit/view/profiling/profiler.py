@@ -27,7 +27,7 @@ from fxkit.view.profiling.observing import Observed, observe
 from fxkit.view.profiling.profile_result import AGREED, METRICS, Profile
 from fxkit.view.profiling.profile_rows import Row
 from fxkit.view.texts.labels import label_of
-from fxkit.view.texts.subject import graph_module_of
+from fxkit.view.texts.subject import Runnable, runnable
 
 
 def profile(
@@ -80,20 +80,17 @@ def profile(
         64
     """
     _check(metrics, warmup, iters)
-    module = graph_module_of(gm, args, kwargs)
-    inputs = graph_inputs(module, args, kwargs)
+    program = runnable(gm, args, kwargs)
+    module = program.graph_module
+    inputs = graph_inputs(module, program.args, program.kwargs)
     where = torch.device(device) if device is not None else _device_of(module, inputs)
     with state_kept(module, (inputs, args, kwargs), where):
-        return _profiled(
-            gm, module, args, kwargs or {}, inputs, warmup, iters, where, metrics, baseline
-        )
+        return _profiled(gm, program, inputs, warmup, iters, where, metrics, baseline)
 
 
 def _profiled(
     gm: Any,
-    module: fx.GraphModule,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    program: Runnable,
     inputs: list[Any],
     warmup: int,
     iters: int,
@@ -101,6 +98,7 @@ def _profiled(
     metrics: tuple[str, ...],
     baseline: Profile | None,
 ) -> Profile:
+    module = program.graph_module
     observed = observe(instrument(module), inputs, where if "memory" in metrics else None)
     nodes = list(module.graph.nodes)
     marks = [_mark(node) for node in _typed(module, nodes, observed)]
@@ -111,12 +109,11 @@ def _profiled(
         clock = clock_for(where)
         wanted = [i for i in range(len(nodes)) if i not in earlier]
         code = instrument(module, clock=clock.tick, only=wanted)
-        call = gm if callable(gm) else module
         with _no_garbage_collection():
-            runs = _measure(code, inputs, clock, lambda: call(*args, **kwargs), warmup, iters)
+            runs = _measure(code, inputs, clock, program.call, warmup, iters)
     costs = _costs(module, nodes, observed) if {"flops", "bytes"} & set(metrics) else None
     builder = _Rows(code, runs, costs, observed, metrics, _origins(gm), marks, earlier)
-    peak, holders, allocated = _memory(module, args, kwargs, observed, where, metrics)
+    peak, holders, allocated = _memory(program, observed, where, metrics)
     return Profile(
         title=type(gm).__name__,
         node_count=len(nodes),
@@ -155,9 +152,7 @@ def _device_of(module: torch.nn.Module, inputs: list[Any]) -> torch.device:
 
 
 def _memory(
-    module: fx.GraphModule,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    program: Runnable,
     observed: Observed,
     device: torch.device,
     metrics: tuple[str, ...],
@@ -167,7 +162,8 @@ def _memory(
         return None, (), None
     peak = max(observed.live, default=0)
     at = observed.live.index(peak) if observed.live else 0
-    allocated = allocator_peak(lambda: module(*args, **kwargs), device)
+    args, kwargs = program.args, program.kwargs
+    allocated = allocator_peak(lambda: program.graph_module(*args, **kwargs), device)
     return peak, tuple(observed.holders(at)), allocated
 
 

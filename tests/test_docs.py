@@ -125,3 +125,10 @@ def test_a_page_that_shows_something_else_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")
     assert run_page(page) == ["page.md:2 shows\n3\n\nbut prints\n2\n"]
+
+
+def test_every_notebook_is_a_page_of_the_website() -> None:
+    notebooks = sorted(path.stem for path in (ROOT / "examples" / "notebooks").glob("*.ipynb"))
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert sorted(re.findall(r"^notebooks/(\w+)$", index, re.MULTILINE)) == notebooks
+    assert sorted(re.findall(r"\]\(\.\./examples/notebooks/(\w+)\.ipynb\)", index)) == notebooks

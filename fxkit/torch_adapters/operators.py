@@ -27,7 +27,7 @@ _HAS_KERNEL = private(
     "the lists of torch 2.13 hold",
 )
 _IS_KNOWN = private(
-    "torch._C._dispatch_has_kernel", "asking whether an operator is there", "its name is looked up"
+    "torch._C._dispatch_has_kernel", "asking whether an operator is there", "the lists hold"
 )
 _KEYS = private(
     "torch._C._dispatch_keys",
@@ -83,9 +83,9 @@ def has_kernel(name: str, key: str) -> bool | None:
         name: As `aten::add.Tensor`.
         key: As `AutocastCPU`.
     """
-    if _has_kernel is None:
+    if _has_kernel is None or _is_known is None:
         return None
-    if _is_known is not None and not _is_known(name):
+    if not _is_known(name):
         return False
     return bool(_has_kernel(name, key))
 

@@ -282,8 +282,12 @@ def test_what_has_no_decomposition_stays_with_a_note():
     assert overloads(gm) == {"aten.linalg_matrix_exp.default"}
 
 
+# What torch 2.14 has no more.
+_REMOVED = set() if hasattr(torch.ops.aten, "cholesky") else {"aten.cholesky.default"}
+
+
 def test_the_table_names_operators_of_torch():
-    for name in CORE_OPERATORS:
+    for name in CORE_OPERATORS - _REMOVED:
         _, packet, overload = name.split(".")
         assert str(getattr(getattr(torch.ops.aten, packet), overload)) == name
     assert is_core(torch.ops.aten.add.Tensor)

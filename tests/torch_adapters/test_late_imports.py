@@ -69,7 +69,8 @@ in_threads(work)
 def _errors(code: str) -> str:
     command = [sys.executable, "-W", "ignore", "-c", BEGIN + code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    return done.stdout + (done.stderr if done.returncode else "")
+    ended = f"\nexit status {done.returncode}\n{done.stderr}" if done.returncode else ""
+    return done.stdout + ended
 
 
 def test_threads_import_what_they_need_late() -> None:

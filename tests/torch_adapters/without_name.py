@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 PACKAGE = Path(__file__).parents[2] / "fxkit"
+sys.path.insert(0, str(PACKAGE.parent))
 
 
 class Block(torch.nn.Module):

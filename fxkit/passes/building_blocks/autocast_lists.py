@@ -1,8 +1,8 @@
 """What `torch.autocast` does to each operator: the adapter to torch's own lists.
 
 The lists are those of `ATen/autocast_mode.h` (CUDA) and `ATen/autocast_mode.cpp` (CPU) of torch
-2.13; a test holds their names against the kernels that torch registers. An operator in no list is
-called as it is, and so is every overload that is not named, such as the `out=` ones.
+2.11 to 2.14; a test holds their names against the kernels that torch registers. An operator in no
+list is called as it is, and so is every overload that is not named, such as the `out=` ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LISTS: dict[str, dict[str, str]] = {
             linalg_tensorsolve fake_quantize_per_tensor_affine geqrf _lu_with_info qr svd
             triangular_solve fractional_max_pool2d fractional_max_pool3d adaptive_max_pool3d
             linalg_cholesky_ex linalg_qr linalg_svd linalg_eig linalg_eigh linalg_lstsq
-            linalg_inv_ex
+            linalg_inv_ex linalg_matrix_sqrth
         """,
         PROMOTE: "stack cat index_copy",
     },
@@ -70,6 +70,7 @@ _LISTS: dict[str, dict[str, str]] = {
             _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d
             upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
             _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+            linalg_matrix_sqrth
         """,
         SET_DTYPE: """
             prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
@@ -83,15 +84,13 @@ _LISTS: dict[str, dict[str, str]] = {
     },
 }
 
-# torch 2.11 casts for the parts of these instead.
-_LATER = frozenset({"rms_norm"})
-
 
 def _is_listed(device: str, name: str) -> bool:
-    """Tell whether the torch that is installed casts for an operator of the lists."""
-    return (
-        name not in _LATER or has_kernel(f"aten::{name}", f"Autocast{device.upper()}") is not False
-    )
+    """Tell whether the torch that is installed casts for an operator of the lists.
+
+    torch 2.11 casts for the parts of `rms_norm` instead; torch 2.14 has no `cholesky` and `qr`.
+    """
+    return has_kernel(f"aten::{name}", f"Autocast{device.upper()}") is not False
 
 
 AUTOCAST: dict[str, dict[str, str]] = {

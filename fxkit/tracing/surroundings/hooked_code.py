@@ -69,11 +69,21 @@ def _same(value: Any) -> Any:
 _lock = threading.RLock()
 _in_use: dict[int, tuple[FunctionType, CodeType, int]] = {}
 _originals: dict[CodeType, CodeType] = {}
+_with_hooks: set[CodeType] = set()
 
 
 def original(code: CodeType) -> CodeType:
     """Return the code that hooked code stands for."""
     return _originals.get(code, code)
+
+
+def has_hooks(code: CodeType) -> bool:
+    """Tell whether the calls of running code go through a hook.
+
+    Code that only makes functions whose calls do is replaced too, and code that can't be assembled
+    stays as it is: neither has hooks of its own.
+    """
+    return code in _with_hooks
 
 
 def code_of(function: FunctionType) -> CodeType:
@@ -160,8 +170,10 @@ def _rewritten(code: CodeType, codes: frozenset[CodeType], hook: Hook) -> CodeTy
     )
     same = all(new is old for new, old in zip(consts, code.co_consts, strict=True))
     new = code if same else code.replace(co_consts=consts)
-    if code in codes and can_hook(code):
-        new = _hook_calls(new, hook)
+    with_hooks = _hook_calls(new, hook) if code in codes and can_hook(code) else None
+    if with_hooks is not None:
+        new = with_hooks
+        _with_hooks.add(new)
     if new is not code:
         _originals[new] = code
     return new
@@ -170,18 +182,19 @@ def _rewritten(code: CodeType, codes: frozenset[CodeType], hook: Hook) -> CodeTy
 # Bytecode -----------------------------------------------------------------------------------------
 
 
-def _hook_calls(code: CodeType, hook: Hook) -> CodeType:
+def _hook_calls(code: CodeType, hook: Hook) -> CodeType | None:
+    """Return code whose calls ask a hook; None where torch's assembler is missing or refuses."""
     assembler = find_assembler()
     if assembler is None:
-        return code
+        return None
 
     def change(instructions: list[Any], options: dict[str, Any]) -> None:
         _put_hooks(instructions, code, hook, assembler.create_instruction)
 
     try:
         return assembler.transform_code_object(code, change)[0]
-    except (AssertionError, RuntimeError, ValueError, TypeError, LookupError):
-        return code  # an instruction that the assembler of this torch does not know
+    except (AssertionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):
+        return None  # an instruction that the assembler of this torch does not know
 
 
 def _put_hooks(
@@ -195,6 +208,7 @@ def _put_hooks(
     exits = _exits(instructions) - calls
     hooked_calls = calls | exits
     flows = {call: flow_of(instructions, hooked_calls, call) for call in calls}
+    marks = _marks_of_handlers(instructions)
     for place, instruction in enumerate(instructions):
         if instruction.opname == "KW_NAMES":
             names = code.co_consts[instruction.arg]
@@ -210,16 +224,28 @@ def _put_hooks(
             new = _loaded_without_method(instruction, make)
         if instruction.opname in ("CALL", "CALL_KW", "CALL_FUNCTION_EX"):
             names = ()
-        for item in new[:-1]:
+        before = [make("NOP"), *new[:-1]] if instruction in marks else new[:-1]
+        for item in before:
             item.copy_positions(instruction)
             item.exn_tab_entry = copy.copy(instruction.exn_tab_entry)
             changed.append(item)
+        if before:
+            firsts[instruction] = before[0]
         if new:
-            firsts[instruction] = new[0]
             _become(instruction, new[-1])
         changed.append(instruction)
     instructions[:] = _without_argument_names(changed, firsts)
     _retarget(instructions, firsts)
+
+
+def _marks_of_handlers(instructions: list[Any]) -> set[Any]:
+    """Return where handlers, and what they handle, begin.
+
+    torch's assembler (2.11 to 2.14) loses its place where such an instruction gets an argument of
+    more than a byte, by a jump or a name that is far away. A NOP in front never does.
+    """
+    entries = [item.exn_tab_entry for item in instructions if item.exn_tab_entry is not None]
+    return {mark for entry in entries for mark in (entry.start, entry.target)}
 
 
 def _hooked_call(call: Any, site: CallSite, make: Callable[..., Any]) -> list[Any]:

@@ -14,7 +14,7 @@ import torch
 from fxkit.torch_adapters import pytree
 from fxkit.tracing.surroundings.bytecode import can_read, instructions
 from fxkit.tracing.surroundings.code_names import names_in
-from fxkit.tracing.surroundings.hooked_code import is_given_to_calls, original
+from fxkit.tracing.surroundings.hooked_code import has_hooks, is_given_to_calls, original
 from fxkit.tracing.surroundings.reach import Reach
 from fxkit.tracing.surroundings.reach_kinds import DEFAULT_OF
 from fxkit.tracing.surroundings.strangers import hands_on, hidden_call, is_hidden
@@ -46,7 +46,7 @@ def check_strangers(reach: Reach, watcher: Watcher) -> None:
         is_used_well = _calls_only if is_generator else _asks_for_next
         is_well = name.isidentifier() and all(is_used_well(code, name) for code in users)
         if (is_generator or is_iterator) and is_well:
-            unseen = [code for code in users if original(code) is code]
+            unseen = [code for code in users if not has_hooks(code)]
             watcher.blamed.update(unseen)
             if users and not unseen:
                 continue

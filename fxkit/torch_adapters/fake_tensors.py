@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,6 +25,11 @@ _SIZES = private(f"{_MODULE}.DynamicOutputShapeException", _ON_DATA, _MESSAGE)
 _SOURCE = private(
     "torch._guards.Source", "naming fake tensors", "torch names them, for which it imports Dynamo"
 )
+_GUARD = private(
+    "torch._C._ensureCUDADeviceGuardSet",
+    "first fake tensors in many threads at once",
+    "torch does it when the first of them is made",
+)
 _PYTHON = private(
     "torch._dispatch.python.enable_python_dispatcher",
     "types with symbolic sizes",
@@ -34,6 +40,7 @@ _FORMAT = private(
     "laying results out as torch does",
     "channels last is told by strides",
 )
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class _Never(Exception):
@@ -58,7 +65,36 @@ def needed(name: PrivateName) -> Any:
 @functools.cache
 def mode_class() -> Any:
     """Return the class of modes in which tensors are fake."""
-    return needed(_MODE)
+    mode = needed(_MODE)
+    with _ONE_AT_A_TIME:
+        _keep_device_guard()
+    return mode
+
+
+@functools.cache
+def _keep_device_guard() -> None:
+    """Let a thread that does not end be the one that sets torch's guard of CUDA devices.
+
+    Each mode sets it when it is entered, if nobody has. In a torch 2.11 for CUDA that finds no
+    device, the guard goes with the thread that set it, and the process dies when it is used.
+    """
+    set_guard = _GUARD.get()
+    if set_guard is None or torch.version.cuda is None:
+        return
+    if threading.current_thread() is threading.main_thread():
+        set_guard()
+        return
+    is_set = threading.Event()
+
+    def keep() -> None:
+        try:
+            set_guard()
+        finally:
+            is_set.set()
+        threading.Event().wait()
+
+    threading.Thread(target=keep, name="fxkit-device-guard", daemon=True).start()
+    is_set.wait()
 
 
 @functools.cache

@@ -76,13 +76,16 @@ def contiguous(*names: str) -> Where:
     return _each(names, check)
 
 
-def no_gradient(*names: str) -> Where:
-    """Accept operands that autograd does not follow, where the derivative at a kink differs."""
+def no_gradient(*names: str, why: str = "differs at the kink") -> Where:
+    """Accept operands that autograd does not follow, where the derivative differs somewhere.
+
+    Args:
+        *names: The captures.
+        why: What is said of the gradient.
+    """
 
     def check(known: TensorType) -> str | None:
-        return (
-            f"{known} wants a gradient, which differs at the kink" if known.requires_grad else None
-        )
+        return f"{known} wants a gradient, which {why}" if known.requires_grad else None
 
     return _each(names, check)
 

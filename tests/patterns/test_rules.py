@@ -364,6 +364,30 @@ def _plain(gm: fx.GraphModule) -> str:
     return format_graph(gm)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("name", "by_hand", "low"),
+    [
+        ("sigmoid_by_exp", lambda x: 1 / (1 + torch.exp(-x)), 6.0),
+        ("hyperbolic_tangent_by_sigmoid", lambda x: 2 * torch.sigmoid(2 * x) - 1, -10.0),
+    ],
+)
+def test_gradients_of_saturated_units_err_at_most_twice_as_much(
+    name: str, by_hand: Callable[..., Any], low: float, dtype: torch.dtype
+) -> None:
+    x = torch.linspace(low, low + 2, 99).to(dtype).requires_grad_()
+    double = x.detach().double().requires_grad_()
+    (truth,) = torch.autograd.grad(by_hand(double).sum(), double)
+    (eager,) = torch.autograd.grad(by_hand(x).sum(), x)
+    gm = symbolic_trace(by_hand)
+    propagate_types(gm, (x,))
+    rewrite(gm, RULES[name])
+    (got,) = torch.autograd.grad(gm(x).sum(), x)
+    assert (got - truth).abs().max() <= 2 * (eager - truth).abs().max()
+    propagate_types(gm, (x.detach(),))
+    assert rewrite(gm, RULES[name]).count == 1
+
+
 def test_a_lower_bound_of_minus_zero_is_no_relu() -> None:
     gm = symbolic_trace(lambda x: torch.clamp(x, min=-0.0))
     propagate_types(gm, (_MATRIX,))

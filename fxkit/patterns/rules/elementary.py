@@ -11,6 +11,7 @@ from fxkit.patterns.conditions import (
     floating,
     is_number,
     keeps_type,
+    no_gradient,
     same_shape,
     signed,
 )
@@ -161,9 +162,18 @@ def complement_of_sigmoid(x):
     return 1 - torch.sigmoid(x), torch.sigmoid(torch.neg(x))
 
 
-@rule(at="aten.sub", where=floating("x"), exact=False, benefit=2)
+# The operator works its derivative out from its rounded result: 1 - t * t, of a t near -1.
+_NEARER_BY_HAND = "is nearer to the true one by hand where the function saturates"
+
+
+@rule(
+    at="aten.sub",
+    where=every(floating("x"), no_gradient("x", why=_NEARER_BY_HAND)),
+    exact=False,
+    benefit=2,
+)
 def hyperbolic_tangent_by_sigmoid(x):
-    """The hyperbolic tangent is a sigmoid, stretched.
+    """The hyperbolic tangent is a sigmoid, stretched; where no gradient is wanted.
 
     Rewrites:
         2 * torch.sigmoid(2 * x) - 1  →  torch.tanh(x)

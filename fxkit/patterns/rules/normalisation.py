@@ -256,7 +256,9 @@ def _counts_axis(match: Match) -> bool | str:
         return UNKNOWN
     size = known.shape[dim] if known.shape else None
     n, share = match.bindings.get("n"), match.bindings.get("share")
-    fits = n == size if share is None else bool(size) and share == 1 / size
+    if not isinstance(size, int):
+        return f"expected a known size of axis {dim}, got {known}"
+    fits = n == size if share is None else size > 0 and share == 1 / size
     return True if fits else f"expected the size of axis {dim} of {known}, got {match}"
 
 

@@ -181,12 +181,18 @@ const fxPainter = (v) => {
     context.translate(-x, -y);
     for (const frame of v.scene.frames) if (visible(frame.x, frame.y, frame.x + frame.w + 8, frame.y + frame.h + 8)) drawFrame(frame);
     drawLines(step, visible, s);
-    const pinned = [];
-    for (const frame of v.scene.frames) if (visible(frame.x, frame.y, frame.x + frame.w, frame.y + frame.h)) drawFrameTitle(frame, s, see, pinned);
+    const pinned = [], above = [];
+    for (const frame of v.scene.frames) {
+      if (!visible(frame.x, frame.y, frame.x + frame.w, frame.y + frame.h)) continue;
+      const title = frameTitle(frame, s, see, pinned);
+      if (title && title.isPinned) above.push(title);
+      else if (title) drawFrameTitle(title);
+    }
     if (s > 0.12) for (const tag of v.scene.tags) if (visible(tag.x, tag.y, tag.x + tag.w, tag.y + tag.h)) drawTag(tag, step, s);
     v.scene.boxes.forEach((box, i) => {
       if (visible(box.x, box.y, box.x + box.w, box.y + box.h)) drawBox(box, i, step, side, sides, s);
     });
+    above.forEach(drawFrameTitle);
     context.restore();
     if (sides > 1) drawPaneTitle(step, side, w);
   }
@@ -226,7 +232,7 @@ const fxPainter = (v) => {
     rounded(frame.x, frame.y, frame.w, frame.h, 10);
     context.fillStyle = v.palette.page;
     context.fill();
-    context.globalAlpha = 0.05 + 0.02 * frame.depth;
+    context.globalAlpha = tint(frame);
     context.fillStyle = v.palette.frame;
     context.fill();
     context.globalAlpha = 0.55;
@@ -236,29 +242,38 @@ const fxPainter = (v) => {
     context.stroke();
     context.globalAlpha = 1;
   }
+  const tint = (frame) => 0.05 + 0.02 * frame.depth;
   // A title keeps a readable size when the frame is wide enough for it. Where the frame's top is out of
-  // view it is pinned to the upper edge, below those of the frames around it.
-  function drawFrameTitle(frame, s, see, pinned) {
+  // view it is pinned to the upper edge, below those of the frames around it and over all boxes.
+  function frameTitle(frame, s, see, pinned) {
     const room = Math.max(1, (frame.w - 16) / frame.titleWidth), most = frame.depth ? 1.7 : 6;
     const scale = s < 0.75 ? Math.min(0.75 / s, room, most) : 1;
-    if (s * scale < 0.3) return;
+    if (s * scale < 0.3) return null;
     const top = s < 0.75 ? frame.y + 16 * scale + 4 : frame.y + 20;
     const above = pinned.filter((other) => other.left < frame.x + frame.w && frame.x < other.right);
     const edge = above.reduce((most, other) => Math.max(most, other.bottom), see.top) + 16 * Math.max(scale, 1 / s);
     const sticky = Math.min(Math.max(top, edge), frame.y + frame.h - 8);
     if (sticky > top) pinned.push({ left: frame.x, right: frame.x + frame.w, bottom: sticky + 4 / s });
     const left = scale > 1 ? frame.x + 10 : frame.titleX;
+    return { frame, left, y: sticky, scale, isPinned: sticky > top };
+  }
+  function drawFrameTitle({ frame, left, y, scale, isPinned }) {
     context.save();
-    context.translate(left, sticky);
+    context.translate(left, y);
     context.scale(scale, scale);
     context.font = FONTS.frame;
     const words = `▾ ${frame.title}`, width = context.measureText(words).width;
-    if (scale > 1 || sticky > top) {
-      context.globalAlpha = 0.8;
+    context.font = `12px ${SANS}`;
+    const end = width + (frame.kind ? 7 + context.measureText(frame.kind).width : 0);
+    if (scale > 1 || isPinned) {
       context.fillStyle = v.palette.page;
-      context.fillRect(-4, -13, frame.titleWidth - 8, 18);
+      context.fillRect(-4, -12, end + 8, 16);
+      context.globalAlpha = tint(frame);
+      context.fillStyle = v.palette.frame;
+      context.fillRect(-4, -12, end + 8, 16);
       context.globalAlpha = 1;
     }
+    context.font = FONTS.frame;
     context.fillStyle = v.palette.ink;
     context.fillText(words, 0, 0);
     context.font = `12px ${SANS}`;

@@ -59,11 +59,16 @@ const fxViewer = (() => {
     // drawing may choose; of a comparison the first change; else the top.
     const READABLE = 0.45;
     const wholeScale = () => Math.min(paneWidth() / v.scene.width, area().h / v.scene.height);
+    let rested = null;
     function start() {
+      firstLook();
+      rested = v.camera;
+    }
+    function firstLook() {
       if (wholeScale() > READABLE) { fit(); return; }
       if (data.overview && area().w) { startWithOverview(); return; }
       const changed = steps.length > 1 ? firstChange() : null;
-      if (changed) { centre(changed, 0.8); return; }
+      if (changed) { centre(withMore(changed, 0.8), 0.8); return; }
       const pane = paneWidth();
       const s = clamp(pane / v.scene.width, 0.62, 1);
       const first = v.scene.boxes.length ? v.scene.boxes.reduce((a, b) => (b.y < a.y ? b : a)) : null;
@@ -71,7 +76,7 @@ const fxViewer = (() => {
       look(clamp(middle - pane / s / 2, 0, Math.max(0, v.scene.width - pane / s)), steps.length > 1 ? -40 / s : 0, s);
     }
     function startWithOverview() {
-      const opened = new Set(state.open);
+      const opened = new Set(data.opened);
       let best = new Set([0]);
       for (let level = 1; level <= deepest; level++) {
         state.open = new Set([...opened].filter((g) => depthOf(g) < level));
@@ -86,6 +91,18 @@ const fxViewer = (() => {
     function firstChange() {
       const changed = v.scene.boxes.filter((box) => isChanged(box));
       return changed.length ? changed.reduce((a, b) => (b.y < a.y ? b : a)) : null;
+    }
+    // The changed boxes below a first one that can be seen together with it.
+    function withMore(first, s) {
+      const w = (paneWidth() / s) * 0.9, h = (area().h / s) * 0.9;
+      const seen = { left: first.x, top: first.y, right: first.x + first.w, bottom: first.y + first.h };
+      for (const box of v.scene.boxes.filter(isChanged).sort((a, b) => a.y - b.y)) {
+        const left = Math.min(seen.left, box.x), right = Math.max(seen.right, box.x + box.w);
+        const bottom = Math.max(seen.bottom, box.y + box.h);
+        if (right - left > w || bottom - seen.top > h) break;
+        Object.assign(seen, { left, right, bottom });
+      }
+      return { x: seen.left, y: seen.top, w: seen.right - seen.left, h: seen.bottom - seen.top };
     }
     function zoom(factor, px = paneWidth() / 2, py = area().h / 2) {
       const s = v.camera.s, before = { x: v.camera.x + px / s, y: v.camera.y + py / s };
@@ -349,7 +366,7 @@ const fxViewer = (() => {
       slider.value = state.step;
       const now = steps[state.step];
       const rules = Object.entries(now.rules || {}).map(([rule, count]) => `${rule} × ${count}`).join(", ");
-      const counts = [[now.added, "added"], [now.removed, "removed"], [now.modified, "changed"]].filter(([c]) => c).map(([c, w]) => `${c} ${w}`).join(", ");
+      const counts = [[now.added, "added"], [now.removed, "removed"], [now.replaced, "replaced"], [now.modified, "changed"]].filter(([c]) => c).map(([c, w]) => `${c} ${w}`).join(", ");
       told.replaceChildren(element("b", {}, steps.length === 2 ? now.title : `${state.step} of ${steps.length - 1}: ${now.title}`), ` ${now.nodes} nodes${counts ? `; ${counts}` : state.step ? "; nothing changed" : ""}${rules ? `; rules: ${rules}` : ""}`);
       if (panes !== halves().length) start();
       describe();
@@ -407,11 +424,14 @@ const fxViewer = (() => {
     if (steps.length) goStep(state.step);
     document.addEventListener("fx-theme", () => { readPalette(); recolour(); });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readPalette(); recolour(); });
-    let size = area().w;
+    let size = area().w, whole = `${root.clientWidth} ${root.clientHeight}`;
     new ResizeObserver(() => {
       if (!area().w) return;
-      if (!size) start();
+      const now = `${root.clientWidth} ${root.clientHeight}`;
+      if (!size || (v.camera === rested && now !== whole)) start();
       size = area().w;
+      whole = now;
+      if (v.camera === rested) { ask(); return; }
       look(v.camera.x, v.camera.y, v.camera.s);
     }).observe(stage);
     if (document.body.classList.contains("fx-full")) follow(api);

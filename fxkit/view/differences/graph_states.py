@@ -150,6 +150,6 @@ def _edited(found: GraphDiff | None) -> dict[str, str]:
 
 
 def _counts(found: GraphDiff) -> dict[str, int]:
-    made = sum(len(c.after) for c in found.changes if c.kind in ("added", "replaced"))
-    gone = sum(len(c.before) for c in found.changes if c.kind in ("removed", "replaced"))
-    return {"added": made, "removed": gone, "modified": len(_edited(found))}
+    counts = found.counts
+    told = {kind: counts[kind] for kind in ("added", "removed", "replaced")}
+    return {**told, "modified": len(_edited(found))}

@@ -15,6 +15,7 @@ from fxkit.view.profiling.chrome_trace import trace_events
 from fxkit.view.profiling.known_devices import device_name, find_device, known_peaks
 from fxkit.view.profiling.peaks import Peaks, measure_peaks
 from fxkit.view.profiling.profile_comparison import Comparison, compare
+from fxkit.view.profiling.profile_html import html_tables, signed
 from fxkit.view.profiling.profile_rows import SORTS, Entry, Row, grouped, total
 from fxkit.view.texts.escaping import escape
 from fxkit.view.texts.labels import clip, short_operator
@@ -179,11 +180,11 @@ class Profile:
             "".join("<<<>>>>>>>>"[i] for i in keep),
             [
                 f"{words}, {self._time_and_share(seconds)}"
-                for words, seconds in self._no_rows(entries[len(shown) :])
+                for words, seconds in self.without_row(entries[len(shown) :])
             ],
         )
 
-    def _no_rows(self, left: Sequence[Entry]) -> list[tuple[str, float | None]]:
+    def without_row(self, left: Sequence[Entry]) -> list[tuple[str, float | None]]:
         """Return what a table has no rows for, in words and seconds: with it, rows add up."""
         found: list[tuple[str, float | None]] = []
         if left:
@@ -193,9 +194,10 @@ class Profile:
         return found
 
     def _time_and_share(self, seconds: float | None) -> str:
-        return f"{_signed(seconds)} ({self._share(seconds)})"
+        return f"{signed(seconds)} ({self.share(seconds)})"
 
-    def _share(self, seconds: float | None) -> str:
+    def share(self, seconds: float | None) -> str:
+        """Return which share of a call some seconds are, as text."""
         share = percent(seconds or 0.0, self.end_to_end or self.node_seconds)
         return share.replace("-", "−")
 
@@ -308,7 +310,7 @@ class Profile:
             line += f", {quantity(total / self.end_to_end, 'FLOP/s')}"
         if not self.uncounted:
             return line
-        share = self._share(sum(row.seconds or 0.0 for row in self.uncounted))
+        share = self.share(sum(row.seconds or 0.0 for row in self.uncounted))
         names = list(dict.fromkeys(short_operator(row.operator) for row in self.uncounted))
         listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
         count = plural(len(self.uncounted), "node")
@@ -323,7 +325,7 @@ class Profile:
             clip(entry.type, 28),
             str(entry.nodes),
             f"{duration(entry.seconds)}{_signs(entry)}",
-            self._share(entry.seconds),
+            self.share(entry.seconds),
             quantity(entry.flops) + mark,
             quantity(rate) if rate else "",
             quantity(entry.bytes),
@@ -395,53 +397,15 @@ class Profile:
 
     def html(self) -> str:
         """Return one self-contained page."""
-        return fragment_page(f"profile of {self.title}", self.html_fragment())
+        title = f"Profile of {self.title}"
+        return fragment_page(title, f"<h1>{escape(title)}</h1>{self.html_fragment()}")
 
     def html_fragment(self, *, limit: int = 20) -> str:
         """Return the summary and three tables with bars, without a page around them.
 
         The rows of each table add up to a whole call.
         """
-        head = "".join(f"<li>{escape(line)}</li>" for line in self.summary())
-        titles = {"node": "slowest nodes", "op": "by operator", "module": "by module"}
-        firsts = {"op": "operator", "module": "module", "node": "node"}
-        parts = [f'<ul class="fx-summary">{head}</ul>']
-        for grouping, words in titles.items():
-            entries = self.entries(group_by=grouping)
-            body = "".join(self._html_row(entry, grouping, entries) for entry in entries[:limit])
-            rest = "".join(
-                f'<tr class="fx-muted"><td>{escape(words)}</td><td></td>'
-                f'<td class="fx-num" data-v="{seconds or 0}">{_signed(seconds)}</td>'
-                f"<td>{self._share(seconds)}</td><td></td><td></td></tr>"
-                for words, seconds in self._no_rows(entries[limit:])
-            )
-            parts.append(
-                f"<h3>{words}</h3>"
-                '<table class="fx-table fx-sortable"><thead><tr>'
-                f'<th>{firsts[grouping]}</th><th class="fx-num">nodes</th>'
-                '<th class="fx-num">time</th><th>share</th><th class="fx-num">FLOP</th>'
-                f'<th class="fx-num">bytes</th></tr></thead><tbody>{body}</tbody>'
-                f"<tfoot>{rest}</tfoot></table>"
-            )
-        return "".join(parts)
-
-    def _html_row(self, entry: Entry, grouping: str, entries: Sequence[Entry]) -> str:
-        most = max((e.seconds or 0.0 for e in entries), default=0.0) or 1.0
-        width = (entry.seconds or 0.0) / most
-        note = f"{entry.operator} {entry.type}" if grouping == "node" else ""
-        if entry.computes and grouping == "node":
-            note = f"= {' + '.join(entry.computes)}  {entry.type}"
-        return (
-            f'<tr><td><code>{escape(entry.key)}</code> <span class="fx-muted">{escape(note)}</span>'
-            f'</td><td class="fx-num">{entry.nodes}</td>'
-            f'<td class="fx-num" data-v="{entry.seconds or 0}">{duration(entry.seconds)}</td>'
-            f'<td class="fx-bar-cell" data-v="{entry.seconds or 0}">'
-            f'<i style="--w:{width:.3f}"></i>'
-            f"<span>{self._share(entry.seconds)}</span></td>"
-            f'<td class="fx-num" data-v="{entry.flops or -1}">{quantity(entry.flops)}</td>'
-            f'<td class="fx-num" data-v="{entry.bytes or -1}">{quantity(entry.bytes, "B")}</td>'
-            "</tr>"
-        )
+        return html_tables(self, limit)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return notebook_bundle(str(self), self.html())
@@ -508,11 +472,6 @@ class Profile:
                 hint="pip install pandas, or take to_rows(), which needs nothing",
             ) from error
         return pandas.DataFrame(self.to_rows())
-
-
-def _signed(seconds: float | None) -> str:
-    sign = "−" if seconds is not None and seconds < 0 else ""
-    return f"{sign}{duration(abs(seconds) if seconds is not None else None)}"
 
 
 def _signs(entry: Entry) -> str:

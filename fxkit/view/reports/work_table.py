@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fxkit.view.profiling.profile_html import signed
 from fxkit.view.profiling.profile_result import REST, Profile
 from fxkit.view.profiling.profile_rows import Row, key_of, total
 from fxkit.view.texts.escaping import escape
@@ -119,7 +120,7 @@ def _table(
     )
     if rest is not None and any(rest):
         cells = "".join(
-            f'<td class="fx-bar-cell" data-v="{r}"><span>{_signed(r)}</span></td>' for r in rest
+            f'<td class="fx-bar-cell" data-v="{r}"><span>{signed(r)}</span></td>' for r in rest
         )
         rows += f"<tr><td>{REST}</td>{cells}</tr>"
     return (
@@ -127,10 +128,6 @@ def _table(
         f"<th>what is computed</th><th>{escape(names[0])}</th><th>{escape(names[1])}</th></tr>"
         f"</thead><tbody>{rows}</tbody></table></div>"
     )
-
-
-def _signed(seconds: float) -> str:
-    return duration(seconds) if seconds >= 0 else f"−{duration(-seconds)}"
 
 
 def _cell(rows: Sequence[Row], seconds: float, longest: float, kind: str) -> str:

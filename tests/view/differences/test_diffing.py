@@ -27,6 +27,7 @@ from fxkit.passes.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
 from fxkit.tracing.live import capture
 from fxkit.view import diff
+from fxkit.view.differences.graph_states import comparison
 from fxkit.view.differences.matching import survivors
 from tests.view import models
 
@@ -320,3 +321,23 @@ def test_what_computes_comes_before_inputs_and_parameters() -> None:
     table = found.html_fragment()
     assert table.index("aten.linear") < table.index("<b>removed</b>")
     assert printed(found.apply(before)) == printed(after)
+
+
+def test_page_and_summary_count_the_same_changes() -> None:
+    class Small(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 3)
+            self.norm = torch.nn.BatchNorm2d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.conv(x)) * 1
+
+    gm = fxkit.capture(Small().eval(), (torch.ones(1, 3, 8, 8),)).graph_module
+    before = copy.deepcopy(gm)
+    PassManager(INFERENCE).run(gm)
+    found = diff(before, gm)
+    assert found.counts["replaced"]
+    step = comparison(found).to_dict()["steps"][1]
+    for kind in ("added", "removed", "replaced"):
+        assert step[kind] == found.counts[kind]

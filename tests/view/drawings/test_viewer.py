@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, cast
 
@@ -269,3 +270,37 @@ def test_an_address_that_searches_goes_to_the_first_find(tmp_path: Path) -> None
     script = "return document.querySelector('.fx-viewer').fxViewer.state().selected;"
     assert drive(page, script, tmp_path, fragment="search=softmax") == "softmax"
     assert drive(page, script, tmp_path) == ""
+
+
+class Convolutions(nn.Module):
+    """Layers in layers, of which batch norms fold into each first one."""
+
+    def __init__(self, depth: int = 24) -> None:
+        super().__init__()
+        pairs = [
+            nn.Sequential(
+                nn.Conv2d(4, 4, 3, stride=1, padding=2, dilation=2), nn.BatchNorm2d(4), nn.ReLU()
+            )
+            for _ in range(depth)
+        ]
+        self.stages = nn.ModuleList(nn.Sequential(*pairs[i : i + 4]) for i in range(0, depth, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = torch.sin(stage(x))
+        return x
+
+
+def test_a_comparison_opens_on_its_first_changes_on_both_sides(tmp_path: Path) -> None:
+    gm = fxkit.capture(Convolutions().eval(), (torch.ones(1, 4, 8, 8),)).graph_module
+    before = copy.deepcopy(gm)
+    fxkit.PassManager([fxkit.passes.FoldBatchNorm()]).run(gm)
+    script = """
+    const root = document.querySelector(".fx-viewer"), view = root.fxViewer;
+    const { camera } = view.state(), canvas = root.querySelector("canvas");
+    const { width } = canvas.getBoundingClientRect();
+    const boxes = view.scene().boxes.filter((box) => box.title === "conv2d");
+    return boxes.sort((a, b) => a.y - b.y).slice(0, 2).map(
+      (box) => box.x > camera.x && box.x + box.w < camera.x + width / 2 / camera.s);
+    """
+    assert drive(fxkit.diff(before, gm).html(), script, tmp_path) == [True, True]

@@ -91,8 +91,8 @@ def edit(
 ) -> contextlib.AbstractContextManager[EditSession]:
     """Open a session that changes a graph, or does not change it at all.
 
-    On leaving, what was changed is checked and the module recompiled, once. When anything raises,
-    inside or in that check, graph, attributes and code are as they were.
+    On leaving, what was changed is checked; the module's code is generated when it is next asked
+    for. When anything raises, inside or in that check, graph, attributes and code are as they were.
 
     Inside of a session that this thread has open on the same module, such as in a pass, that very
     session is given out: what changes inside goes into its journal, and is taken back with it. An

@@ -11,10 +11,13 @@ from torch import fx
 
 from fxkit.errors import RewriteError
 from fxkit.ir.code_tracer import read_by_code
+from fxkit.ir.generated_code import try_code
 from fxkit.ir.journal import Entry, Journal, snapshot
+from fxkit.ir.open_sessions import check_no_other_session
 from fxkit.ir.surgery import erase_node, revive_node
 from fxkit.ir.verifier import verify
 from fxkit.ir.wide_operands import Exchange, settle
+from fxkit.torch_adapters.code_on_demand import bring_up_to_date, code_on_demand
 
 
 class JournalledGraph:
@@ -88,7 +91,9 @@ class JournalledGraph:
 
     @contextlib.contextmanager
     def savepoint(self, by: str = "") -> Iterator[None]:
-        """Check and compile what the block changes when it ends, or take it back when it raises.
+        """Check what the block changes when it ends, or take it back when it raises.
+
+        The code is out of date then, see `outdate`.
 
         Args:
             by: Who makes the changes of the block; as before when left out.
@@ -101,21 +106,31 @@ class JournalledGraph:
             self.settle()
             if self.mark() > start:
                 self.check(start)
-            self.recompile()
+                try_code(self.graph, self._touched(start))
+            self.outdate()
         except BaseException as error:
             if self._takes_back(error):
                 is_changed = self.mark() > start
                 self.undo(start)
-                self.recompile(always=is_changed)
+                self.outdate(always=is_changed)
             raise
         finally:
             self._start, self.by = outer
 
-    def recompile(self, *, always: bool = False) -> None:
-        """Bring the module's code up to date, when it is not, or always."""
+    def recompile(self) -> None:
+        """Bring the module's code up to date with what the session has done so far."""
+        self.outdate()
+        bring_up_to_date(self.gm)
+
+    def outdate(self, *, always: bool = False) -> None:
+        """Let code be generated when it is asked for next, when the graph has changed, or always.
+
+        A module that has a `recompile` or a code generator of its own is recompiled at once.
+        """
         if always or self._latest is not self._compiled:
             read_by_code(self.gm)
-            self.gm.recompile()
+            if not code_on_demand(self.gm, check_no_other_session):
+                self.gm.recompile()
             self._compiled = self._latest
 
     def take_over(self, inner: JournalledGraph) -> None:
@@ -147,10 +162,13 @@ class JournalledGraph:
         if expected != len(self.graph.nodes) or kinds["adopt"] or 4 * len(recent) > expected:
             verify(self.gm)
             return
-        touched = {entry[1]: None for entry in recent if entry[1] is not None}
         changed = {entry[2] for entry in recent if entry[0] == "attribute"}
-        touched.update(dict.fromkeys(self._readers(changed)))
-        verify(self.gm, only=[node for node in touched if not node._erased])
+        verify(self.gm, only={**self._touched(since), **dict.fromkeys(self._readers(changed))})
+
+    def _touched(self, since: int) -> dict[fx.Node, None]:
+        """Return the nodes of the graph that changes have made or changed."""
+        touched = (entry[1] for entry in self.journal.entries[since:])
+        return {node: None for node in touched if node is not None and not node._erased}
 
     def diff(self) -> str:
         """Return the journal as text, one change a line."""

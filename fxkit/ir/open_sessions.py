@@ -11,14 +11,22 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from torch import fx
 
 from fxkit.errors import RewriteError
-from fxkit.ir.journalled_graph import JournalledGraph
 from fxkit.ir.program_changes import ProgramChange, program_of_graph
 
+if TYPE_CHECKING:
+    from fxkit.ir.journalled_graph import JournalledGraph
+
 _thread = threading.local()
+
+# Module → the outermost session that is open on it, and its thread.
+_outermost: weakref.WeakKeyDictionary[fx.GraphModule, tuple[JournalledGraph, int]] = (
+    weakref.WeakKeyDictionary()
+)
 
 # Module → number of the session that was the last to change it, of those that are over.
 _last_changes: weakref.WeakKeyDictionary[fx.GraphModule, int] = weakref.WeakKeyDictionary()
@@ -46,13 +54,17 @@ def opened(session: JournalledGraph, change: ProgramChange | None = None) -> Ite
     noted = None if program is None else program.begin_change(session.gm, change)
     is_through = False
     if around is not None:
-        around.recompile()
+        around.outdate()
+    else:
+        _outermost[session.gm] = session, threading.get_ident()
     sessions.append(session)
     try:
         yield
         is_through = True
     finally:
         sessions.remove(session)
+        if around is None:
+            _outermost.pop(session.gm, None)
         if around is not None:
             around.take_over(session)
             session.number = 0
@@ -80,6 +92,20 @@ def check_is_latest(session: JournalledGraph) -> None:
         raise RewriteError(
             "expected the graph as the session has left it, got one that another session changes",
             hint="undo the later session first, or in it: edit.undo(edit.mark())",
+        )
+
+
+def check_no_other_session(gm: fx.GraphModule) -> None:
+    """Refuse to generate code of a graph that another thread is changing.
+
+    Raises:
+        RewriteError: When a session of another thread is open that has changed it.
+    """
+    session, thread = _outermost.get(gm, (None, None))
+    if session is not None and session.is_modified and thread != threading.get_ident():
+        raise RewriteError(
+            "expected a graph that no other thread is changing, got one in an open edit session",
+            hint="call the module, or read its .code, before that session: it keeps that code",
         )
 
 

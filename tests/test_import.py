@@ -13,6 +13,8 @@ import pytest
 
 import fxkit
 
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch._inductor", "torch._dynamo", "networkx", "graphviz", "matplotlib", "transformers")
 

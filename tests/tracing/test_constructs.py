@@ -8,6 +8,8 @@ from benchmarks.constructs import CONSTRUCTS
 from benchmarks.constructs.judge import Verdict, judge
 from benchmarks.constructs.tools import tools
 
+pytestmark = pytest.mark.core
+
 WHOLE = tools(with_peer=False)[0]
 
 IN_PYTHON = frozenset(

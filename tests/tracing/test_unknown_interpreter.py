@@ -18,6 +18,8 @@ from fxkit.tracing.guarding import dict_versions
 from fxkit.tracing.surroundings import bytecode
 from fxkit.tracing.surroundings.code_names import names_in
 
+pytestmark = pytest.mark.core
+
 WHOLE = tools(with_peer=False)[0]
 UNKNOWN = SimpleNamespace(version_info=(3, 99, 0, "final", 0), implementation=sys.implementation)
 QUICK = {name for name in CONSTRUCTS if hasattr(state, name) or hasattr(python, name)}

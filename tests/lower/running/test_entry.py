@@ -15,6 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import fxkit
 from fxkit.lower.running import binding, entry
 
+pytestmark = pytest.mark.core
+
 X = torch.randn(6, 8)
 
 

@@ -14,6 +14,8 @@ from fxkit.tracing.surroundings import bytecode
 from fxkit.tracing.surroundings.bytecode import can_read, instructions, is_known, operations
 from fxkit.tracing.surroundings.code_names import names_in
 
+pytestmark = pytest.mark.core
+
 FACTOR, TABLE = 1.0, {}
 
 

@@ -21,6 +21,8 @@ from fxkit.tracing.surroundings import hooked_code
 from fxkit.tracing.surroundings.hooked_code import can_hook, has_hooks, hooked
 from fxkit.tracing.surroundings.value_flow import Flow
 
+pytestmark = pytest.mark.core
+
 
 class Ledger:
     """What programs below call, with what they were given."""

@@ -13,6 +13,8 @@ from fxkit.tracing.surroundings.interpreter import no_collection, settle
 from fxkit.tracing.surroundings.reach import Reach
 from fxkit.tracing.surroundings.watching import Watcher
 
+pytestmark = pytest.mark.core
+
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
 

@@ -26,8 +26,8 @@ class Recompose(Pass):
     somebody else takes too, dropout in training, a mask that may hide every key.
 
     Attributes:
-        only: The rules to apply, by name, or by the name of the file that has them: `("attention",
-            "linear")`. All when it is empty.
+        only: The rules to apply, by name, or by the name of the file that has them or its first
+            word: `("attention", "linear")`. All when it is empty.
         leave: The rules to leave out, by the same names.
 
     Rewrites:
@@ -52,7 +52,7 @@ class Recompose(Pass):
         if _ATTENTION in self.leave:
             return
         left = [node for node in edit.graph.nodes if _weighs_by_softmax(node)]
-        rules = [rule for rule in rules_in(_ATTENTION) if rule.name not in context.left_out]
+        rules = [rule for rule in _of_attention() if rule.name not in context.left_out]
         for node in left[:_MOST_NOTES] if rules else ():
             reason = _reason(edit, node, report, rules)
             context.notes.append(f"attention at %{node.name} stays: {reason}")
@@ -71,9 +71,15 @@ def _inexact() -> list[Rule]:
     return [rule for _, rule in RULES.items() if not rule.exact]
 
 
+def _of_attention() -> list[Rule]:
+    """Return the rules that find whole attention, by a product at the root."""
+    return [*rules_in("attention"), *rules_in("attention_of_matrices")]
+
+
 def _names_of(rule: Rule) -> set[str]:
-    """Return by what a rule can be chosen: its name, and that of the file it is in."""
-    return {rule.name, Path(rule.file).stem}
+    """Return by what a rule can be chosen: its name, that of its file, and the file's subject."""
+    file = Path(rule.file).stem
+    return {rule.name, file, file.partition("_")[0]}
 
 
 def _names() -> list[str]:

@@ -113,6 +113,64 @@ _MUST_NOT_MATCH: dict[str, NoMatch] = {
         lambda q, k, v, m, n: torch.softmax(torch.where(m, q @ k.mT, -1e30) + n, -1) @ v,
         (_HEADS[0].clone().requires_grad_(), *_HEADS[1:], torch.ones(5, 6) > 0, torch.zeros(6)),
     ),
+    "attention_with_two_masks": NoMatch(
+        lambda q, k, v: (
+            torch.softmax(
+                q @ k.mT
+                + torch.zeros(5, 6).masked_fill(torch.ones(5, 6).triu(1) > 0, -torch.inf)
+                + torch.zeros(5, 6).masked_fill(torch.ones(5, 6).tril() > 0, -torch.inf),
+                -1,
+            )
+            @ v
+        ),
+        _HEADS,
+    ),
+    "masked_attention_with_hidden_keys": NoMatch(
+        lambda q, k, v, bias, drop: (
+            torch.softmax((q @ k.mT + bias).masked_fill(drop, -9.0), -1) @ v
+        ),
+        (*_HEADS, torch.randn(5, 6), torch.ones(5, 6) > 0),
+    ),
+    "attention_of_matrices": NoMatch(
+        lambda q, k, v: torch.bmm(torch.softmax(torch.bmm(q, k.mT), 1), v), (_QUERY, _KEY, _VALUE)
+    ),
+    "masked_attention_of_matrices": NoMatch(
+        lambda q, k, v: torch.bmm(
+            torch.softmax(torch.bmm(q, k.mT) + torch.full((6,), -torch.inf), -1), v
+        ),
+        (_QUERY, _KEY, _VALUE),
+    ),
+    "attention_of_matrices_with_hidden_keys": NoMatch(
+        lambda q, k, v, drop: torch.bmm(
+            torch.softmax(torch.bmm(q, k.mT).masked_fill(drop, -torch.inf), -1), v
+        ),
+        (_QUERY, _KEY, _VALUE, torch.ones(5, 6) > 0),
+    ),
+    "matmul_with_swapped_axes": NoMatch(
+        lambda q, k: q @ k.permute(1, 0, 2), (torch.randn(4, 4, 4), torch.randn(4, 4, 4))
+    ),
+    "matmul_with_columns": NoMatch(
+        lambda q, k: q @ k.permute(0, 2, 1, 3),
+        (torch.randn(2, 4, 4, 4), torch.randn(2, 4, 4, 4)),
+    ),
+    "matmul_with_scaled_columns": NoMatch(
+        lambda q, k: q @ (k.permute(0, 2, 1, 3) * 0.5),
+        (torch.randn(2, 4, 4, 4), torch.randn(2, 4, 4, 4)),
+    ),
+    "scores_by_einsum": NoMatch(
+        lambda x, y: torch.einsum("bthd,bshd->bhst", x, y),
+        (torch.randn(2, 5, 3, 4), torch.randn(2, 6, 3, 4)),
+    ),
+    "values_by_einsum": NoMatch(
+        lambda w, v: torch.einsum("bhts,bshd->bhtd", w, v),
+        (torch.randn(2, 3, 5, 6), torch.randn(2, 6, 3, 4)),
+    ),
+    "attention_less_a_mask": NoMatch(
+        lambda q, k, v: torch.softmax(q @ k.mT - torch.full((5, 6), torch.inf), -1) @ v, _HEADS
+    ),
+    "fill_by_expanded_mask": NoMatch(
+        lambda x, mask: x.masked_fill(mask.expand(3, 4), -1.0), (_MATRIX, torch.ones(1, 4) > 0)
+    ),
     "attention_with_repeated_heads": NoMatch(
         lambda q, k, v: F.scaled_dot_product_attention(q, k.repeat(1, 2, 1, 1), v),
         (torch.randn(1, 2, 5, 4), torch.randn(1, 1, 6, 4), torch.randn(1, 2, 6, 4)),

@@ -25,7 +25,7 @@ from fxkit.analysis.reproducing.reproducer import write_reproducer
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import RewriteError
 from fxkit.ir.printer import format_graph
-from fxkit.patterns.counterexamples import counterexample, tried
+from fxkit.patterns.counterexamples import counterexample, tried, why_refused
 from fxkit.patterns.engine import rewrite
 from fxkit.patterns.inputs import captures_of, make_operands, operand_cases, pattern_module
 from fxkit.patterns.lint import Finding, lint_rules
@@ -82,7 +82,7 @@ def _prove_variant(rule: Rule, variant: Pattern, trials: int, seed: int) -> int:
     generator = torch.Generator().manual_seed(seed)
     plainest, *others = operand_cases(replace(rule, pattern=variant))
     random.Random(seed).shuffle(others)
-    accepted = 0
+    accepted, values = 0, {}
     for case in [plainest, *others]:
         if accepted == trials:
             break
@@ -90,8 +90,11 @@ def _prove_variant(rule: Rule, variant: Pattern, trials: int, seed: int) -> int:
         accepted += _prove_on(rule, replace(rule, pattern=variant), values)
     if not accepted:
         reading = " -> ".join(operation.operator for operation in variant.operations)
+        program, operands = _program_of(replace(rule, pattern=variant), values)
+        last = why_refused(rule, program, tuple(operands.values()))
         raise RewriteError(
-            f"expected inputs that {rule.name} accepts, got none in {len(others) + 1} trials",
+            f"expected inputs that {rule.name} accepts, got none in {len(others) + 1} trials; of "
+            f"the last: {last}",
             node=reading,
             source=PurePath(rule.file).name,
             hint="give samples= with the shapes and constants that its operands need",
@@ -100,15 +103,23 @@ def _prove_variant(rule: Rule, variant: Pattern, trials: int, seed: int) -> int:
 
 
 def _prove_on(rule: Rule, variant: Rule, values: dict[str, Any]) -> bool:
-    used = captures_of(variant)
-    tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and n in used}
-    before = pattern_module(variant, values)
+    before, tensors = _program_of(variant, values)
     args = tuple(tensors.values())
     accepted, difference = tried(rule, before, args)
     if difference is not None:
+        used = captures_of(variant)
         constants = {n: v for n, v in values.items() if n not in tensors and n in used}
         raise counterexample(rule, before, args, difference, constants)
     return accepted
+
+
+def _program_of(
+    variant: Rule, values: dict[str, Any]
+) -> tuple[fx.GraphModule, dict[str, torch.Tensor]]:
+    """Return a reading of a rule's pattern as a program, and the tensors that it takes."""
+    used = captures_of(variant)
+    tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and n in used}
+    return pattern_module(variant, values), tensors
 
 
 def assert_rewrites(

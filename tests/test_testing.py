@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from fxkit.errors import NumericsError, RewriteError
 from fxkit.ir.types import TensorType
+from fxkit.patterns.language import operand
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Rule, rule
 from fxkit.testing import (
@@ -92,6 +93,16 @@ def test_rule_that_accepts_nothing_proves_nothing() -> None:
     never = rule(lambda x: torch.sin(x), lambda x: torch.cos(x), where=lambda match: False)
     with pytest.raises(RewriteError, match="got none in"):
         prove(never)
+
+
+def test_rule_that_accepts_nothing_says_why_it_refused_the_last_inputs() -> None:
+    plain = (lambda x: torch.sin(x), lambda x: torch.cos(x))
+    never = rule(*plain, where=lambda match: f"%{match.root.name} is a sine")
+    with pytest.raises(RewriteError, match="of the last: all 1 operations matched, but %sin is a"):
+        prove(never)
+    wide = rule(*plain, where={"x": operand(rank=9)})
+    with pytest.raises(RewriteError, match="of the last: expected rank 9 for 'x', got "):
+        prove(wide)
 
 
 def test_rule_may_exclude_what_is_not_finite() -> None:

@@ -19,6 +19,7 @@ from fxkit.errors import CounterexampleError, FxkitError, NumericsError, Unsuppo
 from fxkit.ir.printer import format_graph, format_value
 from fxkit.ir.types import TensorType
 from fxkit.patterns.engine import rewrite
+from fxkit.patterns.reasons import explain
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.rule_code import APPLY_RULE, rule_code
 
@@ -55,6 +56,20 @@ def tried(rule: Rule, gm: fx.GraphModule, args: tuple[Any, ...]) -> tuple[bool, 
     except _RAISED as error:
         return True, f"it raises {error}"
     return True, None
+
+
+def why_refused(rule: Rule, gm: fx.GraphModule, args: tuple[Any, ...]) -> str:
+    """Return why a rule did not accept a program: what the program raises, or what stopped it."""
+    try:
+        quiet(gm)(*clone_inputs(args))
+        typed = copy.deepcopy(gm)
+        propagate_types(typed, args)
+    except (*_RAISED, FxkitError) as error:
+        return f"the operators do not take such operands: {str(error).splitlines()[0]}"
+    told = explain(typed, rule)
+    if told.miss is not None:
+        return f"expected {told.miss.expected}, got {told.miss.got}"
+    return told.reason.splitlines()[0]
 
 
 def _rewritten(rule: Rule, gm: fx.GraphModule, args: tuple[Any, ...]) -> fx.GraphModule | None:

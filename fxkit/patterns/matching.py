@@ -248,7 +248,8 @@ class _Search:
                 wanted.value, value, is_floating(node)
             ):
                 return rest()
-            return self._fail(owner, format_value(wanted.value), format_value(value), node)
+            expected = _named_as(owner, wanted, format_value(wanted.value))
+            return self._fail(owner, expected, format_value(value), node)
         if isinstance(wanted, Operation):
             if not isinstance(value, fx.Node):
                 return self._fail(owner, wanted.operator, format_value(value), node)
@@ -274,7 +275,8 @@ class _Search:
             return self._chain(wanted, value, owner, node, 0, self._noted(wanted, value, rest))
         if isinstance(wanted, (list, tuple)):
             if not isinstance(value, (list, tuple)) or len(value) != len(wanted):
-                return self._fail(owner, f"a list of {len(wanted)}", format_value(value), node)
+                expected = _named_as(owner, wanted, f"a list of {len(wanted)}")
+                return self._fail(owner, expected, format_value(value), node)
             return self._all(list(zip(wanted, value, strict=True)), 0, owner, node, rest)
         if isinstance(wanted, slice):
             if not isinstance(value, slice):
@@ -392,6 +394,15 @@ class _Search:
         if self.miss is None or matched > self.miss.matched:
             self.miss = Miss(self.pattern, self.root, matched, expected, got, node, wanted.source)
         return False
+
+
+def _named_as(owner: Operation, wanted: Any, text: str) -> str:
+    """Return what was expected with the name of the argument that it is of, where that has one."""
+    for key, argument in owner.arguments.items():
+        parts = argument if isinstance(argument, (list, tuple)) else ()
+        if not key.isdigit() and any(part is wanted for part in (argument, *parts)):
+            return f"{text} for {key!r}"
+    return text
 
 
 def _same_spelling(wanted: Operation, key: str, value: Any, node: fx.Node) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -33,6 +33,7 @@ class Explanation:
         reason: What stopped it, as text; where it applies, what it matched.
         miss: The structural miss, when that is the reason.
         is_rule: Whether a rule was asked for, and no pattern.
+        ties: What stands between it and other nodes of which as much matched, in graph order.
     """
 
     rule: str
@@ -41,14 +42,28 @@ class Explanation:
     reason: str
     miss: Miss | None = None
     is_rule: bool = True
+    ties: tuple[Explanation, ...] = ()
 
     def __str__(self) -> str:
         verb = _VERBS[self.is_rule, self.applies]
         place = f" at %{self.node}" if self.node else ""
-        return f"{self.rule} {verb}{place}\n{self.reason}"
+        lines = [f"{self.rule} {verb}{place}", self.reason]
+        lines += [f"as near at %{tie.node}: {tie._in_short}" for tie in self.ties[:_MOST_TIES]]
+        if len(self.ties) > _MOST_TIES:
+            lines.append(f"as near at {len(self.ties) - _MOST_TIES} more nodes")
+        return "\n".join(lines)
+
+    @property
+    def _in_short(self) -> str:
+        if self.miss is not None:
+            return f"expected {self.miss.expected}, got {self.miss.got}"
+        return self.reason.splitlines()[0]
 
     __repr__ = __str__
 
+
+# How many other nodes of which as much matched are told.
+_MOST_TIES = 3
 
 # Whether it is a rule, and whether it fits.
 _VERBS = {
@@ -73,7 +88,8 @@ def explain(
             left out.
 
     Returns:
-        The explanation; where several nodes could be meant, of the one where most matched.
+        The explanation; where several nodes could be meant, of the one where most matched. Where
+        as much did at several, it names the first in full and the others in short.
 
     Raises:
         FxkitError: When the graph has no node of that name, or it is no graph, rule or pattern.
@@ -109,7 +125,12 @@ def explain(
         reason += _twin_of(operators, gm.graph) or "none"
         return Explanation(asked.name, False, None, reason, is_rule=is_rule)
     safety = Safety(gm.graph)
-    return max((_explain_at(asked, node, safety) for node in roots), key=_nearness)
+    tried = [_explain_at(asked, node, safety) for node in roots]
+    nearest = max(tried, key=_nearness)
+    if nearest.applies:
+        return nearest
+    alike = [each for each in tried if _nearness(each) == _nearness(nearest)]
+    return replace(nearest, ties=tuple(each for each in alike if each is not nearest))
 
 
 def _twin_of(operators: Iterable[str], graph: fx.Graph) -> str | None:

@@ -67,7 +67,7 @@ def test_another_constant() -> None:
     assert _text(explain(gm, scaled)) == (
         "plain_sum does not apply at %add\n"
         "plain_sum at %add: 1 of 1 operations matched\n"
-        "expected 1, got 5\n"
+        "expected 1 for 'alpha', got 5\n"
         "  node:  %add = aten.add(%a, %b, alpha=5)\n"
         "  from:  test_reasons.py:LINE\n"
         "  rule:  test_reasons.py:LINE"
@@ -131,6 +131,27 @@ def test_the_nearest_of_several_is_told() -> None:
     explanation = explain(gm, _SILU)
     assert explanation.node == "mul_1"
     assert explanation.miss is not None and explanation.miss.matched == 2
+
+
+def _strided(x, w, b):
+    return F.relu(F.conv2d(x, w, b, stride=1))
+
+
+def test_an_argument_is_told_by_its_name() -> None:
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1, stride=2), torch.nn.ReLU())
+    miss = explain(symbolic_trace(module), _strided).miss
+    assert miss is not None and (miss.expected, miss.got) == ("1 for 'stride'", "2")
+
+
+def test_nodes_of_which_as_much_matched_are_all_told() -> None:
+    convolutions = [torch.nn.Conv2d(3, 3, 1, **kind) for kind in ({"stride": 2}, {"padding": 1})]
+    layers = [layer for each in convolutions for layer in (each, torch.nn.ReLU())]
+    explanation = explain(symbolic_trace(torch.nn.Sequential(*layers, torch.nn.ReLU())), _strided)
+    first, second = explanation, *explanation.ties
+    assert "expected 1 for 'stride', got 2" in first.reason
+    assert str(first).endswith(f"as near at %{second.node}: expected 0 for 'padding', got 1")
+    gm = symbolic_trace(lambda a: [torch.relu(a) * n for n in range(6)])
+    assert str(explain(gm, _SILU)).endswith("as near at 2 more nodes")
 
 
 def test_unknown_node() -> None:

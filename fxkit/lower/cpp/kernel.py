@@ -371,7 +371,7 @@ class KernelPrinter(VectorLoops, ABC):
         dtype = self._kernel.buffers[access.buffer].dtype
         address = self._value_at(self._address(access, operands[: len(instruction.indices)]))
         text = cpp_text.load_expression(address, dtype, self._is_lone)
-        if instruction.guard is None:
+        if instruction.guard is None or self._holds(instruction.guard):
             return text
         otherwise = cpp_text.literal(access.otherwise.value, instruction.dtype)
         return f"{operands[-1]} ? {text} : {otherwise}"

@@ -17,7 +17,7 @@ import torch
 
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.cpp.interleaving import is_ordered, step_type
-from fxkit.lower.cpp.lanes.passes import MOST, gains_in_lanes, stands_in_lanes
+from fxkit.lower.cpp.lanes.passes import MOST, gains_in_lanes, stands_in_lanes, unguarded
 from fxkit.lower.cpp.row_invariants import common_values
 from fxkit.lower.cpp.rows import BLOCK, TILE, RowPrinter
 from fxkit.lower.cpp.streaming_stores import streamed_accesses
@@ -26,6 +26,7 @@ from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
 from fxkit.lower.loops.held_values import unrounded
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass
+from fxkit.lower.loops.stretches import Stretch, computed, stretches
 
 # Rows shorter than this are worth it where they fill whole vectors of words.
 LONG = 256
@@ -78,9 +79,12 @@ def is_paired(kernel: Kernel) -> bool:
         return False
     accesses = _paired_accesses(kernel)
     room = (TILE if is_tiled else length) * torch.bfloat16.itemsize
+    parts = stretches(kernel)
+    if len(parts) > 1 and (is_tiled or not _are_even(kernel, parts)):
+        return False
     return (
         any(i.op == "load" and is_wide for i, is_wide in zip(kernel.body, wide, strict=True))
-        and all(map(_can_stand, kernel.body, wide))
+        and all(_all_stand(kernel, part, wide) for part in parts)
         and all(_is_along(kernel, access) for access in accesses)
         and all(
             not any(s.access.strides[-1:]) or kernel.body[s.value].dtype == torch.float32
@@ -88,6 +92,54 @@ def is_paired(kernel: Kernel) -> bool:
         )
         and room * len(set(accesses)) <= MAX_SPARE_BYTES
         and not common_values(kernel)
+    )
+
+
+def _are_even(kernel: Kernel, parts: Sequence[Stretch]) -> bool:
+    """Tell whether stretches of a row, and what is read along them, consist of whole words."""
+    spans = _spans(kernel, parts)
+    return all(part.begin % 2 == 0 for part in parts) and all(
+        type(access.offset) is int and (access.offset - spans[_row_of(access)][0]) % 2 == 0
+        for access in _paired_accesses(kernel)
+        if _row_of(access) in spans
+    )
+
+
+def _row_of(access: Access) -> tuple[int, tuple[int, ...]]:
+    """Return what the accesses of the same row of memory have in common."""
+    return access.buffer, access.strides
+
+
+def _spans(
+    kernel: Kernel, parts: Sequence[Stretch]
+) -> dict[tuple[int, tuple[int, ...]], tuple[int, int]]:
+    """Return, for each row of memory, where what is accessed of it begins and ends.
+
+    Args:
+        kernel: The kernel.
+        parts: The stretches of its rows.
+    """
+    spans: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
+
+    def widen(access: Access, part: Stretch) -> None:
+        first, last = access.offset + part.begin, access.offset + part.end
+        low, high = spans.get(_row_of(access), (first, last))
+        spans[_row_of(access)] = min(low, first), max(high, last)
+
+    for part in parts:
+        for position in computed(kernel, part):
+            if kernel.body[position].op == "load":
+                widen(kernel.body[position].detail, part)
+        for store in kernel.stores:
+            widen(store.access, part)
+    return spans
+
+
+def _all_stand(kernel: Kernel, part: Stretch, wide: Sequence[bool]) -> bool:
+    """Tell whether all that is computed along a stretch is printed twice, or need not be."""
+    return all(
+        _can_stand(unguarded(kernel, part, position), wide[position])
+        for position in computed(kernel, part)
     )
 
 
@@ -132,6 +184,7 @@ class PairPrinter(RowPrinter):
         self._half = ""
         self._block = 2 * BLOCK  # as many additions after each other as for single elements
         self._words: dict[str, str] = {}
+        self._rows: dict[tuple[int, tuple[int, ...]], str] = {}  # in words, where they are shared
         self._results: list[str] = []
         self._choose_streams()
 
@@ -151,7 +204,11 @@ class PairPrinter(RowPrinter):
 
     def _is_short_in_lanes(self, one: Pass) -> bool:
         is_short = not any(calls_function(self._body(p)) for p in one.values)
-        return is_short and stands_in_lanes(self._kernel, self._schedule, one, (torch.bfloat16,))
+        plan, kinds = self._schedule, (torch.bfloat16,)
+        return is_short and all(
+            stands_in_lanes(self._kernel, plan, one, kinds, along=stretch)
+            for stretch in self._stretches_of(one)
+        )
 
     def _streamed_loops(self, bounds: Bounds, loops: Sequence[Loop]) -> bool:
         return False  # lanes need no room for a part of a result
@@ -165,16 +222,37 @@ class PairPrinter(RowPrinter):
         super()._declare()
         for access in _paired_accesses(self._kernel):
             pointer = self._pointers[self._key(access)]
-            if pointer not in self._words:
-                self._words[pointer] = f"w{pointer[1:]}"
-                self._point_in_words(pointer, self._kernel.buffers[access.buffer].is_output)
+            if pointer in self._words:
+                continue
+            if len(self._stretches) > 1:
+                self._point_into_row(access)
+                continue
+            self._words[pointer] = f"w{pointer[1:]}"
+            row = f"{pointer} + begin" if self._is_tiled else pointer
+            count = "end - begin" if self._is_tiled else str(self._length)
+            is_output = self._kernel.buffers[access.buffer].is_output
+            self._point_in_words(pointer, row, count, is_output)
 
-    def _point_in_words(self, pointer: str, is_output: bool) -> None:
+    def _point_into_row(self, access: Access) -> None:
+        """Declare where a row is walked in words of which different places are accessed at once."""
+        pointer, row = self._pointers[self._key(access)], _row_of(access)
+        spans = _spans(self._kernel, self._stretches)
+        if row not in spans:  # nothing comes of what would be read
+            return
+        first, last = spans[row]
+        if row not in self._rows:
+            self._rows[row] = f"w{pointer[1:]}"
+            is_output = self._kernel.buffers[access.buffer].is_output
+            start = f"{pointer} + {first - access.offset}"
+            self._point_in_words(pointer, start, str(last - first), is_output, last - first)
+        self._words[pointer] = f"({self._rows[row]} + {(access.offset - first) // 2})"
+
+    def _point_in_words(
+        self, pointer: str, row: str, count: str, is_output: bool, room: int | None = None
+    ) -> None:
         """Declare where a row, or a tile of it, is walked in words."""
-        words, spare = self._words[pointer], f"x{pointer[1:]}"
-        row = f"{pointer} + begin" if self._is_tiled else pointer
-        count = "end - begin" if self._is_tiled else self._length
-        self._add(f"alignas(64) unsigned short {spare}[{self._longest}];")
+        words, spare = f"w{pointer[1:]}", f"x{pointer[1:]}"
+        self._add(f"alignas(64) unsigned short {spare}[{room or self._longest}];")
         if is_output:
             is_between = f"fx_is_between({row}, {count})"
             where = f"{is_between} ? {spare} : {row}"
@@ -209,14 +287,32 @@ class PairPrinter(RowPrinter):
         self._add(f"FX_STEPS({kind}, {self._longest // 2});")
 
     def _loops(self, one: Pass, begin: str | int, end: str | int, clause: str = "") -> None:
-        bounds = Bounds(_halved(begin), _halved(end), self._longest // 2)
-        self._full_loops(one, bounds, 0, clause)
+        parts = self._stretches_of(one)
+        for stretch in parts:
+            first, last = self._clipped(stretch, begin, end)
+            bounds = Bounds(_halved(first), _halved(last), self._longest // 2)
+            self._enter(stretch)
+            if len(parts) > 1:  # each has lanes of its own
+                self._open("{")
+            self._full_loops(one, bounds, 0, clause)
+            if len(parts) > 1:
+                self._close()
+            self._leave()
 
     def _lanes_of(self, one: Pass) -> Lanes | None:
-        is_near, kinds = self._is_near, (torch.bfloat16,)
-        gains = gains_in_lanes(self._kernel, self._schedule, one, kinds, is_near=is_near)
+        gains = all(self._gain_along(one, stretch) for stretch in self._stretches_of(one))
         is_in_lanes = gains or self._writes(one, self._streams)
         return self._even_lanes(2 * MOST) if is_in_lanes else None
+
+    def _gain_along(self, one: Pass, stretch: Stretch) -> bool:
+        return gains_in_lanes(
+            *(self._kernel, self._schedule, one, (torch.bfloat16,)),
+            is_near=self._is_near,
+            along=stretch,
+        )
+
+    def _lengths(self) -> tuple[int, ...]:
+        return (*super()._lengths(), *(stretch.begin for stretch in self._stretches))
 
     def _stepped_body(self, one: Pass, begin: str | int) -> None:
         if self._is_stepped:
@@ -224,12 +320,12 @@ class PairPrinter(RowPrinter):
         self._loop_body(one)
 
     def _loop_body(self, one: Pass) -> None:
-        for value in sorted({*one.values, *one.buffered}):
+        for value in self._unless_idle({*one.values, *one.buffered}):
             for self._half in _HALVES:
                 is_kept = value in one.buffered
                 text = self._kept(value) if is_kept else self._value(value)
                 self._add(f"const {self._type(value)} {self._ref(value)} = {text};")
-        for value in one.keeps:
+        for value in self._unless_idle(one.keeps):
             for self._half in _HALVES:
                 self._set_at(f"b{value}[{self._row_offset()}]", self._ref(value))
         for position in one.stores:
@@ -248,6 +344,7 @@ class PairPrinter(RowPrinter):
     def _ref(self, position: int) -> str:
         text = super()._ref(position)
         is_twice = self._schedule.wide[position] and self._body(position).op != "const"
+        is_twice = is_twice and self._outcome(position) is None
         return text + self._half if is_twice else text
 
     def _both(self, position: int) -> tuple[str, str]:

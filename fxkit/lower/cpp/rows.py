@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -23,7 +24,7 @@ from fxkit.lower.cpp.row_sums import FEW, RowSums
 from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
 from fxkit.lower.loops.loop_ir import Access, Kernel
 from fxkit.lower.loops.schedule import MAX_BUFFER_BYTES, Pass, schedule
-from fxkit.lower.loops.stretches import Stretch, stretches
+from fxkit.lower.loops.stretches import Stretch, computed, outcome, stretches
 
 # A row without reductions is cut into tiles of this many elements, for the threads to share.
 TILE = 4096
@@ -55,6 +56,7 @@ class RowPrinter(EarlyRows):
         self._row_sums = RowSums(kernel, self._stretches)
         self._scanned_before: set[int] = set()
         self._settled: dict[int, bool] = {}  # conditions of the row, in loops they divide
+        self._along: Stretch | None = None  # that of the loop whose body is printed
         self._is_stepped = is_stepped(kernel)
         if not self._is_cut:
             self._choose_streams()
@@ -274,9 +276,9 @@ class RowPrinter(EarlyRows):
         if condition is None:
             self._loops(one, begin, end)
             return
-        for outcome, opening in ((True, f"if (v{condition}) {{"), (False, "else {")):
+        for holds, opening in ((True, f"if (v{condition}) {{"), (False, "else {")):
             self._open(opening)
-            self._settled = {condition: outcome}
+            self._settled = {condition: holds}
             self._loops(one, begin, end)
             self._settled = {}
             self._close()
@@ -290,14 +292,28 @@ class RowPrinter(EarlyRows):
             end: Where it ends.
             clause: A clause for each loop, besides those that what it does asks for.
         """
-        for stretch in self._stretches:
+        for stretch in self._stretches_of(one):
             first, last = self._clipped(stretch, begin, end)
             block = BLOCK if one.reductions else HALVES
             bounds = Bounds(str(first), str(last), self._most(first, last), block)
-            self._known = {**stretch.known, **self._settled}
+            self._enter(stretch)
             if not self._half_loops(one, bounds, clause):
                 self._full_loops(one, bounds, begin, clause)
-            self._known = {}
+            self._leave()
+
+    def _enter(self, stretch: Stretch) -> None:
+        """Begin to print what is done along a stretch."""
+        self._known = {**stretch.known, **self._settled}
+        self._along = replace(stretch, known=self._known) if self._known else None
+
+    def _leave(self) -> None:
+        self._known, self._along = {}, None
+
+    def _unless_idle(self, values: Iterable[int]) -> list[int]:
+        """Return those of some values, in order, that something comes of in the loop."""
+        if self._along is None:
+            return sorted(values)
+        return sorted(computed(self._kernel, self._along).intersection(values))
 
     def _full_loops(self, one: Pass, bounds: Bounds, begin: str | int, clause: str) -> None:
         """Print the loops of a pass whose elements are computed as they are."""
@@ -335,7 +351,9 @@ class RowPrinter(EarlyRows):
 
     def _next_rows(self, one: Pass) -> list[Access]:
         """Return one access for each pointer whose next row a pass asks for, part by part."""
-        if self._is_cut or self._is_stepped or self._has_halves or len(self._stretches) != 1:
+        if self._is_cut or self._is_stepped or self._has_halves:
+            return []
+        if len(self._stretches_of(one)) != 1:
             return []
         return next_rows(self._kernel, self._schedule, one)
 
@@ -403,8 +421,12 @@ class RowPrinter(EarlyRows):
     def _value(self, position: int) -> str:
         if self._undiminished is not None and position == self._undiminished.exponent:
             return self._minuend(self._undiminished)
+        instruction = self._body(position)
         if position in self._known:
-            return _outcome(self._known[position])
+            return _truth(self._known[position])
+        if instruction.op == "select" and self._outcome(instruction.operands[0]) is not None:
+            condition, first, second = instruction.operands
+            return self._ref(first if self._outcome(condition) else second)
         if self._is_near and cpp_text.is_near_function(self._body(position)):
             operands = ", ".join(map(self._ref, self._body(position).operands))
             self._add(f"far |= fx_is_far({operands});")
@@ -433,13 +455,13 @@ class RowPrinter(EarlyRows):
         values = {*one.values, *one.buffered} - self._common.hidden
         if self._at_once:
             values &= needed_values(self._kernel, one)
-        for value in sorted(values):
+        for value in self._unless_idle(values):
             if self._body(value).is_scan and value not in one.buffered:
                 self._accumulate(value, f"a{value}")
             text = self._text_in(one, value)
             self._add(f"const {self._type(value)} v{value} = {text};")
             self._check(value)
-        for value in one.keeps:
+        for value in self._unless_idle(one.keeps):
             self._set_at(f"b{value}[{self._row_offset()}]", f"v{value}")
         for position in one.stores:
             self._store(position)
@@ -471,17 +493,24 @@ class RowPrinter(EarlyRows):
 
     def _ref(self, position: int) -> str:
         instruction = self._body(position)
-        if position in self._settled:
-            text = _outcome(self._settled[position])
+        known = self._outcome(position)
+        if known is not None:
+            text = _truth(known)
         elif instruction.op == "const":
             text = cpp_text.expression(instruction, [], instruction.dtype)
         else:
             text = f"{'s' if self._is_float_sum(position) else 'v'}{position}"
         return f"fx_all({text})" if self._at_once and not self._schedule.wide[position] else text
 
+    def _outcome(self, condition: int) -> bool | None:
+        """Return what a condition is all along the loop, or None where that is not known."""
+        if condition in self._settled:
+            return self._settled[condition]
+        return None if self._along is None else outcome(self._kernel, self._along, condition)
+
     def _lane_terms(self, access: Access) -> list[str]:
         return []
 
 
-def _outcome(holds: bool) -> str:
+def _truth(holds: bool) -> str:
     return "true" if holds else "false"

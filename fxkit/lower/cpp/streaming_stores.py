@@ -180,8 +180,11 @@ def copied_bytes(kernel: Kernel, accesses: Iterable[Access]) -> int:
         accesses: What is written past the caches.
     """
     loads = [i.detail for i in kernel.body if i.op == "load"]
-    moved = dict.fromkeys([*loads, *(it.access for it in kernel.stores)])
-    both = sum(_touched(kernel, access) * element_bytes(kernel, access) for access in moved)
+    moved = {
+        (it.buffer, it.strides, it.scales): it
+        for it in [*loads, *(store.access for store in kernel.stores)]
+    }
+    both = sum(_touched(kernel, it) * element_bytes(kernel, it) for it in moved.values())
     return max(streamed_bytes(kernel, accesses), both // 2)
 
 

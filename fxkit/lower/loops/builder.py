@@ -129,6 +129,9 @@ class Builder:
             self.body.append(instruction)
         return Ref(self, position)
 
+    def __contains__(self, instruction: Instruction) -> bool:
+        return instruction in self._known
+
     def load(
         self,
         access: Access,
@@ -152,6 +155,13 @@ class Builder:
             access = replace(access, otherwise=Bits(round_number(otherwise, dtype)))
         value = self.append(Instruction("load", tuple(operands), register_of(dtype), access))
         self._rounded[value.position] = dtype
+        return value
+
+    def again(self, instruction: Instruction, operands: Sequence[int]) -> Ref:
+        """Return the value of an instruction of the body, but of other operands."""
+        value = self.append(replace(instruction, operands=tuple(operands)))
+        if instruction.op == "round":
+            self._rounded[value.position] = instruction.detail
         return value
 
     def index(

@@ -24,7 +24,16 @@ from fxkit.lower.loops.builder import Builder, Ref
 from fxkit.lower.loops.candidates import Candidate, operand_type, position_taken
 from fxkit.lower.loops.group import Group
 from fxkit.lower.loops.index import Index, SplitAxis, row_major
-from fxkit.lower.loops.loop_ir import Access, Buffer, Kernel, Store, Unfusable, register_of
+from fxkit.lower.loops.loop_ir import (
+    Access,
+    Buffer,
+    Instruction,
+    Kernel,
+    Store,
+    Unfusable,
+    register_of,
+)
+from fxkit.lower.loops.moved import Moved, moved_axes
 from fxkit.lower.loops.placement import frame_of, is_model, row_coordinates, row_dims, row_shape
 from fxkit.lower.loops.point import EmittedPoint
 from fxkit.lower.loops.row_sums import sum_dtype_of
@@ -160,7 +169,8 @@ class _Emitter:
             operand, index = view.source, view.index(index, self.sizes)
         if isinstance(operand, fx.Node) and operand in self._members:
             member = self._members[operand]
-            self._check_place(member, position, index)
+            if isinstance(member.row, RowOp):
+                return self._of_row(member, position, index)
             return self._results(member, index)[position]
         return self._load(operand, index)
 
@@ -168,13 +178,18 @@ class _Emitter:
         """Return an operand's shape."""
         return tuple(operand_type(operand, self.root).shape)
 
-    def _check_place(self, member: Candidate, position: int, index: Sequence[Index]) -> None:
-        """See that what is known only in its place is not read anywhere else."""
-        if not isinstance(member.row, RowOp):
-            return
+    def _of_row(self, member: Candidate, position: int, index: Sequence[Index]) -> Ref:
+        """Return an element of a result that is known only row by row."""
         places = self.group.results.get(member.node)
-        if places is None or self._place(places[position]) != tuple(index):
-            raise Unfusable("it reads what was reduced, or scaled by it, in another place")
+        if places is None:
+            raise Unfusable("it reads what was reduced, or scaled by it, in another row")
+        place = self._place(places[position])
+        value = self._results(member, place)[position]
+        if place == tuple(index):
+            return value
+        reduced = set(self.axes_of(self.group.space.reduced or ()))
+        axes = moved_axes(place, index, reduced, self.sizes)
+        return Moved(self, axes).value(value)
 
     def _results(self, member: Candidate, index: Sequence[Index]) -> tuple[Ref, ...]:
         guard = None if self.guard is None else self.guard.position
@@ -331,15 +346,20 @@ class _Emitter:
 
     def _load(self, operand: Operand, index: Sequence[Index]) -> Ref:
         known = operand_type(operand, self.root)
-        address = self._address(known, index)
+        return self.load(self._input(operand), self._address(known, index), known.dtype)
+
+    def load(self, buffer: int, address: Index, dtype: torch.dtype) -> Ref:
+        """Read memory at an address, where the guard holds if it is not read there anyway."""
         access = Access(
-            self._input(operand),
+            buffer,
             address.strides(len(self.sizes)),
             address.offset,
             tuple(scale for _, scale in address.values),
         )
-        indices = [Ref(self.builder, value) for value, _ in address.values]
-        return self.builder.load(access, known.dtype, indices, self.guard)
+        places = tuple(value for value, _ in address.values)
+        is_anyway = Instruction("load", places, register_of(dtype), access) in self.builder
+        indices = [Ref(self.builder, value) for value in places]
+        return self.builder.load(access, dtype, indices, None if is_anyway else self.guard)
 
     def _input(self, operand: Operand) -> int:
         """Return the buffer of a tensor from outside."""

@@ -27,7 +27,7 @@ from fxkit.lower.loops.placement import first_space, rows_lie_along_memory
 from fxkit.lower.loops.policy import Policy
 from fxkit.lower.loops.row_sums import sums_well
 from fxkit.lower.loops.schedule import cost_of
-from fxkit.lower.loops.stretches import stretches
+from fxkit.lower.loops.stretches import Stretch, computed, outcome, stretches, whole_row
 from fxkit.lower.loops.view_map import is_alias, shown_by, views_of
 from fxkit.lower.operators.row_ops import RowOp
 
@@ -117,7 +117,7 @@ class _Partitioner:
         alone.take(found, self._gm)
         outputs = [(node, position) for position in range(len(found.types))]
         kernel = emit(alone, outputs, self._gm).kernel
-        if self._is_scattered(kernel):
+        if self._is_scattered(kernel, (whole_row(kernel),)):
             raise Unfusable("it reads from one of many places, which eager does in parts, faster")
         refusal = self._policy.refusal(kernel)
         if refusal is not None:
@@ -138,16 +138,23 @@ class _Partitioner:
         )
         return is_slow and self._policy.device.type == "cpu" and self._policy.min_members > 1
 
-    def _is_scattered(self, kernel: Kernel) -> bool:
-        """Tell whether each point is read in so many places that eager is faster."""
+    def _is_scattered(self, kernel: Kernel, parts: tuple[Stretch, ...]) -> bool:
+        """Tell whether each point is read in so many places that eager is faster.
+
+        Args:
+            kernel: The kernel.
+            parts: Stretches of its row; where it is known along one of them whether a guard holds,
+                that guard costs nothing.
+        """
         if self._policy.min_members <= 1 or not kernel.sizes:
             return False
         wide = replace(kernel, row_rank=max(1, kernel.row_rank)).row_wide()
         loads = [i for i in kernel.body if i.op == "load"]
         gathered = sum(any(wide[o] for o in i.indices) for i in loads)
+        if gathered > MAX_GATHERED or any(_asked(kernel, s) > MAX_GUARDED for s in parts):
+            return True
         guarded = [i for i in loads if i.guard is not None]
-        is_full = len(guarded) > MAX_GUARDED or gathered > MAX_GATHERED
-        return is_full or (any(map(_is_repeated, guarded)) and len(stretches(kernel)) == 1)
+        return any(map(_is_repeated, guarded)) and len(stretches(kernel)) == 1
 
     def _emit(self, node: fx.Node) -> None:
         self._steps.append(node)
@@ -247,7 +254,7 @@ class _Partitioner:
             kernel = emit(group, outputs, self._gm).kernel
         except Unfusable:
             return False
-        if self._is_scattered(kernel):
+        if self._is_scattered(kernel, stretches(kernel)):
             return False
         return cost_of(kernel) <= MAX_REPETITION * sum(self._costs[m.node] for m in group.members)
 
@@ -315,6 +322,13 @@ class _Ready:
 
     def __bool__(self) -> bool:
         return bool(self._held)
+
+
+def _asked(kernel: Kernel, stretch: Stretch) -> int:
+    """Count the loads along a stretch that ask at each point whether they touch memory."""
+    loads = [i for i in map(kernel.body.__getitem__, computed(kernel, stretch)) if i.op == "load"]
+    guards = [i.guard for i in loads if i.guard is not None]
+    return sum(outcome(kernel, stretch, guard) is None for guard in guards)
 
 
 def _is_repeated(load: Instruction) -> bool:

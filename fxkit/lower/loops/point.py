@@ -122,7 +122,7 @@ class EmittedPoint:
         shape = self.shape_of(operand)
         model = torch.empty(shape, device="meta")
         strides, offset = shown(model, view(model, **arguments))
-        return viewed(self.index, strides, offset, shape, self._reader.sizes)
+        return viewed(self.index, self.shape, strides, offset, shape, self._reader.sizes)
 
     def divided(self, index: Index, by: int) -> tuple[Index, Index]:
         return index.divided(by, self._reader.sizes)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from fxkit.lower.loops.loop_ir import Instruction, Kernel
 from fxkit.lower.loops.scalar_functions import COSTLY, SCALAR_FUNCTIONS
+from fxkit.lower.loops.stretches import computed, stretches
 
 # Row buffers live on the stack and should stay in the first-level cache.
 MAX_BUFFER_BYTES = 64 * 1024
@@ -206,11 +207,14 @@ def cost_of(kernel: Kernel) -> int:
     row = replace(kernel, row_rank=max(kernel.row_rank, min(1, len(kernel.sizes))))
     wide = row.row_wide()
     points, rows = kernel.points, math.prod(row.outer_sizes)
-    return sum(
-        _cost_of(i) * (points if is_wide else rows)
-        for i, is_wide in zip(kernel.body, wide, strict=True)
-        if i.op != "const"
-    )
+    parts = stretches(kernel)
+    total, of_rows = 0, set[int]()
+    for stretch in parts:
+        found = computed(kernel, stretch)
+        along = points if len(parts) == 1 else points // kernel.sizes[-1] * stretch.length
+        total += along * sum(_cost_of(kernel.body[p]) for p in found if wide[p])
+        of_rows |= {p for p in found if not wide[p] and kernel.body[p].op != "const"}
+    return total + rows * sum(_cost_of(kernel.body[p]) for p in of_rows)
 
 
 def _cost_of(instruction: Instruction) -> int:

@@ -8,8 +8,10 @@ becomes a few loops in each of which every guard is known.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from fxkit.lower.loops.loop_ir import Kernel
 
@@ -42,6 +44,11 @@ class Stretch:
     end: int
     known: Mapping[int, bool]
 
+    @property
+    def length(self) -> int:
+        """How many elements it has."""
+        return self.end - self.begin
+
 
 @dataclass(frozen=True)
 class _Guard:
@@ -63,6 +70,11 @@ class _Guard:
         yield distance // self.step + 1
 
 
+def whole_row(kernel: Kernel) -> Stretch:
+    """Return the innermost axis of a kernel as one stretch, of which nothing is known."""
+    return Stretch(0, kernel.sizes[-1] if kernel.sizes else 1, {})
+
+
 def stretches(kernel: Kernel) -> tuple[Stretch, ...]:
     """Cut the innermost axis of a kernel; in one stretch, of which nothing is known, at least.
 
@@ -70,19 +82,74 @@ def stretches(kernel: Kernel) -> tuple[Stretch, ...]:
         kernel: The kernel; its row has at least one axis. Numbers that are known only at run time
             cut nothing.
     """
-    length = kernel.sizes[-1]
-    whole = (Stretch(0, length, {}),)
-    guards = list(_guards(kernel)) if type(length) is int else []
+    whole = (whole_row(kernel),)
+    length = whole[0].end
+    guards = list(_guards(kernel)) if kernel.sizes and type(length) is int else []
     cuts = {cut for guard in guards for cut in guard.cuts() if 0 < cut < length}
     bounds = [0, *sorted(cuts), length]
     found: list[Stretch] = []
     for begin, end in itertools.pairwise(bounds):
         known = {guard.position: guard.holds(begin) for guard in guards}
-        if found and found[-1].known == known:
-            begin = found.pop().begin
         found.append(Stretch(begin, end, known))
+    found = list(merged(found, {guard.position for guard in guards}))
     is_too_long = len(found) * len(kernel.body) > MAX_INSTRUCTIONS
     return whole if not found or len(found) > MAX_STRETCHES or is_too_long else tuple(found)
+
+
+def merged(parts: Sequence[Stretch], conditions: Collection[int]) -> tuple[Stretch, ...]:
+    """Return stretches of which some of the conditions alone are of interest."""
+    found: list[Stretch] = []
+    for stretch in parts:
+        known = {p: holds for p, holds in stretch.known.items() if p in conditions}
+        begin = stretch.begin
+        if found and found[-1].known == known:
+            begin = found.pop().begin
+        found.append(Stretch(begin, stretch.end, known))
+    return tuple(found)
+
+
+def computed(kernel: Kernel, stretch: Stretch) -> set[int]:
+    """Return the values of a kernel that something comes of along a stretch of its row.
+
+    Nothing comes of what is not chosen there, and of memory that is not touched.
+    """
+    found: set[int] = set()
+    open_ = [store.value for store in kernel.stores]
+    open_ += [p for p, i in enumerate(kernel.body) if i.is_reduction or i.op == "check"]
+    while open_:
+        position = open_.pop()
+        if position not in found and outcome(kernel, stretch, position) is None:
+            found.add(position)
+            open_ += _chosen(kernel, stretch, position)
+    return found
+
+
+def outcome(kernel: Kernel, stretch: Stretch, position: int) -> bool | None:
+    """Return what a condition is all along a stretch, or None where that is not known."""
+    instruction = kernel.body[position]
+    if position in stretch.known:
+        return stretch.known[position]
+    if instruction.dtype != torch.bool or instruction.op not in ("and", "or", "not"):
+        return None
+    operands = [outcome(kernel, stretch, o) for o in instruction.operands]
+    if instruction.op == "not":
+        return None if operands[0] is None else not operands[0]
+    settling = instruction.op == "or"
+    if settling in operands:
+        return settling
+    return None if None in operands else not settling
+
+
+def _chosen(kernel: Kernel, stretch: Stretch, position: int) -> tuple[int, ...]:
+    """Return the operands of a value that count along a stretch."""
+    instruction = kernel.body[position]
+    operands = instruction.operands
+    if instruction.op == "select":
+        condition = outcome(kernel, stretch, operands[0])
+        return operands if condition is None else (operands[1 if condition else 2],)
+    if instruction.op == "load" and instruction.guard is not None:
+        return () if outcome(kernel, stretch, instruction.guard) is False else operands
+    return operands
 
 
 def _guards(kernel: Kernel) -> Iterator[_Guard]:

@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.loops.index import Index, numbered
+from fxkit.lower.loops.index import Index, numbered, row_major
 from fxkit.lower.loops.loop_ir import Unfusable
 
 # They return their operand as it is, or views of some or all of its elements, one or several.
@@ -44,12 +44,14 @@ class ViewMap:
     Attributes:
         source: The operand.
         shape: The operand's shape.
+        sizes: The view's shape.
         strides: What a step along each dimension of the view adds to the number of the element.
         offset: Number of the view's first element.
     """
 
     source: fx.Node
     shape: tuple[int, ...]
+    sizes: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
 
@@ -60,11 +62,12 @@ class ViewMap:
             SplitAxis: See `Index.divided`.
             Unfusable: See `Index.divided`.
         """
-        return viewed(index, self.strides, self.offset, self.shape, sizes)
+        return viewed(index, self.sizes, self.strides, self.offset, self.shape, sizes)
 
 
 def viewed(
     index: Sequence[Index],
+    extent: Sequence[int],
     strides: Sequence[int],
     offset: int,
     shape: Sequence[int],
@@ -74,15 +77,51 @@ def viewed(
 
     Args:
         index: Index into the view.
+        extent: Shape of the view.
         strides: What a step along each of its dimensions adds to the number of the element.
         offset: Number of its first element.
         shape: Shape of the operand.
         sizes: Sizes of the loop axes.
     """
+    apart = _by_dimension(index, extent, strides, offset, shape)
+    if apart is not None:
+        return apart
     number = Index(offset=offset)
     for one, stride in zip(index, strides, strict=True):
         number = number + one * stride
     return numbered(number, shape, sizes)
+
+
+def _by_dimension(
+    index: Sequence[Index],
+    extent: Sequence[int],
+    strides: Sequence[int],
+    offset: int,
+    shape: Sequence[int],
+) -> tuple[Index, ...] | None:
+    """Return the operand's index where each dimension of the view runs along one of the operand's.
+
+    What lies outside of the view, as where a guard does not hold, then lies somewhere along the
+    same dimension, so that nothing has to be known of where the index is.
+    """
+    numbers = (*extent, *strides, offset, *shape)
+    if not all(type(number) is int for number in numbers) or 0 in (*extent, *shape):
+        return None
+    below = row_major(shape)
+    result, last = [], []
+    for step in below:
+        result.append(Index(offset=offset // step))
+        last.append(offset // step)
+        offset %= step
+    for one, size, stride in zip(index, extent, strides, strict=True):
+        if size == 1 or stride == 0:
+            continue
+        d = next((d for d, step in enumerate(below) if shape[d] > 1 and stride % step == 0), None)
+        if d is None:
+            return None
+        result[d] += one * (stride // below[d])
+        last[d] += (size - 1) * (stride // below[d])
+    return tuple(result) if all(a < b for a, b in zip(last, shape, strict=True)) else None
 
 
 def is_alias(node: fx.Node) -> bool:
@@ -174,7 +213,8 @@ def view_map(node: fx.Node) -> ViewMap:
     model = torch.empty(shape, device="meta")
     result = model if call.name in _SAME else _run(node, source, model)
     result = result if part is None else result[part]
-    return ViewMap(source, shape, *shown(model, result))
+    strides, offset = shown(model, result)
+    return ViewMap(source, shape, tuple(result.shape), strides, offset)
 
 
 def shown(model: torch.Tensor, result: Any) -> tuple[tuple[int, ...], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, fx
 import fxkit
 from fxkit.lower import to_cpp
 from fxkit.lower.cpp.rows import LONG_ROW
-from tests.lower.kernels import ALWAYS, text_of
+from tests.lower.kernels import ALWAYS, body, text_of
 
 # What the compiler makes vector code of; what it does not; conditions, and numbers, that are the
 # same all along a row.
@@ -94,8 +95,9 @@ def test_a_condition_of_the_row_divides_its_loop() -> None:
     x = torch.randn(4, 300)
     on, other = torch.tensor(list(itertools.product((True, False), repeat=2))).T.unsqueeze(-1)
     args = (x, on.contiguous(), other.contiguous())
-    once = text_of(lambda x, on: torch.where(on, x, 2 * x).sum(-1), *args[:2])
-    assert "true ? " in once and "false ? " in once and "FX_WHOLE_LOOPS" not in once
+    once = body(text_of(lambda x, on: torch.where(on, x, 2 * x).sum(-1), *args[:2]))
+    assert re.findall(r"(if|else) .*{", once)[-2:] == ["if", "else"]
+    assert " ? " not in once and "FX_WHOLE_LOOPS" not in once
     compiled = to_cpp(fx.symbolic_trace(program), args)
     assert 'extern "C" FX_WHOLE_LOOPS void kernel_0(' in compiled.source
     torch.testing.assert_close(compiled(*args), program(*args))

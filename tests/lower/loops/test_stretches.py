@@ -11,7 +11,15 @@ import torch.nn.functional as F
 import fxkit
 from fxkit.lower.loops.builder import Builder, Ref
 from fxkit.lower.loops.loop_ir import Access, Buffer, Kernel, Store
-from fxkit.lower.loops.stretches import MAX_STRETCHES, stretches
+from fxkit.lower.loops.schedule import cost_of
+from fxkit.lower.loops.stretches import (
+    MAX_STRETCHES,
+    Stretch,
+    computed,
+    merged,
+    outcome,
+    stretches,
+)
 
 
 def kernel_of(guard: Callable[[Builder], Ref], length: int = 10) -> Kernel:
@@ -99,3 +107,55 @@ def test_kernels_of_stretches(
     fast = fxkit.compile(program)
     for _ in range(2):
         torch.testing.assert_close(fast(x, y), program(x, y), equal_nan=True)
+
+
+def chosen(builder: Builder) -> Ref:
+    """Choose between two loads by two conditions of the index."""
+    index = builder.index((0, 1))
+    near, far = index < 4, index < 8
+    first = builder.load(Access(1, (10, 1)), torch.float32, guard=near & far)
+    other = builder.load(Access(1, (10, 1), 7), torch.float32, guard=~near)
+    return builder.scalar("select", near, first, other, dtype=torch.float32)
+
+
+def test_what_is_not_chosen_along_a_stretch_is_not_computed() -> None:
+    kernel = kernel_of(chosen)
+    offsets = [
+        {kernel.body[p].detail.offset for p in computed(kernel, s) if kernel.body[p].op == "load"}
+        for s in stretches(kernel)
+    ]
+    assert offsets == [{0}, {7}, {7}]
+    (whole,) = merged(stretches(kernel), ())
+    assert (whole.begin, whole.end) == (0, 10)
+    assert {i.op for i in map(kernel.body.__getitem__, computed(kernel, whole))} >= {"lt", "and"}
+
+
+def test_logic_of_known_conditions_is_known() -> None:
+    kernel = kernel_of(chosen)
+    first, middle, last = stretches(kernel)
+    logic = [p for p, i in enumerate(kernel.body) if i.op in ("and", "not")]
+    assert [outcome(kernel, first, p) for p in logic] == [True, False]
+    assert [outcome(kernel, middle, p) for p in logic] == [False, True]
+    assert [outcome(kernel, last, p) for p in logic] == [False, True]
+    assert [outcome(kernel, Stretch(0, 10, {}), p) for p in logic] == [None, None]
+
+
+def test_stretches_that_differ_in_nothing_of_interest_are_one() -> None:
+    kernel = kernel_of(chosen)
+    first, *others = stretches(kernel)
+    near = min(first.known)
+    found = merged(stretches(kernel), [near])
+    assert [(s.begin, s.end, dict(s.known)) for s in found] == [
+        (0, 4, {near: True}),
+        (4, 10, {near: False}),
+    ]
+    assert len(others) == 2
+
+
+def test_what_is_computed_along_a_part_of_the_row_costs_that_part() -> None:
+    def half(builder: Builder) -> Ref:
+        near = builder.index((0, 1)) < 5
+        load = builder.load(Access(1, (10, 1)), torch.float32)
+        return builder.scalar("select", near, load, load * 2 + 1, dtype=torch.float32)
+
+    assert cost_of(kernel_of(half)) == 3 * (10 * 2 + 5 * 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import torch
 
@@ -11,6 +12,8 @@ from fxkit.lower.loops.held_values import unrounded
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel, Store
 from fxkit.lower.loops.scalar_functions import named
 from fxkit.lower.loops.schedule import Pass, Schedule
+from fxkit.lower.loops.stretches import Stretch, outcome
+from fxkit.lower.loops.stretches import computed as computed_along
 
 # How many lanes there are at most: rows of a multiple of these need no look at their ends.
 MOST = 16
@@ -41,6 +44,7 @@ def gains_in_lanes(
     elements: Collection[torch.dtype] = FLOATS,
     *,
     is_near: bool = False,
+    along: Stretch | None = None,
 ) -> bool:
     """Tell whether a pass can be printed in lanes and takes fewer instructions there.
 
@@ -50,11 +54,12 @@ def gains_in_lanes(
         one: One of them.
         elements: Dtypes of which one is what memory holds, of each value that varies along the row.
         is_near: Whether it is printed for operands near zero.
+        along: The stretch of the row that it is printed for, if it is not the whole row.
     """
     gaining = _GAINING | _NEAR if is_near else _GAINING
-    computed = [kernel.body[p] for p in one.values if plan.wide[p]]
-    is_shorter = any(_is_shorter(instruction, gaining) for instruction in computed)
-    return is_shorter and stands_in_lanes(kernel, plan, one, elements, is_near=is_near)
+    values = [p for p in one.values if plan.wide[p] and _counts(kernel, along, p)]
+    is_shorter = any(_is_shorter(kernel.body[p], gaining) for p in values)
+    return is_shorter and stands_in_lanes(kernel, plan, one, elements, is_near=is_near, along=along)
 
 
 def stands_in_lanes(
@@ -64,12 +69,14 @@ def stands_in_lanes(
     elements: Collection[torch.dtype] = FLOATS,
     *,
     is_near: bool = False,
+    along: Stretch | None = None,
 ) -> bool:
     """Tell whether a pass can be printed in lanes; see `gains_in_lanes`."""
     functions = _FUNCTIONS | _NEAR if is_near else _FUNCTIONS
     body = kernel.body
     needed = needed_values(kernel, one)
-    computed = [body[p] for p in one.values if plan.wide[p] and p in needed]
+    values = [p for p in one.values if plan.wide[p] and p in needed and _counts(kernel, along, p)]
+    computed = [unguarded(kernel, along, p) for p in values]
     kept = {*one.buffered, *one.keeps, *one.reductions}
     return (
         all(_can_stand(kernel, instruction, elements, functions) for instruction in computed)
@@ -77,6 +84,21 @@ def stands_in_lanes(
         and all(_can_fold(kernel, p) for p in one.reductions)
         and all(_is_stored(kernel, kernel.stores[p], elements) for p in one.stores)
     )
+
+
+def _counts(kernel: Kernel, along: Stretch | None, position: int) -> bool:
+    """Tell whether something comes of a value along a stretch."""
+    return along is None or position in computed_along(kernel, along)
+
+
+def unguarded(kernel: Kernel, along: Stretch | None, position: int) -> Instruction:
+    """Return an instruction; a load whose guard holds all along a stretch without the guard."""
+    load = kernel.body[position]
+    if along is None or load.op != "load" or load.guard is None:
+        return load
+    if not outcome(kernel, along, load.guard):
+        return load
+    return replace(load, operands=load.indices, detail=replace(load.detail, otherwise=None))
 
 
 def needed_values(kernel: Kernel, one: Pass) -> set[int]:

@@ -12,7 +12,7 @@ from fxkit.lower.cpp.streaming_stores import streamed_accesses
 from fxkit.lower.cpp.vector_loops import Bounds, Lanes, Loop
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.schedule import Pass, Schedule
-from fxkit.lower.loops.stretches import Stretch
+from fxkit.lower.loops.stretches import Stretch, merged
 
 
 class LaneRows(KernelPrinter, ABC):
@@ -70,9 +70,14 @@ class LaneRows(KernelPrinter, ABC):
 
     def _lanes_of(self, one: Pass) -> Lanes | None:
         """Return how the loop of a pass handles many elements at once, if it does."""
-        if len(self._stretches) != 1 or not (self._gains_in_lanes(one) or self._streams_lines(one)):
+        is_whole = len(self._stretches_of(one)) == 1
+        if not is_whole or not (self._gains_in_lanes(one) or self._streams_lines(one)):
             return None
         return self._even_lanes(MOST)
+
+    def _stretches_of(self, one: Pass) -> tuple[Stretch, ...]:
+        """Return the stretches of a row that differ in what a pass computes."""
+        return merged(self._stretches, one.values)
 
     def _even_lanes(self, count: int) -> Lanes:
         """Return lanes that look at the end of a row unless it has a multiple of so many."""

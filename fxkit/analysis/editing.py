@@ -31,7 +31,8 @@ class CheckedSession(EditSession):
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """Let every user of `old` use `new`, and erase `old`.
 
-        The old node's recorded type goes to the new one when that has none.
+        The old node's recorded type goes to the new one when that has none; so does what users have
+        noted in its `meta`, when nobody else uses the new one.
 
         Cost: that of the change; linear in the users of the memory when one of the two is a view.
 

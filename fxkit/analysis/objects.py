@@ -15,6 +15,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ _CACHE = "_fxkit_objects"
 
 
 class GraphNode:
-    """A read-only view of one node.
+    """A read-only view of one node; equal to that node.
 
     Attributes:
         fx_node: The node of torch.fx behind it.
@@ -54,7 +55,7 @@ class GraphNode:
         return format_node(self.fx_node)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, GraphNode) and other.fx_node is self.fx_node
+        return self.fx_node is (other.fx_node if isinstance(other, GraphNode) else other)
 
     def __hash__(self) -> int:
         return hash(self.fx_node)
@@ -77,6 +78,31 @@ class GraphNode:
         if call is None:
             return {}
         return {key: self._graph._wrap(value) for key, value in call.arguments.items()}
+
+    @property
+    def op(self) -> str:
+        """Kind of the node, as torch.fx has it; `operator` is what it computes."""
+        return self.fx_node.op
+
+    @property
+    def target(self) -> Any:
+        """What it calls or reads, as torch.fx has it."""
+        return self.fx_node.target
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Operands by position as they are written; nodes are views. See `arguments`."""
+        return self._graph._wrap(self.fx_node.args)
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Operands by name as they are written; nodes are views."""
+        return MappingProxyType(dict(self._graph._wrap(self.fx_node.kwargs)))
+
+    @property
+    def meta(self) -> Mapping[Any, Any]:
+        """What is noted on the node; write to `fx_node.meta`."""
+        return MappingProxyType(self.fx_node.meta)
 
     @property
     def type(self) -> Any:

@@ -105,6 +105,21 @@ def derive(new: fx.Node, originals: Sequence[fx.Node], by: str) -> None:
                 break
 
 
+def carry_notes(new: fx.Node, old: fx.Node) -> None:
+    """Give a node what users and their tools have noted in the `meta` of the one it replaces.
+
+    What says how the old node was called or what is known of its value stays behind: all keys of
+    fxkit's, and those of torch's that are not notes of a user's. What the new node has, it keeps.
+
+    Args:
+        new: The node that computes the value from now on.
+        old: The one that it replaces.
+    """
+    for key, value in old.meta.items():
+        if key not in _NO_NOTES and not str(key).startswith("fxkit_"):
+            new.meta.setdefault(key, value)
+
+
 def stand_where(new: fx.Node, node: fx.Node) -> None:
     """Give a node that a rewrite made the source line and the module of one of its originals.
 
@@ -120,6 +135,15 @@ def stand_where(new: fx.Node, node: fx.Node) -> None:
 
 
 _PLACE = ("stack_trace", "nn_module_stack")
+
+# What torch writes on nodes of the call that they are and of its value.
+_NO_NOTES = frozenset(
+    [*_PLACE, "val", "tensor_meta", "example_value", "type", "unbacked_bindings", "grapharg",
+     "eager_input_vals", "original_aten", "source_fn_stack", "torch_fn", "from_node", "seq_nr",
+     "fwd_source_fn_stack", "fwd_nn_module_stack", "is_wrapped", "tensor_dict", "desc",
+     "mutation_region_id", "has_backward_hook", "is_gradient_acc", "partitioner_tag",
+     "autograd_backward"]
+)  # fmt: skip
 
 
 def _joined(originals: Sequence[fx.Node], by: str) -> Provenance:

@@ -242,7 +242,8 @@ class EditSession(JournalledGraph):
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """Let every user of `old` use `new`, and erase `old` when it has no effect left to keep.
 
-        The old node's recorded type goes to the new one when that has none.
+        The old node's recorded type goes to the new one when that has none; so does what users have
+        noted in its `meta`, when nobody else uses the new one.
 
         Raises:
             RewriteError: When a user of `old` comes before `new`, or `new` itself uses `old`.
@@ -261,6 +262,8 @@ class EditSession(JournalledGraph):
             )
         if not self._originals:
             provenance.derive(new, [old], self.by or "edit")
+        if not new.users:
+            provenance.carry_notes(new, old)
         self.replace_uses(old, new)
         self.erase(old)
 

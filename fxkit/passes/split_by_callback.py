@@ -8,16 +8,16 @@ from typing import ClassVar
 
 from torch import fx
 
+from fxkit.analysis.objects import GraphNode, graph
 from fxkit.ir.node_kinds import body_of
-from fxkit.ir.provenance import module_path
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.building_blocks.labelled_parts import OUTSIDE, split_by_labels
 
 
-def top_module(node: fx.Node) -> str | None:
+def top_module(node: GraphNode) -> str | None:
     """Return the first part of the path of the module that a node ran in; None at the root."""
-    return module_path(node).partition(".")[0] or None
+    return node.module_path.partition(".")[0] or None
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class SplitByCallback(Pass):
             →  %part_0 = self.part_0(%x); %part_1 = self.part_1(%part_0); return %part_1
 
     Attributes:
-        label: Node → its label, or None for a node that stays outside. The submodule is named
-            after it. By default a label is the top module that a node ran in.
+        label: Node, as `fxkit.graph` shows it → its label, or None for one that stays outside. The
+            submodule is named after it. By default a label is the top module that a node ran in.
     """
 
-    label: Callable[[fx.Node], Hashable | None] = top_module
+    label: Callable[[GraphNode], Hashable | None] = top_module
 
     preserves: ClassVar[tuple[str, ...]] = ("shapes_known",)
     is_idempotent: ClassVar[bool] = False
@@ -47,7 +47,8 @@ class SplitByCallback(Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Label the nodes, sort them into stages, outline each. Cost: linear in the edges."""
         labels: dict[fx.Node, Hashable] = {}
+        views = graph(edit.gm)
         for node in body_of(edit.graph):
-            label = self.label(node)
+            label = self.label(views[node.name])
             labels[node] = OUTSIDE if label is None else label
         split_by_labels(edit, context, labels)

@@ -110,7 +110,8 @@ def rewrite(
     then the one that matches most nodes, else the first given. A
     match that the effects around it forbid is left alone, with the reason in the report; so is one
     of nodes all of which the rule has made itself, at once or in a circle of rules, unless it makes
-    fewer of them.
+    fewer of them. What users have noted in the `meta` of a matched result goes to the new node that
+    takes its place.
 
     Rules that are applied to a captured program, or to its graph, belong to the program: graphs
     that it captures from then on, for other calls, are rewritten by them before they run.
@@ -479,9 +480,13 @@ class _Run:
     def _type(self, inserted: list[fx.Node], match: Match, values: list[Any]) -> None:
         """Give the new nodes types: the results those of what they replace."""
         for output, value in zip(match.outputs, values, strict=True):
+            if not isinstance(value, fx.Node):
+                continue
             known = output.meta.get(TYPE_KEY)
-            if known is not None and isinstance(value, fx.Node):
+            if known is not None:
                 value.meta.setdefault(TYPE_KEY, known)
+            if value in inserted:
+                provenance.carry_notes(value, output)
         for node in inserted:
             if TYPE_KEY not in node.meta:
                 infer_type(node)

@@ -215,3 +215,49 @@ def test_random_programs_find_the_absence_of_the_check(monkeypatch: pytest.Monke
 
     with pytest.raises(AssertionError, match="differ"):
         explore()
+
+
+def _noted(gm: fx.GraphModule, name: str) -> fx.Node:
+    node = next(node for node in gm.graph.nodes if node.name == name)
+    node.meta["stage"] = 3
+    node.meta["custom"] = {"block": 1}
+    return node
+
+
+def _replaced(gm: fx.GraphModule, node: fx.Node) -> None:
+    with fxkit.edit(gm) as e:
+        e.replace(node, e.call(torch.cos, *node.args, before=node))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _replaced,
+        lambda gm, node: fxkit.rewrite(
+            gm, fxkit.rule(lambda x: torch.sin(x), lambda x: torch.cos(x), exact=False)
+        ),
+        lambda gm, node: fxkit.rewrite(
+            gm, fxkit.rule(lambda x: torch.sin(x), lambda x: torch.cos(x * 1), exact=False)
+        ),
+    ],
+)
+def test_what_users_note_on_a_node_goes_to_the_one_in_its_place(change: Any) -> None:
+    gm = fxkit.symbolic_trace(lambda x: torch.sin(x) + 1)
+    node = _noted(gm, "sin")
+    fxkit.propagate_types(gm, (torch.ones(3),))
+    node.meta["tensor_meta"] = node.meta["val"] = "of the old node"
+    change(gm, node)
+    new = fxkit.graph(gm).find(torch.cos)[0]
+    assert new.meta["stage"] == 3
+    assert new.meta["custom"] == {"block": 1}
+    assert "tensor_meta" not in new.meta
+    assert new.meta.get("val") != "of the old node"
+    assert all("stage" not in n.meta for n in gm.graph.nodes if n is not new.fx_node)
+
+
+def test_a_node_that_has_users_of_its_own_keeps_its_notes() -> None:
+    gm = fxkit.symbolic_trace(lambda x: torch.sin(torch.neg(x)) + 1)
+    sine, neg = _noted(gm, "sin"), fxkit.graph(gm)["neg"].fx_node
+    with fxkit.edit(gm) as e:
+        e.replace(sine, neg)
+    assert "stage" not in neg.meta

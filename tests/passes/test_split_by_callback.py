@@ -121,3 +121,19 @@ def test_stages_of_random_programs_chain(pairs):
     given_on = given_on if isinstance(given_on, tuple) else (given_on,)
     if len(gm.graph.find_nodes(op="call_module", target="part_1")[0].args) == len(given_on):
         torch.testing.assert_close(gm.part_1(*given_on), program(X), rtol=0, atol=0)
+
+
+def test_a_label_gets_what_graph_shows_which_is_the_node_of_torch_fx_too():
+    gm = fxkit.symbolic_trace(lambda x: x.sin() + 1)
+    stages = {node: node.name for node in gm.graph.nodes}
+    seen = []
+
+    def label(node):
+        seen.append((node.op, node.target, node.args, node.kwargs, node.operator))
+        return stages[node]
+
+    PassManager([SplitByCallback(label)], args=(X,)).run(gm)
+    assert called(gm) == ["part_sin", "part_add"]
+    assert [it[0] for it in seen] == ["call_method", "call_function"]
+    assert seen[0][1:] == ("sin", (seen[0][2][0],), {}, "aten.sin")
+    assert seen[0][2][0].op == "placeholder"

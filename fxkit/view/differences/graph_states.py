@@ -62,8 +62,9 @@ class TimelineView:
             fired = ", ".join(f"{rule} × {count}" for rule, count in step.rules.items())
             counts = step.diff.counts if step.diff is not None else {}
             told = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-            changed = told or ("as it was given" if not i else "no difference")
-            lines.append(f"{i}  {step.title}: {nodes}; {changed}{f'; {fired}' if fired else ''}")
+            changed = told or ("no difference" if i else "")
+            parts = "; ".join(part for part in (nodes, changed, fired) if part)
+            lines.append(f"{i}  {step.title}: {parts}")
         return "\n".join(lines)
 
     __repr__ = __str__

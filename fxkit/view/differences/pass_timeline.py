@@ -29,7 +29,7 @@ def timeline(result: PassResult, *, title: str = "", max_nodes: int = 160) -> Ti
         >>> gm = fxkit.symbolic_trace(lambda x: torch.relu(torch.relu(x)).sin())
         >>> fxkit.timeline(fxkit.PassManager([fxkit.passes.Canonicalise()]).run(gm))
         passes: 1 step
-        0  as it was given: 5 nodes; as it was given
+        0  input: 5 nodes
         1  canonicalise: 4 nodes; 2 replaced; relu_of_relu × 1
     """
     if not isinstance(result, PassResult):
@@ -38,7 +38,7 @@ def timeline(result: PassResult, *, title: str = "", max_nodes: int = 160) -> Ti
             hint="pass what PassManager.run returned",
         )
     states = [result.timeline[0].graph_module]
-    steps = [Step("as it was given", states[0])]
+    steps = [Step("input", states[0])]
     for i, record in enumerate(result.records, start=1):
         if not record.modified:
             continue

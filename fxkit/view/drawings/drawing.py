@@ -214,7 +214,8 @@ def draw(
         kwargs: More inputs, by name.
         depth: How many levels of modules are opened. `"auto"` opens as many as `max_nodes` allows;
             None opens all and folds none.
-        color_by: `"family"` (what kind of operator), `"time"`, `"flops"`, `"bytes"`, `"dtype"`,
+        color_by: `"family"` (what kind of operator; the default without a profile), `"time"` (the
+            default with one), `"flops"`, `"bytes"`, `"dtype"`,
             `"effect"`, `"region"`, `"error"`, or a number for each node name. An HTML page can
             change between all that is known.
         engine: `"builtin"` places boxes here; `"dot"` asks the `dot` program, and falls back
@@ -246,8 +247,9 @@ def draw(
     if isinstance(color_by, Mapping):
         column = "value"
     else:
-        check_column(color_by or "family", columns)
-        column = COLUMNS[color_by or "family"]
+        color_by = color_by or ("family" if profile is None else "time")
+        check_column(color_by, columns)
+        column = COLUMNS[color_by]
     hierarchy = Hierarchy(gm, fold=depth is not None)
     return GraphView(
         title=type(gm).__name__ if type(gm).__name__ != "GraphModule" else "graph",

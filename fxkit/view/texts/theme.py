@@ -72,8 +72,8 @@ def drawing_rules() -> str:
         _SHAPES
         + light
         + f"@media(prefers-color-scheme:dark){{{dark}}}"
-        + _drawing(LIGHT, 0, ":root[data-theme=light] ")
-        + _drawing(DARK, 2, ":root[data-theme=dark] ")
+        + _drawing(LIGHT, 0, "[data-theme=light] ")  # of a page around it
+        + _drawing(DARK, 2, "[data-theme=dark] ")
     )
 
 

@@ -61,7 +61,7 @@ def edges(data: Mapping[str, Any], step: int) -> set[tuple[str, str]]:
 
 def test_each_step_says_what_fired(shown: TimelineView) -> None:
     titles = [step.title for step in shown.steps]
-    assert titles[0] == "as it was given"
+    assert titles[0] == "input"
     assert {"canonicalise", "fold_batch_norm", "dead_code_elimination"} <= set(titles)
     rules = dict(shown.steps[titles.index("canonicalise")].rules)
     assert rules["multiply_by_one"] == 1

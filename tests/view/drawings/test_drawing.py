@@ -451,3 +451,17 @@ def test_notebooks_get_text_svg_and_a_frame_that_leaks_no_style() -> None:
         html = value._repr_mimebundle_()["text/html"]
         assert html.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
         assert "<style" not in html
+
+
+def test_a_profile_marks_what_takes_the_time() -> None:
+    gm = models.stack(2)
+    measured = models.quick(gm, models.stack_args())
+    assert draw(gm, profile=measured).to_dict()["colour"] == "seconds"
+    assert draw(gm, profile=measured, color_by="family").to_dict()["colour"] == "family"
+    assert draw(gm).to_dict()["colour"] == "family"
+
+
+def test_a_drawing_in_a_page_follows_the_theme_of_the_page() -> None:
+    drawn = draw(models.stack(1)).svg()
+    for theme in ("light", "dark"):
+        assert f"[data-theme={theme}] " in drawn and f":root[data-theme={theme}]" not in drawn

@@ -11,6 +11,7 @@ import torch
 from fxkit.compiled_model import CompiledModel, program_of
 from fxkit.compiler import Compiled
 from fxkit.errors import UnsupportedError
+from fxkit.ir.given_graphs import check_args
 from fxkit.lower import CompiledModule
 from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.base import Pass
@@ -65,6 +66,8 @@ def report(
         passes.html
     """
     has_inputs = args is not None or kwargs is not None
+    if args is not None:
+        check_args(args)
     inputs = (tuple(args or ()), dict(kwargs or {}))
     if isinstance(subject, PassResult):
         return _of_passes(subject, title or "What the passes did").save(path)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fxkit
-from fxkit.errors import FxkitError
+from fxkit.errors import FxkitError, UnsupportedError
 
 ARGS = (torch.randn(2, 4),)
 
@@ -152,3 +152,12 @@ def test_inputs_are_those_of_the_program(kind: str, tmp_path: Path) -> None:
         if kind == "exported":
             page = fxkit.report(program, tmp_path / "page.html", NESTED_ARGS, SCALE, iters=1)
             assert "aten.mul" in page.read_text()
+
+
+@pytest.mark.parametrize("kind", ["module", "function", "graph_module", "captured", "exported"])
+@pytest.mark.parametrize("call", ["tree", "draw", "profile", "report", "capture"])
+def test_a_tensor_in_place_of_a_tuple_is_refused(call: str, kind: str, tmp_path: Path) -> None:
+    first = (tmp_path / "page.html",) if call == "report" else ()
+    with pytest.raises(UnsupportedError, match="tuple") as caught:
+        getattr(fxkit, call)(KINDS[kind](), *first, ARGS[0])
+    assert caught.value.hint and "(x,)" in caught.value.hint

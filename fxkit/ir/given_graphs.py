@@ -47,6 +47,19 @@ def _way_to_a_graph(program: Any) -> str:
     return "make one with fxkit.capture(fn, args).graph_module or fxkit.symbolic_trace(module)"
 
 
+def check_args(args: Any) -> None:
+    """Refuse inputs by position that are no tuple.
+
+    Raises:
+        UnsupportedError: When they are something else, such as a single tensor.
+    """
+    if not isinstance(args, (tuple, list)):
+        raise UnsupportedError(
+            f"expected a tuple of inputs, got {type(args).__name__}",
+            hint="write (x,) for a single input" if isinstance(args, torch.Tensor) else None,
+        )
+
+
 def check_inputs(gm: fx.GraphModule, args: Any, kwargs: Mapping[str, Any] | None = None) -> None:
     """Refuse inputs that are no tuple, or that a graph has no place for.
 
@@ -58,11 +71,7 @@ def check_inputs(gm: fx.GraphModule, args: Any, kwargs: Mapping[str, Any] | None
     Raises:
         UnsupportedError: When there are too many, or they are of another kind.
     """
-    if not isinstance(args, (tuple, list)):
-        raise UnsupportedError(
-            f"expected a tuple of inputs, got {type(args).__name__}",
-            hint="write (x,) for a single input" if isinstance(args, torch.Tensor) else None,
-        )
+    check_args(args)
     names = [str(node.target) for node in gm.graph.nodes if node.op == "placeholder"]
     if flattens_inputs(gm.graph) or any(n.startswith("*") for n in names):
         return

@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from fxkit.errors import UnsupportedError
+from fxkit.ir.given_graphs import check_args
 from fxkit.passes.running.subjects import Subject, graph_inputs
 from fxkit.torch_adapters.fx_graphs import flattens_inputs
 from fxkit.tracing import capture
@@ -31,6 +32,8 @@ def graph_module_of(
         UnsupportedError: There is none, and no inputs to capture one with.
         CaptureError: The callable can't be captured.
     """
+    if args is not None:
+        check_args(args)
     if isinstance(subject, fx.GraphModule):
         return subject
     if isinstance(subject, torch.export.ExportedProgram):
@@ -39,7 +42,7 @@ def graph_module_of(
     if isinstance(inner, fx.GraphModule):
         return inner
     if callable(subject) and (args is not None or kwargs is not None):
-        return capture(subject, args or (), dict(kwargs or {})).graph_module
+        return capture(subject, tuple(args or ()), dict(kwargs or {})).graph_module
     raise UnsupportedError(
         f"expected a torch.fx.GraphModule or something that holds one, got {_name_of(subject)}",
         hint="give its inputs too, as a tuple, and it is captured"
@@ -79,7 +82,8 @@ def runnable(
         UnsupportedError: There is none that can be run.
         CaptureError: The callable can't be captured.
     """
-    inputs = (args, dict(kwargs or {}))
+    check_args(args)
+    inputs = (tuple(args), dict(kwargs or {}))
     if isinstance(subject, Partial):
         raise UnsupportedError(
             "expected a program in one graph, got one in pieces",

@@ -296,6 +296,39 @@ def test_new_shapes_and_new_memory(name):
     assert not result.records[-1].notes
 
 
+def _square():
+    return torch.randn(3, 3, generator=torch.Generator().manual_seed(0)) + 3 * torch.eye(3)
+
+
+def _by_name(function, *dtypes):
+    def program(x):
+        outs = tuple(torch.empty(0, dtype=dtype) for dtype in dtypes)
+        function(x @ x.mT, out=outs)
+        return outs[0] * 2, outs[1] + 0
+
+    return program
+
+
+# Torch's fake tensors tell other shapes or strides of these than the library gives.
+NOT_TOLD = {
+    "solve": lambda x: (torch.linalg.solve(x, x + 1, out=torch.empty(0)) * 2,),
+    "geqrf": lambda x: (torch.geqrf(x, out=(torch.empty(0), torch.empty(0)))[0] * 2,),
+    "inv_ex": _by_name(torch.linalg.inv_ex, torch.float32, torch.int32),
+    "slogdet": _by_name(torch.linalg.slogdet, torch.float32, torch.float32),
+    "eig": _by_name(torch.linalg.eig, torch.complex64, torch.complex64),
+    "lu_factor": _by_name(torch.linalg.lu_factor, torch.float32, torch.int32),
+    "qr": _by_name(torch.linalg.qr, torch.float32, torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TOLD)
+def test_results_that_torch_does_not_tell_are_left_with_a_note(name):
+    gm = fxkit.capture(NOT_TOLD[name], (_square(),)).graph_module
+    result = PassManager([Functionalise()], verify="numerics", args=(_square(),)).run(gm)
+    assert any("stay" in note for note in result.records[-1].notes)
+    torch.testing.assert_close(tuple(gm(_square())), NOT_TOLD[name](_square()))
+
+
 def test_an_input_has_its_new_shape_at_the_end():
     def program(x):
         x.mul_(2)

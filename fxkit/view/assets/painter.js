@@ -184,7 +184,7 @@ const fxPainter = (v) => {
     const pinned = [], above = [];
     for (const frame of v.scene.frames) {
       if (!visible(frame.x, frame.y, frame.x + frame.w, frame.y + frame.h)) continue;
-      const title = frameTitle(frame, s, sides > 1 ? see.top + 34 / s : see.top, pinned);
+      const title = frameTitle(frame, s, see, sides > 1 ? see.top + 34 / s : see.top, pinned);
       if (title && title.isPinned) above.push(title);
       else if (title) drawFrameTitle(title);
     }
@@ -245,7 +245,7 @@ const fxPainter = (v) => {
   const tint = (frame) => 0.05 + 0.02 * frame.depth;
   // A title keeps a readable size when the frame is wide enough for it. Where the frame's top is out of
   // view it is pinned to the upper edge, below those of the frames around it and over all boxes.
-  function frameTitle(frame, s, upper, pinned) {
+  function frameTitle(frame, s, see, upper, pinned) {
     const room = Math.max(1, (frame.w - 16) / frame.titleWidth), most = frame.depth ? 1.7 : 6;
     const scale = s < 0.75 ? Math.min(0.75 / s, room, most) : 1;
     if (s * scale < 0.3) return null;
@@ -254,8 +254,9 @@ const fxPainter = (v) => {
     const edge = above.reduce((most, other) => Math.max(most, other.bottom), upper) + 16 * Math.max(scale, 1 / s);
     const sticky = Math.min(Math.max(top, edge), frame.y + frame.h - 8);
     if (sticky > top) pinned.push({ left: frame.x, right: frame.x + frame.w, bottom: sticky + 4 / s });
-    const left = scale > 1 ? frame.x + 10 : frame.titleX;
-    return { frame, left, y: sticky, scale, isPinned: sticky > top };
+    const isPinned = sticky > top;
+    const left = isPinned ? Math.max(frame.x, see.left) + 10 : scale > 1 ? frame.x + 10 : frame.titleX;
+    return { frame, left, y: sticky, scale, isPinned };
   }
   function drawFrameTitle({ frame, left, y, scale, isPinned }) {
     context.save();

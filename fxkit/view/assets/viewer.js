@@ -94,7 +94,7 @@ const fxViewer = (() => {
     }
     // The changed boxes below a first one that can be seen together with it.
     function withMore(first, s) {
-      const w = (paneWidth() / s) * 0.9, h = (area().h / s) * 0.9;
+      const w = (paneWidth() / s) * 0.9, h = (area().h / s) * 0.7;
       const seen = { left: first.x, top: first.y, right: first.x + first.w, bottom: first.y + first.h };
       for (const box of v.scene.boxes.filter(isChanged).sort((a, b) => a.y - b.y)) {
         const left = Math.min(seen.left, box.x), right = Math.max(seen.right, box.x + box.w);

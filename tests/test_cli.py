@@ -274,6 +274,35 @@ def test_a_full_disk_is_a_message(
     )
 
 
+class Attends(torch.nn.Module):
+    """Attention in the notation of Einstein, behind a convolution and its norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.BatchNorm2d(3))
+
+    def forward(self, x: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = torch.einsum("bhqd,bhkd->bhqk", self.layers(x), k) / 8
+        return torch.softmax(scores, -1) @ v
+
+
+@pytest.mark.parametrize("pipeline", ["simplify", "inference"])
+def test_pipelines_run_on_attention_and_write_no_more_parameters(
+    pipeline: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Attends().eval()
+    args = torch.randn(2, 3, 18, 10), torch.randn(2, 3, 16, 8), torch.randn(2, 3, 16, 8)
+    path, output = tmp_path / "model.pt2", tmp_path / "after.pt2"
+    before = torch.export.export(model, args)
+    torch.export.save(before, path)
+    assert cli.main(["passes", "run", pipeline, str(path), "-o", str(output)]) == 0
+    assert "aten.scaled_dot_product_attention" in capsys.readouterr().out
+    after = torch.export.load(output)
+    numbers = [sum(t.numel() for t in each.state_dict.values()) for each in (before, after)]
+    assert numbers[1] <= numbers[0]
+    torch.testing.assert_close(after.module()(*args), model(*args))
+
+
 def test_passes_run_by_name_with_options_and_limits(
     convolution: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -227,3 +227,20 @@ def test_attention_takes_masks_of_few_axes(name: str) -> None:
     torch.testing.assert_close(gm(*args), expected)
     with torch.no_grad():
         torch.testing.assert_close(fxkit.compile(FLAT[name])(*args), expected)
+
+
+@pytest.mark.parametrize("options", [{"dynamic": True}, {"fast": True}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_attention_with_a_bias_of_keys_compiles_with_all_options(
+    dtype: torch.dtype, options: dict[str, bool]
+) -> None:
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        bias = (torch.arange(16.0) * -0.1).to(q.dtype)
+        return torch.softmax(q @ k.mT + bias, -1) @ v
+
+    args = tuple(torch.randn(2, 3, 16, 8).to(dtype) for _ in range(3))
+    with torch.no_grad():
+        got = fxkit.compile(program, **options)(*args)
+        truth = program(*(x.double() for x in args))
+        error, eager = (_error(each, truth) for each in (got, program(*args)))
+    assert error <= 2 * eager + torch.finfo(dtype).eps * _scale(truth)

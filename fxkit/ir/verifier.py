@@ -14,11 +14,14 @@ from torch import fx
 
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.attributes import ABSENT, find_attribute
+from fxkit.ir.call_forms import unfit_call
 from fxkit.ir.given_graphs import graph_module_of
 from fxkit.ir.node_kinds import KINDS
+from fxkit.ir.op import operator_of
 from fxkit.ir.printer import format_node_safely, format_source
 from fxkit.ir.program_changes import GraphProgram
 from fxkit.torch_adapters.fx_graphs import codegen_of, flattens_inputs
+from fxkit.torch_adapters.operators import OpOverload
 from fxkit.torch_adapters.pytree import tree_leaves
 
 
@@ -27,7 +30,8 @@ def verify(gm: fx.GraphModule | GraphProgram, only: Collection[fx.Node] | None =
 
     The invariants: every operand is defined before its use and belongs to the graph; user lists and
     operands agree; names are unique; there is one output, at the end, and placeholders come first;
-    every attribute and module that a node names exists; every called function can be called.
+    every attribute and module that a node names exists; every called function can be called, and
+    takes as many operands as it is given, by the names that they have.
 
     Cost: linear in the edges; in those of the given nodes when only some are checked.
 
@@ -72,6 +76,7 @@ def _faults(gm: fx.GraphModule) -> Iterator[Fault]:
     for node in nodes:
         if not _is_plain(node, graph):
             yield from _node_faults(gm, node)
+        yield from _call_faults(gm, node)
         for operand in node._input_nodes:
             if operand not in defined or node not in operand.users:
                 yield from _operand_faults(node, defined)
@@ -93,6 +98,7 @@ def _faults_of_some(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> Iterator[
     for node in nodes:
         before = {o for o in node._input_nodes if _is_before(o, node)}
         yield from _node_faults(gm, node)
+        yield from _call_faults(gm, node)
         yield from _operand_faults(node, before)
         if node.op == "placeholder" and node.prev.op not in ("root", "placeholder", "get_attr"):
             yield node, "expected placeholders first, got one after other nodes", "move it up"
@@ -135,7 +141,7 @@ _USE_EDIT = "change graphs through fxkit.edit, which keeps users and operands in
 
 
 def _is_plain(node: fx.Node, graph: fx.Graph) -> bool:
-    """Tell quickly that a node, its operands aside, has no fault: true of most nodes."""
+    """Tell quickly that a node has no fault, its operands and its call aside: true of most."""
     is_call = node.op == "call_function" and node.graph is graph and callable(node.target)
     return is_call and getattr(node.target, "__module__", None) != _OPERATORS
 
@@ -159,6 +165,20 @@ def _node_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
     if node.graph is not gm.graph:
         yield node, "expected a node of this graph, got one of another", "copy it with node_copy"
     yield from _target_faults(gm, node)
+
+
+def _call_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
+    """Find a call that can't run; an operator that takes it is known to do so."""
+    operator = None if type(node.target) is OpOverload else operator_of(node)
+    is_known = operator is not None and operator.overload is not None
+    taken = None if is_known else unfit_call(gm, node)
+    if taken is not None:
+        yield node, f"expected operands of {taken}, got {_counted(node)}", "give it what it takes"
+
+
+def _counted(node: fx.Node) -> str:
+    names = "".join(f", {name}=" for name in node.kwargs)
+    return f"{len(node.args)} by position{names}"
 
 
 def _shape_faults(nodes: list[fx.Node]) -> Iterator[Fault]:

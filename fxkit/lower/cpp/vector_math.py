@@ -402,8 +402,8 @@ FX_INLINE double fx_fmod_near(double a, double b) {
   return __builtin_copysign(rest, a);
 }
 #else
-FX_INLINE float fx_fmod_near(float a, float b) { return fmodf(a, b); }
-FX_INLINE double fx_fmod_near(double a, double b) { return fmod(a, b); }
+FX_INLINE float fx_fmod_near(float a, float b) { return __builtin_fmodf(a, b); }
+FX_INLINE double fx_fmod_near(double a, double b) { return __builtin_fmod(a, b); }
 #endif
 """
 

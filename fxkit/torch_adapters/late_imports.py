@@ -35,6 +35,9 @@ FOR_GRAPHS_OF_GRADIENTS = (
 )
 """What functional graphs and those of gradients need."""
 
+FOR_CONTROL_OPERATORS = ("torch._dynamo.convert_frame",)
+"""What `torch.cond` and its like need in eager; with it comes Triton, where that is installed."""
+
 _imported: set[tuple[str, ...]] = set()
 
 

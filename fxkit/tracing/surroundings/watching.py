@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from fxkit.torch_adapters.custom_functions import APPLY, is_without_frame
+from fxkit.torch_adapters.late_imports import FOR_CONTROL_OPERATORS, import_at_once
 from fxkit.tracing.recorder.control_operators import CODES
 from fxkit.tracing.surroundings import foreign_calls
 from fxkit.tracing.surroundings.blame import blame, user_code
@@ -172,6 +173,7 @@ class Watcher:
         elif event == "call":
             code = frame.f_code
             if code in CODES:
+                import_at_once(FOR_CONTROL_OPERATORS)  # not watched here, as it is in the call
                 self.blame_user(frame)
                 self._listener.refuse(f"the program calls torch.{code.co_name}", None, watch=True)
             if code in SPECIAL:

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import fxkit
+from fxkit.torch_adapters.late_imports import FOR_CONTROL_OPERATORS
 from fxkit.tracing.captured import Captured
+from fxkit.tracing.surroundings import watching
 from tests.tracing.faithful import assert_same
 
 gain = 2.0
@@ -151,3 +154,11 @@ def _result_or_error(fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return fn(torch.ones(3))
     except torch._dynamo.exc.UncapturedHigherOrderOpError as error:
         return type(error)
+
+
+def test_what_torch_imports_for_such_a_call_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[tuple[str, ...]] = []
+    monkeypatch.setattr(watching, "import_at_once", imported.append)
+    x = torch.ones(2)
+    fxkit.capture(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), (x,))
+    assert FOR_CONTROL_OPERATORS in imported

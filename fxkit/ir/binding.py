@@ -304,8 +304,8 @@ def fixed_operator(overload: Any) -> Operator | None:
         return None
     if packet in op_table.REDUCES_TO or packet in op_table.EXTENDS_TO:
         return None
-    optional = op_table.NONE_SAYS_NOTHING.get(packet)
-    if any(argument.name == optional for argument in overload._schema.arguments):
+    optional = {op_table.NONE_SAYS_NOTHING.get(packet), "dim" if _reduces_all(packet) else None}
+    if any(argument.name in optional for argument in overload._schema.arguments):
         return None
     return _operator(packet, overload)
 
@@ -331,6 +331,11 @@ def _named(packet: str, overload: Any, bound: dict[str, Any]) -> Call:
         plain = _aten(packet, (), {key: v for key, v in bound.items() if key != optional})
         if plain is not None:
             return plain
+    is_over_all = bound.get("dim", ()) is None and bound.get("keepdim") is False
+    if is_over_all and "out" not in bound and _reduces_all(packet):
+        whole = _aten(packet, (), {k: v for k, v in bound.items() if k not in ("dim", "keepdim")})
+        if whole is not None:
+            return whole
     if packet in op_table.EXTENDS_TO:
         target, added = op_table.EXTENDS_TO[packet]
         extended = _aten(target, (), {**bound, **added})
@@ -341,6 +346,15 @@ def _named(packet: str, overload: Any, bound: dict[str, Any]) -> Call:
         if swapped is not None:
             return swapped
     return Call(_operator(packet, overload), bound)
+
+
+@functools.cache
+def _reduces_all(packet: str) -> bool:
+    """Tell whether no axis, which says all of them, is left out by an overload of its own."""
+    known = [signature.names for signature in schema.signatures(packet)]
+    return any({"dim", "keepdim"} <= names for names in known) and any(
+        not names & {"dim", "keepdim", "out"} for names in known
+    )
 
 
 def schemaless_call(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:

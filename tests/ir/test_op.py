@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fxkit.ir import op_table
-from fxkit.ir.op import Attribute, Call, operator_name, resolve
+from fxkit.ir.op import Attribute, Call, operator_name, operator_of, resolve
 from fxkit.ir.types import TensorType, set_type
 
 aten: Any = torch.ops.aten
@@ -432,3 +432,33 @@ def test_custom_operator_is_the_same_by_packet_and_by_overload() -> None:
         assert calls[0] is not None and calls[1] is not None
         assert calls[0].operator is calls[1].operator
         assert operator_name(packet) == "fxkit_test.twice" == calls[0].name
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "all", "any", "std", "var"])
+@pytest.mark.parametrize("is_method", [False, True])
+def test_no_axis_says_all_of_them(name: str, is_method: bool) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    op, target = ("call_method", name) if is_method else ("call_function", getattr(torch, name))
+    plain = resolve(graph.create_node(op, target, (x,)))
+    assert plain is not None
+    for args, kwargs in (((x, None), {}), ((x,), {"dim": None}), ((x, None, False), {})):
+        if len(args) == 3 and name in ("std", "var"):
+            continue  # whose third operand is `unbiased`
+        assert resolve(graph.create_node(op, target, args, kwargs)) == plain
+    kept = resolve(graph.create_node(op, target, (x,), {"dim": None, "keepdim": True}))
+    assert kept is not None
+    assert kept.arguments["keepdim"] is True
+    one = resolve(graph.create_node(op, target, (x,), {"dim": 0}))
+    assert one is not None
+    assert one.arguments["dim"] in (0, [0])
+
+
+def test_an_overload_with_no_axis_is_one_operator_for_matchers_too() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(torch.ops.aten.sum.dim_IntList, (x, None))
+    call = resolve(node)
+    assert call is not None
+    assert operator_of(node) is call.operator
+    assert call == resolve(graph.call_function(torch.sum, (x,)))

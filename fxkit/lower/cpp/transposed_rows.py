@@ -15,8 +15,7 @@ from fxkit.lower.cpp import text as cpp_text
 from fxkit.lower.cpp.columns import LANES, ColumnPrinter
 from fxkit.lower.cpp.free_numbers import is_free
 from fxkit.lower.loops.loop_ir import Access, Instruction, Kernel
-from fxkit.lower.loops.placement import MANY_ROWS
-from fxkit.lower.loops.schedule import Pass, schedule
+from fxkit.lower.loops.schedule import MANY_ROWS, Pass, schedule
 
 # Longer rows have enough full vectors of their own; and those that are passed more than once, where
 # no vector is left half empty, as their tiles take more of a cache.

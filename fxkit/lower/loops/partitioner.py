@@ -11,12 +11,12 @@ changes places with a write, a random draw or an unknown call that it must not p
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import fx
 
-from fxkit.lower.families.products.regions import continues_product
 from fxkit.lower.loops.candidates import Candidate, candidate, is_candidate
 from fxkit.lower.loops.emit import emit
 from fxkit.lower.loops.graph_order import order_edges
@@ -54,20 +54,32 @@ class Partition:
     reasons: dict[fx.Node, str]
 
 
-def partition(gm: fx.GraphModule, policy: Policy | None = None) -> Partition:
+JoinsKernel = Callable[[Group, torch.nn.Module], bool]
+
+
+def _joins_nothing(group: Group, root: torch.nn.Module) -> bool:
+    return False
+
+
+def partition(
+    gm: fx.GraphModule, policy: Policy | None = None, joins_kernel: JoinsKernel = _joins_nothing
+) -> Partition:
     """Divide a graph into kernels and nodes that eager runs.
 
     Args:
         gm: The module; every node has its type.
         policy: When a kernel pays.
+        joins_kernel: Tells whether a region joins the kernel of an operand, such as a matrix product's;
+            then it pays, whatever the policy says of the region alone.
     """
-    return _Partitioner(gm, policy or Policy()).run()
+    return _Partitioner(gm, policy or Policy(), joins_kernel).run()
 
 
 class _Partitioner:
-    def __init__(self, gm: fx.GraphModule, policy: Policy) -> None:
+    def __init__(self, gm: fx.GraphModule, policy: Policy, joins_kernel: JoinsKernel) -> None:
         self._gm = gm
         self._policy = policy
+        self._joins_kernel = joins_kernel
         self._order = {node: position for position, node in enumerate(gm.graph.nodes)}
         self._next = order_edges(gm.graph)
         self._overwrites = hidden_overwrites(gm.graph)
@@ -230,7 +242,7 @@ class _Partitioner:
 
     def _settle(self, group: Group) -> None:
         objection = self._policy.objection(group)
-        if objection is None or continues_product(group, self._gm):
+        if objection is None or self._joins_kernel(group, self._gm):
             self._steps.append(group)
             return
         nodes = [*(m.node for m in group.members), *group.aliases]

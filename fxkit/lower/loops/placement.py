@@ -19,14 +19,12 @@ from fxkit.lower.loops.candidates import Candidate, operand_type, tensors_in
 from fxkit.lower.loops.index import row_major
 from fxkit.lower.loops.loop_ir import Unfusable
 from fxkit.lower.loops.region_space import ONE, Coordinates, RegionSpace, is_axis
+from fxkit.lower.loops.schedule import MANY_ROWS
 from fxkit.lower.loops.view_map import alias_source
 from fxkit.lower.operators.movement_table import MoveOp
 from fxkit.lower.operators.row_ops import RowOp
 from fxkit.lower.operators.row_table import Frame, no_dim
 from fxkit.lower.operators.scalar_table import ScalarOp
-
-# Rows along memory of which a kernel handles several at a time.
-MANY_ROWS = 16
 
 
 def place(

@@ -22,6 +22,9 @@ MAX_BUFFER_BYTES = 64 * 1024
 # load as well.
 MAX_RECOMPUTED = 2
 
+# Rows along memory of which a kernel handles several at a time.
+MANY_ROWS = 16
+
 
 @dataclass(frozen=True)
 class Pass:

@@ -17,6 +17,7 @@ from fxkit.ir import types
 from fxkit.ir.given_graphs import check_graph_module
 from fxkit.ir.types import type_of
 from fxkit.lower.families.family import Alone, Joined
+from fxkit.lower.families.products.regions import continues_product
 from fxkit.lower.loops.candidates import is_candidate
 from fxkit.lower.loops.loop_ir import Kernel
 from fxkit.lower.loops.partitioner import partition
@@ -91,7 +92,7 @@ def _alternatives(gm: fx.GraphModule, policy: Policy) -> dict[str, Kernel]:
     """Return the kernels of a graph all or none of whose products are left to torch's library."""
     kernels: dict[str, Kernel] = {}
     for reason in (None, "another size may be left to torch's library"):
-        plan = make_plan(gm, partition(gm, policy), _with_objection(reason))
+        plan = make_plan(gm, partition(gm, policy, continues_product), _with_objection(reason))
         kernels |= {f"other_{len(kernels)}_{name}": kernel for name, kernel in plan.kernels.items()}
     return kernels
 
@@ -158,7 +159,7 @@ def _lowered(
 ) -> CompiledModule:
     with paused_collector(keeps_all=False):
         may_split = policy is not None and policy.splits
-        plan = make_plan(gm, partition(gm, policy), calls, may_split)
+        plan = make_plan(gm, partition(gm, policy, continues_product), calls, may_split)
     built = build(plan.kernels)
     if built.failures:
         error = next(iter(built.failures.values()))

@@ -22,12 +22,12 @@ from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.custom_functions import with_frame
 from fxkit.tracing.guarding.plain_values import ATOMS
 from fxkit.tracing.opaque_code.opaque_calls import call_once, declare_result, repeats_calls
-from fxkit.tracing.recorder.control_operators import CONTROL
 from fxkit.tracing.recorder.frames import is_user_file
 from fxkit.tracing.recorder.opaque_numbers import fixed
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
 from fxkit.tracing.surroundings import foreign_calls
 from fxkit.tracing.surroundings.blame import reaches_out
+from fxkit.tracing.surroundings.control_operators import CONTROL
 from fxkit.tracing.surroundings.hooked_code import ToCall, result_of
 from fxkit.tracing.surroundings.strangers import is_hidden, is_stranger, reads_clock
 from fxkit.tracing.surroundings.value_flow import Flow

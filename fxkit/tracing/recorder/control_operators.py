@@ -22,11 +22,6 @@ from fxkit.tracing.recorder.tape import Tape
 from fxkit.tracing.recorder.writes import version_of
 from fxkit.tracing.values.refusals import Refusal
 
-CONTROL = frozenset(
-    function for name in ("cond", "while_loop") if (function := getattr(torch, name, None))
-)
-CODES = frozenset(inspect.unwrap(function).__code__ for function in CONTROL)
-
 
 @declare_type(torch.ops.higher_order.cond)
 def _(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
@@ -46,7 +41,7 @@ def record_control(
     Args:
         recorder: Records the program.
         watcher: Watches it, and is to see what the functions may read.
-        function: One of `CONTROL`.
+        function: `torch.cond` or `torch.while_loop`.
         args: What it is given.
         kwargs: What it is given by keyword.
 

@@ -20,9 +20,9 @@ import torch
 
 from fxkit.torch_adapters.custom_functions import APPLY, is_without_frame
 from fxkit.torch_adapters.late_imports import FOR_CONTROL_OPERATORS, import_at_once
-from fxkit.tracing.recorder.control_operators import CODES
 from fxkit.tracing.surroundings import foreign_calls
 from fxkit.tracing.surroundings.blame import blame, user_code
+from fxkit.tracing.surroundings.control_operators import CODES
 from fxkit.tracing.surroundings.hooked_code import can_hook
 from fxkit.tracing.surroundings.interpreter import reports_calls, settle
 from fxkit.tracing.surroundings.reach import Reach

@@ -1,7 +1,7 @@
 """Numbers that the text of a kernel reads at run time, so that one build serves many sizes.
 
 A kernel's primary numbers are its sizes, strides, offsets and constants. In place of those that are
-to be free, a kernel holds a `FreeInt` or a `FreeFloat`: it has the value that the number has now,
+to be free, a kernel holds a `FreeInt` or a `FreeFloat`: it has the value that the number has,
 and prints as the name under which the text reads it. Arithmetic on free numbers gives free numbers,
 which print as the same arithmetic in C++. So a printer needs to know little of them: it decides by
 their values, and writes their names. Whatever was decided, a text is right for each kernel that it

@@ -69,7 +69,7 @@ def partition(
     Args:
         gm: The module; every node has its type.
         policy: When a kernel pays.
-        joins_kernel: Tells whether a region joins the kernel of an operand, such as a matrix product's;
+        joins_kernel: Tells whether a region joins the kernel of an operand, such as a product;
             then it pays, whatever the policy says of the region alone.
     """
     return _Partitioner(gm, policy or Policy(), joins_kernel).run()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
@@ -25,6 +26,20 @@ ALWAYS = Policy(min_members=1)
 def rand(*shape: int) -> torch.Tensor:
     """Return random numbers, the same ones for a shape at each call."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def spread_over(names: Iterable[str], dtypes: Sequence[torch.dtype]) -> list[Any]:
+    """Return cases of each name with one of the dtypes; with the others they are for the sweeps."""
+    return [
+        pytest.param(
+            name,
+            dtype,
+            id=f"{name}-{dtype}",
+            marks=() if (row + column) % len(dtypes) == 0 else (pytest.mark.sweep,),
+        )
+        for row, name in enumerate(names)
+        for column, dtype in enumerate(dtypes)
+    ]
 
 
 def beside_float64(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.early_powers import NEAR
-from tests.lower.kernels import body, compiled_for, rand, text_of
+from tests.lower.kernels import body, compiled_for, rand, spread_over, text_of
 
 
 def centred(x: Tensor) -> Tensor:
@@ -68,8 +68,7 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("processor")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "dtype"), spread_over(PROGRAMS, DTYPES))
 def test_rows_of_any_size_and_length(name: str, dtype: torch.dtype) -> None:
     program = PROGRAMS[name]
     for length in LENGTHS[name == "plain" :]:  # one number alone is all there is

@@ -16,7 +16,7 @@ from torch import Tensor
 from fxkit.lower.cpp import toolchain
 from fxkit.lower.cpp.build import build
 from fxkit.lower.cpp.printer import print_unit
-from tests.lower.kernels import compiled_for, kernel_of, rand, text_of
+from tests.lower.kernels import compiled_for, kernel_of, rand, spread_over, text_of
 
 PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "exponentials": lambda x, y: torch.exp(x) + torch.expm1(y) * torch.sigmoid(x - y),
@@ -49,8 +49,7 @@ def is_near(found: Tensor, eager: Tensor, exact: Tensor) -> bool:
     return bool(((found.double() - exact).abs() <= bound).all())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "dtype"), spread_over(PROGRAMS, DTYPES))
 def test_rows_of_any_length(name: str, dtype: torch.dtype) -> None:
     program = PROGRAMS[name]
     for length in LENGTHS:

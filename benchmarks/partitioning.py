@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from benchmarks.rewriting_chains import chain
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.partition import Partition, plan_regions
 from fxkit.view.texts.text_table import duration, table
 

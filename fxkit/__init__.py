@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fxkit.collector import paused_collector
+from fxkit.gc_pause import paused_collector
 
 if TYPE_CHECKING:
     from fxkit import lower, passes, testing
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from fxkit.analysis.objects import graph
     from fxkit.analysis.tensor_types import TypeAnalysis, propagate_types
     from fxkit.analysis.type_inference.declared_types import declare_type
-    from fxkit.compiler import compile
+    from fxkit.compiling.compiler import compile
     from fxkit.ir.verifier import verify
-    from fxkit.lower.running.memory import memory_stats, trim
-    from fxkit.passes.manager import PassManager
+    from fxkit.lower.runtime.memory import memory_stats, trim
+    from fxkit.passes.manager.manager import PassManager
     from fxkit.patterns.engine import find, rewrite
     from fxkit.patterns.reasons import explain
     from fxkit.patterns.rewriting import rule
@@ -52,10 +52,10 @@ _HOMES = {
     "find": "fxkit.patterns.engine",
     "rewrite": "fxkit.patterns.engine",
     "explain": "fxkit.patterns.reasons",
-    "PassManager": "fxkit.passes.manager",
-    "compile": "fxkit.compiler",
-    "memory_stats": "fxkit.lower.running.memory",
-    "trim": "fxkit.lower.running.memory",
+    "PassManager": "fxkit.passes.manager.manager",
+    "compile": "fxkit.compiling.compiler",
+    "memory_stats": "fxkit.lower.runtime.memory",
+    "trim": "fxkit.lower.runtime.memory",
     "tree": "fxkit.view",
     "draw": "fxkit.view",
     "diff": "fxkit.view",

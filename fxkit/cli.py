@@ -86,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
 
+    from fxkit.exported_files import load
     from fxkit.passes.pipelines import PIPELINES
-    from fxkit.programs import load
     from fxkit.view.commands import add_commands
 
     add_commands(commands, load, PIPELINES)
@@ -143,12 +143,12 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _list_passes(options: argparse.Namespace) -> int:
     from fxkit.passes import PASSES
-    from fxkit.passes.pipelines import PIPELINES
-    from fxkit.passes.running.listing import (
+    from fxkit.passes.manager.listing import (
         describe_passes,
         describe_pipelines,
         describe_properties,
     )
+    from fxkit.passes.pipelines import PIPELINES
 
     print(f"passes\n{describe_passes(PASSES.items())}")
     print(f"\nproperties\n{describe_properties()}")
@@ -171,11 +171,11 @@ def _run_passes(options: argparse.Namespace) -> int:
     import torch
 
     import fxkit
+    from fxkit.exported_files import load_program
     from fxkit.ir.writing import check_file, writing
     from fxkit.passes import PASSES
+    from fxkit.passes.manager.listing import passes_of
     from fxkit.passes.pipelines import PIPELINES
-    from fxkit.passes.running.listing import passes_of
-    from fxkit.programs import load_program
 
     manager = fxkit.PassManager(
         passes_of(options.passes, PASSES, PIPELINES, options.set),

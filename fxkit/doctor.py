@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fxkit import config, processor
+from fxkit import config, cpu_info
 from fxkit.errors import BuildError, FxkitError
 from fxkit.torch_adapters import compilers
 
@@ -120,10 +120,10 @@ def _settings() -> Check:
 def _cpu() -> Check:
     import torch
 
-    known = processor.features()
+    known = cpu_info.features()
     features = [name for name in VECTOR_FEATURES if name in known]
     can_do = " ".join(features) or ("no wide vectors" if known else "features unknown")
-    finding = f"{processor.model_name()}, {os.cpu_count()} cores, {can_do}"
+    finding = f"{cpu_info.model_name()}, {os.cpu_count()} cores, {can_do}"
     if (level := config.current().cpu_level) != "native":
         hint = "unset FXKIT_CPU_LEVEL to use all that the processor has"
         return Check("cpu", "warn", f"{finding}: no more than {level} is used", hint)
@@ -173,8 +173,8 @@ def _library_sizes(folder: Path) -> Iterator[int]:
 
 def _compiler() -> Check:
     """Build a kernel in an empty cache, the way `fxkit.lower` does, and call it."""
-    from fxkit.lower.cpp import toolchain
-    from fxkit.lower.cpp.build import build
+    from fxkit.lower.building import toolchain
+    from fxkit.lower.building.build import build
 
     try:
         compiler = toolchain.current().compiler
@@ -190,7 +190,7 @@ def _compiler() -> Check:
 
 
 def _openmp() -> Check:
-    from fxkit.lower.cpp import toolchain
+    from fxkit.lower.building import toolchain
 
     try:
         flags = toolchain.current().flags

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from fxkit.compiled_model import CompiledModel, program_of
-from fxkit.compiler import Compiled
+from fxkit.compiling.compiled_model import CompiledModel, program_of
+from fxkit.compiling.compiler import Compiled
 from fxkit.errors import UnsupportedError
-from fxkit.ir.given_graphs import check_args
+from fxkit.ir.graph_arguments import check_args
 from fxkit.lower import CompiledModule
 from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.base import Pass
+from fxkit.passes.manager.records import PassResult
 from fxkit.passes.pipelines import INFERENCE
-from fxkit.passes.running.records import PassResult
 from fxkit.view.profiling.profile_result import Profile
 from fxkit.view.profiling.profiler import profile
 from fxkit.view.reports.program_report import program_report

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from fxkit import processor
+from fxkit import cpu_info
 
 
 def in_turn(
@@ -36,4 +36,4 @@ def in_turn(
 def machine() -> str:
     """Name the CPU and the number of threads that torch uses on it."""
     threads = torch.get_num_threads()
-    return f"{processor.model_name()}, {threads} thread{'' if threads == 1 else 's'}"
+    return f"{cpu_info.model_name()}, {threads} thread{'' if threads == 1 else 's'}"

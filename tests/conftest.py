@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fxkit.lower.running import binding
+from fxkit.lower.runtime import binding
 
 
 @pytest.fixture(scope="session", autouse=True)

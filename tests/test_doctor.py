@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxkit import doctor, processor
+from fxkit import cpu_info, doctor
 from fxkit.doctor import Check
 
 
@@ -25,7 +25,7 @@ def test_a_healthy_machine_is_ok_throughout() -> None:
 
 
 def test_a_lesser_processor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "known_levels", lambda: ("baseline", "avx2"))
+    monkeypatch.setattr(cpu_info, "known_levels", lambda: ("baseline", "avx2"))
     monkeypatch.setenv("FXKIT_CPU_LEVEL", "avx2")
     check = by_name(doctor.examine())["cpu"]
     assert check.status == "warn" and check.finding.endswith("avx2 fma: no more than avx2 is used")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fxkit.compiler import dynamo_backend
+from fxkit.compiling.compiler import dynamo_backend
 from fxkit.errors import UnsupportedError
 from fxkit.lower.training import stages, training_module
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
@@ -138,7 +138,7 @@ def _count_training(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(stages.to_cpp_in_stages(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr("fxkit.compiler.to_cpp_in_stages", make)
+    monkeypatch.setattr("fxkit.compiling.compiler.to_cpp_in_stages", make)
     return made
 
 

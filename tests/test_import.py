@@ -117,7 +117,7 @@ def test_names_are_loaded_without_a_walk_over_all_objects() -> None:
 
 PAUSES = """
 import gc, weakref
-from fxkit.collector import paused_collector
+from fxkit.gc_pause import paused_collector
 
 class Loop:
     def __init__(self):

@@ -134,8 +134,8 @@ def test_no_module_carries_the_name_of_a_public_function() -> None:
         "from fxkit import view",
         "from ..view import page",
         "import fxkit",
-        "def late():\n    from fxkit.lower.loops.partitioner import partition",
-        "import importlib\nimportlib.import_module('fxkit.passes.manager')",
+        "def late():\n    from fxkit.lower.fusion.partitioner import partition",
+        "import importlib\nimportlib.import_module('fxkit.passes.manager.manager')",
     ],
 )
 def test_a_planted_arrow_that_runs_back_is_found(planted: str, tmp_path: Path) -> None:

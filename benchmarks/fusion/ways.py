@@ -16,7 +16,7 @@ from torch import Tensor
 import fxkit
 from benchmarks.fusion.case import Work
 from fxkit import config
-from fxkit.lower.running import binding
+from fxkit.lower.runtime import binding
 
 EAGER, INDUCTOR, BEST, FRESH, KEPT, COPY = (
     *("eager", "Inductor", "best options", "fxkit, fresh memory", "fxkit", "copy"),

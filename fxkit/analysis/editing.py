@@ -16,7 +16,7 @@ from fxkit.analysis.shared_memory import (
     who_notices,
 )
 from fxkit.errors import RewriteError
-from fxkit.ir.given_graphs import graph_module_of
+from fxkit.ir.graph_arguments import graph_module_of
 from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import resolve
 from fxkit.ir.open_sessions import open_on, opened

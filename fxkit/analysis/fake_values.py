@@ -8,7 +8,7 @@ from torch import fx
 
 from fxkit.analysis.type_inference.fake_tensors import fake_mode
 from fxkit.analysis.type_inference.type_facts import fake_value, symbols_in
-from fxkit.ir.given_graphs import graph_module_of
+from fxkit.ir.graph_arguments import graph_module_of
 from fxkit.ir.program_changes import GraphProgram
 from fxkit.ir.types import type_of
 

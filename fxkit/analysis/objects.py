@@ -29,7 +29,7 @@ from fxkit.analysis.moves import Moves, Verdict
 from fxkit.analysis.operator_names import check_known, operator_names
 from fxkit.errors import FxkitError, InvalidGraphError
 from fxkit.ir import provenance
-from fxkit.ir.given_graphs import graph_module_of
+from fxkit.ir.graph_arguments import graph_module_of
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_graph, format_node
 from fxkit.ir.program_changes import GraphProgram

@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 from fxkit.analysis.dependencies import EffectOrder, descendants
 from fxkit.analysis.editing import edit
 from fxkit.errors import InvalidGraphError, RewriteError
-from fxkit.ir.given_nodes import node_in
+from fxkit.ir.node_arguments import node_in
 from fxkit.ir.printer import format_node
 from fxkit.ir.session import EditSession
 

@@ -31,8 +31,8 @@ from fxkit.analysis.type_inference.type_observations import Observations, is_for
 from fxkit.analysis.type_inference.type_records import NeedsLive, Record
 from fxkit.errors import FxkitError
 from fxkit.ir.attributes import find_attribute
-from fxkit.ir.given_graphs import check_graph_module, check_inputs
-from fxkit.ir.journal import Change
+from fxkit.ir.graph_arguments import check_graph_module, check_inputs
+from fxkit.ir.journal import GraphChange
 from fxkit.ir.modes import without_modes
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import KEY, TensorType, set_type, type_of, type_of_value
@@ -194,7 +194,7 @@ class TypeAnalysis:
                 return
             live.update(missed)
 
-    def update(self, changes: Iterable[Change] | None = None) -> int:
+    def update(self, changes: Iterable[GraphChange] | None = None) -> int:
         """Bring the types up to date after edits.
 
         Args:
@@ -291,7 +291,7 @@ class TypeAnalysis:
             found += [node for node in records if node not in present]
         return found
 
-    def _named_by(self, changes: Iterable[Change]) -> list[fx.Node] | None:
+    def _named_by(self, changes: Iterable[GraphChange]) -> list[fx.Node] | None:
         """Return the nodes that a journal names; None when it says that all may have changed."""
         found: dict[fx.Node, None] = {}
         for change in changes:

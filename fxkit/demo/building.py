@@ -14,11 +14,11 @@ from torch import Tensor, fx
 from fxkit import config
 from fxkit.errors import UnsupportedError
 from fxkit.lower import CompiledModule, to_cpp
-from fxkit.lower.running import binding
+from fxkit.lower.runtime import binding
 
 
 @dataclass(frozen=True)
-class Built:
+class DemoModel:
     """A compiled module and what it took to get it.
 
     Attributes:
@@ -34,7 +34,7 @@ class Built:
     notes: tuple[str, ...]
 
 
-def build(gm: fx.GraphModule, inputs: Sequence[Tensor]) -> Built:
+def build(gm: fx.GraphModule, inputs: Sequence[Tensor]) -> DemoModel:
     """Lower a graph with an empty cache, then with the user's own."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -44,7 +44,7 @@ def build(gm: fx.GraphModule, inputs: Sequence[Tensor]) -> Built:
         module = to_cpp(gm, tuple(inputs))
         warm = time.perf_counter() - start
     notes = dict.fromkeys(str(warning.message) for warning in caught)
-    return Built(module, cold, warm, tuple(notes))
+    return DemoModel(module, cold, warm, tuple(notes))
 
 
 def _cold_seconds(gm: fx.GraphModule, inputs: Sequence[Tensor]) -> float:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from fxkit.demo.building import Built
+from fxkit.demo.building import DemoModel
 from fxkit.demo.judge import Neighbour
 from fxkit.demo.model import SentenceEncoder
-from fxkit.passes.manager import PassResult
+from fxkit.passes.manager.manager import PassResult
 from fxkit.view.profiling.profile_result import Profile
 
 
 @dataclass(frozen=True)
-class Subject:
+class DemoSubject:
     """What goes through the steps.
 
     Attributes:
@@ -30,7 +30,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DemoVerdict:
     """How good the embeddings are.
 
     Attributes:
@@ -61,11 +61,11 @@ class Journey:
         fused_profile: Where the compiled module does, measured right after that.
     """
 
-    subject: Subject
+    subject: DemoSubject
     before: fx.GraphModule
     result: PassResult
-    built: Built
-    verdict: Verdict
+    built: DemoModel
+    verdict: DemoVerdict
     times: Mapping[str, float]
     profile: Profile
     fused_profile: Profile

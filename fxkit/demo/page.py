@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxkit import processor
+from fxkit import cpu_info
 from fxkit.demo.journey import Journey
 from fxkit.timing import machine
 from fxkit.view.reports.report_page import Report
@@ -42,7 +42,7 @@ def report(journey: Journey) -> Report:
             "What the embeddings are for: a sentence's neighbours say something like it.",
         )
         .add_source("kernels.cpp", journey.built.module.source)
-        .add_environment({"CPU": processor.model_name()})
+        .add_environment({"CPU": cpu_info.model_name()})
     )
 
 

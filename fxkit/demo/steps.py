@@ -14,13 +14,13 @@ from torch import fx
 
 import fxkit
 from fxkit.demo import judge, model, sentences
-from fxkit.demo.building import Built, build
-from fxkit.demo.journey import Journey, Subject, Verdict
+from fxkit.demo.building import DemoModel, build
+from fxkit.demo.journey import DemoSubject, DemoVerdict, Journey
 from fxkit.demo.page import report
 from fxkit.demo.progress import progress
 from fxkit.errors import UnsupportedError
 from fxkit.lower import CompiledModule
-from fxkit.passes.manager import PassResult
+from fxkit.passes.manager.manager import PassResult
 from fxkit.passes.pipelines import SIMPLIFY
 from fxkit.timing import in_turn, machine
 from fxkit.tracing.captured import Captured
@@ -82,7 +82,7 @@ def prepare_folder(out: Path) -> None:
         ) from error
 
 
-def load(count: int | None, write: Write) -> Subject:
+def load(count: int | None, write: Write) -> DemoSubject:
     """Load the model and tokenise the sentences."""
     _heading("model", write)
     with progress("loading the model") as watch:
@@ -95,10 +95,10 @@ def load(count: int | None, write: Write) -> Subject:
         f"loaded in {duration(watch.seconds)}\n"
         f"{plural(len(texts), 'sentence')} as token ids i64{list(inputs[0].shape)}"
     )
-    return Subject(texts, demo.encoder, inputs)
+    return DemoSubject(texts, demo.encoder, inputs)
 
 
-def capture(subject: Subject, write: Write) -> Captured:
+def capture(subject: DemoSubject, write: Write) -> Captured:
     """Record the model's program as one graph and show its modules."""
     _heading("capture", write)
     with progress("running the model once"):
@@ -118,7 +118,7 @@ def capture(subject: Subject, write: Write) -> Captured:
     return captured
 
 
-def rewrite(gm: fx.GraphModule, subject: Subject, write: Write) -> PassResult:
+def rewrite(gm: fx.GraphModule, subject: DemoSubject, write: Write) -> PassResult:
     """Run the simplifying passes; after each pass compare outputs, against float64 too."""
     _heading("passes", write)
     manager = fxkit.PassManager(SIMPLIFY, verify="numerics", args=subject.inputs)
@@ -135,7 +135,7 @@ def snapshot(gm: fx.GraphModule) -> fx.GraphModule:
     return copy.deepcopy(gm, {id(tensor): tensor for tensor in tensors})
 
 
-def measure_nodes(program: fx.GraphModule | CompiledModule, subject: Subject) -> Profile:
+def measure_nodes(program: fx.GraphModule | CompiledModule, subject: DemoSubject) -> Profile:
     """Measure where a graph, or what it was compiled to, spends its time."""
     with progress("profiling"):
         return fxkit.profile(program, subject.inputs, warmup=1, iters=5)
@@ -147,7 +147,7 @@ def show_profile(profile: Profile, write: Write) -> None:
     write(profile.table(group_by="op", limit=PROFILE_LINES))
 
 
-def lower(gm: fx.GraphModule, subject: Subject, write: Write) -> Built:
+def lower(gm: fx.GraphModule, subject: DemoSubject, write: Write) -> DemoModel:
     """Fuse regions into C++ kernels; tell what was fused, and why the rest was not."""
     _heading("regions", write)
     with progress("compiling kernels"):
@@ -200,13 +200,13 @@ def _reason_table(left: list[Any]) -> str:
     return "\n" + table(["left to ATen", "such as", "because"], rows, align=">")
 
 
-def compare(subject: Subject, built: Built, write: Write) -> Verdict:
+def compare(subject: DemoSubject, built: DemoModel, write: Write) -> DemoVerdict:
     """Judge the embeddings of eager and of fxkit: error, and nearest neighbours."""
     _heading("the same meaning", write)
     with progress("computing in float64"):
         exact = judge.reference(subject.encoder, subject.inputs)
     eager, ours = subject.encoder(*subject.inputs), built.module(*subject.inputs)
-    verdict = Verdict(
+    verdict = DemoVerdict(
         judge.relative_error(eager, exact),
         judge.relative_error(ours, exact),
         judge.nearest(eager, NEIGHBOURS),
@@ -227,7 +227,7 @@ def compare(subject: Subject, built: Built, write: Write) -> Verdict:
     return verdict
 
 
-def _write_neighbours(query: int, subject: Subject, verdict: Verdict, write: Write) -> None:
+def _write_neighbours(query: int, subject: DemoSubject, verdict: DemoVerdict, write: Write) -> None:
     write(f"\n{subject.texts[query]}\n  eager  fxkit")
     by_eager = {n.index: n.similarity for n in verdict.eager[query]}
     for neighbour in verdict.ours[query]:
@@ -236,7 +236,9 @@ def _write_neighbours(query: int, subject: Subject, verdict: Verdict, write: Wri
         write(f"  {shown}  {neighbour.similarity:.3f}  {subject.texts[neighbour.index]}")
 
 
-def measure(subject: Subject, built: Built, with_peer: bool, write: Write) -> dict[str, float]:
+def measure(
+    subject: DemoSubject, built: DemoModel, with_peer: bool, write: Write
+) -> dict[str, float]:
     """Time eager, fxkit and, when asked for, torch.compile, in turn."""
     _heading("time", write)
     candidates: dict[str, Callable[[], object]] = {

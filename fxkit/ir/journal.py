@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, overload
 from torch import fx
 from torch.fx.node import map_arg
 
+from fxkit.ir.many_operands import EarlierOperands
 from fxkit.ir.printer import format_node
 from fxkit.ir.types import KEY as TYPE_KEY
-from fxkit.ir.wide_operands import EarlierOperands
 
 Snapshot = tuple[str, Any, Any, Any, Any, Any]
 
@@ -67,7 +67,7 @@ class NodeRecord:
         return format_node(record)
 
 
-class Change(NamedTuple):
+class GraphChange(NamedTuple):
     """One entry of a journal.
 
     Attributes:
@@ -99,8 +99,8 @@ class Change(NamedTuple):
 Entry = tuple[str, "fx.Node | None", str, str, "str | Snapshot", Any]
 
 
-class Journal(Sequence[Change]):
-    """The changes of a session, oldest first; reading one makes its `Change`.
+class Journal(Sequence[GraphChange]):
+    """The changes of a session, oldest first; reading one makes its `GraphChange`.
 
     Attributes:
         entries: The same, as they were written down.
@@ -112,23 +112,23 @@ class Journal(Sequence[Change]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __iter__(self) -> Iterator[Change]:
+    def __iter__(self) -> Iterator[GraphChange]:
         return map(_change, self.entries)
 
     @overload
-    def __getitem__(self, index: int) -> Change: ...
+    def __getitem__(self, index: int) -> GraphChange: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Change]: ...
+    def __getitem__(self, index: slice) -> list[GraphChange]: ...
 
-    def __getitem__(self, index: int | slice) -> Change | list[Change]:
+    def __getitem__(self, index: int | slice) -> GraphChange | list[GraphChange]:
         if isinstance(index, slice):
             return [_change(entry) for entry in self.entries[index]]
         return _change(self.entries[index])
 
 
-def _change(entry: Entry) -> Change:
+def _change(entry: Entry) -> GraphChange:
     kind, node, name, by, what, _ = entry
     if isinstance(what, str) or node is None:
-        return Change(kind, name, str(what), by, node)
-    return Change(kind, name, NodeRecord(node, name, what), by, node)
+        return GraphChange(kind, name, str(what), by, node)
+    return GraphChange(kind, name, NodeRecord(node, name, what), by, node)

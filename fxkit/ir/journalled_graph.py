@@ -13,10 +13,10 @@ from fxkit.errors import RewriteError
 from fxkit.ir.code_tracer import read_by_code
 from fxkit.ir.generated_code import try_code
 from fxkit.ir.journal import Entry, Journal, snapshot
+from fxkit.ir.many_operands import Exchange, settle
 from fxkit.ir.open_sessions import check_no_other_session
 from fxkit.ir.surgery import erase_node, revive_node
 from fxkit.ir.verifier import verify
-from fxkit.ir.wide_operands import Exchange, settle
 from fxkit.torch_adapters.code_on_demand import bring_up_to_date, code_on_demand
 
 

@@ -35,9 +35,9 @@ from fxkit.ir.binding import (
     python_call,
     schemaless_call,
 )
+from fxkit.ir.binding_cache import BoundForm, form_of, learn
 from fxkit.ir.call import OPERATOR_NAME, Call, Operator, operator_named
 from fxkit.ir.named_results import place_of_result
-from fxkit.ir.recipe import Recipe, form_of, learn
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket
@@ -181,7 +181,7 @@ _RESOLVERS: dict[str, Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Call]]
     "call_method": bind_method,
 }
 
-_RECIPES: dict[Hashable, Recipe | None] = {}
+_RECIPES: dict[Hashable, BoundForm | None] = {}
 
 
 class _Forms:
@@ -197,7 +197,7 @@ class _Forms:
     def __init__(self, overload: OpOverload) -> None:
         self.overload = overload
         self.operator = fixed_operator(overload)
-        self.recipes: dict[int, Recipe | None] = {}
+        self.recipes: dict[int, BoundForm | None] = {}
 
 
 _FORMS: dict[int, _Forms] = {}  # by id, since the hash of an overload is computed in Python

@@ -21,7 +21,11 @@ from torch.fx.node import map_arg
 
 from fxkit.errors import RewriteError
 from fxkit.ir import provenance
-from fxkit.ir.given_nodes import (
+from fxkit.ir.journal import snapshot, snapshot_with
+from fxkit.ir.journalled_graph import JournalledGraph
+from fxkit.ir.many_operands import WIDE, ManyOperands, is_flat
+from fxkit.ir.names import keep_module_name
+from fxkit.ir.node_arguments import (
     any_node,
     check_args,
     check_name,
@@ -30,16 +34,12 @@ from fxkit.ir.given_nodes import (
     node_in,
     operands_in,
 )
-from fxkit.ir.journal import snapshot, snapshot_with
-from fxkit.ir.journalled_graph import JournalledGraph
-from fxkit.ir.names import keep_module_name
 from fxkit.ir.op import keep_operator
 from fxkit.ir.open_sessions import check_is_latest, forget, is_open
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.surgery import erase_node, insert_node
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type
-from fxkit.ir.wide_operands import WIDE, WideOperands, is_flat
 
 
 class EditSession(JournalledGraph):
@@ -59,7 +59,7 @@ class EditSession(JournalledGraph):
         super().__init__(gm, by)
         self._originals: tuple[fx.Node, ...] = ()
         self._is_closed = False
-        self._wide: dict[fx.Node, WideOperands] = {}
+        self._wide: dict[fx.Node, ManyOperands] = {}
         self._name_tries: dict[str, int] = {}
 
     def close(self) -> None:
@@ -495,7 +495,7 @@ class EditSession(JournalledGraph):
         if operands is None or not operands.is_current:
             if not is_flat(user):
                 return False
-            operands = self._wide[user] = WideOperands(user)
+            operands = self._wide[user] = ManyOperands(user)
         for hook in getattr(self.gm, "_replace_hooks", None) or ():
             hook(old=old, new=new.name, user=user)
         before = user._args

@@ -15,7 +15,7 @@ from torch import fx
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.attributes import ABSENT, find_attribute
 from fxkit.ir.call_forms import unfit_call
-from fxkit.ir.given_graphs import graph_module_of
+from fxkit.ir.graph_arguments import graph_module_of
 from fxkit.ir.node_kinds import KINDS
 from fxkit.ir.op import operator_of
 from fxkit.ir.printer import format_node_safely, format_source

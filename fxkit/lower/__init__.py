@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fxkit.lower.loops.policy import Policy
-from fxkit.lower.running.compiled_module import CompiledModule
-from fxkit.lower.running.lower_report import LowerReport, Region
-from fxkit.lower.running.lowering import to_cpp
+from fxkit.lower.compiling.compiled_module import CompiledModule
+from fxkit.lower.compiling.lower_report import LowerReport, Region
+from fxkit.lower.compiling.lowering import to_cpp
+from fxkit.lower.fusion.policy import Policy
 
 if TYPE_CHECKING:
-    from fxkit.lower.cuda.lowering import to_cuda
+    from fxkit.lower.compiling.cuda_lowering import to_cuda
 
 __all__ = ["CompiledModule", "LowerReport", "Policy", "Region", "to_cpp", "to_cuda"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "to_cuda":  # which few need, and imports a printer of its own
-        from fxkit.lower.cuda.lowering import to_cuda
+        from fxkit.lower.compiling.cuda_lowering import to_cuda
 
         return to_cuda
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from fxkit.passes.base import Pass, PassContext, pass_name
+from fxkit.passes.manager.functions import DecoratedPass, FunctionPass, pass_function
+from fxkit.passes.manager.groups import FixedPoint, Group, When
+from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.properties import graph_property
-from fxkit.passes.running.functions import DecoratedPass, FunctionPass, pass_function
-from fxkit.passes.running.groups import FixedPoint, Group, When
-from fxkit.passes.running.instruments import Instrument
 from fxkit.registry import Registry, defined_here
 
 __all__ = [

@@ -15,10 +15,10 @@ from fxkit.errors import PassError
 from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.data_reads import reads_data
-from fxkit.passes.building_blocks.parts import Part, outline_parts
-from fxkit.passes.building_blocks.saved_tensors import Memory, saved_memories
 from fxkit.passes.options import check_at_least
+from fxkit.passes.partitioning.data_reads import reads_data
+from fxkit.passes.partitioning.parts import GraphPart, outline_parts
+from fxkit.passes.partitioning.saved_tensors import SavedMemory, saved_memories
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class ActivationCheckpointing(Pass):
         context.notes.append(_told(plan, kept, budget))
 
 
-def _checkpointed(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[Part, nn.Module]:
-    part = Part.of(nodes)
+def _checkpointed(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[GraphPart, nn.Module]:
+    part = GraphPart.of(nodes)
     is_random = any(effects_of(node).is_random for node in nodes)
     return part, CheckpointedPart(part.module(gm), is_random)
 
@@ -126,7 +126,7 @@ class _Plan:
         return self.flops < other.flops
 
 
-def _choose(graph: fx.Graph, memories: Sequence[Memory], budget: int, min_nodes: int) -> _Plan:
+def _choose(graph: fx.Graph, memories: Sequence[SavedMemory], budget: int, min_nodes: int) -> _Plan:
     """Cut the graph more and more finely, and keep the best plan."""
     runs = _runs(graph)
     produced: dict[fx.Node, int] = {}
@@ -162,7 +162,7 @@ def _runs(graph: fx.Graph) -> list[list[fx.Node]]:
     return [run for run in runs if run]
 
 
-def _crossing(graph: fx.Graph, memories: Iterable[Memory]) -> dict[fx.Node, int]:
+def _crossing(graph: fx.Graph, memories: Iterable[SavedMemory]) -> dict[fx.Node, int]:
     """Return the bytes that are made up to each node and used after it."""
     place = {node: index for index, node in enumerate(graph.nodes)}
     change = [0] * (len(place) + 1)
@@ -197,7 +197,7 @@ def _cut(
 
 def _fewest(
     segments: list[tuple[fx.Node, ...]],
-    memories: Sequence[Memory],
+    memories: Sequence[SavedMemory],
     flops: dict[fx.Node, int],
     budget: int,
 ) -> _Plan:
@@ -221,7 +221,7 @@ def _fewest(
     return _Plan(tuple(chosen), _kept(memories, chosen), sum(work[s] for s in chosen))
 
 
-def _kept(memories: Sequence[Memory], segments: Sequence[tuple[fx.Node, ...]]) -> int:
+def _kept(memories: Sequence[SavedMemory], segments: Sequence[tuple[fx.Node, ...]]) -> int:
     """Return the bytes alive when backward begins, and those of the largest part run again."""
     home = {node: index for index, segment in enumerate(segments) for node in segment}
     total, again = 0, [0] * len(segments)

@@ -17,7 +17,8 @@ from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.autocast_lists import (
+from fxkit.passes.decomposition.fake_runs import operators_under, type_under, without_autocast
+from fxkit.passes.layers.autocast_lists import (
     APPEND_DTYPE,
     AUTOCAST,
     BANNED,
@@ -28,8 +29,7 @@ from fxkit.passes.building_blocks.autocast_lists import (
     WITH_DTYPE,
     overload_key,
 )
-from fxkit.passes.building_blocks.casts import cast_results_back, insert_cast, result_types
-from fxkit.passes.building_blocks.fake_runs import operators_under, type_under, without_autocast
+from fxkit.passes.layers.casts import cast_results_back, insert_cast, result_types
 from fxkit.passes.options import check_lower_precision
 from fxkit.torch_adapters.grad_modes import enter_autocast, exit_autocast
 from fxkit.torch_adapters.operators import OpOverload, has_kernel

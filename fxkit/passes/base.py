@@ -22,8 +22,8 @@ from typing import Any, ClassVar, TypeVar
 from torch import fx
 
 from fxkit.ir.session import EditSession
+from fxkit.passes.analyses import Analyses
 from fxkit.passes.options import check_types
-from fxkit.passes.running.analyses import Analyses
 from fxkit.patterns.engine import rewrite_in
 from fxkit.patterns.rewrite_report import RewriteReport
 from fxkit.patterns.rewriting import Rule

@@ -17,8 +17,8 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.layers import Layer, layer_of
-from fxkit.passes.building_blocks.weights import Weights
+from fxkit.passes.layers.layers import Layer, layer_of
+from fxkit.passes.layers.weights import Weights
 from fxkit.passes.options import check_at_least
 from fxkit.torch_adapters.operators import OpOverload
 

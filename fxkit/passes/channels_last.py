@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.layout_spreading import Spreader
+from fxkit.passes.layout.layout_spreading import Spreader
 
 
 @dataclass(frozen=True)

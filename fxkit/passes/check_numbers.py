@@ -14,7 +14,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.probes import Chosen, Place, Probe, insert_probe
+from fxkit.passes.probes import Chosen, Probe, ProbeSite, insert_probe
 from fxkit.torch_adapters import pytree
 
 
@@ -26,7 +26,7 @@ class NumberCheck(Probe):
         infinite: Whether infinities are faults too.
     """
 
-    def __init__(self, place: Place, infinite: bool) -> None:
+    def __init__(self, place: ProbeSite, infinite: bool) -> None:
         super().__init__(place)
         self.infinite = infinite
 
@@ -77,7 +77,7 @@ class CheckNumbers(Chosen, Pass):
         blank = _blank(edit.graph)
         for node in self.nodes(edit.gm, context):
             if node not in blank:
-                insert_probe(edit, node, NumberCheck(Place.of(node), self.infinite))
+                insert_probe(edit, node, NumberCheck(ProbeSite.of(node), self.infinite))
 
 
 _EMPTY = frozenset(

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.aten_spelling import AtenSpelling
+from fxkit.passes.decomposition.aten_spelling import AtenSpelling
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,11 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.core_operators import is_core
-from fxkit.passes.building_blocks.layout import laid_out_as
-from fxkit.passes.building_blocks.recording import (
-    Recording,
-    form_of_call,
-    record,
-    replay,
-)
-from fxkit.passes.building_blocks.torch_decompositions import computation_of, expansion_of
-from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.passes.decomposition.core_operators import is_core
+from fxkit.passes.decomposition.recording import OperatorRecording, form_of_call, record, replay
+from fxkit.passes.decomposition.torch_decompositions import computation_of, expansion_of
+from fxkit.passes.decomposition.unrecordable import Unrecordable
+from fxkit.passes.layout.layout import laid_out_as
 from fxkit.passes.properties import write_back
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.operators import OpOverload
@@ -33,7 +28,7 @@ from fxkit.torch_adapters.operators import OpOverload
 class DecomposeToCore(Pass):
     """Compute every operator by those of the core set, as torch's own decompositions do.
 
-    The set is the table in `fxkit.passes.building_blocks.core_operators`. What an operator becomes
+    The set is the table in `fxkit.passes.decomposition.core_operators`. What an operator becomes
     depends on the recorded types, and equal calls are worked out once. Results keep their types and
     strides. What torch has no decomposition for, and operators outside of ATen, stay, with a note.
 
@@ -42,7 +37,7 @@ class DecomposeToCore(Pass):
             →  %t = torch.ops.aten.permute.default(%w, [1, 0])
                return torch.ops.aten.addmm.default(%b, %x, %t)
 
-    Source: torch/_decomp, through `fxkit.passes.building_blocks.torch_decompositions`.
+    Source: torch/_decomp, through `fxkit.passes.decomposition.torch_decompositions`.
     """
 
     requires: ClassVar[tuple[str, ...]] = ("shapes_known", "aten", "functional")
@@ -62,7 +57,7 @@ class _Lowering:
     def __init__(self, edit: EditSession, context: PassContext) -> None:
         self.edit = edit
         self.context = context
-        self.recordings: dict[Any, Recording] = {}
+        self.recordings: dict[Any, OperatorRecording] = {}
 
     def visit(self, node: fx.Node) -> None:
         target = node.target
@@ -97,7 +92,7 @@ class _Lowering:
             self.edit.undo(mark)
             raise
 
-    def _recording(self, node: fx.Node, operands: list[fx.Node]) -> Recording:
+    def _recording(self, node: fx.Node, operands: list[fx.Node]) -> OperatorRecording:
         """Return what the operator becomes for operands of these types."""
         leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
         key = form_of_call((node.target, str(spec)), leaves)

@@ -14,8 +14,8 @@ from fxkit.ir.provenance import stand_where
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.layers import Layer, layer_of
-from fxkit.passes.building_blocks.norms import (
+from fxkit.passes.layers.layers import Layer, layer_of
+from fxkit.passes.layers.norms import (
     NORMS,
     Affine,
     Norm,
@@ -25,8 +25,8 @@ from fxkit.passes.building_blocks.norms import (
     read_norm,
     turned,
 )
-from fxkit.passes.building_blocks.refused import Refused
-from fxkit.passes.building_blocks.weights import Weights, memory_of
+from fxkit.passes.layers.refused import Refused
+from fxkit.passes.layers.weights import Weights, memory_of
 from fxkit.torch_adapters.operators import OpOverload
 
 Share = tuple[Layer, Affine]

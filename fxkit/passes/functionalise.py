@@ -17,8 +17,8 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, requires_grad, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.layout import laid_out_as
-from fxkit.passes.building_blocks.written_memory import Tensor, WrittenMemory
+from fxkit.passes.layout.layout import laid_out_as
+from fxkit.passes.layout.written_memory import Tensor, WrittenMemory
 from fxkit.passes.properties import property_named
 
 

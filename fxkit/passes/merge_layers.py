@@ -13,8 +13,8 @@ from fxkit.analysis.retyping import Retyping
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.layers import Layer, layer_of
-from fxkit.passes.building_blocks.weights import Weights
+from fxkit.passes.layers.layers import Layer, layer_of
+from fxkit.passes.layers.weights import Weights
 
 
 @dataclass(frozen=True)

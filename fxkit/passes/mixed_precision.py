@@ -17,8 +17,8 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.casts import cast_results_back, insert_cast, result_types
-from fxkit.passes.building_blocks.fake_runs import type_under, without_autocast
+from fxkit.passes.decomposition.fake_runs import type_under, without_autocast
+from fxkit.passes.layers.casts import cast_results_back, insert_cast, result_types
 from fxkit.passes.options import check_at_least, check_lower_precision
 
 # Where the time goes, and where a product of rounded operands is summed in float32 anyhow.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.probes import Chosen, Place, Probe, insert_probe
+from fxkit.passes.probes import Chosen, Probe, ProbeSite, insert_probe
 
 
 class Observer(Probe):
@@ -19,7 +19,7 @@ class Observer(Probe):
         callback: Takes the value and the place.
     """
 
-    def __init__(self, place: Place, callback: Callable[[Any, Place], object]) -> None:
+    def __init__(self, place: ProbeSite, callback: Callable[[Any, ProbeSite], object]) -> None:
         super().__init__(place)
         self.callback = callback
 
@@ -37,10 +37,10 @@ class ObserveValues(Chosen, Pass):
         %a = aten.log(%x); return %a  →  %a = aten.log(%x); opaque.Observer(%a); return %a
 
     Attributes:
-        callback: Takes the value and a `Place`; without one, nothing is inserted.
+        callback: Takes the value and a `ProbeSite`; without one, nothing is inserted.
     """
 
-    callback: Callable[[Any, Place], object] | None = None
+    callback: Callable[[Any, ProbeSite], object] | None = None
 
     is_idempotent: ClassVar[bool] = False
 
@@ -50,4 +50,4 @@ class ObserveValues(Chosen, Pass):
             context.notes.append("there is no callback to call")
             return
         for node in self.nodes(edit.gm, context):
-            insert_probe(edit, node, Observer(Place.of(node), self.callback))
+            insert_probe(edit, node, Observer(ProbeSite.of(node), self.callback))

@@ -17,10 +17,10 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.backend_call import Backend, BackendCall
-from fxkit.passes.building_blocks.data_reads import reads_data
-from fxkit.passes.building_blocks.parts import Part, outline_parts
-from fxkit.passes.building_blocks.stages import connected_pieces, two_kinds_of_stages
+from fxkit.passes.partitioning.backend_call import Backend, BackendCall
+from fxkit.passes.partitioning.data_reads import reads_data
+from fxkit.passes.partitioning.parts import GraphPart, outline_parts
+from fxkit.passes.partitioning.stages import connected_pieces, two_kinds_of_stages
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PartitionPlan:
         effects: The order that effects ask for, as `effect_predecessors` returns it.
     """
 
-    regions: tuple[Part, ...]
+    regions: tuple[GraphPart, ...]
     refused: Mapping[fx.Node, str]
     effects: Mapping[fx.Node, Sequence[fx.Node]]
 
@@ -88,7 +88,7 @@ class Partition(Pass):
         return getattr(self.backend, "name", "region")
 
     def _compile(
-        self, gm: fx.GraphModule, region: Part, context: PassContext
+        self, gm: fx.GraphModule, region: GraphPart, context: PassContext
     ) -> fx.GraphModule | BackendCall | None:
         module = region.module(gm)
         if self.backend is None:
@@ -133,7 +133,7 @@ def plan_regions(graph: fx.Graph, options: Partition | None = None) -> Partition
         for piece in connected_pieces(nodes, effects) if options.is_connected else [nodes]:
             reason = _too_small(piece, options)
             if reason is None:
-                regions.append(Part.of(piece))
+                regions.append(GraphPart.of(piece))
             else:
                 refused.update(dict.fromkeys(piece, reason))
     return PartitionPlan(tuple(regions), refused, effects)

@@ -12,7 +12,7 @@ import torch
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.probes import Chosen, Place, Probe, insert_probe
+from fxkit.passes.probes import Chosen, Probe, ProbeSite, insert_probe
 from fxkit.torch_adapters import pytree
 
 
@@ -29,7 +29,7 @@ class Printer(Probe):
         write: Takes the line.
     """
 
-    def __init__(self, place: Place, write: Callable[[str], object]) -> None:
+    def __init__(self, place: ProbeSite, write: Callable[[str], object]) -> None:
         super().__init__(place)
         self.write = write
 
@@ -78,4 +78,4 @@ class PrintValues(Chosen, Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Insert a printer after each chosen node. Cost: linear."""
         for node in self.nodes(edit.gm, context):
-            insert_probe(edit, node, Printer(Place.of(node), self.write))
+            insert_probe(edit, node, Printer(ProbeSite.of(node), self.write))

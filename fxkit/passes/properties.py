@@ -28,8 +28,8 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
-from fxkit.passes.building_blocks.core_operators import is_core
-from fxkit.passes.building_blocks.functional_forms import is_shape_change
+from fxkit.passes.decomposition.core_operators import is_core
+from fxkit.passes.decomposition.functional_forms import is_shape_change
 from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload
 
 Complaint = tuple[fx.Node, str]
@@ -223,7 +223,7 @@ def aten(gm: fx.GraphModule) -> Iterator[Complaint]:
 
 @graph_property
 def core_aten(gm: fx.GraphModule) -> Iterator[Complaint]:
-    """Every call of a known operator is in the core set (`building_blocks/core_operators.py`).
+    """Every call of a known operator is in the core set (`decomposition/core_operators.py`).
 
     At the end, inputs may be given other shapes in place.
     """

@@ -13,7 +13,7 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.sharing import Sharing
+from fxkit.passes.layout.sharing import MemorySharing
 from fxkit.patterns.rules import RULES
 
 # Rules that give the very tensor that they take.
@@ -60,7 +60,7 @@ class _Remover:
         self.edit = edit
         self.context = context
         self.assertions = assertions
-        self.sharing = Sharing(edit.graph)
+        self.sharing = MemorySharing(edit.graph)
 
     def visit(self, node: fx.Node) -> None:
         """Remove one call that does nothing, or note why it may not go."""

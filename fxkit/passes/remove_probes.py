@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.probes import probes_in
+from fxkit.passes.probes import probes_in
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.sinking import Region, Sinker
+from fxkit.passes.layout.sinking import Sinker, SinkRegion
 from fxkit.patterns.rules.casts import holds_all
 from fxkit.torch_adapters.operators import OpOverload
 
@@ -100,7 +100,7 @@ class _CastSinker(Sinker):
             return self.edit.insert("call_function", cast, (value,), options, before=place)
         return self.edit.insert("call_method", "to", (value, dtype), before=place)
 
-    def objection(self, region: Region) -> str | None:
+    def objection(self, region: SinkRegion) -> str | None:
         for entry, source in region.entries.items():
             known = type_of(source)
             if isinstance(known, TensorType) and known.requires_grad:

@@ -15,7 +15,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.sinking import Sinker
+from fxkit.passes.layout.sinking import Sinker
 from fxkit.torch_adapters.operators import OpOverload
 
 

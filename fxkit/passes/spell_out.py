@@ -17,10 +17,10 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.aten_spelling import AtenSpelling, fakeable, function_of, nodes_in
-from fxkit.passes.building_blocks.recording import Value, replay
-from fxkit.passes.building_blocks.torch_calls import record_calls
-from fxkit.passes.building_blocks.unrecordable import Unrecordable
+from fxkit.passes.decomposition.aten_spelling import AtenSpelling, fakeable, function_of, nodes_in
+from fxkit.passes.decomposition.recording import RecordedValue, replay
+from fxkit.passes.decomposition.torch_calls import record_calls
+from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.torch_adapters import pytree
 
 Condition = Callable[[Mapping[str, Any]], bool]
@@ -159,7 +159,7 @@ class _Spelling(AtenSpelling):
         if node.op != "call_function" or not isinstance(node.target, FunctionType):
             raise Unrecordable("it is called in another way than as a function")
         nodes = list(dict.fromkeys(nodes_in(pytree.tree_leaves((node.args, node.kwargs)))))
-        places = {operand: Value(None, n) for n, operand in enumerate(nodes)}
+        places = {operand: RecordedValue(None, n) for n, operand in enumerate(nodes)}
         args, kwargs = pytree.tree_map_only(
             fx.Node, places.__getitem__, (tuple(node.args), dict(node.kwargs))
         )

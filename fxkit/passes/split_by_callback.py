@@ -12,7 +12,7 @@ from fxkit.analysis.objects import GraphNode, graph
 from fxkit.ir.node_kinds import body_of
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.labelled_parts import OUTSIDE, split_by_labels
+from fxkit.passes.partitioning.labelled_parts import OUTSIDE, split_by_labels
 
 
 def top_module(node: GraphNode) -> str | None:

@@ -12,7 +12,7 @@ from fxkit.ir.node_kinds import body_of
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.labelled_parts import split_by_labels
+from fxkit.passes.partitioning.labelled_parts import split_by_labels
 from fxkit.torch_adapters import pytree
 
 

@@ -19,7 +19,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.labelled_parts import split_by_labels
+from fxkit.passes.partitioning.labelled_parts import split_by_labels
 
 _MEASURES = ("parameters", "flops")
 

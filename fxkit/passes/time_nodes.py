@@ -10,7 +10,7 @@ import torch
 
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.building_blocks.probes import Chosen, Place, Probe, insert_probe
+from fxkit.passes.probes import Chosen, Probe, ProbeSite, insert_probe
 from fxkit.torch_adapters import pytree
 
 
@@ -22,7 +22,7 @@ class Timings:
         seconds: Place → the times, in the order of the calls.
     """
 
-    seconds: dict[Place, list[float]] = field(default_factory=dict)
+    seconds: dict[ProbeSite, list[float]] = field(default_factory=dict)
 
     def table(self) -> str:
         """Return a line a node: the least time, the calls, the node with its source line."""
@@ -39,7 +39,7 @@ class _Clock:
 class Start(Probe):
     """Starts a clock before a node runs."""
 
-    def __init__(self, place: Place, clock: _Clock) -> None:
+    def __init__(self, place: ProbeSite, clock: _Clock) -> None:
         super().__init__(place)
         self.clock = clock
 
@@ -52,7 +52,7 @@ class Start(Probe):
 class Stop(Probe):
     """Stops the clock when a node has run."""
 
-    def __init__(self, place: Place, clock: _Clock, timings: Timings) -> None:
+    def __init__(self, place: ProbeSite, clock: _Clock, timings: Timings) -> None:
         super().__init__(place)
         self.clock = clock
         self.timings = timings
@@ -90,7 +90,7 @@ class TimeNodes(Chosen, Pass):
         for node in self.nodes(edit.gm, context):
             if node.op == "placeholder":
                 continue
-            place, clock = Place.of(node), _Clock()
+            place, clock = ProbeSite.of(node), _Clock()
             insert_probe(edit, node, Stop(place, clock, self.timings))
             path = edit.register(f"probe_{node.name}", Start(place, clock))
             with edit.on_behalf_of([node], edit.by):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.running.subjects import sample_inputs
+from fxkit.passes.subjects import sample_inputs
 
 
 @dataclass(frozen=True)

@@ -22,25 +22,25 @@ from fxkit.analysis.cost import cost_of
 from fxkit.analysis.editing import edit_as
 from fxkit.analysis.retyping import spread_types
 from fxkit.analysis.tensor_types import infer_type
-from fxkit.collector import paused_collector
 from fxkit.errors import RewriteError
+from fxkit.gc_pause import paused_collector
 from fxkit.ir import provenance
-from fxkit.ir.given_graphs import graph_module_of
+from fxkit.ir.graph_arguments import graph_module_of
 from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import Attribute, operator_of, operator_of_overload
 from fxkit.ir.printer import format_node_safely
 from fxkit.ir.program_changes import GraphProgram
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
-from fxkit.patterns.fitting import unfit_user
+from fxkit.patterns.compiled_matcher import find_match
+from fxkit.patterns.insertion_point import InsertionPoint
 from fxkit.patterns.language import COMPUTES, computation
 from fxkit.patterns.matching import Match
+from fxkit.patterns.operand_checks import user_requiring_tensor
 from fxkit.patterns.pattern_nodes import Pattern
-from fxkit.patterns.placing import Place
 from fxkit.patterns.rewrite_report import OWN_WORK, RewriteReport, Site, Tally
 from fxkit.patterns.rewriting import Rule, check_rules, objection_of
 from fxkit.patterns.safety import Safety
-from fxkit.patterns.straight import find_match
 from fxkit.patterns.templates import pattern
 from fxkit.patterns.worklist import Worklist
 
@@ -376,7 +376,7 @@ class _Run:
         root = match.root
         source = provenance.source_of(root)
         place = self._safety.place_of(candidate, match)
-        assert isinstance(place, Place), place
+        assert isinstance(place, InsertionPoint), place
         with self.session.on_behalf_of(originals, candidate.name):
             for operand in place.lifted:
                 self.session.move(operand, before=place.before)
@@ -614,6 +614,6 @@ def _unfit_result(candidate: Rule, match: Match) -> str | None:
     for output, value in zip(match.outputs, candidate.template.values, strict=True):
         if isinstance(value, fx.Node) and value.op == "placeholder":
             value = match.bindings.get(str(value.target))
-        if (unfit := unfit_user(output, value, match.matched)) is not None:
+        if (unfit := user_requiring_tensor(output, value, match.matched)) is not None:
             return unfit
     return None

@@ -18,7 +18,7 @@ from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_node, format_source, format_value
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.axes import same_axes
-from fxkit.patterns.climbing import Climb
+from fxkit.patterns.multi_output import OutputSearch
 from fxkit.patterns.pattern_nodes import (
     AnyOf,
     Capture,
@@ -168,7 +168,7 @@ class _Search:
         missing = [output for output in self.pattern.outputs if output not in values]
         if not missing:
             return True
-        climb = Climb(self.bindings, values, self.taken)
+        climb = OutputSearch(self.bindings, values, self.taken)
         reached = [(output, climb.candidates(output)) for output in missing]
         known = [(output, nodes) for output, nodes in reached if nodes is not None]
         output, candidates = min(known, key=lambda pair: len(pair[1]), default=(missing[0], []))

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from fxkit.errors import FxkitError
-from fxkit.ir.given_graphs import graph_module_of
+from fxkit.ir.graph_arguments import graph_module_of
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.program_changes import GraphProgram

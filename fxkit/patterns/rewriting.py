@@ -28,9 +28,9 @@ from fxkit.errors import PatternError
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import source_of
-from fxkit.patterns.fitting import Demands
 from fxkit.patterns.language import Operand
 from fxkit.patterns.matching import Match
+from fxkit.patterns.operand_checks import OperandRequirements
 from fxkit.patterns.pattern_nodes import Capture, Pattern, PatternNode
 from fxkit.patterns.templates import PatternBuilder, output_values, pattern, trace_template
 
@@ -103,9 +103,9 @@ class Template:
         return frozenset({value}).union(*map(self._memory_of, below))
 
     @functools.cached_property
-    def demands(self) -> Demands:
+    def demands(self) -> OperandRequirements:
         """Which constants its operators take for the captures."""
-        return Demands(self.body)
+        return OperandRequirements(self.body)
 
     @functools.cached_property
     def body(self) -> tuple[fx.Node, ...]:

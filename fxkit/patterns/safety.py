@@ -25,8 +25,8 @@ from fxkit.analysis.shared_memory import (
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_value
 from fxkit.ir.types import TensorType, type_of
+from fxkit.patterns.insertion_point import InsertionPoint, attributes_of, bound_to, place_of
 from fxkit.patterns.matching import Match
-from fxkit.patterns.placing import Place, attributes_of, bound_to, place_of
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.sharing import sharing_of_match, sharing_of_replacement
 
@@ -69,11 +69,11 @@ class Safety:
             or self._lost_alias(rule, match, match.root)
         )
 
-    def place_of(self, rule: Rule, match: Match) -> Place | str:
+    def place_of(self, rule: Rule, match: Match) -> InsertionPoint | str:
         """Return where a replacement may stand, or why there is no such place."""
         if len(match.outputs) == 1:
             taken = [match.values.get(reused) for reused in rule.template.reused]
-            return Place(match.root.next if match.root in taken else match.root)
+            return InsertionPoint(match.root.next if match.root in taken else match.root)
         return place_of(rule, match, None if self._all_pure else self._order)
 
     def _several(self, rule: Rule, match: Match) -> str | None:

@@ -15,9 +15,9 @@ from fxkit.analysis.shared_memory import (
     without_numbers,
 )
 from fxkit.ir.types import type_of
+from fxkit.patterns.insertion_point import bound_to
 from fxkit.patterns.language import COMPUTES, computation
 from fxkit.patterns.matching import Match
-from fxkit.patterns.placing import bound_to
 from fxkit.patterns.rewriting import Rule
 
 

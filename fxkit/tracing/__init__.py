@@ -5,7 +5,7 @@ from __future__ import annotations
 from fxkit.tracing.captured import Captured, RecaptureWarning
 from fxkit.tracing.guarding.guards import Guard
 from fxkit.tracing.live import capture
-from fxkit.tracing.opaque_code.opaque_calls import opaque
+from fxkit.tracing.opaque_calls.opaque_calls import opaque
 from fxkit.tracing.symbolic import symbolic_trace
 
 __all__ = ["Captured", "Guard", "RecaptureWarning", "capture", "opaque", "symbolic_trace"]

@@ -18,7 +18,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.schema import Signature, signature_of, signatures
 from fxkit.torch_adapters.operators import CustomOpDef, OpOverload, OpOverloadPacket, overload_of
 from fxkit.tracing.captured import Captured
-from fxkit.tracing.surroundings.strangers import can_hand_on
+from fxkit.tracing.environment.opaque_objects import can_hand_on
 
 Emit = Callable[..., Any]
 """Appends a node: takes its kind, its target, its arguments, and those given by keyword."""

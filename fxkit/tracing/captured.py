@@ -16,29 +16,29 @@ from fxkit.errors import CaptureError, FxkitError, UnsupportedError
 from fxkit.ir.modes import is_followed
 from fxkit.ir.program_changes import GraphProgram, ProgramChange, belongs_to
 from fxkit.torch_adapters.late_imports import FOR_SIZES, import_at_once
+from fxkit.tracing.bytecode.call_hooks import with_call_hooks
 from fxkit.tracing.changed_program import ChangedProgram, Substitution
 from fxkit.tracing.guarding.free_numbers import changed_numbers
-from fxkit.tracing.guarding.guards import Call, Guard, GuardFailed, Mismatch
-from fxkit.tracing.opaque_code.automatic_calls import call_through
-from fxkit.tracing.opaque_code.opaque_calls import called_once, repeats_calls
+from fxkit.tracing.guarding.guards import Guard, GuardedCall, GuardFailed, Mismatch
+from fxkit.tracing.opaque_calls.automatic_calls import call_through
+from fxkit.tracing.opaque_calls.opaque_calls import called_once, repeats_calls
 from fxkit.tracing.parameter_names import parameter_names
 from fxkit.tracing.recorder.earlier_content import EarlierContent
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorded import OpaqueCall
 from fxkit.tracing.recorder.recorder import active_recorder
-from fxkit.tracing.runs.free_sizes import (
+from fxkit.tracing.recording.backoff import ExponentialBackoff
+from fxkit.tracing.recording.cache_entry import Backend, CacheEntry, Repeat
+from fxkit.tracing.recording.free_sizes import (
     FreeAxes,
     Request,
     check_request,
     requested,
     seen_to_change,
 )
-from fxkit.tracing.runs.invocation import Invocation
-from fxkit.tracing.runs.pauses import Pauses
-from fxkit.tracing.runs.recording import Attempt, record
-from fxkit.tracing.runs.state import Learned, replaced_tensors
-from fxkit.tracing.runs.variants import Backend, Repeat, Variant
-from fxkit.tracing.surroundings.hooked_code import hooked
+from fxkit.tracing.recording.invocation import Invocation
+from fxkit.tracing.recording.recording import Attempt, record
+from fxkit.tracing.recording.state import Learned, replaced_tensors
 from fxkit.tracing.user_lines import with_line
 from fxkit.tracing.values.effects import quietly
 from fxkit.tracing.values.refusals import Failure, Refusal
@@ -147,12 +147,12 @@ class Captured(ChangedProgram, GraphProgram):
         self._last_ran_in_python = False
         self.recaptures = 0
         self._backend = backend
-        self._variants: list[Variant] = []
+        self._variants: list[CacheEntry] = []
         self._lock = threading.RLock()
         self._order = {name: i for i, name in enumerate(parameter_names(fn, keywords=True))}
         self._failure: Failure | None = None
         self._evictions = 0
-        self._pauses = Pauses()
+        self._pauses = ExponentialBackoff()
         self._warned = False
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -190,7 +190,7 @@ class Captured(ChangedProgram, GraphProgram):
     def _keep_only(self, gm: fx.GraphModule) -> bool:
         return self.keep_where(lambda variant: self._changed_graph(variant) is gm)
 
-    def keep_where(self, is_changed: Callable[[Variant], bool]) -> bool:
+    def keep_where(self, is_changed: Callable[[CacheEntry], bool]) -> bool:
         """Give up all graphs but the one that was changed; tell whether there is that one."""
         kept = next(filter(is_changed, self._variants), None)
         if kept is not None:
@@ -199,7 +199,7 @@ class Captured(ChangedProgram, GraphProgram):
             self._keep_variant(kept)
         return kept is not None
 
-    def _keep_variant(self, kept: Variant) -> None:
+    def _keep_variant(self, kept: CacheEntry) -> None:
         kept.is_stale = self._backend is not None
 
     def change_as(self, other: Captured) -> None:
@@ -216,7 +216,7 @@ class Captured(ChangedProgram, GraphProgram):
             )
         self.keep_changes(other.changes)
 
-    def _changed_graph(self, variant: Variant) -> fx.GraphModule:
+    def _changed_graph(self, variant: CacheEntry) -> fx.GraphModule:
         """Return the graph that is changed where the program is."""
         return variant.graph_module
 
@@ -243,7 +243,7 @@ class Captured(ChangedProgram, GraphProgram):
 
     def _run(
         self,
-        call: Call,
+        call: GuardedCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         start_over: Callable[[], None] | None,
@@ -286,7 +286,11 @@ class Captured(ChangedProgram, GraphProgram):
         return self.plain(*args, **kwargs)
 
     def _capture_and_run(
-        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Mismatch | None
+        self,
+        call: GuardedCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        changed: Mismatch | None,
     ) -> Any:
         """Capture a call, take back what that did, and run the graph as it was changed."""
         functions = [] if self._learned is None else self._learned.functions
@@ -305,7 +309,7 @@ class Captured(ChangedProgram, GraphProgram):
 
     def _run_captured(
         self,
-        call: Call,
+        call: GuardedCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         attempt: Attempt,
@@ -336,18 +340,18 @@ class Captured(ChangedProgram, GraphProgram):
         start_over()
         return self._in_python(args, kwargs)
 
-    def _renew(self, variant: Variant, call: Call) -> None:
+    def _renew(self, variant: CacheEntry, call: GuardedCall) -> None:
         """Let the backend compile a graph that was changed after it was compiled."""
         assert self._backend is not None
         variant.run = self._backend(variant.graph_module, tuple(variant.inputs(call)))
         variant.is_stale = False
 
     @property
-    def kept(self) -> tuple[Variant, ...]:
+    def kept(self) -> tuple[CacheEntry, ...]:
         """What is kept of each graph, the last used one first."""
         return tuple(self._variants)
 
-    def note_run(self, variant: Variant) -> None:
+    def note_run(self, variant: CacheEntry) -> None:
         """Note that a graph has run for a call that was not made through here."""
         self._last_ran_in_python = False
         self._touch(variant)
@@ -357,7 +361,7 @@ class Captured(ChangedProgram, GraphProgram):
         learned = self._learned
         if learned is None or not learned.codes or not repeats_calls():
             return self.fn(*args, **kwargs)
-        with hooked(frozenset(learned.codes), call_through, frozenset(learned.makers)):
+        with with_call_hooks(frozenset(learned.codes), call_through, frozenset(learned.makers)):
             return self.fn(*args, **kwargs)
 
     @property
@@ -424,7 +428,7 @@ class Captured(ChangedProgram, GraphProgram):
             reasons.extend(self._branches)
         return "\n".join(reasons) or "no call has been captured yet"
 
-    def take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GuardedCall:
         """Return the call as guards see it."""
         return self._call(args, kwargs)[0]
 
@@ -439,7 +443,7 @@ class Captured(ChangedProgram, GraphProgram):
         """
         return tuple(self._latest().inputs(self.take_apart(args, dict(kwargs or {}))))
 
-    def keep(self, variant: Variant) -> None:
+    def keep(self, variant: CacheEntry) -> None:
         """Put a graph first among those that are tried."""
         belongs_to(variant.graph_module, self)
         with self._lock:
@@ -461,13 +465,15 @@ class Captured(ChangedProgram, GraphProgram):
             if attempt.failure is None or not may_hold or runs == MAX_RUNS:
                 return attempt
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
+    def _call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[GuardedCall, dict[str, Any]]:
         if len(kwargs) > 1:
             last = len(self._order)
             kwargs = dict(sorted(kwargs.items(), key=lambda item: self._order.get(item[0], last)))
-        return Call.of(args, kwargs), kwargs
+        return GuardedCall.of(args, kwargs), kwargs
 
-    def _latest(self) -> Variant:
+    def _latest(self) -> CacheEntry:
         if not self._variants:
             reason = f": {self._failure.reason}" if self._failure else ""
             raise CaptureError(
@@ -475,7 +481,7 @@ class Captured(ChangedProgram, GraphProgram):
             )
         return self._variants[0]
 
-    def _touch(self, variant: Variant) -> None:
+    def _touch(self, variant: CacheEntry) -> None:
         if self._variants[0] is variant:
             return
         with self._lock:
@@ -487,7 +493,7 @@ class Captured(ChangedProgram, GraphProgram):
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        call: Call,
+        call: GuardedCall,
         earlier: EarlierContent | None = None,
     ) -> Invocation:
         return Invocation(self.fn, args, kwargs, call, self._learned, earlier)
@@ -516,7 +522,7 @@ class Captured(ChangedProgram, GraphProgram):
                 self._warn(changed)
         return attempt
 
-    def _free_axes(self, call: Call) -> FreeAxes:
+    def _free_axes(self, call: GuardedCall) -> FreeAxes:
         """Return which sizes a graph of this call should leave open."""
         if self._dynamic is False or self._static_again >= MAX_STATIC:
             return {}
@@ -528,7 +534,7 @@ class Captured(ChangedProgram, GraphProgram):
             return requested(self._dynamic, self.fn, call, is_first=not self._has_captured)
         return seen_to_change([variant.guards for variant in tuple(self._variants)], call)
 
-    def _note_numbers(self, call: Call) -> bool:
+    def _note_numbers(self, call: GuardedCall) -> bool:
         """Note which numbers have changed, and tell whether any is to be an input of the graph."""
         learned = self._learned
         if learned is None or self._dynamic is False:
@@ -557,25 +563,25 @@ class Captured(ChangedProgram, GraphProgram):
 
     def _for_more(
         self, invocation: Invocation, attempt: Attempt, free: FreeAxes, has_numbers: bool
-    ) -> Variant | None:
+    ) -> CacheEntry | None:
         """Return a finished graph for more calls than this one, if there is one."""
         if has_numbers:
             # This and the two below are imported where they are used: few programs need them.
-            from fxkit.tracing.runs.number_recording import record_with_numbers
+            from fxkit.tracing.recording.number_recording import record_with_numbers
 
             found = self._finished(record_with_numbers(invocation, attempt), attempt)
-            if isinstance(found, Variant):
+            if isinstance(found, CacheEntry):
                 return found
         if self._control_flow:
-            from fxkit.tracing.branches.both_sides import record_both_sides
+            from fxkit.tracing.branches.cond_capture import capture_cond
 
-            found, self._branches = record_both_sides(invocation, attempt)
+            found, self._branches = capture_cond(invocation, attempt)
             found = self._finished(found, attempt)
-            if isinstance(found, Variant):
+            if isinstance(found, CacheEntry):
                 return found
         if not free:
             return None
-        from fxkit.tracing.runs.dynamic_recording import record_free
+        from fxkit.tracing.recording.dynamic_recording import record_free
 
         import_at_once(FOR_SIZES)
 
@@ -588,7 +594,7 @@ class Captured(ChangedProgram, GraphProgram):
             self._variants[:] = [old for old in self._variants if not found.serves(old)]
         return found
 
-    def _finished(self, found: Variant | Failure, attempt: Attempt) -> Variant | Failure:
+    def _finished(self, found: CacheEntry | Failure, attempt: Attempt) -> CacheEntry | Failure:
         """Finish a graph for more calls than one; return why it can't be, if it can't."""
         if isinstance(found, Failure):
             return found
@@ -600,7 +606,7 @@ class Captured(ChangedProgram, GraphProgram):
             return Failure(error.message, error.hint)
         return found
 
-    def _finish(self, variant: Variant, attempt: Attempt, *, is_for_one: bool) -> None:
+    def _finish(self, variant: CacheEntry, attempt: Attempt, *, is_for_one: bool) -> None:
         """Change a graph as the program was changed, and let the backend compile it."""
         assert attempt.run is not None
         extras = (extra.places[0].read() for extra in variant.extras)
@@ -609,7 +615,7 @@ class Captured(ChangedProgram, GraphProgram):
         belongs_to(self._changed_graph(variant), self)
 
     def _make(
-        self, variant: Variant, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
+        self, variant: CacheEntry, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
     ) -> None:
         """Make what is to be run of a graph; `args` are inputs where it is for those alone."""
         self.change_again(variant.graph_module, args)
@@ -638,7 +644,7 @@ class Captured(ChangedProgram, GraphProgram):
         )
 
 
-def _is_in_vain(attempt: Attempt, call: Call) -> bool:
+def _is_in_vain(attempt: Attempt, call: GuardedCall) -> bool:
     """Tell whether a recording serves no later call, nor the next recording."""
     if attempt.variant is None:
         return not attempt.has_learned

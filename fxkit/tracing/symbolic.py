@@ -21,6 +21,7 @@ from fxkit.errors import CaptureError, FxkitError, UnsupportedError
 from fxkit.ir.code_tracer import read_by_code
 from fxkit.ir.names import MODULE_NAME, distinct_names, keep_module_name
 from fxkit.tracing.callables import Program, program_of
+from fxkit.tracing.environment.object_kinds import global_hooks
 from fxkit.tracing.made_tensors import MadeTensors
 from fxkit.tracing.modules_kept import modules_kept
 from fxkit.tracing.parameter_names import parameter_names
@@ -30,8 +31,7 @@ from fxkit.tracing.recorder.rollback import (
     same_random_states,
     set_random_states,
 )
-from fxkit.tracing.surroundings.reach_kinds import global_hooks
-from fxkit.tracing.values.regions import Modes, Regions, read_ambient
+from fxkit.tracing.values.regions import RegionModes, Regions, read_ambient
 
 _REMEDIES = (
     (
@@ -168,7 +168,7 @@ def traced(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.G
     """
     name = getattr(root, "__name__", None) or _name_of(root)
     random = random_states()
-    modes = Modes.now()
+    modes = RegionModes.now()
     try:
         with modules_kept(root):
             graph = tracer.trace(root, concrete_args)

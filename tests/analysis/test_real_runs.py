@@ -18,7 +18,7 @@ import fxkit
 from fxkit.analysis.tensor_types import TypeAnalysis
 from fxkit.analysis.type_inference import type_evaluation
 from fxkit.analysis.type_inference.real_runs import may_run, run_on_zeros
-from fxkit.analysis.type_inference.type_facts import Facts, FactTable, facts_in
+from fxkit.analysis.type_inference.type_facts import FactTable, TypeFacts, facts_in
 from fxkit.analysis.type_inference.type_memory import forget_results
 from fxkit.ir.types import set_type, type_of, type_of_value
 from tests.analysis.full_run import types_by_full_run
@@ -55,7 +55,7 @@ def _on_zeros(sample: Sample, expected: Any) -> tuple[Any] | None:
     if not may_run(sample.node, list(facts.values()), expected):
         return None
 
-    def run(make: Callable[[Facts], torch.Tensor]) -> Any:
+    def run(make: Callable[[TypeFacts], torch.Tensor]) -> Any:
         args, kwargs = fx.node.map_arg(
             (sample.node.args, sample.node.kwargs), lambda node: make(facts[node])
         )
@@ -68,7 +68,7 @@ def _on_zeros(sample: Sample, expected: Any) -> tuple[Any] | None:
 
 
 def _types(value: Any) -> Any:
-    return pytree.tree_map_only(Facts, lambda facts: facts.type, value)
+    return pytree.tree_map_only(TypeFacts, lambda facts: facts.type, value)
 
 
 def _views(x: torch.Tensor, w: torch.Tensor) -> Any:
@@ -125,7 +125,7 @@ def test_types_are_those_of_a_run_on_fake_tensors(
             assert [_told(facts) for facts in values[node.name]] == told, node.name
 
 
-def _told(facts: Facts) -> tuple[Any, ...]:
+def _told(facts: TypeFacts) -> tuple[Any, ...]:
     core = facts.core
     known = (facts.type, core.is_conj, core.is_neg, core.is_plain)
     return *known, facts.offset, facts.nbytes, facts.is_view, facts.is_leaf
@@ -237,7 +237,7 @@ def test_a_type_that_was_recorded_for_other_operands_says_nothing(
 def test_a_call_that_zeros_do_not_suit_is_told_by_fake_tensors() -> None:
     table = FactTable()
 
-    def run(make: Callable[[Facts], torch.Tensor]) -> Any:
+    def run(make: Callable[[TypeFacts], torch.Tensor]) -> Any:
         return torch.embedding(make(table.of(torch.empty(0, 2))), torch.zeros(1, dtype=torch.int64))
 
     assert run_on_zeros(run, table, keep_grad=False) is None
@@ -313,7 +313,7 @@ print(*[name for name in sys.argv[1:] if name in sys.modules])
 @pytest.mark.parametrize("programs", [_FIRST_CALL, _OTHER_FIRST_CALLS])
 def test_a_first_call_imports_nothing_that_it_does_not_need(programs: str) -> None:
     slow = ["sympy", "torch.distributed.tensor", "torch._dynamo", "torch._inductor.codecache"]
-    slow += ["fxkit.lower.cuda.printer", "fxkit.view"]
+    slow += ["fxkit.lower.codegen.cuda.printer", "fxkit.view"]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", programs, *slow],
         capture_output=True,

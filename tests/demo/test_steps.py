@@ -12,9 +12,9 @@ import torch
 import fxkit
 from fxkit.demo import model, sentences, steps
 from fxkit.demo.building import build
-from fxkit.demo.journey import Subject
-from fxkit.lower.cpp import build as building
-from fxkit.lower.running import binding
+from fxkit.demo.journey import DemoSubject
+from fxkit.lower.building import build as building
+from fxkit.lower.runtime import binding
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +28,10 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def subject() -> DemoSubject:
     demo = model.load()
     texts = sentences.ALL[:8]
-    return Subject(texts, demo.encoder, demo.inputs(texts))
+    return DemoSubject(texts, demo.encoder, demo.inputs(texts))
 
 
 def number(pattern: str, text: str) -> float:
@@ -90,7 +90,7 @@ def test_drawing_and_report_are_whole_and_offline(printed: tuple[str, Path]) -> 
 
 
 def test_without_a_compiler_it_says_so_and_runs_in_eager(
-    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subject: DemoSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FXKIT_CXX", str(tmp_path / "no-compiler"))
     lines: list[str] = []
@@ -105,7 +105,7 @@ def test_without_a_compiler_it_says_so_and_runs_in_eager(
 
 
 def test_a_cache_that_is_a_file_is_a_note(
-    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subject: DemoSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("FXKIT_CACHE_DIR", str(tmp_path / "file"))

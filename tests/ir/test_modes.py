@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxkit
 from fxkit.ir.modes import without_modes
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
 from fxkit.passes.pipelines import QUANTIZATION_READY as READY
 

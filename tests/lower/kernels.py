@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower import CompiledModule, Policy, to_cpp
-from fxkit.lower.cpp.printer import print_unit
-from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.loops.partitioner import partition
-from fxkit.lower.running.plan import make_plan
+from fxkit.lower.compiling.plan import make_plan
+from fxkit.lower.cpp_printer import print_unit
+from fxkit.lower.fusion.partitioner import partition
+from fxkit.lower.loop_ir.loop_ir import Kernel
 
 # Compile whatever can be compiled, be it ever so small.
 ALWAYS = Policy(min_members=1)

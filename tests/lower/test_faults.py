@@ -20,8 +20,8 @@ from torch import fx
 
 import fxkit
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp import build as build_module
-from fxkit.lower.running import building
+from fxkit.lower.building import build as build_module
+from fxkit.lower.compiling import kernel_builds
 
 X = torch.randn(16, 32)
 
@@ -139,12 +139,12 @@ check()
 def test_a_compiler_that_refuses_one_kernel_costs_that_kernel_only(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = building.print_unit
+    real = kernel_builds.print_unit
 
     def spoilt(kernels: Any, glibc: Any) -> str:
         return real(kernels, glibc) + ("no C++" if "kernel_1" in kernels else "")
 
-    monkeypatch.setattr(building, "print_unit", spoilt)
+    monkeypatch.setattr(kernel_builds, "print_unit", spoilt)
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x) + 1

@@ -20,7 +20,7 @@ import fxkit
 from fxkit.analysis.equivalence import Comparison, compare
 from fxkit.analysis.float64 import widened
 from fxkit.ir.op import resolve
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
 from tests.architectures import CONVOLUTIONAL, HUGGING_FACE, convolutional
 

@@ -12,7 +12,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import InvalidGraphError
 from fxkit.ir.printer import format_graph
 from fxkit.passes import Pass
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from tests.patterns.random_graphs import SHAPE, difference, observe
 
 

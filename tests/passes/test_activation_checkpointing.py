@@ -17,8 +17,8 @@ from fxkit.errors import PassError
 from fxkit.ir.provenance import source_of
 from fxkit.passes import ActivationCheckpointing
 from fxkit.passes.activation_checkpointing import CheckpointedPart
-from fxkit.passes.building_blocks.saved_tensors import saved_memories
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
+from fxkit.passes.partitioning.saved_tensors import saved_memories
 
 
 class Layer(nn.Module):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import fxkit
 from fxkit.ir.printer import format_graph
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE, LOWERING, SIMPLIFY, TRAINING
 
 BATCH, HEADS, TOKENS, WIDTH = 2, 4, 8, 4

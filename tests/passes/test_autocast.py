@@ -17,7 +17,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.provenance import provenance_of, source_of
 from fxkit.ir.types import set_type, type_of, type_of_value
 from fxkit.passes import Autocast
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from tests.architectures import CONVOLUTIONAL, HUGGING_FACE, convolutional
 from tests.operator_samples import Sample, is_same, samples
 

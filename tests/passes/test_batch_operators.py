@@ -10,7 +10,7 @@ from torch import nn
 import fxkit
 from fxkit.ir.op import resolve
 from fxkit.passes import BatchOperators
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 
 X = torch.randn(8, 3, 4, generator=torch.Generator().manual_seed(0))
 

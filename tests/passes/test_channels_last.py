@@ -10,8 +10,8 @@ from torch import nn
 import fxkit
 from fxkit.ir.op import resolve
 from fxkit.passes import ChannelsLast
-from fxkit.passes.building_blocks.layout_spreading import is_channels_last
-from fxkit.passes.manager import PassManager
+from fxkit.passes.layout.layout_spreading import is_channels_last
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.properties import property_named
 from tests.architectures import convolutional
 

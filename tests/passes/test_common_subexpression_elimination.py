@@ -10,7 +10,7 @@ from torch import fx
 import fxkit
 from fxkit.analysis import moves
 from fxkit.passes import CommonSubexpressionElimination
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 
 
 def merged(function, x):

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 import fxkit
 from fxkit.ir.types import type_of
 from fxkit.passes.complex_by_parts import ComplexByParts
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 
 X = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
 TURN = torch.polar(torch.ones(5, 4), torch.randn(5, 4, generator=torch.Generator().manual_seed(1)))

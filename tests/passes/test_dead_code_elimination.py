@@ -9,7 +9,7 @@ from torch import nn
 
 import fxkit
 from fxkit.passes import DeadCodeElimination
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 
 
 def names_left(function):

@@ -15,11 +15,11 @@ from fxkit.analysis.editing import edit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import PostconditionError
 from fxkit.passes import Functionalise, PassContext
-from fxkit.passes.building_blocks import torch_decompositions
-from fxkit.passes.building_blocks.core_operators import CORE_OPERATORS, core_operators_page, is_core
 from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.decompose_to_core import DecomposeToCore
-from fxkit.passes.manager import PassManager
+from fxkit.passes.decomposition import torch_decompositions
+from fxkit.passes.decomposition.core_operators import CORE_OPERATORS, core_operators_page, is_core
+from fxkit.passes.manager.manager import PassManager
 from tests.architectures import HUGGING_FACE
 
 ARCHITECTURES = (

@@ -13,7 +13,7 @@ import fxkit
 from fxkit.ir.op import resolve
 from fxkit.ir.provenance import module_path
 from fxkit.passes import FoldBatchNorm
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from tests.architectures import convolutional
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # by torch.export

@@ -19,7 +19,7 @@ from fxkit.ir.printer import format_graph
 from fxkit.passes import PassContext
 from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.functionalise import Functionalise
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.properties import property_named
 from tests.passes.random_programs import check_passes_on
 from tests.patterns.random_graphs import GRAPHS

@@ -15,7 +15,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import InvalidGraphError
 from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.functionalise import Functionalise
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.properties import property_named
 from tests.operator_samples import Sample, is_same, samples
 

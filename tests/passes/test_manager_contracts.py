@@ -19,7 +19,7 @@ import fxkit
 from fxkit.errors import PassError, PostconditionError, PreconditionError
 from fxkit.ir.printer import format_graph
 from fxkit.passes import FixedPoint, Pass, graph_property, pass_function
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.properties import PROPERTIES
 from tests.passes import failing_passes
 

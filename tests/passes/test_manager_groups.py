@@ -15,8 +15,8 @@ from fxkit.analysis.dependencies import EffectOrder
 from fxkit.errors import PassError, UnsupportedError
 from fxkit.ir.printer import format_graph
 from fxkit.passes import FixedPoint, Group, Instrument, Pass, PassContext, When, pass_function
-from fxkit.passes.manager import PassManager
-from fxkit.passes.running.instruments import PrintAfter
+from fxkit.passes.manager.instruments import PrintAfter
+from fxkit.passes.manager.manager import PassManager
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 

@@ -12,7 +12,7 @@ import fxkit
 from fxkit.errors import PassError
 from fxkit.ir.printer import format_graph
 from fxkit.passes import pass_function
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 

@@ -12,7 +12,7 @@ from torch import nn
 import fxkit
 from fxkit.ir.op import resolve
 from fxkit.passes import MergeLayers
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from tests.architectures import HUGGING_FACE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # by torch.export

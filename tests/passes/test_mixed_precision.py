@@ -14,7 +14,7 @@ import fxkit
 from fxkit.ir.provenance import source_of
 from fxkit.ir.types import type_of
 from fxkit.passes import Autocast, MixedPrecision
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from tests.architectures import HUGGING_FACE
 
 X = torch.linspace(-2.0, 2.0, 24).reshape(4, 6)

@@ -19,9 +19,9 @@ from fxkit.ir.provenance import provenance_of, source_of
 from fxkit.ir.types import TensorType, type_of
 from fxkit.ir.verifier import verify
 from fxkit.passes import Partition
-from fxkit.passes.building_blocks.backend_call import BackendCall
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.partition import plan_regions
+from fxkit.passes.partitioning.backend_call import BackendCall
 from tests.patterns.random_graphs import GRAPHS, difference, observe
 
 

@@ -16,7 +16,7 @@ from fxkit.passes import (
     SinkTransposes,
     SplitLayers,
 )
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from tests.passes.random_networks import RandomNetwork
 
 PASSES = (

@@ -14,7 +14,7 @@ import fxkit
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_graph
 from fxkit.passes import Canonicalise, DeadCodeElimination, Recompose
-from fxkit.passes.manager import PassManager, PassResult
+from fxkit.passes.manager.manager import PassManager, PassResult
 from fxkit.passes.pipelines import PIPELINES
 
 LAYERS = 2

@@ -18,9 +18,9 @@ from fxkit.errors import PassError
 from fxkit.ir.printer import format_graph
 from fxkit.ir.provenance import source_of
 from fxkit.passes import PASSES
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.listing import passes_page
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE, PIPELINES
-from fxkit.passes.running.listing import passes_page
 
 
 class Block(nn.Module):

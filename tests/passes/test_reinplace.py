@@ -9,7 +9,7 @@ from hypothesis import given, settings
 import fxkit
 from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.functionalise import Functionalise
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.reinplace import Reinplace
 from tests.passes.random_programs import check_passes_on
 from tests.patterns.random_graphs import GRAPHS

@@ -11,7 +11,7 @@ from torch import nn
 
 import fxkit
 from fxkit.passes import RemoveInferenceNoOps
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 

@@ -8,7 +8,7 @@ import torch
 import fxkit
 from fxkit.ir.op import resolve
 from fxkit.passes import SinkCasts
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
 WIDE, NARROW = torch.float32, torch.bfloat16

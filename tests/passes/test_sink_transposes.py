@@ -10,7 +10,7 @@ from torch import nn
 import fxkit
 from fxkit.ir.op import resolve
 from fxkit.passes import SinkTransposes
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # by torch.export
 

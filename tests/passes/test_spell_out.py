@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import fxkit
 from fxkit.ir.op import resolve
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.spell_out import FUNCTIONS, OPERATORS, SpellOut
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))

@@ -9,7 +9,7 @@ import fxkit
 from fxkit.ir.op import resolve
 from fxkit.ir.types import type_of
 from fxkit.passes import SpellOutCopies
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
 IMAGE = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ from fxkit.ir.node_kinds import body_of
 from fxkit.ir.provenance import source_of
 from fxkit.ir.types import type_of
 from fxkit.passes import SplitByCallback
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from tests.patterns.random_graphs import GRAPHS, difference, observe
 
 X = torch.linspace(-2.0, 2.0, 12).reshape(3, 4)

@@ -7,7 +7,7 @@ import torch
 import fxkit
 from fxkit.ir.node_kinds import body_of
 from fxkit.passes import SplitByDevice
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 
 X = torch.linspace(-2.0, 2.0, 12).reshape(3, 4)
 

@@ -14,7 +14,7 @@ import fxkit
 from fxkit.errors import PassError
 from fxkit.ir.node_kinds import body_of
 from fxkit.passes import SplitBySize
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.split_by_size import _cuts
 from tests.patterns.random_graphs import GRAPHS, difference, observe
 

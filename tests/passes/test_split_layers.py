@@ -8,7 +8,7 @@ from torch import nn
 
 import fxkit
 from fxkit.passes import MergeLayers, SplitLayers
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from tests.passes.test_merge_layers import Attention, Gated, X, calls
 
 

@@ -14,7 +14,7 @@ from torch import fx
 import fxkit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.ir.printer import format_graph
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import SIMPLIFY
 from fxkit.patterns.engine import rewrite
 from fxkit.patterns.inputs import captures_of, make_operands, operand_cases, pattern_module

@@ -8,7 +8,7 @@ import fxkit
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.printer import format_graph
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
 
 

@@ -14,9 +14,9 @@ import fxkit
 from benchmarks.constructs import CONSTRUCTS, python, state
 from benchmarks.constructs.judge import Verdict, judge
 from benchmarks.constructs.tools import tools
+from fxkit.tracing.bytecode import decoding
+from fxkit.tracing.bytecode.code_names import names_in
 from fxkit.tracing.guarding import dict_versions
-from fxkit.tracing.surroundings import bytecode
-from fxkit.tracing.surroundings.code_names import names_in
 
 pytestmark = pytest.mark.core
 
@@ -56,7 +56,7 @@ for scale in (1.0, 1.0, 5.0, 2, 5.0):
 @pytest.fixture(autouse=True)
 def unknown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     names_in.cache_clear()
-    monkeypatch.setattr(bytecode, "sys", UNKNOWN)  # pytest asks it as well: not for all
+    monkeypatch.setattr(decoding, "sys", UNKNOWN)  # pytest asks it as well: not for all
     monkeypatch.setattr(dict_versions, "sys", UNKNOWN)
     yield
     names_in.cache_clear()
@@ -64,8 +64,8 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_nothing_is_taken_for_known():
     assert not dict_versions.is_counted()
-    assert not bytecode.is_known()
-    assert not bytecode.can_read(test_nothing_is_taken_for_known.__code__)
+    assert not decoding.is_known()
+    assert not decoding.can_read(test_nothing_is_taken_for_known.__code__)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fxkit.passes import PASSES
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.tracing.live import capture
 from tests.architectures import HUGGING_FACE, convolutional
 from tests.view.differences.test_diffing import agree

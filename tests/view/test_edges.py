@@ -13,7 +13,7 @@ from torch import fx, nn
 
 import fxkit
 from fxkit.errors import UnsupportedError
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import SIMPLIFY
 from fxkit.view import Report, diff, draw, profile, tree
 from fxkit.view.differences.pass_timeline import timeline

@@ -9,7 +9,7 @@ from torch import fx
 from torch.fx.graph import CodeGen
 
 from fxkit.errors import InvalidGraphError
-from fxkit.ir.given_graphs import check_graph_module
+from fxkit.ir.graph_arguments import check_graph_module
 from fxkit.ir.graph_copies import SPECS, copy_graph_module
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.fx_graphs import flattens_inputs

@@ -30,7 +30,7 @@ from fxkit.analysis.reproducing.subprogram import (
     LAST,
     LEAVES,
     WHOLE,
-    Recording,
+    SubprogramRecording,
     bypassed,
     with_outputs,
     without_unused_inputs,
@@ -168,7 +168,7 @@ def minify(
 
 def _record_types(program: Program) -> None:
     """Record the types that the values have now, for whoever reads the graph."""
-    for node, value in Recording.of(*program).values.items():
+    for node, value in SubprogramRecording.of(*program).values.items():
         set_type(node, type_of_value(value))
 
 
@@ -277,7 +277,7 @@ def _form_of(program: Program, asked: CountedOracle) -> str:
 
 def _fewer_nodes(program: Program, form: str, asked: CountedOracle) -> Program:
     """Leave out nodes; what others take from them becomes input."""
-    recording = Recording.of(*program)
+    recording = SubprogramRecording.of(*program)
     nodes = recording.computed
 
     def is_bad(kept: Collection[fx.Node]) -> bool:
@@ -310,7 +310,7 @@ def _fewer_results(program: Program, form: str, asked: CountedOracle) -> Program
 def _fewer_steps(program: Program, asked: CountedOracle) -> Program:
     """Let users of a node take an operand of the same type instead."""
     gm, args = program
-    instead = _same_typed_operands(Recording.of(gm, args))
+    instead = _same_typed_operands(SubprogramRecording.of(gm, args))
 
     def made(kept: Collection[fx.Node]) -> Program:
         gone = {node: o for node, o in instead.items() if node not in kept}
@@ -344,7 +344,7 @@ def _fewer_inputs(program: Program, asked: CountedOracle) -> Program:
     return made(kept) if len(kept) < len(instead) else program
 
 
-def _same_typed_operands(recording: Recording) -> dict[fx.Node, fx.Node]:
+def _same_typed_operands(recording: SubprogramRecording) -> dict[fx.Node, fx.Node]:
     """Return node → an operand whose value has the same type."""
     found: dict[fx.Node, fx.Node] = {}
     for node in recording.computed:

@@ -20,7 +20,7 @@ LEAVES, LAST, WHOLE = "leaves", "last", "whole"
 
 
 @dataclass
-class Recording:
+class SubprogramRecording:
     """A program with the value of each of its nodes in one run.
 
     Attributes:
@@ -32,7 +32,7 @@ class Recording:
     values: dict[fx.Node, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, gm: fx.GraphModule, args: tuple[Any, ...]) -> Recording:
+    def of(cls, gm: fx.GraphModule, args: tuple[Any, ...]) -> SubprogramRecording:
         """Run a program on copies of inputs. Cost: the memory of all of its values."""
         recording = cls(gm)
         generator = torch.random.get_rng_state()
@@ -109,7 +109,7 @@ def _holds_tensor(value: Any) -> bool:
 class _Recorder(fx.Interpreter):
     """Runs a graph and keeps every value, as it was before anyone wrote to it."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: SubprogramRecording) -> None:
         super().__init__(recording.gm, garbage_collect_values=False)
         self.extra_traceback = False
         self._values = recording.values

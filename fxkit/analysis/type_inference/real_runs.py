@@ -19,8 +19,8 @@ from torch import fx
 
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.type_inference.type_facts import (
-    Facts,
     FactTable,
+    TypeFacts,
     materialise,
     span_of,
     with_operands,
@@ -84,7 +84,7 @@ _POSITIONS = frozenset({torch.int32, torch.int64})
 _PRODUCTS = frozenset({"aten.linear", "aten.matmul", "aten.mm", "aten.bmm"})
 
 
-def may_run(node: fx.Node, operands: list[Facts], expected: Any) -> bool:
+def may_run(node: fx.Node, operands: list[TypeFacts], expected: Any) -> bool:
     """Tell whether a call is one to run on real tensors.
 
     Args:
@@ -157,7 +157,7 @@ def _is_contained(node: fx.Node) -> bool:
     return all(isinstance(written, fx.Node) for written in effects.writes)
 
 
-def _bound(call: Call, operands: list[Facts]) -> int | None:
+def _bound(call: Call, operands: list[TypeFacts]) -> int | None:
     """Return how many bytes a result that nobody has seen has at most, where that is plain."""
     if call.name == "python.setitem":
         return 0
@@ -178,7 +178,7 @@ def _aligned(shapes: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
     return itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
 
 
-def _storage(facts: Facts) -> int:
+def _storage(facts: TypeFacts) -> int:
     return span_of(facts.type) if facts.nbytes < 0 else facts.nbytes
 
 
@@ -189,7 +189,7 @@ def _products(known: list[TensorType]) -> float:
 
 
 def run_on_zeros(
-    run: Callable[[Callable[[Facts], torch.Tensor]], Any], table: FactTable, *, keep_grad: bool
+    run: Callable[[Callable[[TypeFacts], torch.Tensor]], Any], table: FactTable, *, keep_grad: bool
 ) -> tuple[Any] | None:
     """Run a call on real tensors, and return what is known of its result.
 
@@ -202,9 +202,9 @@ def run_on_zeros(
         What is known, alone in a tuple. None where the call fails, or gives an operand another
         shape, or its result is neither nothing nor made of plain tensors.
     """
-    made: list[tuple[torch.Tensor, Facts]] = []
+    made: list[tuple[torch.Tensor, TypeFacts]] = []
 
-    def make(facts: Facts) -> torch.Tensor:
+    def make(facts: TypeFacts) -> torch.Tensor:
         tensor = materialise(facts, keep_grad=keep_grad)
         memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         memory.set_(tensor.untyped_storage()).zero_()  # what lies between its elements too
@@ -217,6 +217,6 @@ def run_on_zeros(
         return None
     value = table.of_results(with_operands(result, made))
     found = [leaf for leaf in pytree.tree_leaves(value) if leaf is not None]
-    is_plain = all(type(leaf) is Facts and leaf.core.is_plain for leaf in found)
+    is_plain = all(type(leaf) is TypeFacts and leaf.core.is_plain for leaf in found)
     is_faithful = all(table.of(tensor).core is facts.core for tensor, facts in made)
     return (value,) if is_plain and is_faithful else None

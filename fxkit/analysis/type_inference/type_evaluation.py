@@ -26,7 +26,7 @@ from fxkit.analysis.type_inference.passive_numbers import ANY_NUMBER, passive_nu
 from fxkit.analysis.type_inference.real_runs import may_run, run_on_zeros
 from fxkit.analysis.type_inference.symbolic_shapes import SymbolicShapes
 from fxkit.analysis.type_inference.type_facts import (
-    Facts,
+    TypeFacts,
     concrete,
     concrete_number,
     data_symbols_in,
@@ -48,7 +48,7 @@ from fxkit.analysis.type_inference.type_keys import (
     manner_of,
 )
 from fxkit.analysis.type_inference.type_memory import MORE, new_memory
-from fxkit.analysis.type_inference.type_modes import Modes, leave_regions, read_modes
+from fxkit.analysis.type_inference.type_modes import TypeModes, leave_regions, read_modes
 from fxkit.analysis.type_inference.type_observations import Observations, is_foreign
 from fxkit.analysis.type_inference.type_records import NeedsLive, Record
 from fxkit.errors import FxkitError
@@ -84,7 +84,7 @@ class Evaluation:
         self,
         gm: fx.GraphModule,
         inputs: Mapping[str, Any],
-        modes: Modes,
+        modes: TypeModes,
         live_nodes: set[fx.Node],
         observed: Observations,
         symbolic: SymbolicShapes | None,
@@ -95,7 +95,7 @@ class Evaluation:
         self.symbolic = symbolic
         self.values: dict[fx.Node, Any] = {}
         self.records: dict[fx.Node, Record] = {}
-        self.switches: dict[fx.Node, Modes] = {}
+        self.switches: dict[fx.Node, TypeModes] = {}
         self.origins: dict[str, fx.Node] = {}
         self.constants: set[fx.Node] = set()
         self.visited = 0
@@ -159,7 +159,7 @@ class Evaluation:
             value = self.call(node)
         self._record(node, value, modes)
 
-    def modes_at(self, node: fx.Node) -> Modes:
+    def modes_at(self, node: fx.Node) -> TypeModes:
         """Return the modes that a node runs in, told by the nodes before it."""
         while self.switches and node.op != "root":
             record = self.records.get(node)
@@ -177,10 +177,10 @@ class Evaluation:
             self.records[node] = record
             self.values[node] = record.value
 
-    def _record(self, node: fx.Node, value: Any, modes: Modes) -> None:
+    def _record(self, node: fx.Node, value: Any, modes: TypeModes) -> None:
         self.values[node] = value
         self.records[node] = Record(node, value, modes)
-        node.meta[KEY] = value.type if type(value) is Facts else types_of(value)
+        node.meta[KEY] = value.type if type(value) is TypeFacts else types_of(value)
 
     def _settle(self) -> None:
         """Write what was learnt of free sizes since into all types."""
@@ -209,7 +209,7 @@ class Evaluation:
         return self._known(node, self.memory.table.abstract(value))
 
     def _known(self, node: fx.Node, value: Any) -> Any:
-        if type(value) is Facts and not value.core.is_plain:
+        if type(value) is TypeFacts and not value.core.is_plain:
             raise NeedsLive(node)
         return value
 
@@ -280,7 +280,7 @@ class Evaluation:
         node: fx.Node,
         key: Any,
         manner: Manner,
-        operands: list[Facts],
+        operands: list[TypeFacts],
         found: tuple[Any, bool],
     ) -> None:
         memory = self.memory
@@ -296,7 +296,7 @@ class Evaluation:
                 results[by_cores] = MORE
         results[key] = found
 
-    def _run(self, node: fx.Node, operands: list[Facts]) -> tuple[Any, bool]:
+    def _run(self, node: fx.Node, operands: list[TypeFacts]) -> tuple[Any, bool]:
         """Run a call; return what is known of its result, and whether that knows its numbers."""
         rule = declared_type_of_call(node, self._gm)
         if rule is not None and not any(facts.core.is_symbolic for facts in operands):
@@ -310,21 +310,21 @@ class Evaluation:
                 return found[0], False
         return self._run_on_copies(node, operands)
 
-    def _may_run_for_real(self, node: fx.Node, operands: list[Facts]) -> bool:
+    def _may_run_for_real(self, node: fx.Node, operands: list[TypeFacts]) -> bool:
         observed = self._observed
         now = tuple(types_of(self.values[operand]) for operand in node._input_nodes)
         is_seen = now == observed.operands_of(node)
         return may_run(node, operands, observed.type_of(node) if is_seen else None)
 
-    def _run_on_copies(self, node: fx.Node, operands: list[Facts]) -> tuple[Any, bool]:
+    def _run_on_copies(self, node: fx.Node, operands: list[TypeFacts]) -> tuple[Any, bool]:
         """Run a call on fresh fake tensors; what their facts do not decide is left to live ones.
 
         Returns:
             What is known of the result, and whether a fake tensor in it knows its numbers.
         """
-        made: list[tuple[torch.Tensor, Facts]] = []
+        made: list[tuple[torch.Tensor, TypeFacts]] = []
 
-        def make(facts: Facts) -> torch.Tensor:
+        def make(facts: TypeFacts) -> torch.Tensor:
             tensor = materialise(facts, keep_grad=self.modes.grad)
             made.append((tensor, facts))
             return tensor
@@ -353,11 +353,11 @@ class Evaluation:
             raise NeedsLive(node)
         return value, any(map(holds_constant, results))
 
-    def _applied(self, node: fx.Node, make: Callable[[Facts], torch.Tensor]) -> Any:
+    def _applied(self, node: fx.Node, make: Callable[[TypeFacts], torch.Tensor]) -> Any:
         args, kwargs = self._arguments(node, lambda n: concrete(self.values[n], make))
         return self._apply(node, args, kwargs)
 
-    def _operands(self, node: fx.Node) -> list[Facts]:
+    def _operands(self, node: fx.Node) -> list[TypeFacts]:
         return [facts for n in node._input_nodes for facts in facts_in(self.values[n])]
 
     # Calls on live tensors.

@@ -42,7 +42,7 @@ class Core:
         self.is_symbolic = known.is_symbolic
 
 
-class Facts:
+class TypeFacts:
     """All that is known of a tensor.
 
     Attributes:
@@ -86,7 +86,7 @@ class FactTable:
         """Forget all."""
         self._own.clear()
 
-    def of(self, tensor: torch.Tensor, *, is_result: bool = False) -> Facts:
+    def of(self, tensor: torch.Tensor, *, is_result: bool = False) -> TypeFacts:
         """Return the facts of a tensor: real, fake or on the meta device.
 
         Args:
@@ -108,7 +108,7 @@ class FactTable:
             nbytes = WHOLE
         return self._facts(core, offset, nbytes, True, is_leaf)
 
-    def of_type(self, known: TensorType) -> Facts:
+    def of_type(self, known: TensorType) -> TypeFacts:
         """Return the facts of a fresh tensor of a type."""
         core = self._core(known, False, False, known.stride is not None)
         return self._facts(core, 0, WHOLE, False, not known.requires_grad)
@@ -127,12 +127,12 @@ class FactTable:
             (self._own if core.is_symbolic else self._shared)[key] = core
         return core
 
-    def _facts(self, core: Core, *rest: Any) -> Facts:
+    def _facts(self, core: Core, *rest: Any) -> TypeFacts:
         key = (core, *rest)
         table = self._own if core.is_symbolic else self._shared
         facts = table.get(key)
         if facts is None:
-            facts = table[key] = Facts(core, *rest)
+            facts = table[key] = TypeFacts(core, *rest)
         return facts
 
     def abstract(self, value: Any) -> Any:
@@ -160,16 +160,16 @@ _SCALARS = frozenset({bool, int, float, complex, str, type(None), torch.dtype, t
 def types_of(value: Any) -> Any:
     """Replace facts in a nested value by types."""
     kind = type(value)
-    if kind is Facts:
+    if kind is TypeFacts:
         return value.type
     if kind in _SCALARS:
         return value
     if kind is tuple or kind is list:
         return kind(types_of(item) for item in value)
-    return pytree.tree_map_only(Facts, lambda facts: facts.type, value)
+    return pytree.tree_map_only(TypeFacts, lambda facts: facts.type, value)
 
 
-def with_operands(result: Any, made: Iterable[tuple[torch.Tensor, Facts]]) -> Any:
+def with_operands(result: Any, made: Iterable[tuple[torch.Tensor, TypeFacts]]) -> Any:
     """Put their facts in the place of operands that a call returned as they are.
 
     Args:
@@ -182,20 +182,20 @@ def with_operands(result: Any, made: Iterable[tuple[torch.Tensor, Facts]]) -> An
     return pytree.tree_map(lambda leaf: same.get(id(leaf), leaf), result)
 
 
-def facts_in(value: Any) -> list[Facts]:
+def facts_in(value: Any) -> list[TypeFacts]:
     """Return the facts in a nested value, in order."""
-    if type(value) is Facts:
+    if type(value) is TypeFacts:
         return [value]
     if type(value) in _SCALARS:
         return []
-    return [leaf for leaf in pytree.tree_leaves(value) if type(leaf) is Facts]
+    return [leaf for leaf in pytree.tree_leaves(value) if type(leaf) is TypeFacts]
 
 
 def symbols_in(value: Any) -> list[Symbol]:
     """Return the expressions in a nested value's sizes, strides and numbers."""
     found: list[Symbol] = []
     for leaf in pytree.tree_leaves(value):
-        known = leaf.type if type(leaf) is Facts else leaf
+        known = leaf.type if type(leaf) is TypeFacts else leaf
         parts = (*known.shape, *(known.stride or ())) if type(known) is TensorType else (known,)
         found += [part for part in parts if type(part) is Symbol]
     return found
@@ -207,7 +207,7 @@ def data_symbols_in(value: Any) -> set[str]:
     return {name for name in parts if is_data_symbol(name)}
 
 
-def materialise(facts: Facts, *, keep_grad: bool = False) -> torch.Tensor:
+def materialise(facts: TypeFacts, *, keep_grad: bool = False) -> torch.Tensor:
     """Make a tensor of these facts; inside a fake mode it takes no memory.
 
     Args:
@@ -243,7 +243,7 @@ def made_by_autograd(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.add_(one)
 
 
-def _inside_of_storage(facts: Facts, shape: Any, stride: Any) -> torch.Tensor:
+def _inside_of_storage(facts: TypeFacts, shape: Any, stride: Any) -> torch.Tensor:
     known = facts.type
     nbytes = span_of(known) if facts.nbytes == WHOLE else facts.nbytes
     count = nbytes // known.dtype.itemsize if type(nbytes) is int else _elements(nbytes, known)
@@ -259,15 +259,15 @@ def _elements(nbytes: Any, known: TensorType) -> Any:
     return concrete_numbers((nbytes,))[0] // known.dtype.itemsize
 
 
-def concrete(value: Any, make: Callable[[Facts], torch.Tensor]) -> Any:
+def concrete(value: Any, make: Callable[[TypeFacts], torch.Tensor]) -> Any:
     """Replace facts in a nested value by tensors, our symbolic numbers by torch's."""
     kind = type(value)
-    if kind is Facts:
+    if kind is TypeFacts:
         return make(value)
     if kind is int or kind is bool or kind is float:
         return value
     return pytree.tree_map(
-        lambda leaf: make(leaf) if type(leaf) is Facts else concrete_number(leaf), value
+        lambda leaf: make(leaf) if type(leaf) is TypeFacts else concrete_number(leaf), value
     )
 
 

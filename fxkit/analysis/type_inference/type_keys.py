@@ -19,8 +19,8 @@ from torch.fx.node import map_arg
 
 from fxkit.analysis.effects import Effects, effects_of
 from fxkit.analysis.type_inference.declared_types import declared_type, declared_type_of_module
-from fxkit.analysis.type_inference.type_facts import Facts, FactTable
-from fxkit.analysis.type_inference.type_modes import Modes
+from fxkit.analysis.type_inference.type_facts import FactTable, TypeFacts
+from fxkit.analysis.type_inference.type_modes import TypeModes
 from fxkit.ir.attributes import Attribute, find_attribute
 from fxkit.ir.op import OPERATOR_NAME, resolve
 from fxkit.ir.symbols import Symbol
@@ -51,17 +51,17 @@ _BY_TYPE_TOO = frozenset({bool, float, complex})
 _LISTS = {tuple: tuple, list: list, immutable_list: list, torch.Size: tuple}
 
 
-def core_of(facts: Facts) -> Any:
+def core_of(facts: TypeFacts) -> Any:
     """Return the part of facts that most operators look at."""
     return facts.core
 
 
-def itself(facts: Facts) -> Any:
+def itself(facts: TypeFacts) -> Any:
     """Return facts as they are."""
     return facts
 
 
-def part_of_key(value: Any, pick: Callable[[Facts], Any], table: FactTable) -> Any:
+def part_of_key(value: Any, pick: Callable[[TypeFacts], Any], table: FactTable) -> Any:
     """Return what stands for a value in a key.
 
     Args:
@@ -75,7 +75,7 @@ def part_of_key(value: Any, pick: Callable[[Facts], Any], table: FactTable) -> A
     kind = type(value)
     if kind is int or kind is Symbol or kind in _BY_ITSELF:
         return value
-    if kind is Facts:
+    if kind is TypeFacts:
         return pick(value)
     if kind in _BY_TYPE_TOO:
         return kind, value
@@ -97,9 +97,9 @@ def part_of_key(value: Any, pick: Callable[[Facts], Any], table: FactTable) -> A
 def key_of_call(
     node: fx.Node,
     target: Any,
-    modes: Modes,
+    modes: TypeModes,
     values: Mapping[fx.Node, Any],
-    pick: Callable[[Facts], Any],
+    pick: Callable[[TypeFacts], Any],
     table: FactTable,
 ) -> tuple[Any, ...]:
     """Return the key of a call.
@@ -122,7 +122,7 @@ def key_of_call(
         if kind is fx.Node:
             value = values[value]
             kind = type(value)
-        if kind is Facts:
+        if kind is TypeFacts:
             parts.append(pick(value))
         elif kind is int:
             parts.append(value)
@@ -231,7 +231,7 @@ def is_address(node: fx.Node) -> bool:
     return node.target is torch.Tensor.data_ptr
 
 
-def manner_of(node: fx.Node, operands: list[Facts], grad: bool, mixed: bool) -> Manner:
+def manner_of(node: fx.Node, operands: list[TypeFacts], grad: bool, mixed: bool) -> Manner:
     """Settle how a call's result type is found.
 
     Args:
@@ -264,7 +264,9 @@ def manner_of(node: fx.Node, operands: list[Facts], grad: bool, mixed: bool) -> 
     return Manner.BY_CORE if is_fresh else Manner.BY_FACTS
 
 
-def _manner_of_module(node: fx.Node, effects: Effects, operands: list[Facts], grad: bool) -> Manner:
+def _manner_of_module(
+    node: fx.Node, effects: Effects, operands: list[TypeFacts], grad: bool
+) -> Manner:
     module = find_attribute(node.graph.owning_module, str(node.target))
     if not is_module_of_torch(module) or declared_type_of_module(module) is not None:
         return Manner.LIVE
@@ -275,7 +277,7 @@ def _manner_of_module(node: fx.Node, effects: Effects, operands: list[Facts], gr
     return Manner.BY_FACTS
 
 
-def _may_spread_grad(operands: list[Facts], mixed: bool) -> bool:
+def _may_spread_grad(operands: list[TypeFacts], mixed: bool) -> bool:
     """Tell whether a write may let other tensors than the written one require a gradient.
 
     The written operand comes first, or nearly: all are looked at.

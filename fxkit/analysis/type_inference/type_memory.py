@@ -12,14 +12,14 @@ MORE: Any = object()  # a remembered word: the cores do not decide it, look it u
 _LIMIT = 200_000  # results and facts kept
 
 
-class Memory:
+class TypeCache:
     """Results by key.
 
     Args:
         shared: A memory that outlives this one, for what holds anywhere.
     """
 
-    def __init__(self, shared: Memory | None = None) -> None:
+    def __init__(self, shared: TypeCache | None = None) -> None:
         self.table = FactTable(None if shared is None else shared.table)
         self.own: dict[Any, Any] = {}
         self.shared = self.own if shared is None else shared.own
@@ -35,14 +35,14 @@ class Memory:
         self.own.clear()
 
 
-_SHARED = Memory()
+_SHARED = TypeCache()
 
 
-def new_memory() -> Memory:
+def new_memory() -> TypeCache:
     """Return a memory for one analysis, on top of the one that all share."""
     if len(_SHARED.own) + len(_SHARED.table) > _LIMIT:
         _SHARED.clear()
-    return Memory(None if is_intercepted() else _SHARED)
+    return TypeCache(None if is_intercepted() else _SHARED)
 
 
 def forget_results() -> None:

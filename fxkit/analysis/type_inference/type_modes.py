@@ -18,7 +18,7 @@ _DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Modes:
+class TypeModes:
     """One state of the modes; equal states are the same object.
 
     Attributes:
@@ -61,7 +61,7 @@ class Modes:
                 torch.set_autocast_dtype(device, wanted)
 
 
-def read_modes() -> Modes:
+def read_modes() -> TypeModes:
     """Return the present state of the modes of this thread."""
     autocast = tuple(
         torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -78,8 +78,8 @@ def read_modes() -> Modes:
 @functools.cache
 def _modes(
     grad: bool, inference: bool, default: torch.dtype, autocast: tuple[torch.dtype | None, ...]
-) -> Modes:
-    return Modes(grad, inference, default, autocast)
+) -> TypeModes:
+    return TypeModes(grad, inference, default, autocast)
 
 
 def leave_regions(values: dict[fx.Node, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from fxkit.analysis.type_inference.type_modes import Modes
+from fxkit.analysis.type_inference.type_modes import TypeModes
 
 
 class NeedsLive(Exception):
@@ -28,7 +28,7 @@ class Record:
 
     __slots__ = ("args", "kwargs", "modes", "target", "value")
 
-    def __init__(self, node: fx.Node, value: Any, modes: Modes) -> None:
+    def __init__(self, node: fx.Node, value: Any, modes: TypeModes) -> None:
         self.args, self.kwargs, self.target = node.args, node.kwargs, node.target
         self.value = value
         self.modes = modes

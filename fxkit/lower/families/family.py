@@ -16,11 +16,11 @@ from types import ModuleType
 import torch
 from torch import fx
 
-from fxkit.lower.cpp.kernel import KernelPrinter
-from fxkit.lower.families.products.node import ProductNode
-from fxkit.lower.loops.emit import Emitted
-from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.loops.schedule import schedule
+from fxkit.lower.codegen.cpp.kernel import KernelPrinter
+from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.fusion.emit import Emitted
+from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.scheduling.row_sweeps import schedule
 from fxkit.registry import Registry
 
 Sample = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]

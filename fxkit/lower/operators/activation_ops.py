@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from fxkit.lower.loops.bits import Number
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.bits import Number
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.scalar_table import (
     call,
     const_like,

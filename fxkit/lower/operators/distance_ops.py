@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.row_table import (
     Arguments,
     at_least,

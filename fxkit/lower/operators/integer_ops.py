@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.scalar_table import call, number, row, select
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators import row_table, scalar_table
 from fxkit.lower.operators.distance_ops import vector_norm
 from fxkit.lower.operators.row_table import (

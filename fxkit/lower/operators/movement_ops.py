@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loops.builder import Ref
+from fxkit.lower.loop_ir.builder import Ref
 from fxkit.lower.operators import (
     indexing_ops,
     interpolation_ops,

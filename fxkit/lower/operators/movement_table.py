@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
-from fxkit.lower.loops.bits import Number
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.index import Index
+from fxkit.lower.loop_ir.bits import Number
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.index import Index
 
 
 class Point(Protocol):

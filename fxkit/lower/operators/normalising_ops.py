@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.loop_ir import Unfusable, register_of
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.loop_ir import Unfusable, register_of
 from fxkit.lower.operators.row_table import Arguments, centred, function, no_dim, row, total
 
 

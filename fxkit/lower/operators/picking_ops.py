@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.index import Index
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.index import Index
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.indexing_ops import checked
 from fxkit.lower.operators.movement_table import Point
 from fxkit.lower.operators.row_table import (
     Arguments,
-    Frame,
+    ReducedFrame,
     Shape,
     framed,
     function,
@@ -29,13 +29,13 @@ Shapes = Mapping[str, Shape]
 # --- groups of channels
 
 
-def _groups(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> Frame:
+def _groups(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> ReducedFrame:
     batch, channels, *rest = shapes["input"]
     groups = arguments["num_groups"]
     sizes = (batch, groups, channels // groups, *rest)
     joint = len(sizes)
     result = (0, joint, *range(3, len(sizes)))
-    return Frame(sizes, tuple(range(2, len(sizes))), (result,), ((1, 2),))
+    return ReducedFrame(sizes, tuple(range(2, len(sizes))), (result,), ((1, 2),))
 
 
 @framed("aten.group_norm", frame=_groups)
@@ -58,8 +58,8 @@ def _group_norm(
 # --- the diagonal
 
 
-def _diagonal(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> Frame:
-    return Frame((min(shapes["self"]),), (0,), ((),))
+def _diagonal(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> ReducedFrame:
+    return ReducedFrame((min(shapes["self"]),), (0,), ((),))
 
 
 @framed("aten.trace", frame=_diagonal)
@@ -70,12 +70,12 @@ def _trace(p: Point, self: Any) -> Ref:
 # --- losses that pick a class
 
 
-def _targets(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> Frame:
+def _targets(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> ReducedFrame:
     """Run over the targets; reduce all of them unless each has its own loss."""
     target = shapes["target"]
     axes = tuple(range(len(target)))
     is_reduced = arguments["reduction"] != 0
-    return Frame(target, axes if is_reduced else (), ((),) if is_reduced else (axes,))
+    return ReducedFrame(target, axes if is_reduced else (), ((),) if is_reduced else (axes,))
 
 
 def _picked(p: Point, target: Ref, classes: int, ignored: int) -> tuple[Index, Ref]:
@@ -106,7 +106,7 @@ def _nll_loss(
     )
 
 
-def _classes(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> Frame:
+def _classes(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> ReducedFrame:
     """Run over the scores; reduce the classes, and with one target all there is."""
     shape = shapes["self"]
     d = 1 if len(shape) > 1 else 0
@@ -115,7 +115,7 @@ def _classes(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> 
         raise Unfusable("it reduces what was reduced before")
     if shapes["target"] == shape and rest:
         raise Unfusable("its targets are probabilities")
-    return Frame(shape, (d,), (rest,))
+    return ReducedFrame(shape, (d,), (rest,))
 
 
 @framed("aten.cross_entropy_loss", frame=_classes, checks=True)
@@ -136,13 +136,13 @@ def _cross_entropy(
     return select(counts, function("log", sum_) - (picked - top), p.number(0))
 
 
-def _margins(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> Frame:
+def _margins(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> ReducedFrame:
     """Run over the scores; reduce the classes."""
     if arguments["reduction"] not in (0, "none"):
         raise Unfusable("it reduces what was reduced before")
     if len(shapes["self"]) != 2:
         raise Unfusable("scores without a batch are left to eager")
-    return Frame(shapes["self"], (1,), ((0,),))
+    return ReducedFrame(shapes["self"], (1,), ((0,),))
 
 
 @framed(

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loops.bits import Number
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.index import Index
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.bits import Number
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.index import Index
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.joining_ops import pieces
 from fxkit.lower.operators.movement_table import Point, move, replaced
 from fxkit.lower.operators.scalar_table import select

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.index import Index
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.index import Index
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.movement_table import Point
 from fxkit.lower.operators.row_table import (
     Arguments,
-    Frame,
+    ReducedFrame,
     Shape,
     framed,
     largest,
@@ -35,17 +35,19 @@ def _each(value: Any, rank: int) -> list[int]:
 def _windows(rank: int, count: int = 1) -> Any:
     """Return the frame of a pooling over windows of one size: results, then windows."""
 
-    def frame(arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]) -> Frame:
+    def frame(
+        arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]
+    ) -> ReducedFrame:
         window = _each(arguments["kernel_size"], rank)
         return _over(results[0], window, count)
 
     return frame
 
 
-def _over(result: Shape, window: Sequence[int], count: int) -> Frame:
+def _over(result: Shape, window: Sequence[int], count: int) -> ReducedFrame:
     lead = len(result)
     reduced = tuple(range(lead, lead + len(window)))
-    return Frame((*result, *window), reduced, (tuple(range(lead)),) * count)
+    return ReducedFrame((*result, *window), reduced, (tuple(range(lead)),) * count)
 
 
 class _Window:
@@ -192,7 +194,9 @@ for _rank in (1, 2, 3):
 def _parts(rank: int, count: int = 1) -> Any:
     """Return the frame of an adaptive pooling: results, then the longest window."""
 
-    def frame(arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]) -> Frame:
+    def frame(
+        arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]
+    ) -> ReducedFrame:
         sizes = shapes["self"][-rank:]
         parts = results[0][-rank:]
         longest = [_longest(size, n) for size, n in zip(sizes, parts, strict=True)]
@@ -265,7 +269,9 @@ for _rank in (1, 2, 3):
     framed(*names, frame=_parts(_rank, 2))(_adaptive_max_pool(_rank))
 
 
-def _areas(arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]) -> Frame:
+def _areas(
+    arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]
+) -> ReducedFrame:
     return _parts(len(shapes["self"]) - 2)(arguments, shapes, results)
 
 

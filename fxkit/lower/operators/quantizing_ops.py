@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators import movement_table, scalar_table
 from fxkit.lower.operators.movement_table import Point
-from fxkit.lower.operators.row_table import Arguments, Frame, Shape, framed
+from fxkit.lower.operators.row_table import Arguments, ReducedFrame, Shape, framed
 from fxkit.lower.operators.scalar_table import call, select
 
 # Eager converts to integers of 64 bits; larger numbers become the lowest one.
@@ -36,10 +36,12 @@ def _per_channel(
     return _of_channel(p, self, scale, zero_point, axis, quant_min, quant_max)[0]
 
 
-def _whole(arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]) -> Frame:
+def _whole(
+    arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]
+) -> ReducedFrame:
     """Run over all elements, for two results."""
     axes = tuple(range(len(results[0])))
-    return Frame(tuple(results[0]), (), (axes, axes))
+    return ReducedFrame(tuple(results[0]), (), (axes, axes))
 
 
 @framed(

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.scalar_table import select
 
 Arguments = Mapping[str, Any]
@@ -22,7 +22,7 @@ Alignment = Callable[[Mapping[str, int]], Mapping[str, Sequence[int]]]
 
 
 @dataclass(frozen=True)
-class Frame:
+class ReducedFrame:
     """The space that an operator runs over that does not run over its operands' shape.
 
     Attributes:
@@ -39,7 +39,7 @@ class Frame:
 
 
 Shape = tuple[int, ...]
-Framing = Callable[[Arguments, Mapping[str, Shape], Sequence[Shape]], Frame]
+Framing = Callable[[Arguments, Mapping[str, Shape], Sequence[Shape]], ReducedFrame]
 
 
 @dataclass(frozen=True)

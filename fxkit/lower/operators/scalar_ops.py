@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from fxkit.lower.loops.bits import Number
-from fxkit.lower.loops.builder import Ref
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.bits import Number
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators import activation_ops, gradient_ops, integer_ops, special_ops
 from fxkit.lower.operators.integer_ops import (
     floored_quotient,

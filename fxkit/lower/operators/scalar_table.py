@@ -9,9 +9,9 @@ from enum import Enum
 
 import torch
 
-from fxkit.lower.loops.bits import Number
-from fxkit.lower.loops.builder import Operand, Ref
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.bits import Number
+from fxkit.lower.loop_ir.builder import Operand, Ref
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 
 
 class Computes(Enum):

@@ -13,8 +13,8 @@ import torch
 
 from fxkit import config
 from fxkit.errors import BuildError, UnsupportedError
-from fxkit.lower.cpp.build import build
-from fxkit.lower.running.kernel_call import holds_its_numbers
+from fxkit.lower.building.build import build
+from fxkit.lower.runtime.kernel_call import holds_its_numbers
 from fxkit.lower.training.step_text import CHUNK, step_text
 from fxkit.torch_adapters.autograd_state import has_step_hooks
 from fxkit.tracing.values.refusals import Refusal

@@ -21,8 +21,8 @@ from torch import fx, nn
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.graph_copies import copy_nodes
-from fxkit.lower.loops.policy import Policy
-from fxkit.lower.running.kernel_stock import KernelStock
+from fxkit.lower.compiling.kernel_cache import KernelCache
+from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.training.grouping import groups_of, is_no_tensor, is_recurrent, writes_of
 from fxkit.lower.training.modes_of_calls import Mode, ModeSetter, modes_of
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
@@ -105,7 +105,7 @@ def to_cpp_in_stages(
     args: tuple[torch.Tensor, ...],
     *,
     policy: Policy | None = None,
-    stock: KernelStock | None = None,
+    stock: KernelCache | None = None,
 ) -> TrainingModule | StagedModule:
     """Compile a captured graph and its gradient, in stages where it takes several.
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from fxkit.lower.loops.policy import Policy
-from fxkit.lower.running.compiled_module import CompiledModule
-from fxkit.lower.running.kernel_stock import KernelStock
-from fxkit.lower.running.lower_report import LowerReport, Region
-from fxkit.lower.running.lowering import to_cpp
+from fxkit.lower.compiling.compiled_module import CompiledModule
+from fxkit.lower.compiling.kernel_cache import KernelCache
+from fxkit.lower.compiling.lower_report import LowerReport, Region
+from fxkit.lower.compiling.lowering import to_cpp
+from fxkit.lower.fusion.policy import Policy
 from fxkit.torch_adapters.late_imports import FOR_GRAPHS_OF_GRADIENTS, import_at_once
 from fxkit.tracing.recorder.rollback import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
@@ -126,7 +126,7 @@ class TrainingModule(nn.Module):
         self,
         gm: fx.GraphModule,
         policy: Policy | None,
-        stock: KernelStock | None = None,
+        stock: KernelCache | None = None,
         *,
         reason: str | None = None,
     ) -> None:
@@ -271,7 +271,7 @@ def to_cpp_training(
     args: tuple[torch.Tensor, ...],
     *,
     policy: Policy | None = None,
-    stock: KernelStock | None = None,
+    stock: KernelCache | None = None,
 ) -> TrainingModule:
     """Compile a captured graph and its gradient into fused C++ kernels.
 

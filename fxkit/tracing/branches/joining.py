@@ -16,8 +16,8 @@ from torch import fx
 from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.types import KEY, TensorType, type_of
-from fxkit.tracing.branches.sides import cond
 from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.recorder.control_sides import cond
 from fxkit.tracing.values.refusals import Refusal
 
 

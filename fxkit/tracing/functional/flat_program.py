@@ -17,7 +17,7 @@ from torch import fx
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.names import append_placeholder, keep_module_name
-from fxkit.tracing.functional.observation import SIDE_NODES, Observation, is_read, observe
+from fxkit.tracing.functional.observation import SIDE_NODES, GraphObservation, is_read, observe
 from fxkit.tracing.values.refusals import Refusal
 
 INPUT, VALUE, TAIL = "input", "value", "tail"
@@ -56,7 +56,7 @@ class FlatProgram:
 
     graph_module: fx.GraphModule
     attributes: tuple[str, ...]
-    observation: Observation
+    observation: GraphObservation
     values: tuple[fx.Node, ...] = ()
     given: frozenset[fx.Node] = frozenset()
     read: tuple[fx.Node, ...] = ()
@@ -161,7 +161,7 @@ class _Parts:
     """Decides where each result comes from."""
 
     def __init__(
-        self, gm: fx.GraphModule, attributes: tuple[str, ...], observation: Observation
+        self, gm: fx.GraphModule, attributes: tuple[str, ...], observation: GraphObservation
     ) -> None:
         self._gm = gm
         self._attributes = attributes

@@ -19,7 +19,7 @@ from fxkit.tracing.guarding.guards import check_value
 from fxkit.tracing.recorder.data_dependence import META_KEY
 from fxkit.tracing.values.effects import quietly, write_text
 from fxkit.tracing.values.refusals import Refusal, said
-from fxkit.tracing.values.regions import Modes
+from fxkit.tracing.values.regions import RegionModes
 
 MODES = frozenset(
     {
@@ -51,7 +51,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Observation:
+class GraphObservation:
     """What one run on fake tensors has shown.
 
     Attributes:
@@ -76,7 +76,7 @@ def is_read(node: fx.Node) -> bool:
     return bool(node.users) and all(user.target is check_value for user in node.users)
 
 
-def observe(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Observation:
+def observe(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> GraphObservation:
     """Run a graph whose inputs are all placeholders on fake tensors.
 
     Raises:
@@ -102,7 +102,7 @@ def observe(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Observation:
     is_random = any(found.is_random for found in effects.values())
     unnoticed = frozenset(i for i in mutated if fakes[i]._version == 0)
     carrying = frozenset(i for i in mutated if fakes[i].requires_grad)
-    return Observation(seen, mutated, unnoticed, carrying, observer.followed(), is_random)
+    return GraphObservation(seen, mutated, unnoticed, carrying, observer.followed(), is_random)
 
 
 # Torch records the type of what it leaves out when no gradient is asked for.
@@ -193,7 +193,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _run(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tuple[list[Any], _Observer]:
     observer = _Observer(gm)
-    modes = Modes.now()
+    modes = RegionModes.now()
     try:
         fake_mode = mode_class()()
         with fake_mode, quietly(), without_log(), warnings.catch_warnings():

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxkit.tracing.guarding import guards as g
-from fxkit.tracing.guarding import holders as h
+from fxkit.tracing.guarding import state_containers as h
 from fxkit.tracing.guarding.state_guards import StateGuard
 from fxkit.tracing.values.any_numbers import NUMBER_KINDS, with_free
-from fxkit.tracing.values.outside import Place
+from fxkit.tracing.values.sources import ValueSource
 from fxkit.tracing.values.structure import Parts
 
 Where = str | tuple[int, Any]
@@ -33,7 +33,7 @@ class NumberInput:
 
     name: str
     token: int | None
-    place: Place | None
+    place: ValueSource | None
 
     def read(self, parts: Parts) -> Any:
         """Return the number of this call."""
@@ -44,7 +44,7 @@ class NumberInput:
         return float.fromhex(value) if kind is float else value
 
 
-def changed_numbers(guards: Iterable[tuple[g.Guard, ...]], call: g.Call) -> set[Where]:
+def changed_numbers(guards: Iterable[tuple[g.Guard, ...]], call: g.GuardedCall) -> set[Where]:
     """Return the numbers that differ from those for which graphs were captured.
 
     Args:
@@ -72,7 +72,7 @@ def _changed_arguments(guard: g.StructureGuard, parts: Parts) -> Iterable[Where]
     return [path for _, _, path in differing]
 
 
-def _changed_entries(holder: h.Holder) -> Iterable[Where]:
+def _changed_entries(holder: h.GuardedContainer) -> Iterable[Where]:
     now = holder.read()
     for key, before in holder.entries.items():
         current = now.get(key)

@@ -14,8 +14,8 @@ from fxkit.ir.op import OPERATOR_NAME
 from fxkit.ir.types import TensorType
 from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes
 from fxkit.tracing.values.any_numbers import AnyNumber, with_free
-from fxkit.tracing.values.outside import Place
 from fxkit.tracing.values.regions import Ambient, read_ambient
+from fxkit.tracing.values.sources import ValueSource
 from fxkit.tracing.values.structure import Parts
 from fxkit.tracing.values.texts import text_of
 
@@ -121,7 +121,7 @@ class Guard:
         """The fact, as text."""
         return "as it was"
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         """Return how `call` differs from the fact; None when it holds, or is checked later."""
         return None
 
@@ -135,7 +135,7 @@ class Guard:
 
 
 @dataclass(slots=True)
-class Call:
+class GuardedCall:
     """What guards look at in one call.
 
     Attributes:
@@ -163,7 +163,7 @@ class Call:
         return self._defaults
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GuardedCall:
         """Take a call apart."""
         parts = Parts()
         for index, value in enumerate(args):
@@ -205,7 +205,7 @@ class StructureGuard(Guard):
         """The fact, as text."""
         return f"{len(self.tokens)} values as when it was captured"
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         tokens = with_free(call.parts.tokens, self.free)
         if len(tokens) == len(self.tokens) and tuple(tokens) == self.tokens:
             return None
@@ -255,7 +255,7 @@ class TensorGuard(Guard):
         """Tell whether a tensor of this type would do."""
         return found == self.type
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         tensor, wanted = call.parts.tensors[self.index], self.type
         if (
             tensor.shape == wanted.shape
@@ -303,7 +303,7 @@ class AliasGuard(Guard):
         """The fact, as text."""
         return groups_text(self.groups)
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         groups = alias_groups(call.parts.tensors)
         return None if groups == self.groups else self._mismatch(groups_text(groups))
 
@@ -319,7 +319,7 @@ class OverlapGuard(Guard):
         """The fact, as text."""
         return groups_text(self.groups)
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         groups = storage_groups(call.parts.tensors)
         return None if groups == self.groups else self._mismatch(groups_text(groups))
 
@@ -364,7 +364,7 @@ class SameTensorGuard(Guard):
         """The fact, as text."""
         return self.place
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         same = call.parts.tensors[self.index] is self.tensor
         return None if same else self._mismatch("another tensor")
 
@@ -381,7 +381,7 @@ class ModesGuard(Guard):
         """The fact, as text."""
         return modes_text(self.ambient, self.defaults)
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         if call.ambient == self.ambient and call.defaults == self.defaults:
             return None
         return self._mismatch(modes_text(call.ambient, call.defaults))
@@ -414,7 +414,7 @@ class ModuleGuard(Guard):
         """The fact, as text."""
         return f"{type(self.module).__name__} {_mode_text(self.training)}"
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         attributes = self.module.__dict__
         if attributes["training"] is not self.training:
             return Mismatch(
@@ -446,7 +446,7 @@ def hook_counts(attributes: dict[str, Any]) -> tuple[int, int]:
 class OutsideGuard(Guard):
     """A parameter, buffer or other tensor that the graph holds is still in its places."""
 
-    places: tuple[Place, ...]
+    places: tuple[ValueSource, ...]
     tensor: torch.Tensor
     type: TensorType
 
@@ -455,7 +455,7 @@ class OutsideGuard(Guard):
         """The fact, as text."""
         return type_text(self.type, type(self.tensor))
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         for place in self.places:
             now = place.read()
             if now is not self.tensor:

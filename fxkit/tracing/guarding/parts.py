@@ -9,8 +9,8 @@ from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
-from fxkit.tracing.guarding.holders import Holder
-from fxkit.tracing.surroundings.hooked_code import code_of
+from fxkit.tracing.bytecode.call_hooks import code_of
+from fxkit.tracing.guarding.state_containers import GuardedContainer
 from fxkit.tracing.values.stored import (
     attributes_of,
     has_plain_attributes,
@@ -56,7 +56,7 @@ def kind_of(value: Any) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class PartsHolder(Holder):
+class PartsHolder(GuardedContainer):
     """The code and defaults of a function, the bases of a class, the class of an object.
 
     Attributes are guarded in the dict that holds them; that it is this dict is guarded here.

@@ -10,7 +10,7 @@ import torch
 
 from fxkit.analysis.type_inference.symbolic_shapes import like_strides
 from fxkit.ir.types import TensorType
-from fxkit.tracing.guarding.guards import Call, Guard, Mismatch, tensor_text, type_text
+from fxkit.tracing.guarding.guards import Guard, GuardedCall, Mismatch, tensor_text, type_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class FreeTensorGuard(Guard):
         """The fact, as text."""
         return type_text(self.shown, self.kind)
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         tensor, wanted = call.parts.tensors[self.index], self.type
         if (
             tensor.dtype is wanted.dtype
@@ -90,7 +90,7 @@ class SizeGuard(Guard):
         """The fact, as text."""
         return "true"
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         tensors = call.parts.tensors
         sizes = [tensors[index].shape[axis] for index, axis in self.places]
         if self.holds(sizes):

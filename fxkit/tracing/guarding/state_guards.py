@@ -12,33 +12,33 @@ from typing import Any
 import torch
 
 from fxkit.ir.types import TensorType
+from fxkit.tracing.bytecode.decoding import instructions
 from fxkit.tracing.guarding.guards import (
-    Call,
     Guard,
+    GuardedCall,
     Mismatch,
     shorten,
     storage_key,
     tensor_text,
     type_text,
 )
-from fxkit.tracing.guarding.holders import (
+from fxkit.tracing.guarding.parts import PartsHolder, PartsWatch
+from fxkit.tracing.guarding.state_containers import (
     ABSENT,
     CellHolder,
-    Holder,
+    GuardedContainer,
     SequenceHolder,
     SetHolder,
 )
-from fxkit.tracing.guarding.parts import PartsHolder, PartsWatch
 from fxkit.tracing.guarding.table_watch import WatchedTable, table_watch
-from fxkit.tracing.surroundings.bytecode import instructions
-from fxkit.tracing.values.outside import Place
+from fxkit.tracing.values.sources import ValueSource
 
 
 @dataclass(frozen=True, slots=True)
 class StateGuard(Guard):
     """What the program may read of one dict, list, cell, object or class."""
 
-    holder: Holder
+    holder: GuardedContainer
     codes: frozenset[CodeType]
 
     @property
@@ -51,7 +51,7 @@ class StateGuard(Guard):
             return shorten(next(iter(entries.values())))
         return f"{len(entries)} values as when it was captured"
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         found = self.holder.difference()
         if found is None:
             return None
@@ -76,7 +76,7 @@ class EmptyGuard(Guard):
         """The fact, as text."""
         return "empty"
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         return self._mismatch(f"{len(self.table)} entries") if self.table else None
 
 
@@ -84,7 +84,7 @@ class EmptyGuard(Guard):
 class ExtraGuard(Guard):
     """A tensor that the program finds in its state and that may be another one at each call."""
 
-    places: tuple[Place, ...]
+    places: tuple[ValueSource, ...]
     kind: type
     type: TensorType
     layout: torch.layout
@@ -95,7 +95,7 @@ class ExtraGuard(Guard):
         """The fact, as text."""
         return type_text(self.type, self.kind, self.layout)
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         tensor = self.places[0].read()
         if not isinstance(tensor, torch.Tensor):
             return self._mismatch(shorten(tensor))
@@ -112,7 +112,7 @@ class ExtraGuard(Guard):
         )
         return None if same else self._mismatch(tensor_text(tensor))
 
-    def _shares_memory(self, tensor: torch.Tensor, call: Call) -> bool:
+    def _shares_memory(self, tensor: torch.Tensor, call: GuardedCall) -> bool:
         others = (*call.parts.tensors, *(self.apart or ()))
         return storage_key(tensor) in set(map(storage_key, others))
 
@@ -128,7 +128,7 @@ class AttributesGuard(Guard):
         """The fact, as text."""
         return "without attributes that the program reads"
 
-    def check(self, call: Call) -> Mismatch | None:
+    def check(self, call: GuardedCall) -> Mismatch | None:
         found = given_attributes(call.parts.tensors, self.names)
         return None if found is None else self._mismatch(f"one with .{found}")
 
@@ -214,7 +214,7 @@ class StateWatch:
         empties: Dicts that have to stay empty.
     """
 
-    def __init__(self, holders: list[Holder], empties: list[dict[Any, Any]]) -> None:
+    def __init__(self, holders: list[GuardedContainer], empties: list[dict[Any, Any]]) -> None:
         self._empties = empties
         self._tables = table_watch([it for it in holders if it.versioned() is not None])
         rest = [it for it in holders if it.versioned() is None]
@@ -263,11 +263,11 @@ class StateWatch:
             self.holds,
         )
 
-    def touched(self) -> list[Holder]:
+    def touched(self) -> list[GuardedContainer]:
         """Return the holders that may have changed since they were looked at."""
         rest = [it[0] for it in (*self._cells, *self._lists, *self._sets)]
         return [*self._tables.touched(), *rest, *self._parts.holders, *self._others]
 
 
-def _is_full_cell(holder: Holder) -> bool:
+def _is_full_cell(holder: GuardedContainer) -> bool:
     return isinstance(holder, CellHolder) and holder.entries[None] is not ABSENT

@@ -9,7 +9,7 @@ from operator import is_
 from typing import Any, Protocol
 
 from fxkit.tracing.guarding.dict_versions import dict_version, is_counted
-from fxkit.tracing.guarding.holders import Holder, NamespaceHolder
+from fxkit.tracing.guarding.state_containers import GuardedContainer, NamespaceHolder
 
 
 class _Unguarded:
@@ -47,7 +47,7 @@ class TableWatch(Protocol):
         """Tell whether nothing that is guarded has changed."""
         ...
 
-    def touched(self) -> list[Holder]:
+    def touched(self) -> list[GuardedContainer]:
         """Return the holders that may have changed since they were looked at."""
         ...
 
@@ -56,13 +56,13 @@ class TableWatch(Protocol):
         ...
 
 
-def table_watch(holders: list[Holder]) -> TableWatch:
+def table_watch(holders: list[GuardedContainer]) -> TableWatch:
     """Return the quickest sure way to watch what holds dicts on this interpreter."""
     return _CountedTables(holders) if is_counted() else _ReadTables(holders)
 
 
 class _CountedTables:
-    def __init__(self, holders: list[Holder]) -> None:
+    def __init__(self, holders: list[GuardedContainer]) -> None:
         self._holders = holders
         self._dicts = [holder.value for holder in holders]
         self._versions = [holder.version for holder in holders]
@@ -72,7 +72,7 @@ class _CountedTables:
         # Versions only ever grow: while their sum is the same, all of them are.
         return sum(map(dict_version, self._dicts)) == self._total or self._look_closer()
 
-    def touched(self) -> list[Holder]:
+    def touched(self) -> list[GuardedContainer]:
         now = map(dict_version, self._dicts)
         pairs = zip(self._holders, now, self._versions, strict=True)
         return [holder for holder, new, old in pairs if new != old]
@@ -92,7 +92,7 @@ class _CountedTables:
 
 
 class _ReadTables:
-    def __init__(self, holders: list[Holder]) -> None:
+    def __init__(self, holders: list[GuardedContainer]) -> None:
         self._holders = holders
         self._tables: list[_ReadTable] | None = None
 
@@ -101,7 +101,7 @@ class _ReadTables:
             self._tables = list(map(_ReadTable, self._holders))
         return all(table.holds() for table in self._tables)
 
-    def touched(self) -> list[Holder]:
+    def touched(self) -> list[GuardedContainer]:
         return list(self._holders)
 
     def state(self) -> tuple[WatchedTable, ...]:
@@ -111,7 +111,7 @@ class _ReadTables:
 class _ReadTable:
     """A dict whose content is compared with what it was when it was last found to hold."""
 
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: GuardedContainer) -> None:
         self._holder = holder
         self._note(holder.entries)
 
@@ -134,7 +134,7 @@ class _ReadTable:
         return True
 
 
-def _watched(holder: Holder, version: int) -> WatchedTable:
+def _watched(holder: GuardedContainer, version: int) -> WatchedTable:
     is_namespace = isinstance(holder, NamespaceHolder)
     is_whole = not is_namespace or holder.copied
     guarded = {

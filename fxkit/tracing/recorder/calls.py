@@ -20,7 +20,7 @@ from fxkit.ir.op_table import INFIX, REFLECTED
 from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket
 
 
-class Reading(enum.Enum):
+class DataRead(enum.Enum):
     """What a call gives to the Python program around it."""
 
     VALUE = "value"
@@ -32,7 +32,7 @@ class Reading(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class CallSpelling:
     """How to write calls of one function as nodes.
 
     Attributes:
@@ -53,7 +53,7 @@ class Spelling:
     op: str
     target: Any
     name: str
-    reading: Reading = Reading.VALUE
+    reading: DataRead = DataRead.VALUE
     attribute: str | None = None
     swap: bool = False
     may_be_random: bool = True
@@ -180,10 +180,10 @@ _WRITES_ALWAYS = frozenset(
     """.split()
 )
 
-_known: dict[Any, Spelling] = {}
+_known: dict[Any, CallSpelling] = {}
 
 
-def spelling_of(func: Any) -> Spelling:
+def spelling_of(func: Any) -> CallSpelling:
     """Return how calls of `func`, as a `TorchFunctionMode` reports it, are written as nodes."""
     spelling = _known.get(func)
     if spelling is None:
@@ -191,7 +191,7 @@ def spelling_of(func: Any) -> Spelling:
     return spelling
 
 
-def _spell(func: Any) -> Spelling:
+def _spell(func: Any) -> CallSpelling:
     name = getattr(func, "__name__", "")
     owner = getattr(func, "__self__", None)
     if name in ("__get__", "__set__", "__delete__") and owner is not None:
@@ -212,10 +212,10 @@ def _spell(func: Any) -> Spelling:
     operation = _operator_of(func)
     if operation is not None:
         target, swap = operation
-        return Spelling("call_function", target, target.__name__.strip("_"), swap=swap, **flags)
+        return CallSpelling("call_function", target, target.__name__.strip("_"), swap=swap, **flags)
     if getattr(torch.Tensor, name, None) is func:
-        return Spelling("call_method", name, _node_name(name), **flags)
-    return Spelling("call_function", func, _node_name(name), **flags)
+        return CallSpelling("call_method", name, _node_name(name), **flags)
+    return CallSpelling("call_function", func, _node_name(name), **flags)
 
 
 def _bare(name: str) -> str:
@@ -243,18 +243,22 @@ def _operator_of(func: Any) -> tuple[Callable[..., Any], bool] | None:
     return None
 
 
-def _spell_property(access: str, owner: Any) -> Spelling:
+def _spell_property(access: str, owner: Any) -> CallSpelling:
     name = getattr(owner, "__name__", None) or getattr(
         getattr(owner, "fget", None), "__name__", "property"
     )
     if access == "__get__" and name in _METADATA:
-        return Spelling("call_function", getattr, name, reading=Reading.METADATA, attribute=name)
+        return CallSpelling(
+            "call_function", getattr, name, reading=DataRead.METADATA, attribute=name
+        )
     refusal = _REFUSED_ATTRIBUTES.get(name)
     if access == "__get__":
-        return Spelling("call_function", getattr, _node_name(name), attribute=name, refusal=refusal)
+        return CallSpelling(
+            "call_function", getattr, _node_name(name), attribute=name, refusal=refusal
+        )
     if access == "__set__" and name == "requires_grad":
-        return Spelling("call_function", setattr, f"set_{name}", attribute=name)
-    return Spelling(
+        return CallSpelling("call_function", setattr, f"set_{name}", attribute=name)
+    return CallSpelling(
         "call_function",
         setattr,
         "set",
@@ -262,10 +266,10 @@ def _spell_property(access: str, owner: Any) -> Spelling:
     )
 
 
-def _reading(name: str) -> Reading:
+def _reading(name: str) -> DataRead:
     if name in _METADATA:
-        return Reading.METADATA
-    return Reading.STATE if name in _STATE else Reading.VALUE
+        return DataRead.METADATA
+    return DataRead.STATE if name in _STATE else DataRead.VALUE
 
 
 def _tags(name: str) -> set[torch.Tag]:

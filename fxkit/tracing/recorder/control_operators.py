@@ -17,7 +17,7 @@ from torch import fx
 from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.fake_tensors import mode_class
-from fxkit.tracing.branches.sides import results_of_side
+from fxkit.tracing.recorder.control_sides import results_of_side
 from fxkit.tracing.recorder.tape import Tape
 from fxkit.tracing.recorder.writes import version_of
 from fxkit.tracing.values.refusals import Refusal

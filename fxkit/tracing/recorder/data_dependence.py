@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.tracing.recorder.calls import Spelling
+from fxkit.tracing.recorder.calls import CallSpelling
 
 META_KEY = "fxkit_data_dependent"
 
@@ -17,7 +17,7 @@ _OF_TENSORS = frozenset({"embedding", "index_select", "gather", "cat", "stack"})
 
 
 def has_data_dependent_shape(
-    spelling: Spelling, node: fx.Node, args: tuple[Any, ...], known: Set[fx.Node]
+    spelling: CallSpelling, node: fx.Node, args: tuple[Any, ...], known: Set[fx.Node]
 ) -> bool:
     """Tell whether the shape of a call's result may depend on the numbers in a tensor.
 
@@ -37,7 +37,7 @@ def has_data_dependent_shape(
     return not spelling.is_pointwise and _has_tensor_size(spelling, args)
 
 
-def _is_dynamic_here(spelling: Spelling, node: fx.Node, args: tuple[Any, ...]) -> bool:
+def _is_dynamic_here(spelling: CallSpelling, node: fx.Node, args: tuple[Any, ...]) -> bool:
     """Tell whether a function that may count what it finds in a tensor does so in this call."""
     if spelling.name == "getitem":
         return _has_mask(args[1])
@@ -53,7 +53,7 @@ def _has_mask(index: Any) -> bool:
     return isinstance(index, (tuple, list)) and any(map(_has_mask, index))
 
 
-def _has_tensor_size(spelling: Spelling, args: tuple[Any, ...]) -> bool:
+def _has_tensor_size(spelling: CallSpelling, args: tuple[Any, ...]) -> bool:
     """Tell whether a tensor is given where torch may read an integer that decides a shape."""
     if spelling.name == "getitem":
         index = args[1] if isinstance(args[1], tuple) else (args[1],)

@@ -11,7 +11,7 @@ import torch
 from fxkit.torch_adapters import pytree
 from fxkit.tracing.guarding.guards import storage_key
 from fxkit.tracing.recorder.calls import spelling_of
-from fxkit.tracing.recorder.rollback import Snapshot
+from fxkit.tracing.recorder.rollback import MemorySnapshot
 
 
 class EarlierContent:
@@ -25,7 +25,7 @@ class EarlierContent:
     """
 
     def __init__(self, arguments: Iterable[torch.Tensor]) -> None:
-        self._snapshots: list[Snapshot] = [Snapshot([], is_random=True)]
+        self._snapshots: list[MemorySnapshot] = [MemorySnapshot([], is_random=True)]
         self._seen: set[tuple[Any, ...]] = set()
         self._followed = [(tensor, tensor.grad_fn) for tensor in arguments]
 
@@ -56,7 +56,7 @@ class EarlierContent:
                tensor.storage_offset())  # fmt: skip
         if key not in self._seen:
             self._seen.add(key)
-            self._snapshots.append(Snapshot([tensor], is_random=False))
+            self._snapshots.append(MemorySnapshot([tensor], is_random=False))
 
     def objection(self, written: Iterable[torch.Tensor]) -> str | None:
         """Return why a run can't be taken back, or None.

@@ -20,7 +20,7 @@ import torch
 from fxkit import torch_adapters
 from fxkit.torch_adapters.custom_functions import APPLY, forwards_without_frame
 from fxkit.torch_adapters.layers import CALL_OF_MODULE
-from fxkit.tracing.surroundings.bytecode import may_handle
+from fxkit.tracing.bytecode.decoding import may_handle
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TORCH_MODULES = os.path.join(_TORCH, "nn", "modules", "")

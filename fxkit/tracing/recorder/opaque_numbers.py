@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
-from fxkit.tracing.recorder.calls import Spelling
+from fxkit.tracing.recorder.calls import CallSpelling
 from fxkit.tracing.values.size_numbers import INFIX, NUMBERS, SizeFloat, SizeInt, any_number, plain
 
 NAME = "fxkit_name"
@@ -104,7 +104,7 @@ class OpaqueNumbers:
 
 
 def without_settings(
-    spelling: Spelling, args: tuple[Any, ...], kwargs: dict[str, Any]
+    spelling: CallSpelling, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a torch call with stand-ins where numbers can't decide a type.
 

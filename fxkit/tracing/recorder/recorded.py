@@ -14,13 +14,13 @@ import torch
 from torch import fx
 
 from fxkit.ir.types import TensorType
+from fxkit.tracing.bytecode.value_flow import Flow
 from fxkit.tracing.recorder.rollback import Undo
-from fxkit.tracing.surroundings.value_flow import Flow
-from fxkit.tracing.values.outside import Place
+from fxkit.tracing.values.sources import ValueSource
 
 
 @dataclass(slots=True)
-class Value:
+class TracedValue:
     """A tensor of the running program, and where the graph has it."""
 
     tensor: torch.Tensor
@@ -34,7 +34,7 @@ class Outside:
 
     target: str
     tensor: torch.Tensor
-    places: tuple[Place, ...]
+    places: tuple[ValueSource, ...]
     type: TensorType
     node: fx.Node
 
@@ -68,7 +68,7 @@ class OpaqueCall:
 
 
 @dataclass(slots=True)
-class Exported:
+class ExportedCall:
     """An array that shares its memory with a tensor, and what was in it when it was made."""
 
     array: np.ndarray

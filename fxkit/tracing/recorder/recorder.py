@@ -15,7 +15,11 @@ from fxkit.torch_adapters.autograd_state import has_saved_tensors_hooks
 from fxkit.torch_adapters.custom_functions import APPLY
 from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes, function_modes
 from fxkit.torch_adapters.transforms import current_level, is_forward_mode
-from fxkit.tracing.recorder.calls import Reading, Spelling, spelling_of
+from fxkit.tracing.bytecode.value_flow import UNKNOWN, Flow
+from fxkit.tracing.environment.call_watch import LOAD, SEED, Watcher
+from fxkit.tracing.environment.foreign_calls import name_of
+from fxkit.tracing.environment.random_generators import draws_unseen, is_unseen, shares_memory
+from fxkit.tracing.recorder.calls import CallSpelling, DataRead, spelling_of
 from fxkit.tracing.recorder.control_operators import record_control
 from fxkit.tracing.recorder.data_dependence import has_data_dependent_shape
 from fxkit.tracing.recorder.earlier_content import EarlierContent
@@ -28,7 +32,7 @@ from fxkit.tracing.recorder.opaque_numbers import (
 )
 from fxkit.tracing.recorder.recorded import (
     OpaqueCall,
-    Value,
+    TracedValue,
     application_of,
     holds_tensor,
     may_be_object,
@@ -38,14 +42,10 @@ from fxkit.tracing.recorder.recorded import (
 from fxkit.tracing.recorder.rollback import Undo
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES
 from fxkit.tracing.recorder.transforms import BelowTransforms, Transformed
-from fxkit.tracing.surroundings.foreign_calls import name_of
-from fxkit.tracing.surroundings.random_generators import draws_unseen, is_unseen, shares_memory
-from fxkit.tracing.surroundings.value_flow import UNKNOWN, Flow
-from fxkit.tracing.surroundings.watching import LOAD, SEED, Watcher
-from fxkit.tracing.values.outside import Origins
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.regions import Regions, read_ambient
 from fxkit.tracing.values.size_numbers import plain
+from fxkit.tracing.values.sources import Origins
 
 
 class Recorder(Transformed, TorchFunctionMode):
@@ -56,19 +56,19 @@ class Recorder(Transformed, TorchFunctionMode):
 
     Args:
         leaves: The tensor arguments, with the names that their placeholders ask for.
-        surroundings: Where tensors and modules from outside of the arguments lie.
+        environment: Where tensors and modules from outside of the arguments lie.
         boundary: The frame in which the user's program is called.
     """
 
     def __init__(
         self,
         leaves: Iterable[tuple[str, torch.Tensor]],
-        surroundings: Origins,
+        environment: Origins,
         boundary: FrameType,
     ) -> None:
-        super().__init__(leaves, surroundings)
+        super().__init__(leaves, environment)
         self.failure: Failure | None = None
-        self._frames = Frames(boundary, surroundings.modules)
+        self._frames = Frames(boundary, environment.modules)
         self._dtype = torch.get_default_dtype()
         self._dispatch_modes = count_dispatch_modes()
         self.regions = Regions(self._emit, read_ambient())
@@ -112,16 +112,16 @@ class Recorder(Transformed, TorchFunctionMode):
         spelling = spelling_of(func)
         reading = spelling.reading
         if current_level() != self._entry_level:
-            if reading is Reading.METADATA:
+            if reading is DataRead.METADATA:
                 return func(*args, **kwargs)
             self._location = self._frames.locate(sys._getframe(2))
             args, kwargs = fixed(args), fixed(kwargs)
             return self._below.run(func, spelling, args, kwargs)
         if self._below.is_on:
             self._below.leave()
-        if reading is Reading.METADATA and not (self._tainted and self._reads_tainted(args)):
+        if reading is DataRead.METADATA and not (self._tainted and self._reads_tainted(args)):
             return func(*args, **kwargs)
-        if reading is Reading.STATE:
+        if reading is DataRead.STATE:
             result = func(*args, **kwargs)
             self._grad = torch.is_grad_enabled()
             return result
@@ -376,7 +376,7 @@ class Recorder(Transformed, TorchFunctionMode):
         return self._emit(target, args)
 
     def _record(
-        self, func: Any, spelling: Spelling, types: Any, args: tuple[Any, ...], kwargs: Any
+        self, func: Any, spelling: CallSpelling, types: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         try:
             self._location = self._frames.locate(sys._getframe(3))
@@ -403,7 +403,7 @@ class Recorder(Transformed, TorchFunctionMode):
             self.refuse(refusal.reason, refusal.hint)
         return result
 
-    def _lift(self, tensor: torch.Tensor) -> Value:
+    def _lift(self, tensor: torch.Tensor) -> TracedValue:
         try:
             return super()._lift(tensor)
         except Refusal:
@@ -418,7 +418,7 @@ class Recorder(Transformed, TorchFunctionMode):
 
     def _append(
         self,
-        spelling: Spelling,
+        spelling: CallSpelling,
         node_args: tuple[Any, ...],
         node_kwargs: dict[str, Any],
         args: tuple[Any, ...],
@@ -442,7 +442,7 @@ class Recorder(Transformed, TorchFunctionMode):
 
     # What ordinary calls don't show ------------------------------------------------------------
 
-    def _check_call(self, spelling: Spelling, types: Any) -> None:
+    def _check_call(self, spelling: CallSpelling, types: Any) -> None:
         if spelling.refusal is not None:
             raise Refusal(spelling.refusal)
         for kind in types:

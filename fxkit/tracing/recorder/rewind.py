@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fxkit.tracing.guarding import holders as h
+from fxkit.tracing.guarding import state_containers as h
 from fxkit.tracing.values.structure import Content, content_of
 
-Entries = list[tuple[h.Holder, dict[Any, Any]]]
+Entries = list[tuple[h.GuardedContainer, dict[Any, Any]]]
 Contents = list[tuple[Any, Content]]
 
 

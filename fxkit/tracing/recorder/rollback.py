@@ -40,7 +40,7 @@ class _Saved:
     version: int | None
 
 
-class Snapshot:
+class MemorySnapshot:
     """A copy of tensors and of torch's random state.
 
     Args:

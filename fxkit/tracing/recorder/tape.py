@@ -21,11 +21,11 @@ from fxkit.tracing.guarding.plain_values import ATOMS, READABLE, plain_argument,
 from fxkit.tracing.recorder.data_dependence import META_KEY
 from fxkit.tracing.recorder.frames import Location
 from fxkit.tracing.recorder.recorded import (
-    Exported,
+    ExportedCall,
     Outside,
     Progress,
     Read,
-    Value,
+    TracedValue,
     holds_tensor,
     python_random_states,
     same_bytes,
@@ -33,9 +33,9 @@ from fxkit.tracing.recorder.recorded import (
 from fxkit.tracing.recorder.rollback import Undo, random_states, same_random_states
 from fxkit.tracing.recorder.writes import Writes, version_of
 from fxkit.tracing.values.effects import write_text
-from fxkit.tracing.values.outside import Origins, attribute_name
 from fxkit.tracing.values.refusals import Refusal
 from fxkit.tracing.values.size_numbers import NUMBERS
+from fxkit.tracing.values.sources import Origins, attribute_name
 
 TENSOR_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -52,7 +52,7 @@ class Tape:
 
     Args:
         leaves: The tensor arguments, with the names that their placeholders ask for.
-        surroundings: Where tensors and modules from outside of the arguments lie.
+        environment: Where tensors and modules from outside of the arguments lie.
 
     Attributes:
         graph: The graph.
@@ -63,7 +63,7 @@ class Tape:
         modules: The graphs that nodes refer to, such as the sides of a `torch.cond`.
     """
 
-    def __init__(self, leaves: Iterable[tuple[str, torch.Tensor]], surroundings: Origins) -> None:
+    def __init__(self, leaves: Iterable[tuple[str, torch.Tensor]], environment: Origins) -> None:
         super().__init__()
         self.graph = keep_module_name(fx.Graph(tracer_cls=CodeTracer))
         self.outside: list[Outside] = []
@@ -73,12 +73,12 @@ class Tape:
         self.modules: dict[str, fx.GraphModule] = {}
         self._memories: dict[int, int] = {}
         self._has_numbers = False
-        self._surroundings = surroundings
-        self._values: dict[int, Value] = {}
+        self._environment = environment
+        self._values: dict[int, TracedValue] = {}
         self._tainted: set[fx.Node] = set()
         self._taken: set[str] = set()
         self._writes = Writes()
-        self._exported: list[Exported] = []
+        self._exported: list[ExportedCall] = []
         self._location = Location(None, {}, None)
         self._progress = Progress(random_states(), python_random_states())
         for index, (name, tensor) in enumerate(leaves):
@@ -187,7 +187,7 @@ class Tape:
         why = misfit(tensor)
         if why is not None:
             raise Refusal(f"the program makes {why}")
-        self._values[id(tensor)] = Value(tensor, node, path)
+        self._values[id(tensor)] = TracedValue(tensor, node, path)
         if node.target is getattr and node.args[1] == "data":
             self._writes.watch(tensor)
 
@@ -239,11 +239,11 @@ class Tape:
         self.placeholders.append(node)
         self._set_type(node, tensor)
         node.meta[MEMORY_KEY] = self._memories.setdefault(storage_key(tensor), index)
-        self._values.setdefault(id(tensor), Value(tensor, node))
+        self._values.setdefault(id(tensor), TracedValue(tensor, node))
         self._writes.watch(tensor, leaf=index)
 
-    def _lift(self, tensor: torch.Tensor) -> Value:
-        found = self._surroundings.places.get(id(tensor))
+    def _lift(self, tensor: torch.Tensor) -> TracedValue:
+        found = self._environment.places.get(id(tensor))
         why = misfit(tensor)
         if why is not None:
             raise Refusal(f"{found[1][0].name if found else 'a value'} is {why}")
@@ -258,7 +258,7 @@ class Tape:
         self._set_type(node, tensor)
         self.outside.append(Outside(target, tensor, places, TensorType.of(tensor), node))
         self._writes.watch(tensor, target=target)
-        value = self._values[id(tensor)] = Value(tensor, node)
+        value = self._values[id(tensor)] = TracedValue(tensor, node)
         return value
 
     def _argument(self, value: Any, func: Any) -> Any:
@@ -299,7 +299,7 @@ class Tape:
     def _read_array(self, node: fx.Node, array: np.ndarray) -> None:
         source = node.args[0]
         tensor = next(v.tensor for v in self._values.values() if v.node is source and not v.path)
-        self._exported.append(Exported(array, array.copy(), tensor, version_of(tensor)))
+        self._exported.append(ExportedCall(array, array.copy(), tensor, version_of(tensor)))
         node.op, node.target, node.args, node.kwargs = "call_method", "tolist", (source,), {}
         self._read(node, tensor.tolist())
 

@@ -17,10 +17,10 @@ from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.autograd_state import has_saved_tensors_hooks
 from fxkit.torch_adapters.modes import count_dispatch_modes
-from fxkit.tracing.recorder.calls import Reading, Spelling, spelling_of
-from fxkit.tracing.recorder.recorded import Value
+from fxkit.tracing.environment.call_watch import Watcher
+from fxkit.tracing.recorder.calls import CallSpelling, DataRead, spelling_of
+from fxkit.tracing.recorder.recorded import TracedValue
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES, Tape
-from fxkit.tracing.surroundings.watching import Watcher
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.regions import read_ambient
 
@@ -61,7 +61,7 @@ class Transformed(Tape):
         if self.watcher is not None and not self._depth:
             self.watcher.resume()
 
-    def check_transformed(self, spelling: Spelling) -> None:
+    def check_transformed(self, spelling: CallSpelling) -> None:
         """Check a call inside of a transform.
 
         Raises:
@@ -88,13 +88,13 @@ class Transformed(Tape):
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor has been recorded, or lies where the program finds it."""
-        return id(tensor) in self._values or id(tensor) in self._surroundings.places
+        return id(tensor) in self._values or id(tensor) in self._environment.places
 
     def note_raised(self, error: BaseException) -> None:
         """Note that a torch call failed."""
         self._progress.raised = error
 
-    def note_value(self, value: Value) -> None:
+    def note_value(self, value: TracedValue) -> None:
         """Note a tensor that a node gives."""
         self._values[id(value.tensor)] = value
 
@@ -121,11 +121,11 @@ class BelowTransforms(OperatorMode):
         super().__init__()
         self._recorder = recorder
         self._call: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
-        self._fresh: list[tuple[weakref.ref[torch.Tensor], Value]] = []
+        self._fresh: list[tuple[weakref.ref[torch.Tensor], TracedValue]] = []
         self._count = 0
         self.is_on = False
 
-    def run(self, func: Any, spelling: Spelling, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def run(self, func: Any, spelling: CallSpelling, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a torch call that a program makes inside of a transform."""
         recorder = self._recorder
         try:
@@ -144,7 +144,7 @@ class BelowTransforms(OperatorMode):
             raise
         finally:
             self._call = around
-        if self._count == count and spelling.reading is Reading.VALUE and _is_plain(result):
+        if self._count == count and spelling.reading is DataRead.VALUE and _is_plain(result):
             recorder.refuse(f"the program reads {spelling.name} of a tensor that is transformed")
         return result
 
@@ -213,7 +213,7 @@ class BelowTransforms(OperatorMode):
             if type(tensor) not in TENSOR_CLASSES:
                 raise Refusal(f"a transform makes a {type(tensor).__qualname__}")
             # A reference to the tensor itself would let autograd put a copy in its place.
-            empty = Value(torch.empty(0), node, path)
+            empty = TracedValue(torch.empty(0), node, path)
             self._fresh.append((weakref.ref(tensor), empty))
 
 

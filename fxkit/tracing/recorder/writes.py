@@ -9,7 +9,7 @@ import torch
 
 from fxkit.torch_adapters import pytree
 from fxkit.tracing.guarding.guards import storage_key
-from fxkit.tracing.recorder.calls import Spelling
+from fxkit.tracing.recorder.calls import CallSpelling
 from fxkit.tracing.recorder.rollback import Undo
 
 
@@ -52,7 +52,7 @@ class Writes:
         """Tell whether a tensor is in memory that the program was given or found."""
         return storage_key(tensor) in self._storages
 
-    def note_unseen(self, spelling: Spelling, arguments: Any) -> None:
+    def note_unseen(self, spelling: CallSpelling, arguments: Any) -> None:
         """Take the operands of a call as written that may write and count up no versions."""
         always = spelling.may_write_unseen
         if not always and not spelling.writes_in_training:

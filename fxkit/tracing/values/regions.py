@@ -163,7 +163,7 @@ class Regions:
 
 
 @dataclass(frozen=True, slots=True)
-class Modes:
+class RegionModes:
     """A snapshot of this thread's modes, to return to when a call raises inside a region."""
 
     grad: bool
@@ -172,7 +172,7 @@ class Modes:
     nesting: int
 
     @classmethod
-    def now(cls) -> Modes:
+    def now(cls) -> RegionModes:
         """Take the snapshot."""
         return cls(
             torch.is_grad_enabled(),

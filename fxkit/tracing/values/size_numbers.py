@@ -33,7 +33,7 @@ INFIX: dict[Any, str] = {
 """Operators that stand between their operands, and how they are written."""
 
 
-class Listener(Protocol):
+class SizeListener(Protocol):
     """What stand-ins tell of what a program does with them."""
 
     def compute(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
@@ -94,9 +94,9 @@ class _Number:
 
     value: Any
     fx_node: fx.Node
-    listener: Listener
+    listener: SizeListener
 
-    def __init__(self, value: Any, fx_node: fx.Node, listener: Listener) -> None:
+    def __init__(self, value: Any, fx_node: fx.Node, listener: SizeListener) -> None:
         self.node = _Node(self)
         self.value = value
         self.fx_node = fx_node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from fxkit.tracing.surroundings.trust import is_trusted, is_trusted_class
+from fxkit.tracing.values.allowlist import is_allowlisted, is_allowlisted_class
 from fxkit.tracing.values.stored import class_attributes, mro_of, qualname_of
 
 _BRACKETS = {list: "[]", tuple: "()", set: "{}", frozenset: "()", dict: "{}"}
@@ -40,6 +40,6 @@ def _has_plain_repr(kind: type) -> bool:
         if "__repr__" in class_attributes(base):
             found = class_attributes(base)["__repr__"]
             if isinstance(found, types.FunctionType):
-                return is_trusted(found.__globals__.get("__name__"))
-            return is_trusted_class(base)
+                return is_allowlisted(found.__globals__.get("__name__"))
+            return is_allowlisted_class(base)
     return False

@@ -12,7 +12,7 @@ from torch import fx
 
 from fxkit.analysis.cost import Cost
 from fxkit.errors import UnsupportedError
-from fxkit.ir.journal import Change as Edit
+from fxkit.ir.journal import GraphChange as Edit
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import provenance_of
 from fxkit.ir.types import TensorType, type_of

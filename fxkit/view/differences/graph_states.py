@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Step:
+class TimelineStep:
     """One state of the graph.
 
     Attributes:
@@ -52,7 +52,7 @@ class TimelineView:
     """
 
     title: str
-    steps: tuple[Step, ...]
+    steps: tuple[TimelineStep, ...]
     max_nodes: int = 160
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ def comparison(
 ) -> TimelineView:
     """Show two graphs side by side, everything at its place in both."""
     before, after = found.modules
-    steps = (Step("before", before), Step("after", after, diff=found))
+    steps = (TimelineStep("before", before), TimelineStep("after", after, diff=found))
     return TimelineView(title, steps, max_nodes)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 from torch.fx.node import map_arg
 
-from fxkit.ir.journal import Change
+from fxkit.ir.journal import GraphChange
 from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import resolve
 from fxkit.ir.provenance import KEY, provenance_of
@@ -39,7 +39,7 @@ class Matcher:
     """
 
     def __init__(
-        self, old: list[fx.Node], new: list[fx.Node], journal: Sequence[Change] | None = None
+        self, old: list[fx.Node], new: list[fx.Node], journal: Sequence[GraphChange] | None = None
     ) -> None:
         self._old = old
         self._new = new
@@ -177,7 +177,7 @@ class _Groups:
         return ((list(olds), list(news)) for olds, news in self._groups.values())
 
 
-def survivors(journal: Sequence[Change], names: Sequence[str]) -> dict[str, str] | None:
+def survivors(journal: Sequence[GraphChange], names: Sequence[str]) -> dict[str, str] | None:
     """Follow nodes through a journal: name before → name after, for those that are still there.
 
     Returns:

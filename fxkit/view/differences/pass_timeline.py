@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fxkit.errors import UnsupportedError
-from fxkit.passes.running.records import PassResult
+from fxkit.passes.manager.records import PassResult
 from fxkit.view.differences.diffing import diff
-from fxkit.view.differences.graph_states import Step, TimelineView
+from fxkit.view.differences.graph_states import TimelineStep, TimelineView
 
 
 def timeline(result: PassResult, *, title: str = "", max_nodes: int = 160) -> TimelineView:
@@ -38,13 +38,13 @@ def timeline(result: PassResult, *, title: str = "", max_nodes: int = 160) -> Ti
             hint="pass what PassManager.run returned",
         )
     states = [result.timeline[0].graph_module]
-    steps = [Step("input", states[0])]
+    steps = [TimelineStep("input", states[0])]
     for i, record in enumerate(result.records, start=1):
         if not record.modified:
             continue
         states.append(result.timeline[i].graph_module)
         steps.append(
-            Step(
+            TimelineStep(
                 title=record.name,
                 graph_module=states[-1],
                 rules=dict(record.rewrites.most_common()),

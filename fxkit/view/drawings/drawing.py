@@ -15,7 +15,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.view.drawings import dot, svg
 from fxkit.view.drawings.colouring import COLUMNS, Colouring, Columns, check_column, colouring
 from fxkit.view.drawings.graph_data import as_json, graph_data
-from fxkit.view.drawings.hierarchy import Group, Hierarchy
+from fxkit.view.drawings.hierarchy import Hierarchy, ModuleGroup
 from fxkit.view.drawings.neighbourhood import around, between, needed_by, used_from
 from fxkit.view.drawings.scene import build_scene
 from fxkit.view.drawings.shapes import Scene
@@ -46,7 +46,7 @@ class GraphView:
     title: str
     nodes: int
     hierarchy: Hierarchy
-    opened: frozenset[Group]
+    opened: frozenset[ModuleGroup]
     columns: Columns
     column: str
     engine: str
@@ -302,7 +302,7 @@ def _columns(
     return Columns(numbers, texts)
 
 
-def opened_groups(root: Group, depth: int | str | None, max_nodes: int) -> set[Group]:
+def opened_groups(root: ModuleGroup, depth: int | str | None, max_nodes: int) -> set[ModuleGroup]:
     """Choose the groups to open, level by level; the smallest of a level first."""
     opened = {root}
     shown = len(root.items)
@@ -310,7 +310,7 @@ def opened_groups(root: Group, depth: int | str | None, max_nodes: int) -> set[G
     steps = 0
     while level and (not isinstance(depth, int) or steps < depth):
         steps += 1
-        below: list[Group] = []
+        below: list[ModuleGroup] = []
         for group in sorted(level, key=lambda group: len(group.items)):
             if depth == "auto" and shown + len(group.items) - 1 > max_nodes:
                 continue
@@ -321,14 +321,16 @@ def opened_groups(root: Group, depth: int | str | None, max_nodes: int) -> set[G
     return opened
 
 
-def _inner(group: Group) -> list[Group]:
-    return [item for item in group.items if isinstance(item, Group) and item.only is None]
+def _inner(group: ModuleGroup) -> list[ModuleGroup]:
+    return [item for item in group.items if isinstance(item, ModuleGroup) and item.only is None]
 
 
-def _boxes(opened: frozenset[Group]) -> int:
+def _boxes(opened: frozenset[ModuleGroup]) -> int:
     """Count the boxes of a drawing: what lies in open groups and is no open group."""
     return sum(
-        not (isinstance(item, Group) and item in opened) for group in opened for item in group.items
+        not (isinstance(item, ModuleGroup) and item in opened)
+        for group in opened
+        for item in group.items
     )
 
 

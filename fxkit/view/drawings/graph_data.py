@@ -15,7 +15,7 @@ from torch import fx
 
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.types import TensorType, type_of
-from fxkit.view.drawings.hierarchy import Group, Hierarchy, Leaf, stands_for
+from fxkit.view.drawings.hierarchy import Hierarchy, Leaf, ModuleGroup, stands_for
 from fxkit.view.profiling.costs import costs_of, is_call
 
 SCHEMA = "fxkit.graph"
@@ -28,7 +28,7 @@ NUMBERS = ("seconds", "flops", "bytes", "error")
 
 def graph_data(
     hierarchy: Hierarchy,
-    opened: Collection[Group],
+    opened: Collection[ModuleGroup],
     *,
     title: str,
     total: int,
@@ -158,7 +158,7 @@ def _operands(hierarchy: Hierarchy) -> list[list[int]]:
     return [[position[operand] for operand in hierarchy.operands[node]] for node in hierarchy.nodes]
 
 
-def _groups(hierarchy: Hierarchy) -> tuple[list[dict[str, Any]], dict[Group, int]]:
+def _groups(hierarchy: Hierarchy) -> tuple[list[dict[str, Any]], dict[ModuleGroup, int]]:
     """Number the groups, the root first, folded-away ones included, and describe each."""
     position = {node: i for i, node in enumerate(hierarchy.nodes)}
     ordered = _walk(hierarchy.root)
@@ -166,20 +166,20 @@ def _groups(hierarchy: Hierarchy) -> tuple[list[dict[str, Any]], dict[Group, int
     return [_group(group, numbering, position) for group in ordered], numbering
 
 
-def _walk(root: Group) -> list[Group]:
-    found: list[Group] = []
+def _walk(root: ModuleGroup) -> list[ModuleGroup]:
+    found: list[ModuleGroup] = []
     waiting = [root]
     while waiting:
         group = waiting.pop()
         found.append(group)
-        below = [item for item in group.items if isinstance(item, Group)]
+        below = [item for item in group.items if isinstance(item, ModuleGroup)]
         below += group.fold.members if group.fold else ()
         waiting.extend(reversed(below))
     return found
 
 
 def _group(
-    group: Group, numbering: Mapping[Group, int], position: Mapping[Any, int]
+    group: ModuleGroup, numbering: Mapping[ModuleGroup, int], position: Mapping[Any, int]
 ) -> dict[str, Any]:
     items = [
         position[item.node] if isinstance(item, Leaf) else ~numbering[item] for item in group.items

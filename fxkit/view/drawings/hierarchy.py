@@ -44,11 +44,11 @@ class Fold:
 
     count: int
     last: str
-    members: tuple[Group, ...]
+    members: tuple[ModuleGroup, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Group:
+class ModuleGroup:
     """A module's nodes and inner groups.
 
     Attributes:
@@ -64,7 +64,7 @@ class Group:
     path: str
     name: str
     kind: str
-    items: tuple[Leaf | Group, ...]
+    items: tuple[Leaf | ModuleGroup, ...]
     parameters: int
     fold: Fold | None = None
     call: int = 0
@@ -157,7 +157,7 @@ class Hierarchy:
         """Make the groups; nodes, edges and labels are there."""
         self._stacks = stacks
         self._sizes = sizes
-        self._signatures: dict[Group, int] = {}
+        self._signatures: dict[ModuleGroup, int] = {}
         self._interned: dict[object, int] = {}
         self.root = self._group("", type(self.graph_module).__name__, self.nodes, 0, 0)
 
@@ -171,8 +171,8 @@ class Hierarchy:
 
     def _group(
         self, path: str, kind: str, nodes: list[fx.Node], depth: int, call: int, parent: str = ""
-    ) -> Group:
-        items: list[Leaf | Group] = []
+    ) -> ModuleGroup:
+        items: list[Leaf | ModuleGroup] = []
         calls: Counter[str] = Counter()
         for draft in self._drafts(nodes, depth):
             if draft.path is None:
@@ -182,7 +182,7 @@ class Hierarchy:
                 self._group(draft.path, draft.kind, draft.nodes, depth + 1, calls[draft.path], path)
             )
             calls[draft.path] += 1
-        group = Group(
+        group = ModuleGroup(
             path=path,
             name=_relative(path, parent),
             kind=kind,
@@ -213,15 +213,15 @@ class Hierarchy:
             seen.update(self._sizes.get(node, {}))
         return sum(seen.values())
 
-    def _folded(self, items: list[Leaf | Group]) -> list[Leaf | Group]:
-        result: list[Leaf | Group] = []
+    def _folded(self, items: list[Leaf | ModuleGroup]) -> list[Leaf | ModuleGroup]:
+        result: list[Leaf | ModuleGroup] = []
         start = 0
         while start < len(items):
             first = items[start]
             end = start + 1
             while end < len(items) and self._is_alike(first, items[end]):
                 end += 1
-            if isinstance(first, Group) and end - start > 1:
+            if isinstance(first, ModuleGroup) and end - start > 1:
                 folded = _fold(first, items[start + 1 : end])
                 self._signatures[folded] = self._signatures[first]
                 result.append(folded)
@@ -230,17 +230,17 @@ class Hierarchy:
             start = end
         return result
 
-    def _is_alike(self, first: Leaf | Group, other: Leaf | Group) -> bool:
+    def _is_alike(self, first: Leaf | ModuleGroup, other: Leaf | ModuleGroup) -> bool:
         return (
-            isinstance(first, Group)
-            and isinstance(other, Group)
+            isinstance(first, ModuleGroup)
+            and isinstance(other, ModuleGroup)
             and first.only is None
             and self._signatures[first] == self._signatures[other]
             and first.kind == other.kind
         )
 
     def _signature(
-        self, nodes: list[fx.Node], items: list[Leaf | Group], depth: int
+        self, nodes: list[fx.Node], items: list[Leaf | ModuleGroup], depth: int
     ) -> tuple[object, ...]:
         """Describe operators, types and inner wiring, so that equal layers have equal values."""
         index = {node: i for i, node in enumerate(nodes)}
@@ -299,11 +299,13 @@ def stands_for(node: fx.Node) -> int:
     return 1 + sum(next(iter(operand.users)) is node for operand in read)
 
 
-def _fold(first: Group, others: list[Leaf | Group]) -> Group:
-    members = tuple(item for item in others if isinstance(item, Group))
+def _fold(first: ModuleGroup, others: list[Leaf | ModuleGroup]) -> ModuleGroup:
+    members = tuple(item for item in others if isinstance(item, ModuleGroup))
     fold = Fold(1 + len(members), members[-1].name, members)
     parameters = first.parameters + sum(member.parameters for member in members)
-    return Group(first.path, first.name, first.kind, first.items, parameters, fold, first.call)
+    return ModuleGroup(
+        first.path, first.name, first.kind, first.items, parameters, fold, first.call
+    )
 
 
 def stack_of(node: fx.Node) -> Stack:

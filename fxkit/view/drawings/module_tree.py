@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fxkit.errors import UnsupportedError
-from fxkit.view.drawings.hierarchy import Group, Hierarchy, Leaf, stands_for
+from fxkit.view.drawings.hierarchy import Hierarchy, Leaf, ModuleGroup, stands_for
 from fxkit.view.pages.page import fragment_page, notebook_bundle
 from fxkit.view.texts.escaping import escape
 from fxkit.view.texts.labels import clip, one_line
@@ -22,7 +22,7 @@ _TEXT_LIMITS = (72, 40, 44)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TreeEntry:
     """One line of a tree: a module, a node, or a module that holds a single node.
 
     Attributes:
@@ -49,9 +49,9 @@ class Entry:
     source: str
     nodes: int
     repeats: int
-    children: tuple[Entry, ...]
+    children: tuple[TreeEntry, ...]
 
-    def walk(self) -> Iterator[Entry]:
+    def walk(self) -> Iterator[TreeEntry]:
         """Iterate over this line and all below it."""
         yield self
         for child in self.children:
@@ -74,7 +74,7 @@ class Tree:
         root: The line of the graph module itself.
     """
 
-    root: Entry
+    root: TreeEntry
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -161,7 +161,7 @@ def tree(
     return Tree(replace(root, name=name, kind="", nodes=hierarchy.size))
 
 
-def _entry(item: Leaf | Group, depth: int | None) -> Entry:
+def _entry(item: Leaf | ModuleGroup, depth: int | None) -> TreeEntry:
     if isinstance(item, Leaf):
         return _leaf_entry(item)
     leaf = item.only
@@ -169,7 +169,7 @@ def _entry(item: Leaf | Group, depth: int | None) -> Entry:
         line = _leaf_entry(leaf)
         return replace(line, name=item.title, kind=item.kind, parameters=item.parameters)
     below = None if depth is None else depth - 1
-    return Entry(
+    return TreeEntry(
         name=item.title,
         kind=item.kind,
         operator="",
@@ -186,9 +186,9 @@ def _entry(item: Leaf | Group, depth: int | None) -> Entry:
     )
 
 
-def _leaf_entry(leaf: Leaf) -> Entry:
+def _leaf_entry(leaf: Leaf) -> TreeEntry:
     label = leaf.label
-    return Entry(
+    return TreeEntry(
         name=one_line(label.name),
         kind="",
         operator=label.operator,
@@ -203,21 +203,21 @@ def _leaf_entry(leaf: Leaf) -> Entry:
     )
 
 
-def _output_type(group: Group) -> str:
+def _output_type(group: ModuleGroup) -> str:
     last = group.items[-1] if group.items else None
     if isinstance(last, Leaf):
         return last.label.type if group.path else ""
     return _output_type(last) if last is not None and group.path else ""
 
 
-def _count(item: Leaf | Group) -> int:
+def _count(item: Leaf | ModuleGroup) -> int:
     if isinstance(item, Leaf):
         return stands_for(item.node)
     below = sum(_count(child) for child in item.items)
     return below + sum(_count(member) for member in (item.fold.members if item.fold else ()))
 
 
-def _rows(entry: Entry, lead: str, below: str) -> Iterator[list[str]]:
+def _rows(entry: TreeEntry, lead: str, below: str) -> Iterator[list[str]]:
     name = f"{entry.name}: {entry.kind}" if entry.kind else entry.name
     operator = entry.operator
     if entry.constants and operator:
@@ -233,7 +233,7 @@ def _rows(entry: Entry, lead: str, below: str) -> Iterator[list[str]]:
         )
 
 
-def _html(entry: Entry, level: int) -> Iterator[str]:
+def _html(entry: TreeEntry, level: int) -> Iterator[str]:
     parameters = f"{quantity(entry.parameters)} parameters" if entry.parameters else ""
     kind = f'<span class="fx-kind">{escape(entry.kind)}</span>' if entry.kind else ""
     operator = (

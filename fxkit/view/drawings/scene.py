@@ -13,9 +13,17 @@ from typing import Any
 
 from torch import fx
 
-from fxkit.view.drawings.hierarchy import Group, Hierarchy, Leaf, stands_for
+from fxkit.view.drawings.hierarchy import Hierarchy, Leaf, ModuleGroup, stands_for
 from fxkit.view.drawings.layout import Link, Placement, Point, place
-from fxkit.view.drawings.shapes import CHARACTER, SMALL_CHARACTER, Box, Frame, Line, Scene, Tag
+from fxkit.view.drawings.shapes import (
+    CHARACTER,
+    SMALL_CHARACTER,
+    Box,
+    Line,
+    ModuleFrame,
+    Scene,
+    Tag,
+)
 from fxkit.view.texts.labels import clip, columns, one_line
 from fxkit.view.texts.text_table import plural, quantity
 
@@ -24,7 +32,7 @@ _STUB_HEIGHT, _STUB_TEXT, _NOTE_LENGTH, _NAME_LENGTH = 18.0, 30, 26, 42
 _EXITS = 12
 
 
-def build_scene(hierarchy: Hierarchy, opened: set[Group]) -> Scene:
+def build_scene(hierarchy: Hierarchy, opened: set[ModuleGroup]) -> Scene:
     """Lay out a hierarchy.
 
     Args:
@@ -51,7 +59,7 @@ class _Subject:
     """
 
     hierarchy: Hierarchy
-    opened: set[Group]
+    opened: set[ModuleGroup]
     placements: dict[Any, Placement] = field(default_factory=dict)
 
     def place(self, level: _Level, sizes: list[tuple[float, float]]) -> Placement:
@@ -84,7 +92,7 @@ class _Level:
         sides: How many values come from outside, and how many are read there.
     """
 
-    def __init__(self, subject: _Subject, group: Group, copies: _Copies) -> None:
+    def __init__(self, subject: _Subject, group: ModuleGroup, copies: _Copies) -> None:
         self.group = group
         self._hierarchy = subject.hierarchy
         self._copies = copies
@@ -201,9 +209,9 @@ class _Level:
 class _LeafItem:
     """A node, or a module that is drawn as one box."""
 
-    def __init__(self, hierarchy: Hierarchy, item: Leaf | Group, copies: _Copies) -> None:
-        self.leaf = item.only if isinstance(item, Group) else item
-        self.group = item if isinstance(item, Group) else None
+    def __init__(self, hierarchy: Hierarchy, item: Leaf | ModuleGroup, copies: _Copies) -> None:
+        self.leaf = item.only if isinstance(item, ModuleGroup) else item
+        self.group = item if isinstance(item, ModuleGroup) else None
         self.members = _members(item)
         self.nodes = self.members[0]
         self.title, self.note, self.detail = _words(item)
@@ -272,7 +280,7 @@ class _LeafItem:
 class _FrameItem:
     """A module that is opened."""
 
-    def __init__(self, subject: _Subject, group: Group, copies: _Copies) -> None:
+    def __init__(self, subject: _Subject, group: ModuleGroup, copies: _Copies) -> None:
         self.group = group
         self.level = _Level(subject, group, copies)
         self.members = _members(group)
@@ -300,7 +308,7 @@ class _FrameItem:
     def emit(self, scene: Scene, x: float, y: float, depth: int, frame: int, _around: str) -> None:
         group = self.group
         scene.frames.append(
-            Frame(
+            ModuleFrame(
                 x=x,
                 y=y,
                 width=self.width,
@@ -343,11 +351,11 @@ _Item = _LeafItem | _FrameItem
 _Copies = list[list[fx.Node]]
 
 
-def _item(subject: _Subject, item: Leaf | Group, around: _Copies) -> _Item:
+def _item(subject: _Subject, item: Leaf | ModuleGroup, around: _Copies) -> _Item:
     """Make an item, of its nodes in each copy of the group that it is in."""
     size = len(_members(item)[0])
     copies = [nodes[at : at + size] for nodes in around for at in range(0, len(nodes), size)]
-    if isinstance(item, Group) and item in subject.opened and item.only is None:
+    if isinstance(item, ModuleGroup) and item in subject.opened and item.only is None:
         return _FrameItem(subject, item, copies)
     return _LeafItem(subject.hierarchy, item, copies)
 
@@ -363,14 +371,14 @@ def _leaving(copies: _Copies, users: dict[fx.Node, list[fx.Node]]) -> list[fx.No
     return [copies[0][i] for i in sorted(found)]
 
 
-def _members(item: Leaf | Group) -> list[list[fx.Node]]:
+def _members(item: Leaf | ModuleGroup) -> list[list[fx.Node]]:
     """Return the nodes of an item and, in the same order, those of each item folded into it."""
     if isinstance(item, Leaf):
         return [[item.node]]
     return [list(_nodes(group)) for group in (item, *(item.fold.members if item.fold else ()))]
 
 
-def _nodes(group: Group) -> Iterator[fx.Node]:
+def _nodes(group: ModuleGroup) -> Iterator[fx.Node]:
     """Iterate over all nodes, folded-away ones included, in one order for like groups."""
     for item in group.items:
         if isinstance(item, Leaf):
@@ -380,9 +388,9 @@ def _nodes(group: Group) -> Iterator[fx.Node]:
             yield from _nodes(member)
 
 
-def _words(item: Leaf | Group) -> tuple[str, str, str]:
+def _words(item: Leaf | ModuleGroup) -> tuple[str, str, str]:
     """Return title, note and second line of a box."""
-    if isinstance(item, Group):
+    if isinstance(item, ModuleGroup):
         leaf = item.only
         if leaf is None:
             count = sum(map(stands_for, _nodes(item))) * (item.fold.count if item.fold else 1)

@@ -56,7 +56,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ModuleFrame:
     """An opened module.
 
     Attributes:
@@ -141,7 +141,7 @@ class Scene:
     width: float = 0.0
     height: float = 0.0
     boxes: list[Box] = field(default_factory=list)
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[ModuleFrame] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     tags: list[Tag] = field(default_factory=list)
     shown_as: dict[str, str] = field(default_factory=dict)

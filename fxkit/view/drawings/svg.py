@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fxkit.view.drawings.layout import Point
-from fxkit.view.drawings.shapes import CHARACTER, Box, Frame, Line, Scene, Tag
+from fxkit.view.drawings.shapes import CHARACTER, Box, Line, ModuleFrame, Scene, Tag
 from fxkit.view.texts.escaping import escape
 from fxkit.view.texts.labels import FAMILIES, columns
 from fxkit.view.texts.theme import drawing_rules
@@ -64,7 +64,7 @@ def _families(scene: Scene) -> list[tuple[str, str]]:
     return [(f"fx-c-{name}", words) for name, words in FAMILIES.items() if name in present]
 
 
-def _frame(frame: Frame) -> str:
+def _frame(frame: ModuleFrame) -> str:
     behind = "".join(
         f'<rect class="fx-s" x="{_n(frame.x + shift)}" y="{_n(frame.y + shift)}" '
         f'width="{_n(frame.width)}" height="{_n(frame.height)}" rx="10"/>'
@@ -76,7 +76,7 @@ def _frame(frame: Frame) -> str:
     )
 
 
-def _frame_title(frame: Frame) -> str:
+def _frame_title(frame: ModuleFrame) -> str:
     kind = f' <tspan class="fx-k">{escape(frame.kind)}</tspan>' if frame.kind else ""
     return (
         f'<g class="fx-f"><text x="{_n(frame.title_x)}" y="{_n(frame.y + 20)}">'

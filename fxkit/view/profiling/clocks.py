@@ -18,7 +18,7 @@ _CALIBRATIONS = 200
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClockReading:
     """What one run of timed code said.
 
     Attributes:
@@ -35,9 +35,9 @@ class HostClock:
 
     tick: Callable[[], Any] = staticmethod(time.perf_counter_ns)
 
-    def read(self, ticks: Sequence[Any]) -> Reading:
+    def read(self, ticks: Sequence[Any]) -> ClockReading:
         """Return the readings of a run."""
-        return Reading(ticks, ticks)
+        return ClockReading(ticks, ticks)
 
     def wait(self) -> None:
         """Wait until all work is done: it is."""
@@ -65,12 +65,12 @@ class EventClock:
         event.record()
         return event, time.perf_counter_ns()
 
-    def read(self, ticks: Sequence[tuple[Any, int]]) -> Reading:
+    def read(self, ticks: Sequence[tuple[Any, int]]) -> ClockReading:
         """Wait for the events of a run, and return when they were reached."""
         self.wait()
         first = ticks[0][0]
         reached = [round(first.elapsed_time(event) * 1e6) for event, _ in ticks]
-        return Reading(reached, [host for _, host in ticks])
+        return ClockReading(reached, [host for _, host in ticks])
 
     def wait(self) -> None:
         """Wait until the device has done all work."""

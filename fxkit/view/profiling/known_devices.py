@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fxkit import processor
+from fxkit import cpu_info
 from fxkit.errors import UnsupportedError
 from fxkit.view.profiling.peaks import Peaks
 
@@ -116,4 +116,4 @@ def device_name(device: torch.device | str) -> str:
         return torch.cuda.get_device_name(where)
     if where.type != "cpu":
         return ""
-    return processor.model_name(platform.processor())
+    return cpu_info.model_name(platform.processor())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fxkit.view.profiling.profile_rows import Entry, grouped, total
+from fxkit.view.profiling.profile_rows import RowEntry, grouped, total
 from fxkit.view.texts.text_table import duration, quantity, table
 
 
@@ -35,7 +35,7 @@ class Side:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class ProfileComparison:
     """What `Profile.compare` returns.
 
     Attributes:
@@ -79,12 +79,12 @@ class Comparison:
         return {"version": 1, "group_by": self.group_by, "whole": whole, "lines": lines}
 
 
-def compare(before: Any, after: Any, group_by: str) -> Comparison:
+def compare(before: Any, after: Any, group_by: str) -> ProfileComparison:
     """Compare two profiles; `Profile.compare` is the way to call it."""
     first = {entry.key: entry for entry in grouped(before.rows, group_by)}
     second = {entry.key: entry for entry in grouped(after.rows, group_by)}
     lines = [_side(key, first.get(key), second.get(key)) for key in {**first, **second}]
-    return Comparison(
+    return ProfileComparison(
         whole={name: (of(before), of(after)) for name, of in _WHOLE.items()},
         lines=tuple(sorted(lines, key=lambda line: -abs(line.change))),
         group_by=group_by,
@@ -107,7 +107,7 @@ _WORDS = {
 }
 
 
-def _side(key: str, before: Entry | None, after: Entry | None) -> Side:
+def _side(key: str, before: RowEntry | None, after: RowEntry | None) -> Side:
     return Side(
         key=key,
         before=before.seconds if before else None,

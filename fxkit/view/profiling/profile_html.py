@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fxkit.view.profiling.profile_rows import Entry
+from fxkit.view.profiling.profile_rows import RowEntry
 from fxkit.view.texts.escaping import escape
 from fxkit.view.texts.text_table import duration, quantity
 
@@ -41,7 +41,7 @@ def _table(profile: Profile, grouping: str, limit: int) -> str:
     )
 
 
-def _row(profile: Profile, entry: Entry, grouping: str, most: float) -> str:
+def _row(profile: Profile, entry: RowEntry, grouping: str, most: float) -> str:
     width = (entry.seconds or 0.0) / most
     note = f"{entry.operator} {entry.type}" if grouping == "node" else ""
     if entry.computes and grouping == "node":

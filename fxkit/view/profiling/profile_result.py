@@ -14,9 +14,9 @@ from fxkit.view.profiling.charts import Chart, memory_timeline, roofline
 from fxkit.view.profiling.chrome_trace import trace_events
 from fxkit.view.profiling.known_devices import device_name, find_device, known_peaks
 from fxkit.view.profiling.peaks import Peaks, measure_peaks
-from fxkit.view.profiling.profile_comparison import Comparison, compare
+from fxkit.view.profiling.profile_comparison import ProfileComparison, compare
 from fxkit.view.profiling.profile_html import html_tables, signed
-from fxkit.view.profiling.profile_rows import SORTS, Entry, Row, grouped, total
+from fxkit.view.profiling.profile_rows import SORTS, Row, RowEntry, grouped, total
 from fxkit.view.texts.escaping import escape
 from fxkit.view.texts.labels import clip, short_operator
 from fxkit.view.texts.text_table import duration, percent, plural, quantity, table
@@ -133,7 +133,7 @@ class Profile:
         rows = [row for row in self.rows if row.flops is None]
         return tuple(sorted(rows, key=lambda row: -(row.seconds or 0.0)))
 
-    def entries(self, *, sort_by: str = "time", group_by: str = "node") -> list[Entry]:
+    def entries(self, *, sort_by: str = "time", group_by: str = "node") -> list[RowEntry]:
         """Return the lines of a table.
 
         Args:
@@ -184,7 +184,7 @@ class Profile:
             ],
         )
 
-    def without_row(self, left: Sequence[Entry]) -> list[tuple[str, float | None]]:
+    def without_row(self, left: Sequence[RowEntry]) -> list[tuple[str, float | None]]:
         """Return what a table has no rows for, in words and seconds: with it, rows add up."""
         found: list[tuple[str, float | None]] = []
         if left:
@@ -316,7 +316,7 @@ class Profile:
         count = plural(len(self.uncounted), "node")
         return f"{line}; {count} not counted, {share} of the time: {listed}"
 
-    def _cells(self, entry: Entry) -> list[str]:
+    def _cells(self, entry: RowEntry) -> list[str]:
         rate = entry.flops / entry.seconds if entry.flops and entry.seconds else None
         mark = "+?" if entry.uncounted and entry.flops is not None else ""
         return [
@@ -418,7 +418,7 @@ class Profile:
         events = list(trace_events(self.rows))
         return write_file(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
-    def compare(self, other: Profile, *, group_by: str = "op") -> Comparison:
+    def compare(self, other: Profile, *, group_by: str = "op") -> ProfileComparison:
         """Set this profile, the one before, beside another one, the one after."""
         if group_by not in GROUPINGS:
             raise UnsupportedError(
@@ -474,5 +474,5 @@ class Profile:
         return pandas.DataFrame(self.to_rows())
 
 
-def _signs(entry: Entry) -> str:
+def _signs(entry: RowEntry) -> str:
     return ("*" if entry.reused else "") + ("!" if entry.launch_bound else "")

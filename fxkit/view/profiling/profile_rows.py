@@ -60,7 +60,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RowEntry:
     """One line of a table: a node, or all nodes of a module, an operator or a region.
 
     Attributes:
@@ -94,7 +94,7 @@ class Entry:
     launch_bound: int = 0
 
 
-SORTS: dict[str, Callable[[Entry], float]] = {
+SORTS: dict[str, Callable[[RowEntry], float]] = {
     "time": lambda entry: -(entry.seconds or 0.0),
     "flops": lambda entry: -(entry.flops or 0),
     "bytes": lambda entry: -(entry.bytes or 0),
@@ -103,7 +103,7 @@ SORTS: dict[str, Callable[[Entry], float]] = {
 }
 
 
-def grouped(rows: Sequence[Row], group_by: str) -> list[Entry]:
+def grouped(rows: Sequence[Row], group_by: str) -> list[RowEntry]:
     """Return the lines of a table, in the order of their first nodes."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -128,9 +128,9 @@ def _work_of_kernel(row: Row) -> str:
     return f"kernel: {clip(' + '.join(words), 48)}" if words else "compiled kernels"
 
 
-def _entry(key: str, rows: Sequence[Row]) -> Entry:
+def _entry(key: str, rows: Sequence[Row]) -> RowEntry:
     operators = {row.operator for row in rows}
-    return Entry(
+    return RowEntry(
         key=key,
         operator=rows[0].operator if len(operators) == 1 else "",
         type=rows[0].type if len(rows) == 1 else "",

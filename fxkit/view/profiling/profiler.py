@@ -19,7 +19,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.provenance import module_path
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.view.profiling.allocations import allocator_peak
-from fxkit.view.profiling.clocks import Clock, Reading, clock_for
+from fxkit.view.profiling.clocks import Clock, ClockReading, clock_for
 from fxkit.view.profiling.costs import costs_of, is_call, signature
 from fxkit.view.profiling.instrument import Instrumented, graph_inputs, instrument, tensors_in
 from fxkit.view.profiling.kept_state import state_kept
@@ -171,7 +171,7 @@ def _memory(
 class _Runs:
     """What the runs said: readings of the timed code, seconds of the module, and of a reading."""
 
-    readings: list[Reading]
+    readings: list[ClockReading]
     whole: list[float]
     clock_cost: float = 0.0
 
@@ -237,7 +237,7 @@ class _Runs:
         return statistics.median(waits) >= 0
 
 
-def _whole(reading: Reading) -> float:
+def _whole(reading: ClockReading) -> float:
     return (reading.device[-1] - reading.device[0]) / 1e9
 
 
@@ -273,7 +273,7 @@ _MORE_SECONDS = 0.8
 
 def _run_both(
     code: Instrumented, inputs: list[Any], clock: Clock, call: Callable[[], Any]
-) -> tuple[Reading, float]:
+) -> tuple[ClockReading, float]:
     """Run the timed code, then call the module; return the readings, and the call's seconds."""
     clock.wait()
     result, ticks = code.timed(*inputs)

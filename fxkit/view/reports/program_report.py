@@ -13,11 +13,11 @@ from torch import fx
 from fxkit.analysis.equivalence import compare
 from fxkit.analysis.float64 import widened
 from fxkit.analysis.observation import clone_inputs
-from fxkit.lower.running.compiled_module import CompiledModule
-from fxkit.lower.running.lowering import to_cpp
+from fxkit.lower.compiling.compiled_module import CompiledModule
+from fxkit.lower.compiling.lowering import to_cpp
 from fxkit.passes.base import Pass
-from fxkit.passes.manager import PassManager
-from fxkit.passes.running.records import PassResult
+from fxkit.passes.manager.manager import PassManager
+from fxkit.passes.manager.records import PassResult
 from fxkit.torch_adapters import pytree
 from fxkit.view.profiling.instrument import tensors_in
 from fxkit.view.profiling.profiler import profile

@@ -10,8 +10,8 @@ import torch
 from torch import fx, nn
 
 from fxkit.errors import UnsupportedError
-from fxkit.ir.given_graphs import check_args
-from fxkit.passes.running.subjects import Subject, graph_inputs
+from fxkit.ir.graph_arguments import check_args
+from fxkit.passes.subjects import Subject, graph_inputs
 from fxkit.torch_adapters.fx_graphs import flattens_inputs
 from fxkit.tracing import capture
 from fxkit.tracing.captured import Captured

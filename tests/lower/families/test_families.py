@@ -13,19 +13,18 @@ from torch import fx
 import fxkit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.demo.judge import relative_error
-from fxkit.lower.cpp import matrix_unit
-from fxkit.lower.cpp.build import build
-from fxkit.lower.cpp.free_numbers import all_freed
-from fxkit.lower.cpp.printer import print_unit
-from fxkit.lower.cpp.toolchain import vector_library
+from fxkit.lower.building.build import build
+from fxkit.lower.building.toolchain import vector_library
+from fxkit.lower.codegen.cpp import matrix_unit
+from fxkit.lower.codegen.cpp.runtime_parameters import all_freed
+from fxkit.lower.compiling import pack_convolutions, plan
+from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families import family
 from fxkit.lower.families.family import FAMILIES, Sample, printer_of
-from fxkit.lower.loops.interpreter import interpret
-from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.packed import convolution as packed
-from fxkit.lower.packed import rewriting
-from fxkit.lower.running import plan
-from fxkit.lower.running.kernel_call import KernelCall
+from fxkit.lower.library_calls import packed_convolution as packed
+from fxkit.lower.loop_ir.interpreter import interpret
+from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.runtime.kernel_call import KernelCall
 from tests.lower.families.convolutions.convolution_programs import call, numbered
 
 SAMPLES = {
@@ -39,7 +38,7 @@ SAMPLES = {
 def _in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let kernels compute whatever they can, also where torch's library is faster."""
     monkeypatch.setattr(plan, "objection", lambda *_: None)
-    monkeypatch.setattr(rewriting, "FEWEST_DENSE", 1)
+    monkeypatch.setattr(pack_convolutions, "FEWEST_DENSE", 1)
 
 
 def sample_of(name: str) -> Sample:

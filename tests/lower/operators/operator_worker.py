@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-import fxkit.compiler
+import fxkit.compiling.compiler
 from fxkit.analysis.equivalence import assert_equivalent
 from fxkit.lower import Policy
 from fxkit.lower.training import training_module
 from fxkit.lower.training.training_module import TrainingModule
-from tests.lower.cuda.on_cpu import compile_as_cuda_text
+from tests.lower.codegen.cuda.on_cpu import compile_as_cuda_text
 
 ERRORS = 20  # calls that eager refuses
 SECONDS = 300  # for one call; after that the process ends, which counts as a crash
@@ -166,7 +166,7 @@ def _is_near(found: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> b
 
 def check_sizes(run: Program, tensors: list[torch.Tensor]) -> dict[str, str]:
     """Compare a program with itself compiled for free sizes, at several ones."""
-    compiled = fxkit.compiler.compile(run, dynamic=True)
+    compiled = fxkit.compiling.compiler.compile(run, dynamic=True)
     result: dict[str, str] = {}
     for resized in ((lambda size: size), *OTHER_SIZES):
         others = [grown(tensor, resized) for tensor in tensors]
@@ -202,7 +202,7 @@ def check(
         return {"status": "undetermined", "reason": "eager gives another result each time"}
     exact, _ = outcome(run, doubled(tensors))
     compiled_for_all = compiled is not None
-    compiled = fxkit.compiler.compile(run) if compiled is None else compiled
+    compiled = fxkit.compiling.compiler.compile(run) if compiled is None else compiled
     for call in ("first", "second"):
         found, inputs = outcome(compiled, tensors)
         if isinstance(eager, type) or isinstance(found, type):
@@ -295,7 +295,7 @@ def main(file: str, kind: str, count: int, first: int, skipped: int, step: int, 
     """Check every STEP-th operator from the FIRST on, that one without its SKIPPED first calls."""
     warnings.simplefilter("ignore")
     # Compile whatever can be, be it ever so small.
-    vars(fxkit.compiler)["Policy"] = functools.partial(Policy, min_members=1)
+    vars(fxkit.compiling.compiler)["Policy"] = functools.partial(Policy, min_members=1)
     training_module.CALL_SECONDS = -1.0
     if kind == AS_CUDA_TEXT:
         compile_as_cuda_text(Path(f"{file}_built"))

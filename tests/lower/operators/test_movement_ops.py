@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import fxkit
 from fxkit.lower import CompiledModule, Policy, to_cpp
-from fxkit.lower.loops.candidates import candidate
+from fxkit.lower.fusion.candidates import candidate
 from fxkit.lower.operators.movement_ops import TABLE
 from tests.lower.kernels import compile_all, difference, fused_names
 

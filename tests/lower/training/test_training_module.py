@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxkit
-from fxkit.compiler import Compiled
+from fxkit.compiling.compiler import Compiled
 from fxkit.lower.training import training_module
 from fxkit.lower.training.training_module import TrainingModule, TrainingReport
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fxkit.tracing.recorder.calls import Reading, spelling_of
+from fxkit.tracing.recorder.calls import DataRead, spelling_of
 
 Tensor = torch.Tensor
 
@@ -37,12 +37,12 @@ def test_spelling(func: Any, op: str, target: Any, name: str):
 
 @pytest.mark.parametrize("func", [Tensor.size, Tensor.shape.__get__, Tensor.dim, Tensor.__len__])
 def test_metadata(func: Any):
-    assert spelling_of(func).reading is Reading.METADATA
+    assert spelling_of(func).reading is DataRead.METADATA
 
 
 @pytest.mark.parametrize("func", [Tensor.item, torch.equal, Tensor.is_leaf.__get__])
 def test_values(func: Any):
-    assert spelling_of(func).reading is Reading.VALUE
+    assert spelling_of(func).reading is DataRead.VALUE
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import nn
 import fxkit
 from fxkit.torch_adapters.late_imports import FOR_CONTROL_OPERATORS
 from fxkit.tracing.captured import Captured
-from fxkit.tracing.surroundings import watching
+from fxkit.tracing.environment import call_watch
 from tests.tracing.faithful import assert_same
 
 gain = 2.0
@@ -158,7 +158,7 @@ def _result_or_error(fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 def test_what_torch_imports_for_such_a_call_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[tuple[str, ...]] = []
-    monkeypatch.setattr(watching, "import_at_once", imported.append)
+    monkeypatch.setattr(call_watch, "import_at_once", imported.append)
     x = torch.ones(2)
     fxkit.capture(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), (x,))
     assert FOR_CONTROL_OPERATORS in imported

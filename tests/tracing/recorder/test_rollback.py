@@ -8,7 +8,7 @@ from torch import nn
 
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.live import capture
-from fxkit.tracing.recorder.rollback import Snapshot, Undo, random_states, same_random_states
+from fxkit.tracing.recorder.rollback import MemorySnapshot, Undo, random_states, same_random_states
 from tests.tracing.faithful import assert_faithful
 
 UP, DOWN = torch.ones(3), -torch.ones(3)
@@ -189,7 +189,7 @@ def test_inference_tensors():
 @pytest.mark.parametrize("is_random", [True, False])
 def test_snapshot_of_the_random_state(is_random: bool):
     before = random_states()
-    snapshot = Snapshot([], is_random)
+    snapshot = MemorySnapshot([], is_random)
     torch.rand(3)
     snapshot.restore()
     assert same_random_states(before, random_states()) is is_random
@@ -197,7 +197,7 @@ def test_snapshot_of_the_random_state(is_random: bool):
 
 def test_snapshot_of_tensors_that_need_a_gradient():
     weight = nn.Parameter(torch.ones(3))
-    snapshot = Snapshot([weight], is_random=False)
+    snapshot = MemorySnapshot([weight], is_random=False)
     with torch.no_grad():
         weight.mul_(5)
     snapshot.restore()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxkit.tracing.live import capture
-from fxkit.tracing.values.regions import Modes, Regions, read_ambient
+from fxkit.tracing.values.regions import RegionModes, Regions, read_ambient
 
 
 def _targets(fn: Any) -> list[str]:
@@ -89,7 +89,7 @@ def test_gradient_mode_goes_with_inference_mode():
 
 
 def test_modes_are_put_back():
-    modes = Modes.now()
+    modes = RegionModes.now()
     context = torch.autocast("cpu", dtype=torch.float16, cache_enabled=False)
     context.__enter__()
     torch.set_grad_enabled(False)
@@ -98,7 +98,7 @@ def test_modes_are_put_back():
     assert not torch.is_autocast_enabled("cpu")
     assert torch.get_autocast_dtype("cpu") is torch.bfloat16
     assert torch.is_autocast_cache_enabled()
-    assert Modes.now() == modes
+    assert RegionModes.now() == modes
 
 
 @pytest.mark.parametrize("enabled", [True, False])

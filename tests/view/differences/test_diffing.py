@@ -18,12 +18,12 @@ import fxkit
 from fxkit.analysis.editing import edit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import RewriteError
-from fxkit.ir.journal import Change as Edit
+from fxkit.ir.journal import GraphChange as Edit
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import derive
 from fxkit.ir.session import EditSession
 from fxkit.passes import PASSES
-from fxkit.passes.manager import PassManager
+from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
 from fxkit.tracing.live import capture
 from fxkit.view import diff

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from fxkit.view.drawings.grouping import acyclic_groups
-from fxkit.view.drawings.hierarchy import Group, Hierarchy
+from fxkit.view.drawings.hierarchy import Hierarchy, ModuleGroup
 from tests.view import models
 
 
@@ -88,7 +88,7 @@ def test_a_constant_that_is_returned_is_shown() -> None:
 def test_layers_are_folded_only_next_to_each_other() -> None:
     graph = models.stack(3)
     root = Hierarchy(graph).root
-    folds = [item.fold for item in root.items if isinstance(item, Group) and item.fold]
+    folds = [item.fold for item in root.items if isinstance(item, ModuleGroup) and item.fold]
     assert [fold.count for fold in folds] == [3]
     assert [member.name for member in folds[0].members] == ["layers.1", "layers.2"]
 
@@ -111,7 +111,7 @@ def test_layers_that_call_one_kernel_are_alike() -> None:
                 value.meta["nn_module_stack"] = {"k": (f"layers.{i}", "Layer")}
         graph.output(value)
         items = Hierarchy(fx.GraphModule(nn.Module(), graph)).root.items
-        return [item.fold.count for item in items if isinstance(item, Group) and item.fold]
+        return [item.fold.count for item in items if isinstance(item, ModuleGroup) and item.fold]
 
     assert folded(["kernel_0"] * 3) == [3]
     assert folded(["kernel_0", "kernel_1", "kernel_1"]) == [2]

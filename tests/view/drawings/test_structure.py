@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from fxkit.tracing import capture
 from fxkit.view import diff, draw, tree
-from fxkit.view.drawings.hierarchy import Group, Hierarchy
+from fxkit.view.drawings.hierarchy import Hierarchy, ModuleGroup
 from tests.view import models
 
 
@@ -24,7 +24,7 @@ def bare(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def groups(gm: fx.GraphModule) -> list[str]:
-    return [item.title for item in Hierarchy(gm).root.items if isinstance(item, Group)]
+    return [item.title for item in Hierarchy(gm).root.items if isinstance(item, ModuleGroup)]
 
 
 def captured(layers: int) -> fx.GraphModule:
@@ -84,10 +84,12 @@ def test_many_inputs_lie_where_they_are_read() -> None:
     gm = repeated(30, weights=True)
     root = Hierarchy(gm).root
     assert groups(gm) == ["block 1 … block 30 × 30"]
-    layer = next(item for item in root.items if isinstance(item, Group))
+    layer = next(item for item in root.items if isinstance(item, ModuleGroup))
     assert sum(leaf.label.operator == "input" for leaf in layer.leaves()) == 1
     few = Hierarchy(repeated(12, weights=True)).root
-    assert sum(not isinstance(i, Group) and i.label.operator == "input" for i in few.items) == 13
+    assert (
+        sum(not isinstance(i, ModuleGroup) and i.label.operator == "input" for i in few.items) == 13
+    )
 
 
 @pytest.mark.parametrize("nodes", [2000, 20_000])
@@ -125,7 +127,7 @@ def test_inner_modules_of_lists_are_named_with_their_number() -> None:
     with torch.no_grad():
         gm = capture(Deep(), (torch.ones(2, 4),)).graph_module
     root = Hierarchy(bare(gm)).root
-    (layer,) = [item for item in root.items if isinstance(item, Group)]
+    (layer,) = [item for item in root.items if isinstance(item, ModuleGroup)]
     assert layer.title == "blocks.0 … blocks.19 × 20"
-    inner = [item.path for item in layer.items if isinstance(item, Group)]
+    inner = [item.path for item in layer.items if isinstance(item, ModuleGroup)]
     assert inner == ["blocks.0.0", "blocks.0.1"]

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from fxkit.view import Profile, profile
 from fxkit.view.profiling import profiler
-from fxkit.view.profiling.clocks import EventClock, HostClock, Reading
+from fxkit.view.profiling.clocks import ClockReading, EventClock, HostClock
 from fxkit.view.profiling.instrument import instrument
 from fxkit.view.texts.text_table import duration
 from tests.view import models
@@ -39,8 +39,8 @@ class SlowClock:
         self.now += 10
         return self.now
 
-    def read(self, ticks: Any) -> Reading:
-        return Reading(ticks, ticks)
+    def read(self, ticks: Any) -> ClockReading:
+        return ClockReading(ticks, ticks)
 
     def wait(self) -> None:
         pass
@@ -97,7 +97,7 @@ def test_differences_within_the_noise_are_no_finding() -> None:
 
 
 def test_noise_is_the_spread_between_a_call_and_the_timed_run_beside_it() -> None:
-    readings = [Reading([0, taken], [0, taken]) for taken in (100, 200, 300, 400)]
+    readings = [ClockReading([0, taken], [0, taken]) for taken in (100, 200, 300, 400)]
     steady = profiler._Runs(readings, [150e-9, 250e-9, 350e-9, 450e-9])
     assert steady.noise() == pytest.approx(0.0)
     shaken = profiler._Runs(readings, [100e-9, 210e-9, 330e-9, 500e-9])
@@ -106,7 +106,7 @@ def test_noise_is_the_spread_between_a_call_and_the_timed_run_beside_it() -> Non
 
 
 def test_the_calmer_half_of_runs_and_of_calls_is_taken_together() -> None:
-    readings = [Reading([0, 0, taken], [0, 0, taken]) for taken in (100, 900, 100, 120)]
+    readings = [ClockReading([0, 0, taken], [0, 0, taken]) for taken in (100, 900, 100, 120)]
     runs = profiler._Runs(readings, [100e-9, 100e-9, 700e-9, 120e-9])
     assert runs.end_to_end() == pytest.approx(110e-9)
     assert runs.instrumented() == pytest.approx(110e-9)
@@ -115,7 +115,7 @@ def test_the_calmer_half_of_runs_and_of_calls_is_taken_together() -> None:
 
 
 def test_runs_agree_where_they_are_near_or_differ_steadily() -> None:
-    readings = [Reading([0, taken], [0, taken]) for taken in (100, 110, 120, 130)]
+    readings = [ClockReading([0, taken], [0, taken]) for taken in (100, 110, 120, 130)]
     assert profiler._Runs(readings, [taken * 1e-9 for taken in (102, 112, 118, 128)]).agree()
     assert profiler._Runs(readings, [taken * 1e-9 for taken in (200, 210, 220, 230)]).agree()
     assert not profiler._Runs(readings, [taken * 1e-9 for taken in (200, 300, 180, 400)]).agree()

@@ -12,17 +12,17 @@ from torch import fx
 
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
-from fxkit.lower.loops.candidates import operand_type
-from fxkit.lower.loops.emit import Emitted
-from fxkit.lower.loops.loop_ir import Access, Buffer, Instruction, Kernel, Store, Unfusable
-from fxkit.lower.loops.whole import Numbers, Whole
+from fxkit.lower.fusion.candidates import operand_type
+from fxkit.lower.fusion.emit import Emitted
+from fxkit.lower.loop_ir.loop_ir import Access, Buffer, Instruction, Kernel, Store, Unfusable
+from fxkit.lower.loop_ir.tensor_op import Numbers, TensorOp
 
 # Scores of so many keys, for the least number of queries at a time, still fit into the cache.
 MAX_KEYS = 32768
 
 
 @dataclass(frozen=True, slots=True)
-class Attention(Whole):
+class Attention(TensorOp):
     """The detail of an instruction `attention`, the only one of its kernel.
 
     Buffers 0, 1 and 2 are queries, keys and values; 3 is the mask, where there is one. All strides

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from fxkit.lower.families.attention.attention import emit_attention, is_attention
+from fxkit.lower.families.attention.autotune import attention_objection, attention_objection_by_kind
 from fxkit.lower.families.attention.printer import AttentionPrinter
-from fxkit.lower.families.attention.trial import attention_objection, attention_objection_by_kind
 from fxkit.lower.families.family import Alone, Family, Sample
 
 

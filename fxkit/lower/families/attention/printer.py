@@ -6,13 +6,13 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from fxkit.lower.cpp import text as cpp_text
-from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
+from fxkit.lower.codegen.cpp import text as cpp_text
+from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_free
 from fxkit.lower.families.attention.attention import Attention
 from fxkit.lower.families.family import WholePrinter
 from fxkit.lower.families.products.printer import COLUMNS, ProductPrinter, boolean, may_have_few
-from fxkit.lower.loops.loop_ir import Access, Kernel
-from fxkit.lower.loops.schedule import Pass
+from fxkit.lower.loop_ir.loop_ir import Access, Kernel
+from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # Queries that share what is brought into the cache, and the bytes that their scores may take.
 QUERIES = 64
@@ -39,7 +39,7 @@ class AttentionPrinter(WholePrinter):
         self._room = self._rows * self._stride
         self._is_open = is_free(detail.keys + detail.queries)
         if self._is_open:
-            self._rows = FreeInt(self._rows, "height")
+            self._rows = RuntimeInt(self._rows, "height")
             self._room = max(SCORE_BYTES // 4, int(self._stride))
 
     def text(self) -> str:
@@ -129,7 +129,7 @@ class AttentionPrinter(WholePrinter):
             self._close()
             self._close()
 
-    def _pass(self, one: Pass) -> None:
+    def _pass(self, one: RowSweep) -> None:
         """Write nothing: attention has no body but its own."""
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxkit.lower.families.convolutions.convolution import Convolution
-from fxkit.lower.families.convolutions.nodes import convolution_product, is_packed_convolution
-from fxkit.lower.families.convolutions.printer import ConvolutionPrinter, DepthwisePrinter
-from fxkit.lower.families.convolutions.trial import (
+from fxkit.lower.families.convolutions.autotune import (
     convolution_objection,
     convolution_objection_by_kind,
 )
+from fxkit.lower.families.convolutions.nodes import convolution_product, is_packed_convolution
+from fxkit.lower.families.convolutions.printer import ConvolutionPrinter, DepthwisePrinter
 from fxkit.lower.families.convolutions.winograd_printer import WinogradPrinter
 from fxkit.lower.families.family import Family, Joined, Sample
-from fxkit.lower.families.products.node import ProductNode
+from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.loop_ir.convolution import Convolution
 
 
 def _samples() -> dict[str, Sample]:

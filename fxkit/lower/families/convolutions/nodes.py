@@ -14,12 +14,12 @@ from torch import fx
 
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.families.convolutions.convolution import Convolution
+from fxkit.lower.families.product_node import Finish, ProductNode
 from fxkit.lower.families.products.matrices import checked_operand, checked_type
-from fxkit.lower.families.products.node import Finish, ProductNode
-from fxkit.lower.families.products.product import Batch, Product
-from fxkit.lower.loops.builder import Builder, Ref
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.loop_ir.builder import Builder, Ref
+from fxkit.lower.loop_ir.convolution import Convolution
+from fxkit.lower.loop_ir.loop_ir import Unfusable
+from fxkit.lower.loop_ir.product import Batch, Product
 
 # Elements that a window may have. Depthwise, each window has a text of its own, where loops over
 # it are written out; else a panel of weights has to hold one or two channels.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.families.convolutions.convolution import Convolution
 from fxkit.lower.families.products.printer import ProductPrinter
-from fxkit.lower.loops.loop_ir import Kernel
+from fxkit.lower.loop_ir.convolution import Convolution
+from fxkit.lower.loop_ir.loop_ir import Kernel
 
 
 class ConvolutionPrinter(ProductPrinter):

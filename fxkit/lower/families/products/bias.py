@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.columns import with_rows_of
-from fxkit.lower.families.products.node import ProductNode
-from fxkit.lower.families.products.product import Product
-from fxkit.lower.loops.emit import Emitted
-from fxkit.lower.loops.loop_ir import Access, Buffer, Instruction, Kernel, Store
+from fxkit.lower.fusion.emit import Emitted
+from fxkit.lower.loop_ir.loop_ir import Access, Buffer, Instruction, Kernel, Store
+from fxkit.lower.loop_ir.product import Product
 
 
 def has_bias(found: ProductNode) -> bool:

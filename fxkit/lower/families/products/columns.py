@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fxkit.lower.loops.loop_ir import Access, Kernel
+from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 
 
 def with_rows_of(kernel: Kernel, columns: int) -> Kernel | None:

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from fxkit.lower.families.family import Family, Joined, Sample
+from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.families.products.autotune import objection, objection_by_kind
 from fxkit.lower.families.products.matrices import is_matrix_product, matrix_product
-from fxkit.lower.families.products.node import ProductNode
 from fxkit.lower.families.products.printer import ProductPrinter
-from fxkit.lower.families.products.product import Product
 from fxkit.lower.families.products.split_printer import SplitProductPrinter
-from fxkit.lower.families.products.trial import objection, objection_by_kind
+from fxkit.lower.loop_ir.product import Product
 
 
 def _samples() -> dict[str, Sample]:

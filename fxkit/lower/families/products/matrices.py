@@ -11,13 +11,13 @@ from torch import fx
 
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
-from fxkit.lower.families.products.node import ProductNode
-from fxkit.lower.families.products.product import Batch, Product
-from fxkit.lower.loops.axis_order import distinct_axes
-from fxkit.lower.loops.builder import Builder, Ref
-from fxkit.lower.loops.candidates import operand_type
-from fxkit.lower.loops.index import row_major
-from fxkit.lower.loops.loop_ir import Unfusable
+from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.fusion.candidates import operand_type
+from fxkit.lower.loop_ir.builder import Builder, Ref
+from fxkit.lower.loop_ir.index import row_major
+from fxkit.lower.loop_ir.loop_ir import Unfusable
+from fxkit.lower.loop_ir.product import Batch, Product
+from fxkit.lower.scheduling.axis_order import distinct_axes
 
 _Parts = tuple[Any, Any, Any, bool]
 

@@ -11,15 +11,15 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from fxkit.lower.cpp.free_numbers import FreeInt, ceil_div, is_free
-from fxkit.lower.cpp.kernel import SHARED, scaled
-from fxkit.lower.cpp.lanes.passes import MOST, finish_gains_in_lanes
-from fxkit.lower.cpp.vector_loops import Lanes, Loop
-from fxkit.lower.families.convolutions.convolution import Convolution
+from fxkit.lower.codegen.cpp.kernel import SHARED, scaled
+from fxkit.lower.codegen.cpp.lane_loops import MOST, finish_gains_in_lanes
+from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_free
+from fxkit.lower.codegen.cpp.vector_loops import Lanes, Loop
 from fxkit.lower.families.family import WholePrinter
-from fxkit.lower.families.products.product import Product
-from fxkit.lower.loops.loop_ir import Access, Kernel
-from fxkit.lower.loops.schedule import Pass
+from fxkit.lower.loop_ir.convolution import Convolution
+from fxkit.lower.loop_ir.loop_ir import Access, Kernel
+from fxkit.lower.loop_ir.product import Product
+from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # Columns of a panel; FX_COLUMNS in the text.
 COLUMNS = 48
@@ -65,7 +65,7 @@ class ProductPrinter(WholePrinter):
         self._rows = block_rows(product, threads=2)  # the text chooses by the threads of a call
         self._is_divided = is_free(product.rows) or product.rows > BLOCKS[-1]
         if self._is_divided:
-            self._rows = FreeInt(self._rows, "height")
+            self._rows = RuntimeInt(self._rows, "height")
         self._blocks = ceil_div(product.rows, self._rows)
 
     @classmethod
@@ -278,7 +278,7 @@ class ProductPrinter(WholePrinter):
             return f"v{position}"
         return f"fx_all({self._value(position)})" if self._at_once else self._value(position)
 
-    def _pass(self, one: Pass) -> None:
+    def _pass(self, one: RowSweep) -> None:
         """Write nothing: `_finish` does."""
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:

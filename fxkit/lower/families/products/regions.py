@@ -12,16 +12,16 @@ import torch
 from torch import fx
 
 from fxkit.lower.families.family import Joined, kernels_of
+from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.columns import with_rows_of
-from fxkit.lower.families.products.node import ProductNode
-from fxkit.lower.loops.builder import Builder
-from fxkit.lower.loops.emit import Emitted, Operand
-from fxkit.lower.loops.group import Group
-from fxkit.lower.loops.index import row_major
-from fxkit.lower.loops.loop_ir import Access, Buffer, Instruction, Kernel, Store, Unfusable
+from fxkit.lower.fusion.emit import Emitted, Operand
+from fxkit.lower.fusion.group import FusionGroup
+from fxkit.lower.loop_ir.builder import Builder
+from fxkit.lower.loop_ir.index import row_major
+from fxkit.lower.loop_ir.loop_ir import Access, Buffer, Instruction, Kernel, Store, Unfusable
 
 
-def continues_product(group: Group, root: torch.nn.Module) -> bool:
+def continues_product(group: FusionGroup, root: torch.nn.Module) -> bool:
     """Tell whether a region goes on with a product that nothing else reads, and reduces nothing."""
     return group.space.reduced is None and any(
         all(user in group.coordinates for user in read.users) and _is_possible(read, root)

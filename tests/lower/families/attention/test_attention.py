@@ -14,13 +14,13 @@ from torch import fx
 from fxkit import config
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp.build import build
-from fxkit.lower.cpp.printer import print_unit
-from fxkit.lower.cpp.toolchain import vector_library
-from fxkit.lower.families.attention import trial as attention_trial
+from fxkit.lower.building.build import build
+from fxkit.lower.building.toolchain import vector_library
+from fxkit.lower.compiling import plan
+from fxkit.lower.cpp_printer import print_unit
+from fxkit.lower.families.attention import autotune as attention_trial
 from fxkit.lower.families.attention.attention import emit_attention
-from fxkit.lower.loops.interpreter import interpret
-from fxkit.lower.running import plan
+from fxkit.lower.loop_ir.interpreter import interpret
 
 
 @pytest.fixture(autouse=True)

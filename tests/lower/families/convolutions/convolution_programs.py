@@ -15,14 +15,14 @@ from torch import fx, nn
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.demo.judge import relative_error
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp import toolchain
-from fxkit.lower.cpp.free_numbers import packed_numbers
-from fxkit.lower.cpp.printer import print_unit
+from fxkit.lower.building import toolchain
+from fxkit.lower.codegen.cpp.runtime_parameters import packed_numbers
+from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.convolutions.nodes import convolution_product
 from fxkit.lower.families.products.regions import alone
-from fxkit.lower.loops.interpreter import interpret
-from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.packed import convolution as packed
+from fxkit.lower.library_calls import packed_convolution as packed
+from fxkit.lower.loop_ir.interpreter import interpret
+from fxkit.lower.loop_ir.loop_ir import Kernel
 
 Following = Callable[..., torch.Tensor]
 

@@ -13,20 +13,20 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import fxkit
-from fxkit import processor
+from fxkit import cpu_info
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.demo.judge import relative_error
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp.build import build
-from fxkit.lower.cpp.free_numbers import all_freed
-from fxkit.lower.cpp.printer import print_unit
-from fxkit.lower.cpp.toolchain import vector_library
-from fxkit.lower.families.convolutions import trial as convolution_trial
+from fxkit.lower.autotuning import times as trial_times
+from fxkit.lower.building.build import build
+from fxkit.lower.building.toolchain import vector_library
+from fxkit.lower.codegen.cpp.runtime_parameters import all_freed
+from fxkit.lower.compiling import lowering, plan
+from fxkit.lower.cpp_printer import print_unit
+from fxkit.lower.families.convolutions import autotune as convolution_trial
 from fxkit.lower.families.convolutions.nodes import convolution_product
-from fxkit.lower.loops.loop_ir import Kernel
-from fxkit.lower.packed import convolution as packed
-from fxkit.lower.running import lowering, plan
-from fxkit.lower.trials import times as trial_times
+from fxkit.lower.library_calls import packed_convolution as packed
+from fxkit.lower.loop_ir.loop_ir import Kernel
 from tests.lower.families.convolutions.convolution_programs import (
     Program,
     as_it_is,
@@ -124,11 +124,11 @@ def test_text_and_interpreter_agree(is_free: bool) -> None:
     hold_to_interpreter(handle, kernels, made)
 
 
-@pytest.mark.skipif(not processor.features(), reason="features of the CPU unknown")
+@pytest.mark.skipif(not cpu_info.features(), reason="features of the CPU unknown")
 @pytest.mark.parametrize("march", ["haswell", "x86-64"])
 @torch.no_grad()
 def test_shorter_vectors_give_the_same(march: str, tmp_path: Path) -> None:
-    if platform.machine() != "x86_64" or "avx2" not in processor.features():
+    if platform.machine() != "x86_64" or "avx2" not in cpu_info.features():
         pytest.skip("the CPU has no AVX2")
     names = ("norm", "odd sizes", "several tiles", "many channels")
     made = [kernel_of(program, innermost(*shape)) for program, shape in map(CASES.get, names)]  # type: ignore[misc]

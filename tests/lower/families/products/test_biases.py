@@ -9,7 +9,7 @@ from torch import fx, nn
 
 import fxkit
 from fxkit.lower import to_cpp
-from fxkit.lower.running import plan
+from fxkit.lower.compiling import plan
 from tests.lower.kernels import beside_float64, rand
 
 PRODUCTS = (F.linear, torch.mm, torch.addmm)

@@ -15,15 +15,15 @@ from torch import fx
 import fxkit
 from fxkit import config
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp.build import build
-from fxkit.lower.cpp.printer import print_unit
-from fxkit.lower.families.products import trial as product_trial
+from fxkit.lower.autotuning import times as trial_times
+from fxkit.lower.building.build import build
+from fxkit.lower.compiling import plan
+from fxkit.lower.cpp_printer import print_unit
+from fxkit.lower.families.products import autotune as product_trial
 from fxkit.lower.families.products.matrices import matrix_product
-from fxkit.lower.families.products.product import Product
 from fxkit.lower.families.products.regions import alone
-from fxkit.lower.loops.interpreter import interpret
-from fxkit.lower.running import plan
-from fxkit.lower.trials import times as trial_times
+from fxkit.lower.loop_ir.interpreter import interpret
+from fxkit.lower.loop_ir.product import Product
 from tests.lower.kernels import beside_float64, rand
 
 

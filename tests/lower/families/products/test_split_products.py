@@ -14,11 +14,11 @@ from torch import fx
 import fxkit
 from fxkit import config
 from fxkit.lower import to_cpp
-from fxkit.lower.cpp import matrix_unit
-from fxkit.lower.families.products import trial as product_trial
-from fxkit.lower.families.products.product import Product
-from fxkit.lower.loops.policy import Policy
-from fxkit.lower.running import plan
+from fxkit.lower.codegen.cpp import matrix_unit
+from fxkit.lower.compiling import plan
+from fxkit.lower.families.products import autotune as product_trial
+from fxkit.lower.fusion.policy import Policy
+from fxkit.lower.loop_ir.product import Product
 from tests.lower.kernels import beside_float64, rand
 
 needs_unit = pytest.mark.skipif(

@@ -1,0 +1,1 @@
+"""From text to a loaded library: compilers, flags and the cache on disk."""

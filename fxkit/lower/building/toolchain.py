@@ -1,0 +1,176 @@
+"""What this machine builds with: compiler, flags, C library, processor."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fxkit import config, cpu_info
+from fxkit.errors import BuildError
+
+# Same numbers as eager: no contraction, no re-association. Floating-point traps and errno, which
+# nothing reads, would stop the compiler from making vector code. Threaded jumps turn selections in
+# a loop into masks that cost more; unrolled loops wait less for their own results. What else -O3
+# does would double the time of compiling, and makes no measured kernel faster. The sine and the
+# cosine of one number are not merged into a call that has no vector version. Straight-line code is
+# left as it is: for processors without AVX-512, g++ 12 makes vectors of it in which a comparison
+# that holds counts as -1, and no measured kernel gains by them.
+FLAGS = (
+    "-O2",
+    "-fvect-cost-model=dynamic",
+    "-funswitch-loops",
+    "-fsplit-loops",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-fno-thread-jumps",
+    "-funroll-loops",
+    "-fno-builtin-sin",
+    "-fno-builtin-cos",
+    "-fno-tree-slp-vectorize",
+)
+
+# For many processors that have vectors of 64 bytes, compilers choose those of 32 by themselves:
+# what computes much then takes 1.3 times as long.
+_WIDEST = ("-mprefer-vector-width=512",)
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler and how it is called.
+
+    Attributes:
+        compiler: Path of the C++ compiler.
+        flags: Flags for compiling.
+        glibc: Version of the C library where it has vector functions, else None.
+        identity: Text that differs wherever a kernel built elsewhere might not fit.
+        library_flags: Flags that make an object fit into a library.
+    """
+
+    compiler: str
+    flags: tuple[str, ...]
+    glibc: tuple[int, int] | None
+    identity: str
+    library_flags: tuple[str, ...] = ("-fPIC",)
+
+    @property
+    def march(self) -> str:
+        """The flag that says which processor the code is for."""
+        return next(flag for flag in self.flags if flag.startswith("-march="))
+
+    @property
+    def openmp(self) -> tuple[str, ...]:
+        """The flags for loops that threads share, or that are told to be vectors."""
+        return tuple(flag for flag in self.flags if flag.startswith("-fopenmp"))
+
+
+@dataclass(frozen=True)
+class Linking:
+    """What a library needs besides its own text.
+
+    Attributes:
+        includes: Folders of headers.
+        folders: Folders of libraries.
+        libraries: Names of libraries.
+        flags: Flags for compiling in place of the toolchain's; its own where there are none.
+        identity: Text that differs wherever a library built elsewhere might not fit.
+    """
+
+    includes: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    identity: str = ""
+
+    @property
+    def link_flags(self) -> tuple[str, ...]:
+        """Flags for the linker."""
+        return (*(f"-L{f}" for f in self.folders), *(f"-l{name}" for name in self.libraries))
+
+
+def current() -> Toolchain:
+    """Return the toolchain that the configuration asks for.
+
+    Raises:
+        BuildError: When there is no C++ compiler.
+        UnsupportedError: When the processor lacks the level that is asked for.
+    """
+    return _toolchain(config.current().cxx, cpu_info.march())
+
+
+def has_compiler() -> bool:
+    """Tell whether there is a C++ compiler, and kernels are not turned off."""
+    if config.current().backend == "eager":
+        return False
+    try:
+        current()
+    except BuildError:
+        return False
+    return True
+
+
+@functools.cache
+def _toolchain(asked: str | None, march: str) -> Toolchain:
+    names = (asked,) if asked else ("g++", "c++")
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        raise BuildError(
+            f"expected a C++ compiler, got none: looked for {' and '.join(names)} on the PATH",
+            hint="install g++, or point FXKIT_CXX at a compiler",
+        )
+    openmp = "-fopenmp" if _shares_openmp(found) else "-fopenmp-simd"
+    widest = _WIDEST if platform.machine() == "x86_64" else ()
+    flags = (*FLAGS, f"-march={march}", *widest, openmp)
+    return Toolchain(found, flags, vector_library(), identity_of(found))
+
+
+def identity_of(compiler: str) -> str:
+    """Identify compiler, processor and torch without starting the compiler."""
+    binary = Path(compiler).resolve()
+    state = binary.stat()
+    return "\n".join(
+        [
+            f"{binary} {state.st_size} {state.st_mtime_ns}",
+            platform.machine(),
+            _processor(),
+            torch.__version__,
+            os.confstr("CS_GNU_LIBC_VERSION") or "" if platform.system() == "Linux" else "",
+        ]
+    )
+
+
+def _processor() -> str:
+    """Return what the processor can do, as far as the system tells."""
+    if cpu_info.info() is None:
+        return platform.processor()
+    lines = cpu_info.info_line("model name"), cpu_info.info_line("flags", "Features")
+    return "\n".join(line for line in lines if line is not None)
+
+
+def vector_library() -> tuple[int, int] | None:
+    """Return the version of glibc on x86-64, whose libmvec has vector functions, else None."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return None
+    found = re.match(r"glibc (\d+)\.(\d+)", os.confstr("CS_GNU_LIBC_VERSION") or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _shares_openmp(compiler: str) -> bool:
+    """Tell whether a kernel's threads can be those of the OpenMP runtime that torch has loaded.
+
+    A kernel is not linked with a runtime of its own: its calls find torch's. Two runtimes in one
+    process would each start a full set of threads.
+    """
+    if "clang" in Path(compiler).resolve().name:
+        return False
+    return hasattr(ctypes.CDLL(None), "GOMP_parallel")

@@ -1,0 +1,1 @@
+"""Loop IR as text: C++ for processors, CUDA for GPUs."""

@@ -1,0 +1,1 @@
+"""Loop IR as C++ text, one file a kind of loop."""

@@ -1,0 +1,129 @@
+"""Rows whose loops may be in lanes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from fxkit.lower.codegen.cpp.kernel import KernelPrinter
+from fxkit.lower.codegen.cpp.lane_loops import MOST, gains_in_lanes, stands_in_lanes
+from fxkit.lower.codegen.cpp.non_temporal_stores import streamed_accesses
+from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.vector_loops import Bounds, Lanes, Loop
+from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.scheduling.index_intervals import IndexInterval, merged
+from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
+
+
+class LaneRows(KernelPrinter, ABC):
+    """Prints the loops of passes over rows, in lanes where they gain by it.
+
+    In the text, `lanes3` has a sum or a maximum for each lane, and becomes value 3; `on` says which
+    lanes there are at the end of a row.
+
+    Args:
+        kernel: The kernel.
+        name: Name of the function.
+        plan: The kernel's passes.
+    """
+
+    _stretches: tuple[IndexInterval, ...]
+
+    def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
+        super().__init__(kernel, name, plan)
+        self._is_near = False  # whether the loops are for operands near zero
+        self._folds_apart = False  # whether lanes are put together elsewhere than behind loops
+        self._is_in_double = False  # whether their sums are in float64 from the first
+
+    @abstractmethod
+    def _pragma(self, values: Iterable[int], reductions: Iterable[int], clause: str) -> str:
+        """Return what stands before a loop."""
+
+    @abstractmethod
+    def _lengths(self) -> tuple[int, ...]:
+        """Return how many elements rows have, and tiles of them where they are cut."""
+
+    def _choose_streams(self) -> None:
+        """Choose which results leave past the caches."""
+        self._streams = streamed_accesses(self._kernel, self._schedule)
+        more = streamed_accesses(self._kernel, self._schedule, in_lanes=True)
+        self._streams_in_lanes = more != self._streams
+        self._streams = more
+
+    def _loop_of(
+        self, one: RowSweep, values: Iterable[int], body: Callable[[], None], clause: str
+    ) -> Loop:
+        """Return the loop of a pass, or of a part of one.
+
+        Args:
+            one: What it does.
+            values: Those of its values that may need a clause.
+            body: Prints what is done for an element.
+            clause: Another clause.
+        """
+        lanes = self._lanes_of(one)
+        pragma = self._pragma(values, () if lanes else one.reductions, clause)
+        folded = one.reductions if lanes else ()
+        folds = {p: "max" if self._drops_nans(p) else "+" for p in folded}
+        pragma += "".join(f" reduction({fold} : lanes{p})" for p, fold in folds.items())
+        return Loop(pragma, body, lanes=lanes, folded=folded)
+
+    def _lanes_of(self, one: RowSweep) -> Lanes | None:
+        """Return how the loop of a pass handles many elements at once, if it does."""
+        is_whole = len(self._stretches_of(one)) == 1
+        if not is_whole or not (self._gains_in_lanes(one) or self._streams_lines(one)):
+            return None
+        return self._even_lanes(MOST)
+
+    def _stretches_of(self, one: RowSweep) -> tuple[IndexInterval, ...]:
+        """Return the stretches of a row that differ in what a pass computes."""
+        return merged(self._stretches, one.values)
+
+    def _even_lanes(self, count: int) -> Lanes:
+        """Return lanes that look at the end of a row unless it has a multiple of so many."""
+        return Lanes(not any(is_free(length) or length % count for length in self._lengths()))
+
+    def _gains_in_lanes(self, one: RowSweep) -> bool:
+        return gains_in_lanes(self._kernel, self._schedule, one, is_near=self._is_near)
+
+    def _streams_lines(self, one: RowSweep) -> bool:
+        """Tell whether a pass in lanes could replace lines of memory without a room for them."""
+        is_streamed = any(self._kernel.stores[p].access in self._streams for p in one.stores)
+        return is_streamed and stands_in_lanes(
+            self._kernel, self._schedule, one, is_near=self._is_near
+        )
+
+    def _folding_loops(
+        self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str] | None = None
+    ) -> None:
+        """Print loops, and put together what lanes come to; see `_vector_loops`."""
+        folded = [] if self._folds_apart else [p for loop in loops for p in loop.folded]
+        for p in folded:
+            self._open_fold(p)
+        self._vector_loops(bounds, loops, kept)
+        for p in folded:
+            self._close_fold(p)
+
+    def _open_fold(self, position: int) -> None:
+        """Declare what each lane of a reduction begins with."""
+        is_largest = self._drops_nans(position)
+        kind = "fx_lane_sums" if self._is_in_double and not is_largest else "fx_floats"
+        start = f"v{position}" if is_largest else "0.0f"
+        self._add(f"{kind} lanes{position} = fx_all({start});")
+
+    def _close_fold(self, position: int) -> None:
+        """Print that what the lanes of a reduction have come to is put together."""
+        if self._drops_nans(position):
+            self._add(f"v{position} = fx_largest(lanes{position});")
+        else:
+            self._add(f"v{position} += fx_sum(lanes{position});")
+
+    def _accumulate_lanes(self, position: int, value: str) -> None:
+        """Fold as many elements into what as many lanes come to."""
+        assert self._at_once is not None
+        lanes, which = f"lanes{position}", self._at_once.which
+        if self._drops_nans(position):
+            self._add(f"{lanes} = fx_larger({value}, {lanes}{which});")
+        else:
+            value = f"fx_present({value}{which})" if which else value
+            self._add(f"{lanes} += {value};")

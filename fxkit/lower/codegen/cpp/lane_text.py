@@ -1,0 +1,12 @@
+"""How loops in lanes are written in C++."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text()
+
+
+LANES = _read("lanes.h") + _read("lane_functions.h")

@@ -1,0 +1,28 @@
+"""Whether this processor has a unit that multiplies small matrices of bfloat16, and may use it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+
+from fxkit import cpu_info
+
+_WANTED = frozenset(("avx512f", "avx512bw", "avx512_bf16", "amx_tile", "amx_bf16"))
+
+# Linux gives a process the registers of the unit when it asks for them: the number of the call
+# `arch_prctl`, what is asked for, and the registers.
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+def is_available() -> bool:
+    """Tell whether kernels may use the unit; the first such call asks the system for it."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    return cpu_info.features() >= _WANTED and _is_permitted()
+
+
+@functools.cache
+def _is_permitted() -> bool:
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    return call(*map(ctypes.c_long, (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))) == 0

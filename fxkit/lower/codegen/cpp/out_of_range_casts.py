@@ -1,0 +1,73 @@
+"""Which values a compiler may know to be numbers that no integer is near.
+
+What it makes of them where they are converted to integers is not what the machine does. It knows a
+constant wherever one is chosen, and what is computed of nothing but constants.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel
+
+# From here on there is no such integer of 32 bits, by way of which the narrow ones are made.
+_FAR = 2.0**31
+
+_CHOICES = frozenset({"select", "max", "min"})
+_EXTREMA = frozenset({"reduce_max", "reduce_min", "scan_max", "scan_min"})
+# What makes no number larger.
+_ROUNDING = frozenset({"neg", "abs", "floor", "ceil", "trunc", "rint", "round", "cast", "check"})
+
+
+def far_numbers(kernel: Kernel) -> list[bool]:
+    """Return for each value of a kernel whether the compiler may know it, and it may be far."""
+    known: list[bool] = []
+    far: list[bool] = []
+    for instruction in kernel.body:
+        chosen = _chosen_from(instruction, kernel)
+        known.append(_is_known(instruction, [known[o] for o in chosen]))
+        far.append(_is_far(instruction, [far[o] for o in chosen], known[-1]))
+    return far
+
+
+def _chosen_from(instruction: Instruction, kernel: Kernel) -> tuple[int, ...]:
+    """Return the values that one is made of: of a choice, what it may be, or be equal to."""
+    if instruction.op != "select":
+        return instruction.operands
+    condition, *sides = instruction.operands
+    compared = kernel.body[condition]
+    return (*sides, *(compared.operands if compared.op in ("eq", "ne") else ()))
+
+
+def _is_known(instruction: Instruction, known: list[bool]) -> bool:
+    match instruction.op:
+        case "const":
+            return not is_free(instruction.detail.value)
+        case "load":
+            return instruction.detail.otherwise is not None
+        case "index":
+            return False
+        case op if op in _EXTREMA:
+            return True
+    if instruction.op in _CHOICES:
+        return any(known)
+    return bool(known) and all(known)
+
+
+def _is_far(instruction: Instruction, far: list[bool], is_known: bool) -> bool:
+    match instruction.op:
+        case "const":
+            return _is_far_number(instruction.detail.value)
+        case "load":
+            otherwise = instruction.detail.otherwise
+            return otherwise is not None and _is_far_number(otherwise.value)
+        case op if op in _CHOICES or op in _ROUNDING:
+            return any(far)
+        case "index":
+            return False
+    return is_known or any(far)
+
+
+def _is_far_number(value: Any) -> bool:
+    return not is_free(value) and not abs(value) < _FAR

@@ -1,0 +1,516 @@
+"""Kernels whose rows lie along memory: vectors run along the row."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from fxkit.lower.codegen.cpp import text as cpp_text
+from fxkit.lower.codegen.cpp.float16_bit_copies import only_moves
+from fxkit.lower.codegen.cpp.float16_staging import BLOCK as HALVES
+from fxkit.lower.codegen.cpp.kernel import PARTS
+from fxkit.lower.codegen.cpp.lane_loops import MOST, needed_values
+from fxkit.lower.codegen.cpp.prefetching import ASKED, next_rows, prefetch, short_rows
+from fxkit.lower.codegen.cpp.row_invariants import CommonValues, common_values
+from fxkit.lower.codegen.cpp.row_sums import FEW, RowSums
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.codegen.cpp.softmax_powers import EarlyPowers, early_powers
+from fxkit.lower.codegen.cpp.softmax_without_maximum import SoftmaxWithoutMaximum
+from fxkit.lower.codegen.cpp.unroll_and_jam import is_ordered, is_stepped, step_type
+from fxkit.lower.codegen.cpp.vector_loops import Bounds, Lanes, Loop
+from fxkit.lower.loop_ir.loop_ir import Access, Kernel
+from fxkit.lower.scheduling.index_intervals import IndexInterval, computed, outcome, stretches
+from fxkit.lower.scheduling.row_sweeps import MAX_BUFFER_BYTES, RowSweep, schedule
+
+# A row without reductions is cut into tiles of this many elements, for the threads to share.
+TILE = 4096
+
+# Float sums are kept in float64 from one block of this many elements to the next.
+BLOCK = 1024
+
+# Where there are fewer rows than this, threads share long rows.
+FEW_ROWS = 8
+LONG_ROW = 1 << 16
+
+# Their parts are as long as each other but for so many elements: four vectors.
+EVEN = 64
+
+
+class RowPrinter(SoftmaxWithoutMaximum):
+    """Writes a kernel that handles one row, or a part of a row without reductions, at a time."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__(kernel, name, schedule(kernel))
+        self._length = kernel.row_sizes[-1]
+        is_whole = any(i.is_reduction or i.is_scan for i in kernel.body)
+        self._is_tiled, self._tiles, self._tile_length = False, 1, TILE
+        self._common = self._common_values(kernel)
+        if not is_whole and (is_free(self._length) or self._length > TILE):
+            self._cut_into_tiles(TILE)
+        self._is_cut = is_whole and self._can_cut()
+        self._stretches = stretches(kernel)
+        self._row_sums = RowSums(kernel, self._stretches)
+        self._scanned_before: set[int] = set()
+        self._settled: dict[int, bool] = {}  # conditions of the row, in loops they divide
+        self._along: IndexInterval | None = None  # that of the loop whose body is printed
+        self._is_stepped = is_stepped(kernel)
+        if not self._is_cut:
+            self._choose_streams()
+        self._block = BLOCK
+
+    def _attribute(self) -> str:
+        if any(map(self._row_sums.has_whole_loops, self._schedule.passes)):
+            return "FX_WHOLE_LOOPS "
+        return "FX_SCHEDULED " if self._is_stepped and is_ordered(self._kernel) else ""
+
+    def _find_early(self) -> list[EarlyPowers]:
+        if self._is_cut or self._is_stepped or len(self._kernel.row_sizes) != 1:
+            return []
+        found = early_powers(self._kernel, self._schedule, self._facts)
+        return [
+            early
+            for early in found
+            if self._lanes_of(early.both)
+            and not self._parts_of(early.both)
+            and not self._row_sums.are_in_double(early.both)
+        ]
+
+    def _cut_into_tiles(self, length: int) -> None:
+        """Divide each row into tiles of so many elements, of which the last one may have fewer."""
+        self._is_tiled, self._tile_length = True, length
+        self._common = CommonValues()
+        self._tiles = ceil_div(self._length, length)
+
+    def _can_cut(self) -> bool:
+        kernel = self._kernel
+        return (
+            len(kernel.row_sizes) == 1
+            and self._length >= LONG_ROW
+            and math.prod(kernel.outer_sizes) < FEW_ROWS
+            and not self._schedule.buffers
+            and not any(i.is_scan or i.op == "check" for i in kernel.body)
+        )
+
+    def _share_tiles(self) -> None:
+        if not self._is_cut:
+            super()._share_tiles()
+
+    def _common_values(self, kernel: Kernel) -> CommonValues:
+        """Return what rows have in common, unless they are but moved."""
+        is_moved = all(only_moves(self._kernel, one) for one in self._schedule.passes)
+        return CommonValues() if is_moved else common_values(kernel)
+
+    def _before_tiles(self) -> None:
+        """Print a loop over what the rows have in common, and what they expect of each other."""
+        self._declare_expectations()
+        common, length = self._common, self._tile_length if self._is_tiled else self._length
+        if not common:
+            return
+        body = [self._body(value) for value in common.computed]
+        self._point_into_buffers(i.detail for i in body if i.op == "load")
+        for value in common.kept:
+            kind = cpp_text.MEMORY[self._body(value).dtype]
+            self._add(f"alignas(64) {kind} c{value}[{length}];")
+        self._open("{")
+        if self._is_tiled:
+            self._add("const long begin = 0;")
+        bounds = Bounds("0", str(length), length)
+        self._vector_loops(bounds, [Loop("#pragma omp simd", self._common_body)])
+        self._close()
+
+    def _common_body(self) -> None:
+        for value in self._common.computed:
+            self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+        for value in self._common.kept:
+            self._add(f"{self._common_element(value)} = v{value};")
+
+    def _common_element(self, value: int) -> str:
+        """Return the text of an element that the rows have in common."""
+        return f"c{value}[{'j - begin' if self._is_tiled else 'j'}]"
+
+    def _tile_count(self) -> int:
+        return math.prod(self._kernel.outer_sizes) * self._tiles
+
+    def _tile_index(self) -> None:
+        row = f"tile / {self._tiles}" if self._is_tiled else "tile"
+        self._outer_index(row, self._kernel.outer_sizes)
+        if self._is_tiled:
+            full = f"begin + {self._tile_length}"
+            self._add(f"const long begin = tile % {self._tiles} * {self._tile_length};")
+            self._add(f"const long end = {full} < {self._length} ? {full} : {self._length};")
+
+    def _declare(self) -> None:
+        dropped = {value for early in self._early.values() for value in early.dropped}
+        for value in sorted({*self._schedule.buffers} - dropped):
+            size = math.prod(self._kernel.row_sizes)
+            if is_free(size):
+                size = MAX_BUFFER_BYTES // self._body(value).dtype.itemsize
+            kind = cpp_text.MEMORY[self._body(value).dtype]
+            self._add(f"alignas(64) {kind} b{value}[{size}];")
+
+    def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
+        self._is_lone = True
+        for value in values:
+            if self._body(value).op != "const":
+                self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
+                self._check(value)
+        for position in stores:
+            self._store(position)
+        self._is_lone = False
+
+    def _pass(self, one: RowSweep) -> None:
+        if one in self._early:
+            self._early_pass(one, self._early[one])
+        elif self._is_cut:
+            self._cut_pass(one)
+        else:
+            self._uncut_pass(one, *(("begin", "end") if self._is_tiled else ("0", self._length)))
+        for p in one.reductions:
+            if self._is_float_sum(p):
+                self._add(f"const float s{p} = (float)t{p};")
+                if self._facts.is_only_divisor(p):
+                    self._add(f"const float inverse{p} = (float)(1.0 / t{p});")
+
+    def _cut_pass(self, one: RowSweep) -> None:
+        """Print a pass over parts of a row, which threads share, and put its results together."""
+        names = {p: f"{'t' if self._is_float_sum(p) else 'v'}{p}" for p in one.reductions}
+        size = ceil_div(self._length, PARTS * EVEN) * EVEN
+        for p, name in names.items():
+            self._add(f"{self._total_type(p)} {name}_of[{PARTS}];")
+        self._open_parts(self._length, size)
+        self._uncut_pass(one, "first", "last")
+        for name in names.values():
+            self._add(f"{name}_of[part] = {name};")
+        self._close()
+        for p, name in names.items():
+            self._add(f"{self._total_type(p)} {name} = {name}_of[0];")
+        if names:
+            self._open(f"for (long part = 1; part < {PARTS}; ++part) {{")
+            for p, name in names.items():
+                self._fold(p, name, f"{name}_of[part]")
+            self._close()
+
+    def _total_type(self, position: int) -> str:
+        return "double" if self._is_float_sum(position) else self._type(position)
+
+    def _uncut_pass(self, one: RowSweep, begin: str | int, end: str | int) -> None:
+        """Print a pass over a row, or over a part of it."""
+        self._declare_accumulators(one)
+        self._along_part(one, begin, end)
+        self._settle_nans(one)
+
+    def _row_loops(self, one: RowSweep, begin: str | int, end: str | int) -> None:
+        self._divided_loops(one, begin, end)
+
+    def _along_row(self, one: RowSweep) -> None:
+        self._along_part(one, "0", self._length)
+
+    def _along_part(self, one: RowSweep, begin: str | int, end: str | int) -> None:
+        """Print what `_along_row` does for a part of a row."""
+        sums = [p for p in one.reductions if self._is_float_sum(p)]
+        depth = self._depth
+        self._open_row_axes()
+        next_rows = self._next_rows(one)
+        if next_rows:
+            begin, end = self._ask_for_rows(next_rows)
+        block = self._sum_block(one)
+        if sums and (is_free(self._length) or self._length > block):
+            begin, end = self._open_blocks(begin, end, block)
+        self._is_in_double = bool(sums) and self._row_sums.are_in_double(one)
+        for p in sums:
+            self._add(f"{'double' if self._is_in_double else 'float'} v{p} = 0;")
+        asked = {} if self._is_tiled else short_rows(self._kernel)
+        for access, ahead in asked.items():
+            self._prefetch(access, "0", str(self._length), ahead)
+        self._parts = self._parts_of(one)
+        is_stepped = self._is_stepped and not self._parts
+        if is_stepped:
+            self._open_steps()
+        if self._has_near_version(one):
+            self._near_loops(one, begin, end)
+        else:
+            self._divided_loops(one, begin, end)
+        if is_stepped:
+            self._add("FX_STEPPED();")
+        for p in sums:
+            self._add(f"t{p} += v{p};")
+        while self._depth > depth:
+            self._close()
+
+    def _sum_block(self, one: RowSweep) -> int:
+        """Return how many elements a pass sums up in float32, where it does."""
+        is_short = self._lanes_of(one) and self._row_sums.may_repeat(one)
+        return FEW * MOST if is_short else self._block
+
+    def _declare_accumulators(self, one: RowSweep) -> None:
+        for p in one.reductions:
+            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
+            is_sum = self._is_float_sum(p)
+            self._add(f"double t{p} = 0;" if is_sum else f"{self._type(p)} v{p} = {start};")
+            if self._notes_nans(p):
+                self._add(f"{self._flag(p)} nan{p} = 0;")
+        for p in (p for p in one.values if self._body(p).is_scan):
+            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
+            is_again = p in self._scanned_before  # for a later pass, as it was not kept
+            self._add(f"{'' if is_again else self._type(p) + ' '}a{p} = {start};")
+            self._scanned_before.add(p)
+
+    def _settle_nans(self, one: RowSweep) -> None:
+        """Make the results of reductions that met a NaN one."""
+        for p in filter(self._notes_nans, one.reductions):
+            nan = cpp_text.literal(math.nan, self._body(p).dtype)
+            self._add(f"v{p} = nan{p} ? {nan} : v{p};")
+
+    def _open_steps(self) -> None:
+        """Declare what a loop in step writes besides its results."""
+        count = min(self._tile_length, self._length)
+        self._add(f"FX_STEPS({step_type(self._kernel)}, {count});")
+
+    def _divided_loops(self, one: RowSweep, begin: str | int, end: str | int) -> None:
+        """Print the loops of a pass, for either outcome of a condition that divides them."""
+        condition = self._row_sums.divides(one)
+        if condition is None:
+            self._loops(one, begin, end)
+            return
+        for holds, opening in ((True, f"if (v{condition}) {{"), (False, "else {")):
+            self._open(opening)
+            self._settled = {condition: holds}
+            self._loops(one, begin, end)
+            self._settled = {}
+            self._close()
+
+    def _loops(self, one: RowSweep, begin: str | int, end: str | int, clause: str = "") -> None:
+        """Print the loops of a pass over a block of the row, those of each stretch.
+
+        Args:
+            one: The pass.
+            begin: Where the block begins.
+            end: Where it ends.
+            clause: A clause for each loop, besides those that what it does asks for.
+        """
+        for stretch in self._stretches_of(one):
+            first, last = self._clipped(stretch, begin, end)
+            block = BLOCK if one.reductions else HALVES
+            bounds = Bounds(str(first), str(last), self._most(first, last), block)
+            self._enter(stretch)
+            if not self._half_loops(one, bounds, clause):
+                self._full_loops(one, bounds, begin, clause)
+            self._leave()
+
+    def _enter(self, stretch: IndexInterval) -> None:
+        """Begin to print what is done along a stretch."""
+        self._known = {**stretch.known, **self._settled}
+        self._along = replace(stretch, known=self._known) if self._known else None
+
+    def _leave(self) -> None:
+        self._known, self._along = {}, None
+
+    def _unless_idle(self, values: Iterable[int]) -> list[int]:
+        """Return those of some values, in order, that something comes of in the loop."""
+        if self._along is None:
+            return sorted(values)
+        return sorted(computed(self._kernel, self._along).intersection(values))
+
+    def _full_loops(self, one: RowSweep, bounds: Bounds, begin: str | int, clause: str) -> None:
+        """Print the loops of a pass whose elements are computed as they are."""
+        body = functools.partial(self._stepped_body, one, begin)
+        self._folding_loops(bounds, [self._loop_of(one, one.values, body, clause)])
+
+    def _lanes_of(self, one: RowSweep) -> Lanes | None:
+        common = [p for p in self._common.kept if p in one.values]
+        are_floats = all(self._body(p).dtype == torch.float32 for p in common)
+        return super()._lanes_of(one) if are_floats else None
+
+    def _lengths(self) -> tuple[int, ...]:
+        return (self._length, self._tile_length) if self._is_tiled else (self._length,)
+
+    def _pragma(self, values: Iterable[int], reductions: Iterable[int], clause: str) -> str:
+        """Return what stands before a loop; nothing where it can't become vector code."""
+        if any(self._body(p).is_scan for p in values):
+            return ""
+        return f"#pragma omp simd{clause}{self._clauses(reductions)}{self._fault_clause(values)}"
+
+    def _most(self, begin: str | int, end: str | int) -> int:
+        """Return how many elements a loop can have."""
+        if str(begin).isdecimal() and str(end).isdecimal():
+            return int(end) - int(begin)
+        if str(begin) == "block":
+            return self._block
+        if str(begin) == "from":
+            return ASKED
+        return self._tile_length if self._is_tiled else self._length
+
+    def _stepped_body(self, one: RowSweep, begin: str | int) -> None:
+        if self._is_stepped:
+            self._add(f"FX_STEP(j - {begin});" if self._is_tiled else "FX_STEP(j);")
+        self._loop_body(one)
+
+    def _next_rows(self, one: RowSweep) -> list[Access]:
+        """Return one access for each pointer whose next row a pass asks for, part by part."""
+        if self._is_cut or self._is_stepped or self._has_halves:
+            return []
+        if len(self._stretches_of(one)) != 1:
+            return []
+        return next_rows(self._kernel, self._schedule, one)
+
+    def _ask_for_rows(self, accesses: Iterable[Access]) -> tuple[str, str]:
+        """Open a loop over parts of a row that asks for as much of others, and return its part."""
+        length = self._length
+        self._open(f"for (long from = 0; from < {length}; from += {ASKED}) {{")
+        until = f"from + {ASKED}"
+        if length % ASKED:
+            self._add(f"const long until = {until} < {length} ? {until} : {length};")
+            until = "until"
+        for access in accesses:
+            self._prefetch(access, "from", until, length)
+        return "from", until
+
+    def _prefetch(self, access: Access, begin: str, end: str, ahead: int) -> None:
+        """Ask for the lines of a part of a row, so many elements ahead."""
+        buffer = self._kernel.buffers[access.buffer]
+        size, pointer = buffer.dtype.itemsize, self._pointers[self._key(access)]
+        is_awaited = access not in self._streams
+        until = f"k < {end}" if is_awaited else f"!is_streamed && k < {end}"
+        self._open(f"for (long k = {begin}; {until}; k += {64 // size}) {{")
+        self._add(prefetch(f"{pointer} + k + {ahead}", buffer.is_output))
+        self._close()
+
+    def _has_near_version(self, one: RowSweep) -> bool:
+        """Tell whether a pass calls what is faster near zero, and may be repeated."""
+        is_repeatable = not one.reductions and not any(
+            self._body(p).is_scan or self._body(p).op == "check" for p in one.values
+        )
+        return is_repeatable and any(cpp_text.is_near_function(self._body(p)) for p in one.values)
+
+    def _near_loops(self, one: RowSweep, begin: str | int, end: str | int) -> None:
+        """Print the loops twice: for operands near zero, and for any where one was not near."""
+        self._open("{")
+        self._add("int far = 0;")
+        self._is_near = True
+        self._loops(one, begin, end, " reduction(| : far)")
+        self._is_near = False
+        self._open("if (far) {")
+        self._loops(one, begin, end)
+        self._close()
+        self._close()
+
+    def _accumulate(self, position: int, into: str) -> None:
+        if self._at_once:
+            self._accumulate_lanes(position, self._ref(self._body(position).operands[0]))
+        elif self._drops_nans(position):
+            self._accumulate_extremum(position, into, f"nan{position}")
+        else:
+            super()._accumulate(position, into)
+
+    def _clipped(
+        self, stretch: IndexInterval, begin: str | int, end: str | int
+    ) -> tuple[str | int, str | int]:
+        """Return the bounds of a stretch of the row within those of a loop."""
+        if str(begin) == "0" and str(end) == str(self._length):
+            return stretch.begin, stretch.end
+        first, last = stretch.begin, stretch.end
+        return (
+            f"({begin} > {first} ? {begin} : {first})" if first else begin,
+            end if last == self._length else f"({end} < {last} ? {end} : {last})",
+        )
+
+    def _value(self, position: int) -> str:
+        if self._undiminished is not None and position == self._undiminished.exponent:
+            return self._minuend(self._undiminished)
+        instruction = self._body(position)
+        if position in self._known:
+            return _truth(self._known[position])
+        if instruction.op == "select" and self._outcome(instruction.operands[0]) is not None:
+            condition, first, second = instruction.operands
+            return self._ref(first if self._outcome(condition) else second)
+        if self._is_near and cpp_text.is_near_function(self._body(position)):
+            operands = ", ".join(map(self._ref, self._body(position).operands))
+            self._add(f"far |= fx_is_far({operands});")
+            return f"fx_{self._body(position).op}_near({operands})"
+        if self._row_sums.asks_the_same(position):
+            first, second = map(self._ref, self._body(position).operands)
+            return f"fx_{self._body(position).op}_with({first}, {second})"
+        if self._facts.is_share(position):
+            value, total = self._body(position).operands
+            if self._facts.is_only_divisor(total):
+                inverse = f"inverse{total}"
+                return f"{self._ref(value)} * {f'fx_all({inverse})' if self._at_once else inverse}"
+            return f"fx_quotient({self._ref(value)}, {self._ref(total)}, 1.0f / {self._ref(total)})"
+        return super()._value(position)
+
+    def _clauses(self, reductions: Iterable[int]) -> str:
+        names = {"add": "+", "mul": "*", "max": "fx_max", "min": "fx_min"}
+        text = ""
+        for p in reductions:
+            name = self._monoid(p) if self._drops_nans(p) else names[self._monoid(p)]
+            text += f" reduction({name} : v{p})"
+            text += f" reduction(| : nan{p})" if self._notes_nans(p) else ""
+        return text
+
+    def _loop_body(self, one: RowSweep) -> None:
+        values = {*one.values, *one.buffered} - self._common.hidden
+        if self._at_once:
+            values &= needed_values(self._kernel, one)
+        for value in self._unless_idle(values):
+            if self._body(value).is_scan and value not in one.buffered:
+                self._accumulate(value, f"a{value}")
+            text = self._text_in(one, value)
+            self._add(f"const {self._type(value)} v{value} = {text};")
+            self._check(value)
+        for value in self._unless_idle(one.keeps):
+            self._set_at(f"b{value}[{self._row_offset()}]", f"v{value}")
+        for position in one.stores:
+            self._store(position)
+        for position in one.reductions:
+            self._accumulate(position, f"v{position}")
+
+    def _text_in(self, one: RowSweep, value: int) -> str:
+        """Return the text of a value that a pass computes, or reads from a row buffer."""
+        if value in self._common.kept:
+            element = self._value_at(self._common_element(value))
+            return cpp_text.held_expression(element, self._body(value).dtype)
+        if value not in one.buffered:
+            return self._value(value)
+        return self._kept(value)
+
+    def _kept(self, value: int) -> str:
+        """Return the text of an element of a row buffer."""
+        place = self._value_at(f"b{value}[{self._row_offset()}]")
+        return cpp_text.held_expression(place, self._body(value).dtype)
+
+    def _row_offset(self) -> str:
+        """Return the position within the row, as its buffers are laid out."""
+        terms = []
+        sizes = self._kernel.row_sizes
+        for axis in range(len(sizes) - 1):
+            below = math.prod(sizes[axis + 1 :])
+            terms.append(f"r{axis} * {below}")
+        return " + ".join([*terms, "j"])
+
+    def _ref(self, position: int) -> str:
+        instruction = self._body(position)
+        known = self._outcome(position)
+        if known is not None:
+            text = _truth(known)
+        elif instruction.op == "const":
+            text = cpp_text.expression(instruction, [], instruction.dtype)
+        else:
+            text = f"{'s' if self._is_float_sum(position) else 'v'}{position}"
+        return f"fx_all({text})" if self._at_once and not self._schedule.wide[position] else text
+
+    def _outcome(self, condition: int) -> bool | None:
+        """Return what a condition is all along the loop, or None where that is not known."""
+        if condition in self._settled:
+            return self._settled[condition]
+        return None if self._along is None else outcome(self._kernel, self._along, condition)
+
+    def _lane_terms(self, access: Access) -> list[str]:
+        return []
+
+
+def _truth(holds: bool) -> str:
+    return "true" if holds else "false"

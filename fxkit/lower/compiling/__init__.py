@@ -1,0 +1,1 @@
+"""From a graph to a compiled module: the plan, its kernels, and its program."""

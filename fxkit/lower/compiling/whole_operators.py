@@ -1,0 +1,175 @@
+"""Which operators of whole tensors kernels compute, and which regions go on with products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from fxkit.analysis.effects import effects_of
+from fxkit.ir.op import resolve
+from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.families.family import Alone, Joined, kernels_of
+from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.families.products.bias import has_bias
+from fxkit.lower.fusion.emit import Emitted
+from fxkit.lower.fusion.group import FusionGroup
+from fxkit.lower.loop_ir.index import row_major
+from fxkit.lower.loop_ir.loop_ir import Unfusable
+
+Objection = Callable[[Alone | Joined, Any], str | None]
+"""Says of how a node becomes a kernel, and of what it becomes, why torch is as fast, or None."""
+
+
+@dataclass
+class Products:
+    """The products of a graph.
+
+    Attributes:
+        found: The products that kernels compute, by node.
+        followed: Position of a region among the steps → the product whose result it alone reads.
+        reasons: The other products, each with the reason why torch computes it.
+        biased: Position of a region → those of them with a bias whose result it alone reads.
+        packed: Those of them that the library computes with a weight which was packed once.
+    """
+
+    found: dict[fx.Node, ProductNode] = field(default_factory=dict)
+    followed: dict[int, ProductNode] = field(default_factory=dict)
+    reasons: dict[fx.Node, str] = field(default_factory=dict)
+    biased: dict[int, list[ProductNode]] = field(default_factory=dict)
+    packed: set[fx.Node] = field(default_factory=set)
+
+    def is_deferred(self, node: fx.Node) -> bool:
+        """Tell whether a product is computed together with the region that reads it."""
+        return any(product.node is node for product in self.followed.values())
+
+
+def choose_products(
+    gm: fx.GraphModule,
+    steps: Sequence[fx.Node | FusionGroup],
+    objection: Objection,
+    packing_pays: Callable[[ProductNode, bool], bool],
+    may_split: bool = False,
+) -> Products:
+    """Choose the products that kernels compute.
+
+    Args:
+        gm: The module; every node has its type.
+        steps: The graph in the order in which it runs.
+        objection: Says why torch is as fast for what a kernel can compute, or None.
+        packing_pays: Tells of a layer, and of whether the library adds its bias, whether that is
+            faster with the weight packed.
+        may_split: Whether numbers may be split where that is faster; see `Product.is_split`.
+    """
+    result = Products()
+    place = _places(steps)
+    for position, step in enumerate(steps):
+        kernels = None if isinstance(step, FusionGroup) else kernels_of(step)
+        if isinstance(step, FusionGroup) or not isinstance(kernels, Joined):
+            continue
+        try:
+            found = kernels.find(step, gm)
+            found, reason = _fastest(kernels, found, objection, may_split)
+        except Unfusable as error:
+            result.reasons[step] = error.message
+            continue
+        region = _only_reader(step, steps, place)
+        if region is not None and any(map(_writes, steps[position + 1 : region])):
+            region = None
+        if reason is None:
+            result.found[step] = found
+            if region is not None:
+                result.followed.setdefault(region, found)
+            continue
+        if has_bias(found) and region is not None:
+            result.biased.setdefault(region, []).append(found)
+        adds_bias = has_bias(found) and region is None
+        if _has_constant_weight(found) and packing_pays(found, adds_bias):
+            result.packed.add(step)
+            reason = f"{reason}; its weight is packed once"
+        result.reasons[step] = reason
+    return result
+
+
+def _has_constant_weight(found: ProductNode) -> bool:
+    """Tell whether a node is a linear layer, its weight a parameter or buffer laid out in order."""
+    call, weight = resolve(found.node), found.operands[1]
+    if call is None or call.name != "aten.linear" or not isinstance(weight, fx.Node):
+        return False
+    known = type_of(weight)
+    is_read = weight.op == "get_attr" and isinstance(known, TensorType)
+    return is_read and known.stride == tuple(row_major(known.shape))
+
+
+def _fastest(
+    kernels: Joined, found: ProductNode, objection: Objection, may_split: bool
+) -> tuple[ProductNode, str | None]:
+    """Return a node as it is summed fastest, and why torch is as fast as that, or None."""
+    for other in kernels.others(found, may_split):
+        if objection(kernels, other) is None:
+            return other, None
+    return found, objection(kernels, found)
+
+
+def choose_alone(
+    gm: fx.GraphModule,
+    steps: Sequence[fx.Node | FusionGroup],
+    objection: Objection,
+) -> tuple[dict[fx.Node, Emitted], dict[fx.Node, str]]:
+    """Choose the nodes that kernels compute with nothing else, as attention.
+
+    Args:
+        gm: The module; every node has its type.
+        steps: The graph in the order in which it runs.
+        objection: Says why torch is as fast for what a kernel can compute, or None.
+
+    Returns:
+        The kernels by node, and the reasons why torch computes the others.
+    """
+    found: dict[fx.Node, Emitted] = {}
+    reasons: dict[fx.Node, str] = {}
+    for step in steps:
+        kernels = None if isinstance(step, FusionGroup) else kernels_of(step)
+        if isinstance(step, FusionGroup) or not isinstance(kernels, Alone):
+            continue
+        try:
+            emitted = kernels.emit(step, gm)
+            reason = objection(kernels, emitted.kernel)
+        except Unfusable as error:
+            reasons[step] = error.message
+            continue
+        if reason is None:
+            found[step] = emitted
+        else:
+            reasons[step] = reason
+    return found, reasons
+
+
+def _places(steps: Sequence[fx.Node | FusionGroup]) -> dict[fx.Node, int]:
+    """Return the position of the step that computes a node."""
+    place: dict[fx.Node, int] = {}
+    for position, step in enumerate(steps):
+        nodes = step.coordinates if isinstance(step, FusionGroup) else (step,)
+        place.update(dict.fromkeys(nodes, position))
+    return place
+
+
+def _only_reader(
+    node: fx.Node, steps: Sequence[fx.Node | FusionGroup], place: dict[fx.Node, int]
+) -> int | None:
+    """Return the position of the region that alone reads a node, if there is one."""
+    readers = {place.get(user) for user in node.users}
+    if len(readers) != 1:
+        return None
+    reader = readers.pop()
+    return reader if reader is not None and isinstance(steps[reader], FusionGroup) else None
+
+
+def _writes(step: fx.Node | FusionGroup) -> bool:
+    """Tell whether a step may change memory that a product reads."""
+    if isinstance(step, FusionGroup):
+        return False
+    effects = effects_of(step)
+    return bool(effects.writes) or effects.is_opaque or effects.is_global

@@ -1,1 +1,0 @@
-"""Loops that say how many elements they handle at once, where the compiler finds no short way."""

@@ -1,0 +1,1 @@
+"""Which compiled program serves a call: by guards, by shapes, or eager."""

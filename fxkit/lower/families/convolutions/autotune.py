@@ -1,0 +1,169 @@
+"""Whether a kernel computes a packed convolution faster than oneDNN; see `times`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from fxkit.lower.autotuning import times
+from fxkit.lower.autotuning.times import MIN_TERMS, near
+from fxkit.lower.families.convolutions import winograd_printer
+from fxkit.lower.families.convolutions.printer import ConvolutionPrinter
+from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.families.products.autotune import timed_beside
+from fxkit.lower.families.products.printer import BLOCKS, COLUMNS, block_rows
+from fxkit.lower.library_calls import packed_convolution as packed
+from fxkit.lower.loop_ir.convolution import MOST_ACROSS, Convolution
+from fxkit.lower.loop_ir.product import Product
+
+# Of larger results so many pixels are timed.
+MAX_PIXELS = 1 << 12
+
+
+def convolution_objection(found: ProductNode) -> str | None:
+    """Return why oneDNN is as fast for a convolution, or None where a kernel is faster.
+
+    One of each channel for itself is bound by memory: a kernel that goes on with its result is
+    always faster.
+    """
+    return _objection(found.product)
+
+
+def convolution_objection_by_kind(found: ProductNode) -> str | None:
+    """Do as `convolution_objection` for one of many sizes: those near by serve."""
+    one = found.product
+    if isinstance(one, Product):
+        return _objection(replace(one, rows=near(one.rows)))
+    added = [near(size) - size for size in one.result]
+    grown = [a * step for a, step in zip(added, one.steps, strict=True)]
+    image = (one.image[0] + grown[0], one.image[1] + grown[1])
+    return _objection(replace(one, image=image, result=(near(one.result[0]), near(one.result[1]))))
+
+
+def _objection(one: Product | Convolution) -> str | None:
+    if (isinstance(one, Convolution) and one.channels is None) or one.terms < MIN_TERMS:
+        return None
+    part = _convolution_of(one) if isinstance(one, Product) else _part_of(one)
+    text = f"{part} {part.steps} {part.padding} {part.dilation} {part.weight_strides}"
+    texts = winograd_printer.WinogradPrinter.texts()
+    return times.slower(f"convolves {part}", text, lambda: _measured(part), texts)
+
+
+def _convolution_of(product: Product) -> Convolution:
+    """Return a convolution of single pixels that is like a product."""
+    pixels, channels = min(product.rows, MAX_PIXELS), product.depth
+    ones, noughts = (1, 1), (0, 0)
+    return Convolution(
+        0, 1, 1, channels, product.columns, (1, pixels), (1, pixels), (0, 0, channels), ones, ones,
+        noughts, ones, ones,
+    )  # fmt: skip
+
+
+def _part_of(one: Convolution) -> Convolution:
+    """Return a convolution of one image, or a part of it, that is like another one."""
+    height, width = one.result
+    fewer = height - min(height, max(1, MAX_PIXELS // width))
+    image = (one.image[0] - fewer * one.steps[0], one.image[1])
+    pixel = one.channels or 1
+    strides = (0, image[1] * pixel, pixel)
+    return replace(one, count=1, image=image, result=(height - fewer, width), strides=strides)
+
+
+def _measured(one: Convolution) -> tuple[float, float]:
+    """Time a convolution, and oneDNN's with a batch norm and a pass over its result."""
+    channels, results = one.channels or 1, one.columns
+    made = functools.partial(torch.ones, dtype=torch.float32)
+    image = made(1, channels, *one.image).contiguous(memory_format=torch.channels_last)
+    weight = made(results, channels, *one.window)
+    if one.weight_strides[0] == 1:
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    ones, slot = made(results), packed.new_slot()
+
+    def library() -> None:
+        packed.convolution(
+            image, weight, None, ones, ones, ones, ones, 1e-5, one.steps, one.padding,
+            one.dilation, 1, slot,
+        ).relu_()  # fmt: skip
+
+    if one.window == one.steps == (1, 1) and one.padding == (0, 0):
+        strides = ((channels, 1), (1, channels))
+        product = Product(0, 1, (), one.rows, results, channels, *strides)
+        return timed_beside(product, library)
+    kernel = _kernel(one, image, weight)
+    if not one.is_winograd:
+        return times.fastest(kernel, library)
+    return times.fastest(kernel, library, _kernel(replace(one, is_winograd=False), image, weight))
+
+
+def _kernel(one: Convolution, image: torch.Tensor, weight: torch.Tensor) -> Callable[[], None]:
+    """Return a call of the kernel that convolves."""
+    threads = torch.get_num_threads()
+    result = torch.empty(one.rows, one.columns, dtype=torch.float32)
+    lengths = [*one.image, *one.strides[1:], one.channels or 1, *one.window, *one.steps]
+    lengths += [*one.padding, *one.dilation, one.result[1], *one.weight_strides]
+    lengths += [one.rows, one.columns]
+    height = (winograd_printer.tile_pixels if one.is_winograd else block_rows)(one, threads)
+    width = winograd_printer.panel_columns(one) if one.is_winograd else COLUMNS
+    numbers = (ctypes.c_long * 20)(*lengths, height, width)
+    function = times.trial_function(_source(one.is_winograd))
+    function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
+    pointers = [image.data_ptr(), weight.data_ptr(), result.data_ptr()]
+
+    def kernel() -> None:
+        function(*pointers, ctypes.addressof(numbers), threads)
+
+    # The tensors live as long as what has their addresses.
+    kernel.tensors = (image, weight, result)  # type: ignore[attr-defined]
+    return kernel
+
+
+def _source(is_winograd: bool) -> str:
+    printer = winograd_printer.WinogradPrinter if is_winograd else ConvolutionPrinter
+    trial = _TRIAL
+    for name, text in (_WINOGRAD if is_winograd else _PLAIN).items():
+        trial = trial.replace(name, text)
+    return "\n".join([*printer.texts(), trial])
+
+
+_TRIAL = f"""
+extern "C" void fx_trial(
+    const float* image, const float* weight, float* out, const long* n, long threads) {{
+  const fx_geometry g = {{image, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10],
+                          n[11], n[12], n[13], n[14], n[15]}};
+  const long rows = n[16], columns = n[17], height = n[18], width = n[19];
+  const long panels = (columns + width - 1) / width;
+  const long blocks = (rows + height - 1) / height;
+  BEFORE
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (long tile = 0; tile < panels * blocks; ++tile) {{
+    const long from = tile % panels * width, first = tile / panels * height;
+    const long wide = columns - from < width ? columns - from : width;
+    const long last = rows - first < height ? rows : first + height;
+    const float* const windows = weight + from * n[4] * n[5] * n[6];
+    alignas(64) float sums[{max(BLOCKS[0], 2 * MOST_ACROSS) * COLUMNS}];
+    CONVOLVE
+    for (long r = first; r < last; ++r)
+      for (long j = 0; j < wide; ++j)
+        out[r * columns + from + j] = sums[(r - first) * {COLUMNS} + j];
+  }}
+  AFTER
+}}
+"""
+
+_PLAIN = {
+    "BEFORE": "",
+    "CONVOLVE": "fx_convolution(g, windows, first, last, wide, sums);",
+    "AFTER": "",
+}
+_WINOGRAD = {
+    "BEFORE": "float* const turned = fx_turned_weight(g, weight, columns, width, threads);",
+    "CONVOLVE": (
+        f"const long panel = tile % panels * 16 * n[4] * {COLUMNS};"
+        "fx_winograd(g, turned ? turned + panel : turned, windows, first, last, wide, sums);"
+    ),
+    "AFTER": "__builtin_free(turned);",
+}

@@ -1,0 +1,41 @@
+"""A node of a graph that a kernel computes block by block: a matrix product, or a convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxkit.lower.fusion.emit import Operand
+from fxkit.lower.loop_ir.builder import Builder, Ref
+from fxkit.lower.loop_ir.convolution import Convolution
+from fxkit.lower.loop_ir.product import Product
+
+# Of a builder, the sum of products, and the numbers read for its column: the node's value.
+Finish = Callable[[Builder, Ref, Sequence[Ref]], Ref]
+
+
+def _as_it_is(_: Builder, total: Ref, columns: Sequence[Ref]) -> Ref:
+    return total
+
+
+@dataclass(frozen=True)
+class ProductNode:
+    """A node, and how a kernel computes it.
+
+    Attributes:
+        node: The node.
+        product: What is summed, from the first two operands: buffers 0 and 1.
+        operands: The tensors that are read; all after the second have one number for each column.
+        strides: Of each of those, the stride in elements.
+        finish: Makes the node's value of a sum.
+        is_convolution: Whether it is a packed convolution, else a product of matrices.
+    """
+
+    node: fx.Node
+    product: Product | Convolution
+    operands: tuple[Operand, ...]
+    strides: tuple[int, ...] = ()
+    finish: Finish = _as_it_is
+    is_convolution: bool = False

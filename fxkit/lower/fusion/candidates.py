@@ -1,0 +1,228 @@
+"""Which calls a kernel can compute, wherever they stand.
+
+`candidate` is asked for one node at a time. It answers with the node's operator, operands and
+types, or raises `Unfusable` with the reason, in words for the person who reads the report.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from fxkit.ir.attributes import find_attribute
+from fxkit.ir.op import Attribute, Call, resolve
+from fxkit.ir.types import TensorType, short_dtype, type_of
+from fxkit.lower.fusion.view_map import is_alias
+from fxkit.lower.loop_ir.index import row_major
+from fxkit.lower.loop_ir.loop_ir import SUPPORTED, Unfusable
+from fxkit.lower.operators import movement_ops, row_ops, scalar_ops
+from fxkit.lower.operators.movement_table import MoveOp
+from fxkit.lower.operators.row_ops import RowOp
+from fxkit.lower.operators.scalar_table import ScalarOp
+
+# Where kernels run; a region's policy says which of them it is for.
+DEVICES = frozenset({"cpu", "cuda"})
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A call that a kernel may be able to compute.
+
+    Attributes:
+        node: The node.
+        call: Its operator and arguments.
+        row: The row of one of the three tables.
+        operands: Operand name → node, attribute of the module, number, None, or a list of these.
+        types: Type of each of its results.
+    """
+
+    node: fx.Node
+    call: Call
+    row: ScalarOp | RowOp | MoveOp
+    operands: Mapping[str, Any]
+    types: tuple[TensorType, ...]
+
+    @property
+    def type(self) -> TensorType:
+        """Type of its first result."""
+        return self.types[0]
+
+    @property
+    def tensors(self) -> Iterator[fx.Node | Attribute]:
+        """The operands that are tensors."""
+        return tensors_in(self.operands.values())
+
+    def check_device(self, device: torch.device, root: torch.nn.Module) -> None:
+        """See that it computes on a device.
+
+        Raises:
+            Unfusable: When an operand or a result lies elsewhere.
+        """
+        for known in (*self.types, *(operand_type(tensor, root) for tensor in self.tensors)):
+            if known.device != device:
+                raise Unfusable(f"it reads or makes a tensor on {known.device}")
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes that the row's function takes, by name."""
+        names = self.row.attributes
+        return {n: self.call.arguments.get(n) for n in names if n in self.call.arguments}
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[fx.Node | Attribute]:
+    """Yield the tensors among operands, and in lists of operands."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+        elif isinstance(value, (fx.Node, Attribute)):
+            yield value
+
+
+def row_of(call: Call, name: str | None = None) -> ScalarOp | RowOp | MoveOp | None:
+    """Return the table's row for a call; of an operator that has several, the one that serves."""
+    name = row_ops.variant(call.name if name is None else name, _arguments(call))
+    return scalar_ops.TABLE.get(name) or row_ops.TABLE.get(name) or movement_ops.TABLE.get(name)
+
+
+def is_candidate(node: fx.Node) -> bool:
+    """Tell whether a node is pointwise or normalises, so that the report owes it an answer."""
+    call = resolve(node)
+    if call is None or is_alias(node):
+        return False
+    if row_of(call) or row_of(call, call.name.removesuffix("_")):
+        return isinstance(_first(type_of(node)), TensorType | None)
+    overload = call.operator.overload
+    return overload is not None and torch.Tag.pointwise in overload.tags
+
+
+def candidate(node: fx.Node, root: torch.nn.Module, is_value: bool = False) -> Candidate:
+    """Return a node as a candidate.
+
+    Args:
+        node: The node.
+        root: The module that owns the graph.
+        is_value: Whether an in-place call may be taken for one that makes a new value.
+
+    Raises:
+        Unfusable: When no kernel can compute it, wherever it stands.
+    """
+    call = resolve(node)
+    row = call and row_of(call, call.name.removesuffix("_") if is_value else None)
+    if call is None or row is None:
+        raise Unfusable(_no_row(call))
+    types = _results(node)
+    arguments = dict(_arguments(call))
+    if "self" in row.operands and "input" in arguments:
+        arguments["self"] = arguments.pop("input")
+    if any(arguments.get(name) is not None for name in _OLD_FORMS):
+        raise Unfusable("it is called in a form that eager alone serves")
+    operands = {name: arguments.get(name) for name in row.operands}
+    if isinstance(row, MoveOp):
+        for tensor in tensors_in(operands.values()):
+            known = operand_type(tensor, root)
+            _check_type(known, "an operand", may_be_empty=row.joins)
+            if row.in_order and known.stride != tuple(row_major(known.shape)):
+                raise Unfusable("its operand does not lie row by row")
+    else:
+        _check_operands(operands, root)
+    found = Candidate(node, Call(call.operator, arguments), row, operands, types)
+    if not any(found.tensors) and not isinstance(row, MoveOp):
+        raise Unfusable("it has no tensor operand")
+    if not set(node.all_input_nodes) <= set(found.tensors):
+        raise Unfusable("it takes an argument that is computed at run time")
+    return found
+
+
+def _check_operands(operands: Mapping[str, Any], root: torch.nn.Module) -> None:
+    for name, value in operands.items():
+        if isinstance(value, (fx.Node, Attribute)):
+            _check_type(operand_type(value, root), f"its operand {name}")
+        elif value is not None and not isinstance(value, (bool, int, float)):
+            raise Unfusable(f"its operand {name} is {type(value).__name__}")
+
+
+def _results(node: fx.Node) -> tuple[TensorType, ...]:
+    """Return the types of a node's results."""
+    known = type_of(node)
+    if not isinstance(known, tuple):
+        _check_type(known, "its result")
+        return (known,)
+    for one in known:
+        _check_type(one, "one of its results")
+    if any(position_taken(user) is None for user in node.users):
+        raise Unfusable("its results are taken whole")
+    return known
+
+
+def position_taken(node: fx.Node) -> int | None:
+    """Return which of an operator's results a node takes, or None when it does something else."""
+    call = resolve(node)
+    position = call.arguments.get("1") if call and call.name == "python.getitem" else None
+    return position if type(position) is int else None
+
+
+def _no_row(call: Call | None) -> str:
+    name = call.name if call else "it"
+    if call and name.endswith("_") and row_of(call, name.removesuffix("_")):
+        return "it changes its operand in place"
+    return f"the table of operators has no row for {name}"
+
+
+# Parameters of Python functions: memory to write to, and old ways to say how a loss is reduced.
+_OLD_FORMS = ("out", "size_average", "reduce")
+
+
+def _arguments(call: Call) -> Mapping[str, Any]:
+    """Return arguments by name, also for a Python function that has no schema."""
+    if call.name == "python.getitem":
+        return {"self": call.arguments["0"], "key": call.arguments["1"]}
+    signature = _signature(call.name)
+    if signature is None:
+        return call.arguments
+    positions = sorted((k for k in call.arguments if k.isdigit()), key=int)
+    named = {k: v for k, v in call.arguments.items() if not k.isdigit()}
+    bound = signature.bind(*(call.arguments[k] for k in positions), **named)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+@functools.cache
+def _signature(name: str) -> inspect.Signature | None:
+    """Return the parameters of a function of torch that is no operator."""
+    home, _, function = name.rpartition(".")
+    found = getattr({"torch.nn.functional": F, "torch": torch}.get(home), function, None)
+    return inspect.signature(found) if inspect.isfunction(found) else None
+
+
+def _first(value_type: Any) -> Any:
+    return value_type[0] if isinstance(value_type, tuple) and value_type else value_type
+
+
+def operand_type(operand: fx.Node | Attribute, root: torch.nn.Module) -> Any:
+    """Return the type of an operand."""
+    if isinstance(operand, fx.Node):
+        return type_of(operand)
+    return TensorType.of(find_attribute(root, operand.path))
+
+
+def _check_type(known: Any, what: str, may_be_empty: bool = False) -> None:
+    if not isinstance(known, TensorType):
+        given = "not known" if known is None else f"{type(known).__name__}, not a tensor"
+        raise Unfusable(f"the type of {what} is {given}")
+    if known.device.type not in DEVICES:
+        raise Unfusable(f"{what} is on {known.device}")
+    if known.dtype not in SUPPORTED:
+        raise Unfusable(f"{what} is {short_dtype(known.dtype)}, which kernels do not compute")
+    if known.stride is None:
+        raise Unfusable(f"{what} is not strided")
+    if not all(isinstance(size, int) for size in known.shape):
+        raise Unfusable(f"the shape of {what} is symbolic")
+    if known.numel == 0 and not may_be_empty:
+        raise Unfusable(f"{what} has no elements")

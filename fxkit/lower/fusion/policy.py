@@ -1,0 +1,62 @@
+"""When a kernel pays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fxkit.lower.fusion.group import FusionGroup
+from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.operators.movement_table import MoveOp
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When a kernel pays.
+
+    Attributes:
+        min_members: A region of this many operators always does: each saves a pass over memory.
+        rounds: Whether results of 16 bits are rounded within a kernel wherever eager rounds them.
+            Otherwise they stay float32 there: faster and nearer to float64, but not eager's bits.
+        splits: Whether products of float32 may be computed from parts in bfloat16, three of a
+            number, where the processor has a unit for it and that is faster.
+    """
+
+    min_members: int = 2
+    rounds: bool = True
+    splits: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where kernels run; what lies elsewhere is left to eager."""
+        return torch.device("cpu")
+
+    def refusal(self, kernel: Kernel) -> str | None:
+        """Return why there is no text for the kernel of a single node, or None."""
+        return None
+
+    def objection(self, group: FusionGroup) -> str | None:
+        """Return why eager is as fast for a region, or None when a kernel pays."""
+        if len(group.members) >= self.min_members:
+            return None
+        row = group.members[0].row
+        if isinstance(row, MoveOp) and not row.pays_alone:
+            return "no neighbour can join it, and alone eager's kernel is as fast"
+        if _has_few_rows(group):
+            return "no neighbour can join it, and eager divides its rows among threads"
+        return None
+
+
+# From this many elements on, eager divides a row among threads; kernels divide rows only.
+_DIVIDED_ROW = 65536
+
+
+def _has_few_rows(group: FusionGroup) -> bool:
+    """Tell whether threads would wait for a kernel that runs along few, long rows."""
+    space = group.space
+    if not space.reduced or space.points < _DIVIDED_ROW:
+        return False
+    rows = math.prod(size for axis, size in enumerate(space.sizes) if axis not in space.reduced)
+    return 2 * rows < torch.get_num_threads()

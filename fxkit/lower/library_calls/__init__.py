@@ -1,0 +1,1 @@
+"""Calls of torch's own libraries with weights that were packed once."""

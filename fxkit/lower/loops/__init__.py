@@ -1,1 +1,0 @@
-"""Which nodes share a kernel, and the loop IR of what it computes."""

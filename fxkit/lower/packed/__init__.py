@@ -1,1 +1,0 @@
-"""Weights laid out once, for the libraries that compute convolutions and products."""

@@ -1,0 +1,1 @@
+"""What runs compiled programs: the C binding, memory, and calls of kernels."""

@@ -1,0 +1,237 @@
+"""In how many passes over a row a kernel's body is computed, and what each pass does.
+
+A reduction's result is known only after a pass over the whole row, so a row-wide value belongs to
+the first pass at whose beginning all the row scalars it needs are known. What a later pass needs of
+an earlier one is loaded again, computed again where that is cheap, or kept in a row buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel
+from fxkit.lower.loop_ir.scalar_functions import COSTLY, SCALAR_FUNCTIONS
+from fxkit.lower.scheduling.index_intervals import computed, stretches
+
+# Row buffers live on the stack and should stay in the first-level cache.
+MAX_BUFFER_BYTES = 64 * 1024
+
+# A value of so many operations is computed again rather than kept: a buffer takes a store and a
+# load as well.
+MAX_RECOMPUTED = 2
+
+# Rows along memory of which a kernel handles several at a time.
+MANY_ROWS = 16
+
+
+@dataclass(frozen=True)
+class RowSweep:
+    """One pass over a row.
+
+    Attributes:
+        scalars: Row scalars known at its beginning that no earlier pass knew.
+        values: Row-wide values that it computes, in order.
+        buffered: Row-wide values that it reads from row buffers.
+        keeps: Row-wide values that it writes to row buffers.
+        reductions: Reductions that it carries out.
+        stores: Positions of the stores that it carries out.
+    """
+
+    scalars: tuple[int, ...]
+    values: tuple[int, ...]
+    buffered: tuple[int, ...]
+    keeps: tuple[int, ...]
+    reductions: tuple[int, ...]
+    stores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The passes of a kernel.
+
+    Attributes:
+        passes: In order of execution.
+        scalars: Row scalars that are known only after the last pass.
+        wide: For each instruction, whether it is row-wide.
+    """
+
+    passes: tuple[RowSweep, ...]
+    scalars: tuple[int, ...]
+    wide: tuple[bool, ...]
+
+    @property
+    def buffers(self) -> tuple[int, ...]:
+        """Row-wide values that have a row buffer, in order."""
+        return tuple(sorted({value for p in self.passes for value in p.keeps}))
+
+
+def schedule(
+    kernel: Kernel, buffer_bytes: int = MAX_BUFFER_BYTES, most_recomputed: int = MAX_RECOMPUTED
+) -> Schedule:
+    """Return the passes of a kernel.
+
+    Args:
+        kernel: The kernel.
+        buffer_bytes: Room for row buffers; what does not fit is computed again.
+        most_recomputed: Operations that are computed again where there is room, too.
+    """
+    return _Scheduler(kernel, buffer_bytes, most_recomputed).run()
+
+
+class _Scheduler:
+    def __init__(self, kernel: Kernel, room: int, most_recomputed: int) -> None:
+        self._most_recomputed = most_recomputed
+        self._body = kernel.body
+        self._kernel = kernel
+        self._wide = kernel.row_wide()
+        self._pass_of = self._first_passes()
+        self._kept = self._choose_buffers(room)
+
+    def run(self) -> Schedule:
+        last = max((self._loop_pass(p) for p in range(len(self._body))), default=0)
+        for position, store in enumerate(self._kernel.stores):
+            if self._wide[store.value] or not self._row_scalar_store(position):
+                last = max(last, self._pass_of[store.value])
+        passes = [self._pass(number) for number in range(last + 1)]
+        return Schedule(tuple(passes), tuple(self._scalars_of(last + 1)), tuple(self._wide))
+
+    def _first_passes(self) -> list[int]:
+        """Return, for each value, the first pass in which (or before which) it can be computed."""
+        result: list[int] = []
+        for instruction in self._body:
+            number = max((result[o] for o in instruction.operands), default=0)
+            result.append(number + instruction.is_reduction)
+        return result
+
+    def _loop_pass(self, position: int) -> int:
+        """Return the pass whose loop a value needs; 0 for a row scalar that needs none."""
+        if self._body[position].is_reduction:
+            return self._pass_of[position] - 1
+        return self._pass_of[position] if self._wide[position] else 0
+
+    def _choose_buffers(self, room: int) -> set[int]:
+        """Choose the values that a later pass reads and that cost more than to load."""
+        kept: set[int] = set()
+        row = math.prod(self._kernel.row_sizes)
+        for position in self._crossing():
+            size = row * self._body[position].dtype.itemsize
+            if size <= room and self._cost(position, set()) > self._most_recomputed:
+                kept.add(position)
+                room -= size
+        return kept
+
+    def _crossing(self) -> Iterator[int]:
+        """Yield the row-wide values that a later pass reads directly."""
+        found = set()
+        for position, instruction in enumerate(self._body):
+            reader = self._loop_pass(position)
+            for operand in instruction.operands:
+                crosses = self._wide[operand] and self._pass_of[operand] < reader
+                if crosses and self._body[operand].op != "load":
+                    found.add(operand)
+        yield from sorted(found)
+
+    def _cost(self, position: int, seen: set[int]) -> int:
+        """Count the operations that computing a value again would take."""
+        if not self._wide[position] or position in seen:
+            return 0
+        seen.add(position)
+        instruction = self._body[position]
+        return _cost_of_scalar(instruction) + sum(
+            self._cost(operand, seen) for operand in instruction.operands
+        )
+
+    def _pass(self, number: int) -> RowSweep:
+        reductions = [
+            p for p, i in enumerate(self._body) if i.is_reduction and self._pass_of[p] == number + 1
+        ]
+        stores = [
+            p
+            for p, s in enumerate(self._kernel.stores)
+            if self._pass_of[s.value] == number and not self._row_scalar_store(p)
+        ]
+        keeps = [p for p in sorted(self._kept) if self._pass_of[p] == number]
+        roots = [self._body[p].operands[0] for p in reductions]
+        roots += [self._kernel.stores[p].value for p in stores] + keeps
+        roots += [
+            p for p, i in enumerate(self._body) if i.op == "check" and self._pass_of[p] == number
+        ]
+        values, buffered = self._needed(roots, number)
+        return RowSweep(
+            tuple(self._scalars_of(number)),
+            tuple(values),
+            tuple(buffered),
+            tuple(keeps),
+            tuple(reductions),
+            tuple(stores),
+        )
+
+    def _row_scalar_store(self, position: int) -> bool:
+        """Tell whether a store writes one element a row."""
+        store = self._kernel.stores[position]
+        rank = len(self._kernel.sizes)
+        return not any(store.access.strides[rank - self._kernel.row_rank :]) and bool(
+            self._kernel.row_rank
+        )
+
+    def _scalars_of(self, number: int) -> list[int]:
+        return [
+            p
+            for p, i in enumerate(self._body)
+            if not self._wide[p] and not i.is_reduction and self._pass_of[p] == number
+        ]
+
+    def _needed(self, roots: list[int], number: int) -> tuple[list[int], list[int]]:
+        """Return the values that a pass computes, and those it reads from row buffers."""
+        values: set[int] = set()
+        buffered: set[int] = set()
+        stack = [root for root in roots if self._wide[root]]
+        while stack:
+            position = stack.pop()
+            if position in values or position in buffered:
+                continue
+            if position in self._kept and self._pass_of[position] < number:
+                buffered.add(position)
+                continue
+            values.add(position)
+            stack.extend(o for o in self._body[position].operands if self._wide[o])
+        return sorted(values), sorted(buffered)
+
+
+def cost_of_point(body: tuple[Instruction, ...]) -> int:
+    """Estimate the operations for one point of a kernel; a load or an addition is one."""
+    return sum(_cost_of(i) for i in body if i.op != "const")
+
+
+def cost_of(kernel: Kernel) -> int:
+    """Estimate the operations of a kernel; what is the same all along its last axis counts once."""
+    row = replace(kernel, row_rank=max(kernel.row_rank, min(1, len(kernel.sizes))))
+    wide = row.row_wide()
+    points, rows = kernel.points, math.prod(row.outer_sizes)
+    parts = stretches(kernel)
+    total, of_rows = 0, set[int]()
+    for stretch in parts:
+        found = computed(kernel, stretch)
+        along = points if len(parts) == 1 else points // kernel.sizes[-1] * stretch.length
+        total += along * sum(_cost_of(kernel.body[p]) for p in found if wide[p])
+        of_rows |= {p for p in found if not wide[p] and kernel.body[p].op != "const"}
+    return total + rows * sum(_cost_of(kernel.body[p]) for p in of_rows)
+
+
+def _cost_of(instruction: Instruction) -> int:
+    if instruction.is_whole:
+        return instruction.detail.cost
+    return _cost_of_scalar(instruction)
+
+
+def is_costly(instruction: Instruction) -> bool:
+    """Tell whether an operation takes many times as long as an addition."""
+    return _cost_of_scalar(instruction) >= COSTLY
+
+
+def _cost_of_scalar(instruction: Instruction) -> int:
+    """Return the operations of an instruction; what is no scalar function counts as one."""
+    function = SCALAR_FUNCTIONS.get(instruction.op)
+    return 1 if function is None else function.cost

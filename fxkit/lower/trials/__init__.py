@@ -1,1 +1,0 @@
-"""What is timed once against torch's library, where it may be the faster one."""

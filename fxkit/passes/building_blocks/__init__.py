@@ -1,1 +1,0 @@
-"""What several passes are made of: layers and norms as values, casts, parts, recordings, tables."""

@@ -1,0 +1,1 @@
+"""Operators in terms of others: recorded, spelled as ATen, made functional."""

@@ -1,0 +1,1 @@
+"""Layers, norms, weights and casts as values that passes compare and rewrite."""

@@ -1,0 +1,1 @@
+"""Memory layout and aliasing: strides, channels last, views and what writes reach."""

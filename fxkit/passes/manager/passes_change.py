@@ -1,0 +1,60 @@
+"""Passes that were run on a captured program, to be run on its other graphs too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from fxkit.passes.base import Pass
+
+if TYPE_CHECKING:
+    from fxkit.passes.manager.manager import PassManager
+
+
+def alters_results(current: Pass) -> bool:
+    """Tell whether results may be others after a pass, on purpose.
+
+    What a pass of the user's says of its numbers is taken for granted by nobody but the pass
+    manager, which can check it.
+    """
+    made_of = getattr(current, "function", type(current))
+    is_own = str(getattr(made_of, "__module__", "")).startswith("fxkit.")
+    return not is_own or current.numerics == "changed"
+
+
+@dataclass(eq=False)
+class PassesChange:
+    """Passes that were run on a captured program.
+
+    Attributes:
+        manager: What ran them.
+        stop_after: How many passes of its list were run; None for all.
+        max_rewrites: How many rewrites they could make.
+    """
+
+    manager: PassManager
+    stop_after: int | None = None
+    max_rewrites: int | None = None
+
+    def __str__(self) -> str:
+        return f"the passes {', '.join(map(str, self.manager.items))}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PassesChange) and self._key == other._key
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return self.manager.items, self.stop_after, self.max_rewrites
+
+    @property
+    def alters_results(self) -> bool:
+        """Whether results may be others after them, on purpose."""
+        return any(map(alters_results, self.manager.passes))
+
+    def apply(self, gm: fx.GraphModule, args: tuple[Any, ...] | None) -> None:
+        """Run the passes on another graph; what they say of themselves was checked on the first."""
+        self.manager.again(gm, args, self.stop_after, self.max_rewrites)

@@ -1,0 +1,1 @@
+"""Graphs in parts: submodules, stages, and calls of backends."""

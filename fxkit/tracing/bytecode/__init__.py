@@ -1,0 +1,1 @@
+"""The bytecode of Python functions: read, followed, and given hooks around calls."""

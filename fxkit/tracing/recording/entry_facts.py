@@ -1,0 +1,121 @@
+"""What has to hold for a captured graph to stand in for a call, in a form that C code can check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fxkit.ir.types import TensorType
+from fxkit.torch_adapters.guards import GlobalStateGuard
+from fxkit.torch_adapters.operators import can_read_keys, dispatch_keys
+from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.guarding.size_guards import FreeTensorGuard, SizeGuard
+from fxkit.tracing.guarding.state_guards import (
+    AttributesGuard,
+    EmptyGuard,
+    StateGuard,
+    WatchedState,
+)
+from fxkit.tracing.recording.cache_entry import CacheEntry
+
+# All that these ask is asked by the facts below too.
+_KNOWN = (
+    g.ModesGuard,
+    g.StructureGuard,
+    g.TensorGuard,
+    g.AliasGuard,
+    g.ModuleGuard,
+    g.OutsideGuard,
+    StateGuard,
+    EmptyGuard,
+    AttributesGuard,
+    FreeTensorGuard,
+    SizeGuard,
+)
+
+_OF_TENSORS = (g.TensorGuard, FreeTensorGuard)
+
+
+@dataclass(frozen=True)
+class EntryFacts:
+    """The facts under which a graph may stand in for a call of nothing but tensors.
+
+    Attributes:
+        arguments: The type of each argument.
+        keys: Their dispatch keys, as a number.
+        groups: For each argument the first that is the same object.
+        outside: Tensors of the program whose types may not have changed.
+        check_globals: Tells whether torch's global state is as it was.
+        state: The program's own state.
+        finish: Makes what the program returns of the graph's results; None where it is the result.
+    """
+
+    arguments: tuple[g.TensorGuard, ...]
+    keys: tuple[int, ...]
+    groups: tuple[int, ...]
+    outside: tuple[torch.Tensor, ...]
+    check_globals: Callable[[], bool]
+    state: WatchedState
+    finish: Callable[[Any], Any] | None
+
+
+def entry_facts(variant: CacheEntry, args: tuple[Any, ...]) -> EntryFacts | None:
+    """Return the facts of a graph that holds for this call; None where they are not so simple.
+
+    They are those of a graph that changes nothing, whose arguments are all tensors, and whose
+    guards are all of the usual kinds. Where sizes are free, they are those of this call.
+    """
+    if not (can_read_keys and _is_simple(variant)) or variant.watch is None:
+        return None
+    call = g.GuardedCall.of(args, {})
+    if call.has_modes or variant.mismatch(call) is not None:
+        return None
+    modes = next(guard for guard in variant.guards if isinstance(guard, g.ModesGuard))
+    if modes.ambient.autocast is not None or modes.defaults[1] is not None:
+        return None
+    arguments = tuple(
+        _exact(guard, call) for guard in variant.guards if isinstance(guard, _OF_TENSORS)
+    )
+    if call.parts.tokens != [("tensor",)] * len(arguments):
+        return None
+    return EntryFacts(
+        arguments,
+        tuple(dispatch_keys(tensor) for tensor in call.parts.tensors),
+        g.alias_groups(call.parts.tensors),
+        tuple(variant.outside.values()),
+        GlobalStateGuard().check,
+        variant.watch.state(),
+        None if variant.is_single else _builder(variant),
+    )
+
+
+def _exact(guard: g.TensorGuard | FreeTensorGuard, call: g.GuardedCall) -> g.TensorGuard:
+    """Return the guard on an argument with the sizes that it has in a call."""
+    if isinstance(guard, g.TensorGuard):
+        return guard
+    found = TensorType.of(call.parts.tensors[guard.index])
+    return g.TensorGuard(guard.what, guard.index, guard.kind, found, torch.strided)
+
+
+def _is_simple(variant: CacheEntry) -> bool:
+    has_more = (
+        variant.value_guards
+        or variant.undo
+        or variant.changes
+        or variant.has_regions
+        or variant.mutations
+        or variant.extras
+        or variant.numbers
+        or variant.replays
+        or variant.has_opaque_calls
+        or not variant.can_run_again
+    )
+    return not has_more and all(type(guard) in _KNOWN for guard in variant.guards)
+
+
+def _builder(variant: CacheEntry) -> Callable[[Any], Any]:
+    build = variant.result.build
+    return lambda values: build(list(values), [], {})

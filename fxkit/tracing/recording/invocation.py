@@ -1,0 +1,44 @@
+"""A call of a program that is recorded, once or several times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.recorder.earlier_content import EarlierContent
+from fxkit.tracing.recording.state import Learned
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A call of a program that is to be recorded.
+
+    Attributes:
+        fn: The program.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        call: The same as guards see them, taken apart before the first recording.
+        learned: What is known of the program; None leaves its Python state unguarded.
+        earlier: Keeps what tensors hold before they are written to, where the run may have to be
+            taken back.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    call: g.GuardedCall
+    learned: Learned | None = None
+    earlier: EarlierContent | None = None
+
+    @property
+    def state_learned(self) -> Learned:
+        """What is known of a program whose Python state is guarded.
+
+        Raises:
+            ValueError: When it is not.
+        """
+        if self.learned is None:
+            raise ValueError("expected a program whose state is guarded, got one where it is not")
+        return self.learned

@@ -1,0 +1,265 @@
+"""Record a call once more with stand-ins for numbers that change, which become inputs of the graph.
+
+The first recording gave the call's result, and a graph for its very numbers. The second one sees
+the same state and the same arguments, and leaves nothing behind. Its graph counts when it is the
+first one's, with numbers that are computed in the places of constants. What the program does with a
+number beside arithmetic is a guard in the graph; a number that is wholly guarded is no input.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from fxkit.analysis.dependencies import ancestors
+from fxkit.tracing.guarding import state_containers as h
+from fxkit.tracing.guarding.free_numbers import NumberInput, Where
+from fxkit.tracing.parameter_names import placeholder_names
+from fxkit.tracing.recorder.opaque_numbers import NAME, OpaqueNumbers
+from fxkit.tracing.recorder.recorder import Recorder
+from fxkit.tracing.recorder.rewind import put_back
+from fxkit.tracing.recorder.rollback import Undo
+from fxkit.tracing.recording.cache_entry import CacheEntry
+from fxkit.tracing.recording.dynamic_recording import is_same_but_for_sizes, rewound
+from fxkit.tracing.recording.invocation import Invocation
+from fxkit.tracing.recording.recording import Attempt, RecordedRun
+from fxkit.tracing.recording.state import raw
+from fxkit.tracing.values.any_numbers import NUMBER_KINDS, AnyNumber
+from fxkit.tracing.values.refusals import Failure, Refusal
+from fxkit.tracing.values.size_numbers import NUMBERS, plain
+from fxkit.tracing.values.structure import content_of
+
+# Code that names these sees what a stand-in is.
+_REVEALING = frozenset({"type", "id", "DisableTorchFunction", "_DisableTorchFunction"})
+
+
+def record_with_numbers(invocation: Invocation, first: Attempt) -> CacheEntry | Failure:
+    """Record a call again that was just recorded, and leave no trace of that.
+
+    Args:
+        invocation: The call. The numbers that change are among what is known of the program; those
+            that turn out to be no inputs are noted there.
+        first: The first recording.
+
+    Returns:
+        A graph that takes numbers as inputs, or why there is none.
+    """
+
+    learned = invocation.state_learned
+
+    def again(static: CacheEntry) -> CacheEntry | Failure:
+        found: CacheEntry | Failure = Failure("no number that changes can be an input", None)
+        while learned.numbers - learned.fixed:
+            known = len(learned.fixed)
+            found = _record_again(invocation, static)
+            if not isinstance(found, Failure):
+                return found
+            if len(learned.fixed) == known:
+                learned.fixed |= learned.numbers
+        return found
+
+    return rewound(invocation.call, first, again)
+
+
+def _record_again(invocation: Invocation, first: CacheEntry) -> CacheEntry | Failure:
+    try:
+        run = _NumberRun(invocation, first)
+    except Refusal as refusal:
+        return Failure(refusal.reason, refusal.hint)
+    state = run.state
+    assert state is not None
+    try:
+        try:
+            given = run.put(invocation.args, invocation.kwargs)
+            result = run.execute(*given)
+        except Exception as error:  # the program's own, for want of plain numbers
+            return Failure(f"it raises with stand-ins for numbers: {type(error).__name__}", None)
+        finally:
+            run.take_back()
+        found = raw(state.reach.holders)
+        variant = run.variant(result)
+        put_back(found)
+        if variant is None or run.useless:
+            invocation.state_learned.fixed |= run.useless
+            return run.recorder.failure or Failure("a number has one value only", None)
+        return variant
+    finally:
+        run.recorder.close()
+
+
+class _Inputs(OpaqueNumbers):
+    """Is told what a program does with the numbers that the graph takes as inputs.
+
+    Attributes:
+        numbers: The value of each node that computes a number, or guards one.
+        pinned: The nodes whose very value is guarded.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(self)
+        self._recorder = recorder
+        self._thread = threading.get_ident()
+        self.numbers: dict[fx.Node, Any] = {}
+        self.pinned: list[fx.Node] = []
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the graph still grows; stand-ins that others see are plain numbers to them."""
+        return self._recorder.is_following and threading.get_ident() == self._thread
+
+    def append_number(self, target: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
+        """Append a node that computes a number."""
+        node = self._recorder.append_number(target, args, value)
+        self.numbers[node] = value
+        return node
+
+    def guard_number(self, node: fx.Node, value: Any) -> None:
+        """Append a guard that expects a number to be what it was."""
+        if type(value) is not bool:
+            self.pinned.append(node)
+        self._recorder.guard_number(node, value)
+        self.numbers[self._recorder.reads[-1].check] = None
+
+
+class _NumberRun(RecordedRun):
+    """A run of a program with stand-ins for numbers that change.
+
+    Attributes:
+        useless: The numbers that the graph has no use for as inputs.
+    """
+
+    is_repeated = True
+
+    def __init__(self, invocation: Invocation, first: CacheEntry) -> None:
+        learned = invocation.state_learned
+        self._first = first
+        self._names: dict[str, str] = {}
+        super().__init__(invocation)
+        assert self.state is not None
+        if self.recorder.failure is not None or self.state.reach.names & _REVEALING:
+            raise Refusal("the program may tell stand-ins from numbers")
+        self._listener = _Inputs(self.recorder)
+        self._wanted: set[Where] = learned.numbers - learned.fixed
+        self._inputs: dict[fx.Node, tuple[Where, NumberInput, Any]] = {}
+        self._stand_ins: dict[int, Any] = {}
+        self.useless: set[Where] = set()
+
+    # Stand-ins, put in and taken out again -------------------------------------------------------
+
+    def put(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Put stand-ins in the places of numbers, and return the arguments with theirs."""
+        counts = Counter(self.call.parts.paths)
+        wanted = {it for it in self._wanted if isinstance(it, str) and counts[it] == 1}
+        paths = {path: i for i, path in enumerate(self.call.parts.paths) if path in wanted}
+        self._names = dict(
+            zip(paths, placeholder_names(self.invocation.fn, list(paths)), strict=True)
+        )
+        args = tuple([self._argument(a, f"args[{i}]", paths) for i, a in enumerate(args)])
+        kwargs = {name: self._argument(value, name, paths) for name, value in kwargs.items()}
+        parts = self.call.parts
+        for container, path in zip(parts.containers, parts.container_paths, strict=True):
+            self._put_inside(container, path, paths)
+        assert self.state is not None
+        for holder in self.state.reach.holders:
+            self._put_state(holder)
+        if not self._inputs:
+            self.useless |= self._wanted
+            raise Refusal("no number that changes is there")
+        return args, kwargs
+
+    def _argument(self, value: Any, path: str, paths: dict[str, int]) -> Any:
+        if path not in paths or type(value) not in NUMBER_KINDS:
+            return value
+        return self._stand_in(value, path, NumberInput(path, paths[path], None))
+
+    def _put_inside(self, container: Any, where: str, paths: dict[str, int]) -> None:
+        """Put stand-ins for the numbers in a container that is an argument, or inside of one."""
+        content = content_of(container) if paths else None
+        if content is None or content.fill is None:
+            return
+        values = [self._argument(value, where + step, paths) for step, value in content.children()]
+        if any(type(value) in NUMBERS for value in values):
+            content.fill(container, values)
+
+    def _put_state(self, holder: h.GuardedContainer) -> None:
+        assert self.state is not None
+        changes = {}
+        for key, value in holder.entries.items():
+            where = (id(holder.value), key)
+            if where not in self._wanted or not AnyNumber(type(value)).has(value):
+                continue
+            if type(value) not in NUMBER_KINDS or key in holder.lenient:
+                continue
+            place = holder.place(key)
+            changes[key] = self._stand_in(value, where, NumberInput(place.name, None, place))
+            self.state.free.add(where)
+        if changes:
+            holder.write(changes, {**holder.read(), **changes})
+
+    def _stand_in(self, value: Any, where: Where, source: NumberInput) -> Any:
+        node = self.recorder.number_input(self._names.get(source.name, source.name))
+        node.meta[NAME] = source.name
+        self._inputs[node] = (where, source, value)
+        self._listener.numbers[node] = value
+        number = self._listener.stand_in(value, node)
+        self._stand_ins[id(number)] = number
+        return number
+
+    def take_back(self) -> None:
+        """Put numbers back where the program has left their stand-ins."""
+        assert self.state is not None
+        for holder in self.state.reach.holders:
+            if isinstance(holder, (h.MemoHolder, h.ArrayHolder)):
+                continue
+            now = holder.read()
+            # What was found while the program ran may have been read with a stand-in in it.
+            holder.entries.update(self._plain_values(holder.entries))
+            changes = self._plain_values(now)
+            if changes:
+                holder.write(changes, {**now, **changes})
+        for container in self.call.parts.containers:
+            content = content_of(container)
+            if content is None or content.fill is None:
+                continue
+            if any(id(value) in self._stand_ins for value in content.values):
+                values = [plain(it) if id(it) in self._stand_ins else it for it in content.values]
+                content.fill(container, values)
+
+    def _plain_values(self, entries: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: plain(it) for key, it in entries.items() if id(it) in self._stand_ins}
+
+    # The graph -----------------------------------------------------------------------------------
+
+    @property
+    def free_tokens(self) -> frozenset[int]:
+        """Which values in the arguments are numbers that the graph takes as inputs."""
+        found = (source.token for _, source, _ in self._inputs.values())
+        return frozenset(token for token in found if token is not None)
+
+    def number_inputs(self) -> tuple[tuple[NumberInput, ...], list[Any]]:
+        """Return the numbers that are inputs of the graph, and what they are in this run."""
+        found = list(self._inputs.values())
+        return tuple(source for _, source, _ in found), [value for _, _, value in found]
+
+    def _undo(self) -> Undo:
+        """Take all back where a call fails: other numbers may make it fail."""
+        return self.changes
+
+    def settle(self, module: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
+        """Compare the graph with the first one, and find the numbers that are no inputs."""
+        listener = self._listener
+        pinned = {*listener.pinned, *ancestors(listener.pinned)}
+        self.useless = {where for node, (where, *_) in self._inputs.items() if node in pinned}
+        missing = self._wanted - {where for where, *_ in self._inputs.values()}
+        if self.useless or missing == self._wanted:
+            raise Refusal("a number that changes is used as the number that it is")
+        if not is_same_but_for_sizes(
+            self._first.graph_module.graph, module.graph, listener.numbers
+        ):
+            raise Refusal("the program goes another way with stand-ins for numbers")

@@ -7,12 +7,11 @@ class holds those of a few instances.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from torch import nn
 
-if TYPE_CHECKING:
-    from fxkit.compiling.compiler import CompiledMethod
+Program = TypeVar("Program")
 
 _NAME = "_fxkit_methods"
 
@@ -32,7 +31,7 @@ class MethodPrograms:
 
     def __init__(self, table: dict[str, Any] | None = None) -> None:
         self.table = table
-        self.programs: dict[tuple[int, type], CompiledMethod] = {}
+        self.programs: dict[tuple[int, type], Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodPrograms:
         """Return none."""
@@ -43,9 +42,7 @@ class MethodPrograms:
         return MethodPrograms, ()
 
 
-def kept_program(
-    instance: Any, key: int, others: dict[int, CompiledMethod]
-) -> CompiledMethod | None:
+def kept_program(instance: Any, key: int, others: dict[int, Program]) -> Program | None:
     """Return an instance's program for a method, if it has one.
 
     Args:
@@ -60,8 +57,8 @@ def kept_program(
 
 
 def keep_program(
-    instance: Any, key: int, others: dict[int, CompiledMethod], program: CompiledMethod
-) -> CompiledMethod | None:
+    instance: Any, key: int, others: dict[int, Program], program: Program
+) -> Program | None:
     """Keep an instance's program for a method; of two that threads make at once, the first.
 
     Args:

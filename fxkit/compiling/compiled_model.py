@@ -6,13 +6,23 @@ import copy
 import inspect
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
 
-if TYPE_CHECKING:
-    from fxkit.compiling.compiler import Compiled
+from fxkit.tracing.captured import Captured
+
+
+class CompiledProgram(Protocol):
+    """What a compiled module calls: `Compiled`."""
+
+    captured: Captured
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the program."""
+        ...
+
 
 _OF_PROGRAM = frozenset(
     """
@@ -88,7 +98,7 @@ class _CompiledGraph(CompiledModel):
         return self._fxkit_program.captured.fn.recompile()
 
 
-def as_model(program: Compiled) -> Any:
+def as_model(program: CompiledProgram) -> Any:
     """Return a module that calls a program, over the state of the module that it was made of.
 
     Args:
@@ -124,6 +134,6 @@ def as_model(program: Compiled) -> Any:
     return model
 
 
-def program_of(model: CompiledModel) -> Compiled:
+def program_of(model: CompiledModel) -> Any:
     """Return the program that a compiled module calls, whatever else the module calls `program`."""
     return model._fxkit_program

@@ -6,16 +6,14 @@ fxkit.PassManager([fxkit.passes.Canonicalise(), fxkit.passes.DeadCodeElimination
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
-from fxkit.passes.base import Pass, PassContext, pass_name
-from fxkit.passes.manager.functions import DecoratedPass, FunctionPass, pass_function
+from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.manager.functions import FunctionPass, pass_function
 from fxkit.passes.manager.groups import FixedPoint, Group, When
 from fxkit.passes.manager.instruments import Instrument
+from fxkit.passes.pass_registry import PASSES
 from fxkit.passes.properties import graph_property
-from fxkit.registry import Registry, defined_here
 
 __all__ = [
     "PASSES",
@@ -29,19 +27,6 @@ __all__ = [
     "graph_property",
     "pass_function",
 ]
-
-_NOT_LISTED = (Pass, DecoratedPass, FunctionPass)
-
-
-def _passes_of(module: ModuleType) -> Iterator[tuple[str, type[Pass]]]:
-    for thing in vars(module).values():
-        is_pass = isinstance(thing, type) and issubclass(thing, Pass)
-        if is_pass and thing not in _NOT_LISTED and defined_here(module, thing):
-            yield pass_name(thing), thing
-
-
-PASSES: Registry[type[Pass]] = Registry("pass", __name__, _passes_of)
-"""The class of each built-in pass by its name: `PASSES["canonicalise"]` is `Canonicalise`."""
 
 
 def __getattr__(name: str) -> Any:

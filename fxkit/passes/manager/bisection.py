@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -23,21 +23,19 @@ from fxkit.errors import FxkitError, NumericsError
 from fxkit.ir.graph_copies import copy_graph_module
 from fxkit.ir.journal import GraphChange
 from fxkit.ir.printer import format_graph
-from fxkit.passes import PASSES
 from fxkit.passes.base import Pass
 from fxkit.passes.manager.differences import ProgramDifference, differences
 from fxkit.passes.manager.groups import leaves
 from fxkit.passes.manager.history import Timeline
 from fxkit.passes.manager.instruments import Instrument
+from fxkit.passes.manager.protocols import Manager
 from fxkit.passes.manager.records import PassRecord, PassResult
 from fxkit.passes.manager.replays import PassReplay, ReplayStep
 from fxkit.passes.manager.reproduction import write_rewrite
 from fxkit.passes.manager.tracking import Rewrite
 from fxkit.passes.manager.written_state import StateHistory, put_back
+from fxkit.passes.pass_registry import PASSES
 from fxkit.passes.subjects import Subject, sample_inputs
-
-if TYPE_CHECKING:
-    from fxkit.passes.manager.manager import PassManager
 
 Args = tuple[Any, ...]
 Pair = tuple[fx.GraphModule, fx.GraphModule]
@@ -100,7 +98,7 @@ class Bisection:
 
 
 def find_fault(
-    manager: PassManager, program: Any, bad: Oracle, folder: str | Path | None = None
+    manager: Manager, program: Any, bad: Oracle, folder: str | Path | None = None
 ) -> Bisection:
     """Find the rewrite after which an oracle says bad; see `PassManager.bisect`."""
     subject = Subject.of(program, manager.args, manager.kwargs)
@@ -145,14 +143,15 @@ def _by_writing(
 
 
 def _like(
-    manager: PassManager,
+    manager: Manager,
     items: Any,
     args: Args,
     verify: str,
     instruments: tuple[Instrument, ...] = (),
-) -> PassManager:
+) -> Manager:
     """Return a manager with the same limits for other passes and inputs."""
-    return type(manager)(
+    same_class: Any = type(manager)
+    made: Manager = same_class(
         items,
         verify=verify,
         args=args,
@@ -160,10 +159,11 @@ def _like(
         max_seconds=manager.max_seconds,
         max_nodes=manager.max_nodes,
     )
+    return made
 
 
 def _first_bad_pass(
-    manager: PassManager, start: fx.GraphModule, args: Args, bad: Oracle, history: StateHistory
+    manager: Manager, start: fx.GraphModule, args: Args, bad: Oracle, history: StateHistory
 ) -> tuple[int, PassResult, CountedOracle]:
     """Return the number of the first pass after which the oracle says bad, from one on."""
     oracle = CountedOracle(bad)
@@ -190,7 +190,7 @@ def _first_bad_pass(
     return _first_bad(range(len(timeline)), is_bad_after), result, oracle
 
 
-def _pass_of(manager: PassManager, record: PassRecord) -> Pass:
+def _pass_of(manager: Manager, record: PassRecord) -> Pass:
     """Return the pass of a record: one of the list, or one that was scheduled for it."""
     number = re.search(r"\((\d+)/\d+", record.place)
     if record.scheduled_for is None and number is not None:
@@ -248,7 +248,7 @@ def _shown(
     step: ReplayStep | None,
     current: Pass,
     before_pass: fx.GraphModule,
-    manager: PassManager,
+    manager: Manager,
     bad: Oracle,
     folder: str | Path | None,
 ) -> Bisection:
@@ -307,7 +307,7 @@ class _Again:
     """Runs the pass on candidates, and looks at what the rule does there."""
 
     def __init__(
-        self, manager: PassManager, current: Pass, rule: str | None, difference: ProgramDifference
+        self, manager: Manager, current: Pass, rule: str | None, difference: ProgramDifference
     ) -> None:
         self.manager = manager
         self.current = current

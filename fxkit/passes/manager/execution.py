@@ -22,6 +22,7 @@ from fxkit.passes.manager.failures import failure, reproduce
 from fxkit.passes.manager.groups import FixedPoint, Group, When, leaves
 from fxkit.passes.manager.history import TimelineRecorder
 from fxkit.passes.manager.passes_change import PassesChange
+from fxkit.passes.manager.protocols import Manager
 from fxkit.passes.manager.records import PassRecord, PassResult
 from fxkit.passes.manager.scheduling import satisfy
 from fxkit.passes.manager.tracking import Limits, RewritesSpent, TrackedSession, out_of_time
@@ -30,7 +31,6 @@ from fxkit.passes.subjects import Subject, sample_inputs
 from fxkit.patterns.rewrite_report import Tally
 
 if TYPE_CHECKING:
-    from fxkit.passes.manager.manager import PassManager
     from fxkit.passes.manager.number_checks import NumbersCheck
 
 
@@ -61,7 +61,7 @@ class Execution:
 
     def __init__(
         self,
-        manager: PassManager,
+        manager: Manager,
         subject: Subject,
         stop_after: int | None = None,
         max_rewrites: int | None = None,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import fx
 
 from fxkit.errors import FxkitError, InvalidGraphError, NumericsError, PassError, PostconditionError
 from fxkit.ir.printer import format_node_safely, format_source
 from fxkit.passes.base import Pass
+from fxkit.passes.manager.protocols import Manager
 from fxkit.passes.manager.tracking import TrackedSession
 from fxkit.passes.subjects import Subject
-
-if TYPE_CHECKING:
-    from fxkit.passes.manager.manager import PassManager
 
 _AROUND = 3
 _INDENT = "\n         "
@@ -94,9 +91,7 @@ print(fxkit.PassManager([{made}], verify={verify!r}, args=args).run(program).tab
 """.strip()
 
 
-def reproduce(
-    manager: PassManager, subject: Subject, current: Pass, error: PassError
-) -> str | None:
+def reproduce(manager: Manager, subject: Subject, current: Pass, error: PassError) -> str | None:
     """Write a folder whose script runs a failed pass alone on the module as it was before it.
 
     A pass that a new process can't import is left out: the script then only runs the module.

@@ -256,7 +256,7 @@ def as_pass(candidate: Any) -> Pass:
 def _written_as(name: Any) -> str | None:
     """Say how a pass or a named order is written in Python, if text names one."""
     # Here, since they import this module, and only a mistake is told by them.
-    from fxkit.passes import PASSES
+    from fxkit.passes.pass_registry import PASSES
     from fxkit.passes.pipelines import PIPELINES
 
     if not isinstance(name, str):

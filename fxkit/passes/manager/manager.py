@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from fxkit.errors import PassError
-from fxkit.passes import PASSES
 from fxkit.passes.base import Pass
 from fxkit.passes.manager.contracts import check_words
 from fxkit.passes.manager.execution import Execution
 from fxkit.passes.manager.groups import Group, items_of, leaves
 from fxkit.passes.manager.instruments import DumpOnChange, Instrument, PrintAfter
 from fxkit.passes.manager.records import PassRecord, PassResult
+from fxkit.passes.pass_registry import PASSES
 from fxkit.passes.subjects import Subject
 
 if TYPE_CHECKING:

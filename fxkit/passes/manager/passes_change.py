@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
 from fxkit.passes.base import Pass
-
-if TYPE_CHECKING:
-    from fxkit.passes.manager.manager import PassManager
+from fxkit.passes.manager.protocols import Manager
 
 
 def alters_results(current: Pass) -> bool:
@@ -34,7 +32,7 @@ class PassesChange:
         max_rewrites: How many rewrites they could make.
     """
 
-    manager: PassManager
+    manager: Manager
     stop_after: int | None = None
     max_rewrites: int | None = None
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
-from fxkit.view.differences.union import Union
+from fxkit.view.differences.union import Difference, Union
 from fxkit.view.drawings.drawing import opened_groups
 from fxkit.view.drawings.graph_data import as_json, graph_data
 from fxkit.view.drawings.viewer import viewer_html
 from fxkit.view.pages.page import fragment_page, notebook_bundle, write_file
 from fxkit.view.pages.showing import show
 from fxkit.view.texts.text_table import plural
-
-if TYPE_CHECKING:
-    from fxkit.view.differences.diffing import GraphDiff
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class TimelineStep:
     rules: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     seconds: float | None = None
-    diff: GraphDiff | None = None
+    diff: Difference | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +82,7 @@ class TimelineView:
         data["steps"] = self._steps(union)
         return data
 
-    def _diffs(self) -> list[GraphDiff]:
+    def _diffs(self) -> list[Difference]:
         return [step.diff for step in self.steps if step.diff is not None]
 
     def _steps(self, union: Union) -> list[dict[str, Any]]:
@@ -134,7 +131,7 @@ class TimelineView:
 
 
 def comparison(
-    found: GraphDiff, *, title: str = "difference", max_nodes: int = 160
+    found: Difference, *, title: str = "difference", max_nodes: int = 160
 ) -> TimelineView:
     """Show two graphs side by side, everything at its place in both."""
     before, after = found.modules
@@ -142,7 +139,7 @@ def comparison(
     return TimelineView(title, steps, max_nodes)
 
 
-def _edited(found: GraphDiff | None) -> dict[str, str]:
+def _edited(found: Difference | None) -> dict[str, str]:
     """Return, by name after, what changed of the nodes that are the same."""
     if found is None:
         return {}
@@ -150,7 +147,7 @@ def _edited(found: GraphDiff | None) -> dict[str, str]:
     return {change.after[0]: ", ".join(change.why) for change in kinds}
 
 
-def _counts(found: GraphDiff) -> dict[str, int]:
+def _counts(found: Difference) -> dict[str, int]:
     counts = found.counts
     told = {kind: counts[kind] for kind in ("added", "removed", "replaced")}
     return {**told, "modified": len(_edited(found))}

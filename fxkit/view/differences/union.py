@@ -6,15 +6,35 @@ Everything keeps its place from state to state, so that the eye sees what comes 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import fx
 
 from fxkit.view.drawings.hierarchy import Hierarchy, constant_sizes, is_shown, stack_of
 from fxkit.view.texts.labels import label_of
 
-if TYPE_CHECKING:
-    from fxkit.view.differences.diffing import GraphDiff
+
+class Difference(Protocol):
+    """What is different between a state and the next: a `GraphDiff`."""
+
+    @property
+    def matched(self) -> Mapping[str, str]:
+        """Name before → name after, for the nodes that are in both."""
+        ...
+
+    @property
+    def modules(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The two graphs."""
+        ...
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of nodes of each kind of change."""
+        ...
+
+    def of_kind(self, kind: str) -> Sequence[Any]:
+        """Return the changes of a kind."""
+        ...
 
 
 class Vertex:
@@ -45,7 +65,7 @@ class Union(Hierarchy):
         vertices: For each state its nodes by name.
     """
 
-    def __init__(self, states: Sequence[fx.GraphModule], diffs: Sequence[GraphDiff]) -> None:
+    def __init__(self, states: Sequence[fx.GraphModule], diffs: Sequence[Difference]) -> None:
         self.graph_module = states[-1]
         self.fold = True
         self.vertices = _vertices(states, diffs)
@@ -98,7 +118,7 @@ def _both(a: Any, b: Any) -> list[list[int | None]]:
 
 
 def _vertices(
-    states: Sequence[fx.GraphModule], diffs: Sequence[GraphDiff]
+    states: Sequence[fx.GraphModule], diffs: Sequence[Difference]
 ) -> list[dict[str, Vertex]]:
     found: list[dict[str, Vertex]] = []
     for step, gm in enumerate(states):

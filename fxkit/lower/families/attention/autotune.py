@@ -11,8 +11,8 @@ import torch
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, all_near, near, strided
 from fxkit.lower.building import toolchain
+from fxkit.lower.codegen.cpp.preamble import preamble
 from fxkit.lower.codegen.cpp.runtime_parameters import all_freed, packed_numbers
-from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.attention.attention import Attention
 from fxkit.lower.families.attention.printer import AttentionPrinter
 from fxkit.lower.loop_ir.loop_ir import Kernel
@@ -68,7 +68,9 @@ def _measured(kernel: Kernel, attention: Attention, threads: int) -> tuple[float
     result = strided((*pairs, one.queries, one.width), kernel.stores[0].access.strides)
     kernel = all_freed(kernel)
     numbers = packed_numbers(kernel)
-    function = times.trial_function(print_unit({"fx_trial": kernel}, toolchain.vector_library()))
+    text = AttentionPrinter(kernel, "fx_trial").text()
+    head = preamble([kernel], [text], AttentionPrinter.texts(), toolchain.vector_library())
+    function = times.trial_function(f"{head}\n{text}")
     buffers = [ctypes.c_void_p] * len(kernel.buffers)
     function.argtypes = [*buffers, ctypes.c_char_p, ctypes.c_long]
     given = [t for t in (query, key, value, mask, result) if t is not None]

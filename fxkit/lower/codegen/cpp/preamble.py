@@ -1,0 +1,85 @@
+"""What stands before the kernels of a translation unit: the functions and macros that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from fxkit.lower.codegen.cpp import text as cpp_text
+from fxkit.lower.codegen.cpp import vector_math
+from fxkit.lower.codegen.cpp.float16_staging import HALVES
+from fxkit.lower.codegen.cpp.lane_text import LANES
+from fxkit.lower.codegen.cpp.loop_form import with_long_row
+from fxkit.lower.codegen.cpp.non_temporal_stores import STREAMS
+from fxkit.lower.codegen.cpp.packed_bfloat16 import PAIRS
+from fxkit.lower.codegen.cpp.prefetching import PREFETCHES
+from fxkit.lower.codegen.cpp.row_sums import WHOLE_LOOPS
+from fxkit.lower.codegen.cpp.tiles import TRANSPOSE
+from fxkit.lower.codegen.cpp.transposed_tiles import TURN
+from fxkit.lower.codegen.cpp.unroll_and_jam import IN_STEP, is_stepped
+from fxkit.lower.loop_ir.loop_ir import Kernel
+
+
+def preamble(
+    kernels: Collection[Kernel],
+    texts: Collection[str],
+    below: Collection[str],
+    glibc: tuple[int, int] | None,
+) -> str:
+    """Return what the text of kernels needs before it.
+
+    Args:
+        kernels: The kernels.
+        texts: Their texts.
+        below: Texts that those stand on, each behind those that it needs.
+        glibc: Version of the C library on x86-64, or None where it has no vector functions.
+    """
+    own: set[str] = set()
+    library: set[tuple[str, torch.dtype]] = set()
+    composed: set[str] = set()
+    for kernel in kernels:
+        storage = {buffer.dtype for buffer in kernel.buffers}
+        storage |= {i.detail for i in kernel.body if i.op == "round"}
+        own |= cpp_text.own_functions(kernel.body, storage)
+        library |= cpp_text.library_functions(kernel.body)
+        composed |= cpp_text.composed_functions(kernel.body)
+    parts = [vector_math.BASICS, cpp_text.MINMAX]
+    ordered = sorted(library, key=str)
+    parts += [cpp_text.declaration(op, dtype, glibc) for op, dtype in ordered]
+    parts += sorted(composed)
+    parts.append(vector_math.definitions(own))
+    parts.append(_REDUCTIONS)
+    is_turning = any("fx_transpose(" in text or "fx_turn(" in text for text in texts)
+    if any("FX_ASK" in text for text in texts) or is_turning:
+        parts.append(PREFETCHES)
+    if is_turning:
+        parts.append(TRANSPOSE)
+    if any("fx_turn(" in text for text in texts):
+        parts.append(TURN)
+    if any(is_stepped(with_long_row(kernel)) for kernel in kernels):
+        parts.append(IN_STEP)
+    if any("FX_WHOLE_LOOPS" in text for text in texts):
+        parts.append(WHOLE_LOOPS)
+    if any("fx_fence()" in text for text in texts):
+        parts.append(STREAMS)
+    if any(_uses_halves(text) for text in texts):
+        parts.append(HALVES)
+    if any("fx_pair" in text for text in texts):
+        parts.append(PAIRS)
+    if any("FX_WIDE" in text for text in (*texts, *below)):
+        parts.append(LANES)
+    parts += below
+    return "\n".join(parts)
+
+
+def _uses_halves(text: str) -> bool:
+    return any(f"fx_{name}(" in text for name in ("widen", "narrow", "round_halves", "sum_halves"))
+
+
+_TYPES = "float, double, long, int, short, signed char, unsigned char, bool"
+_REDUCTIONS = "".join(
+    f"#pragma omp declare reduction({name} : {_TYPES} : omp_out = {name}(omp_out, omp_in)) "
+    "initializer(omp_priv = omp_orig)\n"
+    for name in ("fx_max", "fx_min")
+)

@@ -1,12 +1,13 @@
-"""Imports between the parts of fxkit go one way, and no module hides a public function."""
+"""Imports go one way at every level; no class has another's name, no module a public function's."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 import fxkit
@@ -15,7 +16,7 @@ PACKAGE = Path(fxkit.__file__).parent
 
 # From the bottom up. A module imports from its own row and from the rows before it.
 ORDER = (
-    ("errors", "config", "registry", "collector", "processor", "timing", "torch_adapters"),
+    ("errors", "config", "registry", "gc_pause", "cpu_info", "timing", "torch_adapters"),
     ("ir",),
     ("analysis",),
     ("tracing",),
@@ -24,10 +25,10 @@ ORDER = (
     ("passes",),
     ("lower",),
     ("view",),
-    ("own_faults",),
-    ("compiler", "compiled_method", "compiled_model", "reporting"),
+    ("compiling",),
+    ("reporting",),
     ("__init__",),
-    ("programs", "doctor", "demo", "cli", "__main__"),
+    ("exported_files", "doctor", "demo", "cli", "__main__"),
 )
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
 
@@ -109,6 +110,95 @@ def test_imports_go_one_way() -> None:
     found = arrows(PACKAGE)
     assert found
     assert [str(arrow) for arrow in found if arrow.is_backwards] == []
+
+
+def circles(package: Path) -> list[str]:
+    """List the files and folders that import each other in a circle, folder by folder.
+
+    An import joins two files; it counts in the folder that holds both, between the two things of
+    that folder, files or folders, in which they lie. Imports inside functions count, and so do
+    those for types alone.
+    """
+    levels: dict[str, nx.DiGraph] = {}
+    for file in sorted(package.rglob("*.py")):
+        relative = file.relative_to(package)
+        for node in ast.walk(ast.parse(file.read_text())):
+            for target in _target_files(node, relative, package):
+                folder, source, destination = _where_they_part(relative, target)
+                if source != destination:
+                    levels.setdefault(folder, nx.DiGraph()).add_edge(source, destination)
+    return [
+        f"{folder}: {', '.join(sorted(circle))}"
+        for folder, graph in sorted(levels.items())
+        for circle in nx.strongly_connected_components(graph)
+        if len(circle) > 1
+    ]
+
+
+def _target_files(node: ast.AST, relative: Path, package: Path) -> Iterator[Path]:
+    """Yield the files, from the package on, that a node imports."""
+    for module, names in _imported(node, relative):
+        first, *base = module.split(".")
+        if first == "fxkit":
+            for name in names or (None,):
+                yield from _first_file(package, (*base, name) if name else base, base)
+
+
+def _first_file(package: Path, *modules: Sequence[str]) -> Iterator[Path]:
+    """Yield the file of the first module that is one."""
+    for module in modules:
+        folder = Path(*module)
+        for file in (folder / "__init__.py", folder.parent / f"{folder.name}.py"):
+            if (package / file).is_file():
+                yield file
+                return
+
+
+def _where_they_part(source: Path, target: Path) -> tuple[str, str, str]:
+    """Return the folder that holds both files, and what of that folder each lies in."""
+    parts = zip(source.parts, target.parts, strict=False)
+    shared = next((i for i, (a, b) in enumerate(parts) if a != b), len(source.parts) - 1)
+    return str(Path(*source.parts[:shared])), source.parts[shared], target.parts[shared]
+
+
+def test_nothing_imports_in_a_circle_at_any_level() -> None:
+    assert circles(PACKAGE) == []
+
+
+CIRCLES = {
+    ".: a.py, b.py": {"a.py": "from fxkit import b", "b.py": "import fxkit.a"},
+    ".: b.py, room": {
+        "room/a.py": "from fxkit.b import x",
+        "b.py": "from fxkit.room.c import y",
+    },
+    "room: a.py, b.py": {
+        "room/a.py": "def f():\n    from fxkit.room import b",
+        "room/b.py": "import fxkit.room.a",
+    },
+    "room: one, two": {
+        "room/one/a.py": "from fxkit.room.two import b",
+        "room/two/b.py": "from fxkit.room.one.c import z",
+    },
+}
+
+
+@pytest.mark.parametrize(("expected", "planted"), CIRCLES.items())
+def test_a_planted_circle_is_found(expected: str, planted: dict[str, str], tmp_path: Path) -> None:
+    for name in (*planted, "room/c.py", "room/one/c.py"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(planted.get(name, ""))
+        (file.parent / "__init__.py").touch()
+    assert circles(tmp_path) == [expected]
+
+
+def test_classes_have_names_of_their_own() -> None:
+    found: dict[str, list[str]] = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(file.relative_to(PACKAGE)))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
 
 
 def test_every_part_has_its_place_in_the_order() -> None:

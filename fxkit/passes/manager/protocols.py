@@ -50,7 +50,7 @@ class Manager(Protocol):
         ...
 
 
-class Run(Protocol):
+class PassRun(Protocol):
     """One run of a manager over one module."""
 
     manager: Manager

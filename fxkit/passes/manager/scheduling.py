@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from fxkit.errors import PreconditionError
 from fxkit.passes.base import Pass
 from fxkit.passes.manager.groups import leaves
-from fxkit.passes.manager.protocols import Run
+from fxkit.passes.manager.protocols import PassRun
 from fxkit.passes.pass_registry import PASSES
 from fxkit.passes.properties import Violation
 
 
-def satisfy(execution: Run, current: Pass, place: str, waiting: tuple[str, ...] = ()) -> None:
+def satisfy(execution: PassRun, current: Pass, place: str, waiting: tuple[str, ...] = ()) -> None:
     """Run what has to run before a pass.
 
     Looked at are the passes of the same list, then the registered ones that need no options and
@@ -44,7 +44,7 @@ def satisfy(execution: Run, current: Pass, place: str, waiting: tuple[str, ...] 
             raise _unsatisfied(current, name, violation, place, tried, notes)
 
 
-def _providers(execution: Run, name: str, waiting: tuple[str, ...]) -> Iterator[Pass]:
+def _providers(execution: PassRun, name: str, waiting: tuple[str, ...]) -> Iterator[Pass]:
     seen: set[str] = set()
     for candidate in (*leaves(execution.manager.items), *_registered()):
         if name in candidate.ensures and candidate.name not in (*waiting, *seen):

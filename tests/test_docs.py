@@ -110,6 +110,14 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_files_that_the_architecture_names_are_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:fxkit/|tests/)?[a-z_]+(?:/[a-z_]+)+(?:\.py|/)?)`", text))
+    roots = (ROOT, ROOT / "fxkit")
+    assert len(named) > 20
+    assert [n for n in sorted(named) if not any((root / n).exists() for root in roots)] == []
+
+
 def test_links_to_headings_lead_to_one() -> None:
     link = re.compile(r"\]\((?!https?:)([^)#\s]*\.md)?#([^)\s]+)\)")
     dead = [

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 from fxkit.view.profiling.profile_rows import RowEntry
 from fxkit.view.texts.escaping import escape
 from fxkit.view.texts.text_table import duration, quantity
 
-if TYPE_CHECKING:
-    from fxkit.view.profiling.profile_result import Profile
-
 _TITLES = {"node": "slowest nodes", "op": "by operator", "module": "by module"}
 _FIRSTS = {"node": "node", "op": "operator", "module": "module"}
 
 
-def html_tables(profile: Profile, limit: int) -> str:
+class Measured(Protocol):
+    """What the tables show of a `Profile`."""
+
+    def summary(self) -> Sequence[str]:
+        """Return what was measured, in lines."""
+        ...
+
+    def entries(self, *, group_by: str) -> Sequence[RowEntry]:
+        """Return the rows, slowest first."""
+        ...
+
+    def share(self, seconds: float | None) -> str:
+        """Return a time as a share of the call."""
+        ...
+
+    def without_row(self, left: Sequence[RowEntry]) -> Sequence[tuple[str, float | None]]:
+        """Return the times of a call that no row shows, each with its words."""
+        ...
+
+
+def html_tables(profile: Measured, limit: int) -> str:
     """Return the summary and the tables; each shows so many rows, and what the others add up to."""
     head = "".join(f"<li>{escape(line)}</li>" for line in profile.summary())
     tables = [_table(profile, grouping, limit) for grouping in _TITLES]
     return f'<ul class="fx-summary">{head}</ul>{"".join(tables)}'
 
 
-def _table(profile: Profile, grouping: str, limit: int) -> str:
+def _table(profile: Measured, grouping: str, limit: int) -> str:
     entries = profile.entries(group_by=grouping)
     most = max((entry.seconds or 0.0 for entry in entries), default=0.0) or 1.0
     body = "".join(_row(profile, entry, grouping, most) for entry in entries[:limit])
@@ -41,7 +59,7 @@ def _table(profile: Profile, grouping: str, limit: int) -> str:
     )
 
 
-def _row(profile: Profile, entry: RowEntry, grouping: str, most: float) -> str:
+def _row(profile: Measured, entry: RowEntry, grouping: str, most: float) -> str:
     width = (entry.seconds or 0.0) / most
     note = f"{entry.operator} {entry.type}" if grouping == "node" else ""
     if entry.computes and grouping == "node":

@@ -1,4 +1,4 @@
-"""Times that are kept beside the built kernels, as JSON, for the next process."""
+"""Measured times on disk, as JSON beside the built kernels, for later processes."""
 
 from __future__ import annotations
 

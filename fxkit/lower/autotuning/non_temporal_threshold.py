@@ -1,4 +1,7 @@
-"""From how many bytes on results are written past the caches; see `cpp.streaming_stores`."""
+"""From which size on non-temporal stores pay on this machine: measured once, kept on disk.
+
+See `codegen.cpp.non_temporal_stores`.
+"""
 
 from __future__ import annotations
 

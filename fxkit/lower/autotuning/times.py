@@ -1,7 +1,7 @@
-"""Times of kernels and of torch's library, taken once for each shape and kept beside the kernels.
+"""Autotuning: kernel against torch's library, timed once for each shape and kept on disk.
 
-Libraries differ by the maker of the processor: the one that torch uses may leave half of its speed
-unused. So whether a kernel is faster is found out on this machine and at these sizes.
+Libraries differ by processor vendor: the one that torch uses may reach only half of the peak. So
+whether a kernel is faster is measured on this machine and at these sizes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A kernel for a GPU as a Python callable on tensors."""
+"""A GPU kernel as a Python callable on tensors."""
 
 from __future__ import annotations
 

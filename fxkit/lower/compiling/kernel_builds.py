@@ -1,4 +1,4 @@
-"""The kernels of a graph, built: in two units at once, and one by one where a unit fails."""
+"""Building the kernels of a graph: two translation units at once, one by one where one fails."""
 
 from __future__ import annotations
 

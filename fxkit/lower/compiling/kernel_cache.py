@@ -1,4 +1,4 @@
-"""Kernels that serve several sets of sizes: built once, and called with other numbers."""
+"""The kernel cache of dynamic shapes: built once, called with other sizes as parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of a graph that was lowered, region by region, and how its calls went."""
+"""What became of a lowered graph, region by region, and how its calls went."""
 
 from __future__ import annotations
 

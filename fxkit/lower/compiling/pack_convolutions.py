@@ -1,4 +1,4 @@
-"""Make the convolutions of a graph packed ones, and keep its images with channels innermost."""
+"""Pack the weights of convolutions, and keep images in channels-last layout between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies between runs of kernels, as functions of Python; and the values that both hand on."""
+"""The Python steps between runs of kernels, and the values that pass between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph that runs: one call for each kernel, and every other node as it was."""
+"""The lowered graph: one call for each kernel, every other node unchanged."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""From the graph that runs to a program of the binding: one call for all of it.
+"""From the lowered graph to a program of the C binding: one call for all of it.
 
-The graph is cut into steps: runs of kernels, and calls of Python for what lies between them. A
-value that no other step sees is never a tensor: it lies in scratch memory, or where a result is
-written later; the layout is planned by when each value is needed last.
+The graph is split into steps: runs of kernels, and Python calls between them. A value that no other
+step reads is never a tensor: it lies in scratch memory, or where a result is written later; memory
+is planned by liveness.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a graph of free sizes to one for certain sizes."""
+"""Specialise a graph of symbolic sizes to given sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sizes of a program's inputs vary from call to call."""
+"""Which input sizes of a graph are dynamic."""
 
 from __future__ import annotations
 

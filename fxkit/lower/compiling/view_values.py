@@ -1,4 +1,4 @@
-"""Views that kernels read through their own addresses, so that nobody has to make them."""
+"""Views that kernels read through their own addressing, so that none is materialised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operators of whole tensors kernels compute, and which regions go on with products."""
+"""Kernel or library: which products, convolutions and attentions kernels compute, and fuse with."""
 
 from __future__ import annotations
 

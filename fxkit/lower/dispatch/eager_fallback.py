@@ -1,4 +1,4 @@
-"""Calls that are left to eager whole, and that then cost no more than eager."""
+"""Calls that run in eager as a whole, at no more than the cost of eager."""
 
 from __future__ import annotations
 

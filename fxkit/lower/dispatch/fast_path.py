@@ -1,4 +1,4 @@
-"""The quick way in: the guards of a captured graph and its program, in one call of the binding."""
+"""The fast path of a call: guards and program in one call of the C binding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a graph whose sizes are free through modules that are each lowered for some sizes."""
+"""A graph of symbolic sizes, with a module lowered for each set of sizes that it meets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sums over all rows, carried out in the loops over each row: the gradients of weights and biases.
+"""Column sums fused into row loops: the gradients of weights and biases.
 
-A region that reduces rows can take in sums that run the other way, down the columns, as long as
-nothing in the region reads them: each row is added to sums that are kept beside it.
+A region that reduces rows can take in sums over all rows, as long as nothing in the region reads
+them: each row is added to partial sums beside it.
 """
 
 from __future__ import annotations

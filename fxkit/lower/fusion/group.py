@@ -1,4 +1,4 @@
-"""A region as it grows: what it computes, and where each of its values lies."""
+"""A fusion group as it grows: its members, and the coordinates of its values."""
 
 from __future__ import annotations
 

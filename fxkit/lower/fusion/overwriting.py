@@ -1,4 +1,4 @@
-"""In-place calls that kernels compute as values: nobody sees the memory that they would change."""
+"""In-place calls that kernels compute as values, where nobody can see the write."""
 
 from __future__ import annotations
 

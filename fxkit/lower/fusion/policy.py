@@ -1,4 +1,4 @@
-"""When a kernel pays."""
+"""The policy of fusion: when a kernel pays."""
 
 from __future__ import annotations
 

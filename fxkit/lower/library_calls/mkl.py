@@ -1,4 +1,4 @@
-"""The calls of torch that give MKL a weight which was packed before: all that is private."""
+"""Private calls of torch that pack a weight for MKL."""
 
 from __future__ import annotations
 

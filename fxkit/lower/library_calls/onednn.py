@@ -1,4 +1,4 @@
-"""The calls of torch that give oneDNN a weight which was laid out before: all that is private."""
+"""Private calls of torch that lay a weight out for oneDNN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls of torch with packed weights have in common: which there are, and when they serve."""
+"""What library calls with packed weights share: which there are, and when they apply."""
 
 from __future__ import annotations
 

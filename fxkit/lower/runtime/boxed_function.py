@@ -1,8 +1,8 @@
-"""A graph as a function of Python that lets go of each value after its last use.
+"""A graph as a Python function that releases each value after its last use.
 
-What torch prints of a graph is meant to be read, and takes it milliseconds. Here the text holds
-calls and names alone; functions and constants stand beside it. So graphs alike have the same text,
-which is compiled once.
+The code that torch.fx generates is meant to be read, and takes milliseconds to generate. Here the
+text holds calls and names alone; functions and constants are passed beside it. So equal graphs have
+the same text, which is compiled once.
 """
 
 from __future__ import annotations

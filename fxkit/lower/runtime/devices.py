@@ -1,4 +1,4 @@
-"""Whether a graph is one for a GPU; asked of each, so that it imports nothing."""
+"""Whether a graph is for a GPU; imports nothing heavy, as every graph is asked."""
 
 from __future__ import annotations
 

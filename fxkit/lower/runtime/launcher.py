@@ -1,4 +1,4 @@
-"""What launches need of torch: the current stream of a GPU, and which GPU is current."""
+"""What GPU launches need of torch: the current stream and device."""
 
 from __future__ import annotations
 

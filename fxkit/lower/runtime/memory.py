@@ -1,4 +1,4 @@
-"""The memory that compiled programs keep for their next call."""
+"""Memory that compiled programs keep for their next call."""
 
 from __future__ import annotations
 

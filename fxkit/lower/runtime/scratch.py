@@ -1,4 +1,4 @@
-"""Where values of a run lie: in one block, or where results are to be written later."""
+"""Memory planning: values of a run in one block, or in the memory of later results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which a kernel walks its axes, and which of them it walks as one."""
+"""Loop order: in which order a kernel walks its axes, and which are merged."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Stretches of a row along which comparisons of its index with numbers have one outcome.
+"""Index-set splitting: a row is cut where the outcome of a guard on its index changes.
 
-A joined, padded or shifted tensor reads each of its parts under a guard, such as `j < 1024`. Asked
-at each point, the guard costs a masked load for each part. Cut where the outcome changes, the row
-becomes a few loops in each of which every guard is known.
+A concatenated, padded or shifted tensor reads each of its parts under a guard, such as `j < 1024`.
+Evaluated at each point, a guard costs a masked load for each part. Split at the boundaries, the row
+becomes a few loops in each of which every guard is constant.
 """
 
 from __future__ import annotations

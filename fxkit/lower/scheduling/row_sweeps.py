@@ -1,8 +1,8 @@
-"""In how many passes over a row a kernel's body is computed, and what each pass does.
+"""Row sweeps: in how many loops over a row a kernel is computed, and what each computes.
 
-A reduction's result is known only after a pass over the whole row, so a row-wide value belongs to
-the first pass at whose beginning all the row scalars it needs are known. What a later pass needs of
-an earlier one is loaded again, computed again where that is cheap, or kept in a row buffer.
+A reduction's result is known only after a sweep over the whole row, so a row-wide value belongs to
+the first sweep at whose beginning all the row scalars it needs are known. What a later sweep needs
+of an earlier one is loaded again, recomputed where that is cheap, or kept in a row buffer.
 """
 
 from __future__ import annotations

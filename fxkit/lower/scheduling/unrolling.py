@@ -1,7 +1,7 @@
-"""Short rows written out point by point, so that what is left has no rows at all.
+"""Full unrolling of short rows: written out point by point, no row is left.
 
 A stack of three tensors that is reduced along the new dimension reads each of them under a guard,
-at each point of rows of three. Written out, every guard is known, and a sum is two additions.
+at each point of rows of three. Unrolled, every guard is constant, and a sum is two additions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The way in which all kernels are called alike: with one array of pointers."""
+"""The calling convention of all kernels: one array of pointers."""
 
 from __future__ import annotations
 

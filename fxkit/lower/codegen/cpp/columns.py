@@ -1,7 +1,7 @@
-"""Kernels whose rows lie across memory: vectors run over neighbouring rows.
+"""Kernels whose reduced axis is not the innermost in memory: vectorised across neighbouring rows.
 
 A sum over the first of two dimensions is one: its rows are the columns of a matrix. A tile is some
-neighbouring rows, the lanes; each value of a row scalar is an array with an element for each.
+neighbouring rows, one a vector lane; each row scalar is an array with an element for each lane.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Short rows that are handled as one long row, so that all vectors are full.
+"""Loop flattening: short contiguous rows become one long row, so that all vector lanes are used.
 
-Along a row of 7 elements most of a vector has nothing to do, and of 31 elements the last 15 are
-handled one by one. Where results lie one row behind the other, the rows are one long one; an
-operand that is the same for each row, or for all of a row, is written out first, for as many rows
-as a tile has.
+Along a row of 7 elements most of a vector is idle, and of 31 elements the last 15 are left to the
+scalar remainder loop. Where the results of neighbouring rows are contiguous, the rows become one;
+an operand that is broadcast along or across rows is expanded first, for the rows of one tile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Passes that only move halves: their bits go from memory to memory, and nothing is converted.
+"""float16 copies are done bitwise: sweeps that only move elements convert nothing.
 
-To change a sign, or to drop it, is to change a bit on the way.
+Negation and `abs` flip or clear the sign bit on the way.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A pass over a row in parts, between which results are rounded to halves.
+"""Loop fission for float16: a row sweep is split where a result is rounded to float16.
 
-A processor rounds a vector to halves in two instructions, which no plain loop becomes. So the loop
-over a block ends where a result is rounded, an array holds it, and all of the array is rounded
-before the next loop reads it. What is cheap, such as a load, is done again in each part.
+A processor rounds a vector to float16 in two instructions, which compilers do not generate from a
+plain loop. So the loop over a block ends where a result is rounded; an array holds the block, all
+of it is rounded, and the next loop reads it. Cheap values, such as loads, are recomputed in each
+part.
 """
 
 from __future__ import annotations

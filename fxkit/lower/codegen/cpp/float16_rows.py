@@ -1,4 +1,4 @@
-"""What rows of halves are spared: conversions in loops, and of what is only moved or summed."""
+"""Row loops over float16: staged conversion, bitwise copies, loop fission at roundings."""
 
 from __future__ import annotations
 

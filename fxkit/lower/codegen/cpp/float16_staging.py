@@ -1,9 +1,9 @@
-"""Elements of float16 that a loop walks in order: converted block by block, apart from the loop.
+"""Staging buffers for float16: operands that a loop reads in order are converted block by block.
 
-Processors convert vectors of float16 in an instruction or two, but compilers do not find them in a
-plain loop. So a block of a row is converted before the loop, into float32 that stays in the first
-cache, and what the loop computes is converted after it. An element that is not walked in order, or
-only under a guard, is converted within the loop by integer arithmetic.
+Processors convert vectors of float16 in an instruction or two, but compilers do not generate them
+from a plain loop. So a block of a row is converted before the loop, into float32 that stays in the
+L1 cache, and results are converted after it. An element that is read out of order, or under a
+guard, is converted inside the loop by integer arithmetic.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the printers of kernels have in common: values, addresses, indentation."""
+"""The base of all C++ kernel printers: values, addresses, indentation."""
 
 from __future__ import annotations
 

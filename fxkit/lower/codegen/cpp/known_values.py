@@ -1,4 +1,4 @@
-"""What is known of a kernel's values before it runs: numbers, uses, bounds, what is rounded."""
+"""Static facts about a kernel's values: constants, use counts, bounds, which are rounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which passes over a row are printed in lanes."""
+"""Which row sweeps are printed with explicit vectors instead of `omp simd`."""
 
 from __future__ import annotations
 

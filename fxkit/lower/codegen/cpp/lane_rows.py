@@ -1,4 +1,4 @@
-"""Rows whose loops may be in lanes."""
+"""Row loops that may use explicit vectors."""
 
 from __future__ import annotations
 

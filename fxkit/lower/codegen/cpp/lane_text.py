@@ -1,4 +1,4 @@
-"""How loops in lanes are written in C++."""
+"""The C++ text of explicit vectors: `lanes.h` and `lane_functions.h`."""
 
 from __future__ import annotations
 

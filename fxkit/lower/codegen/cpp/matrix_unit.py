@@ -1,4 +1,4 @@
-"""Whether this processor has a unit that multiplies small matrices of bfloat16, and may use it."""
+"""Whether the processor has AMX tiles for bfloat16, and the system lets kernels use them."""
 
 from __future__ import annotations
 

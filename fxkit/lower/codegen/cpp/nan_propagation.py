@@ -1,7 +1,7 @@
-"""Which extrema need not look for NaN, since what is computed of them is NaN anyway.
+"""Which maxima and minima may ignore NaN, since what is computed from them is NaN anyway.
 
-A softmax has one: where its row has a NaN, a power is NaN, so their sum is, and with it each
-result, whatever number the maximum was taken to be.
+A softmax has one: where its row has a NaN, an exponential is NaN, so their sum is, and with it each
+result, whatever the maximum was taken to be.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Large results go to memory past the caches.
+"""Non-temporal (streaming) stores: large results bypass the caches.
 
-A line that is written in part is read from memory first. Where a loop fills whole lines, that is a
-third of all that moves, for nothing; and what is larger than the caches is gone from them before
-anyone reads it. So the loop writes to a room of a few lines, which lies in the nearest cache, and
-stores that replace whole lines carry them from there.
+A cache line that is written in part is read from memory first. Where a loop fills whole lines,
+that read is a third of the traffic, for nothing; and what is larger than the caches is evicted
+before anyone reads it. So the loop writes to a staging buffer of a few lines, which stays in the L1
+cache, and non-temporal stores copy whole lines from there to memory.
 
-Whether that is faster depends on the machine and on how much is written. The text asks a variable,
-which `lower.autotuning.non_temporal_threshold` sets when the library is loaded.
+Whether that is faster depends on the machine and on the size. The text reads a variable, which
+`lower.autotuning.non_temporal_threshold` sets when the library is loaded.
 """
 
 from __future__ import annotations

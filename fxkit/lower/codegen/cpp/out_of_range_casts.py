@@ -1,7 +1,7 @@
-"""Which values a compiler may know to be numbers that no integer is near.
+"""Casts to integers whose operand the compiler could fold to an out-of-range constant.
 
-What it makes of them where they are converted to integers is not what the machine does. It knows a
-constant wherever one is chosen, and what is computed of nothing but constants.
+Such a cast is undefined in C++: folded at compile time it gives another number than the machine's
+instruction, which eager runs. Constants, and what is computed from constants alone, are affected.
 """
 
 from __future__ import annotations

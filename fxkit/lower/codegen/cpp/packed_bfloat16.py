@@ -1,12 +1,12 @@
-"""Rows of bfloat16 that are walked two elements at a time.
+"""bfloat16 rows as packed pairs: two elements in each 32-bit word.
 
-Two neighbours in memory are one word of 32 bits. The upper one is a float32 once the lower half is
-cleared, and the lower one once it is shifted up: one instruction each, where a vector of 16-bit
-elements has to be widened first, and narrowed again before it is stored. So each operation of a
-loop is printed twice, for the lower and for the upper elements.
+The upper element is a float32 once the lower half is cleared, the lower one once it is shifted up:
+one instruction each, where a vector of 16-bit elements has to be widened first, and narrowed again
+before it is stored. So each operation of a loop is printed twice, for the lower and for the upper
+elements.
 
-Words lie at multiples of four bytes. A row that begins between them is copied before it is read,
-and its results after they are written, and so is a part of a row with one element too many.
+Words are aligned to four bytes. A row that begins between them is copied to a staging buffer before
+it is read, and its results after they are written; so is the odd element at the end of a row.
 """
 
 from __future__ import annotations

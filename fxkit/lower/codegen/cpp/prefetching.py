@@ -1,4 +1,4 @@
-"""What a kernel asks for before it comes to it: rows behind each other, and lines far apart."""
+"""Software prefetch: rows at a distance, and cache lines that the hardware does not foresee."""
 
 from __future__ import annotations
 

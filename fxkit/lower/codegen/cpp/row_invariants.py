@@ -1,7 +1,7 @@
-"""Values along a row that are the same for every row, and take many instructions.
+"""Loop-invariant code motion: costly values that are the same for every row are hoisted.
 
-A batch norm of rows divides by the root of each column's variance: that is computed once before the
-first row, where it would be computed again in each of them. So are weights in float16 converted.
+A batch norm of rows divides by the root of each column's variance: that is computed once, before
+the first row. Weights in float16 are converted there too.
 """
 
 from __future__ import annotations

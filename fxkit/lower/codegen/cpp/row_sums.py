@@ -1,9 +1,9 @@
-"""How sums of float32 along a row come as near as eager's, whatever becomes of their loops.
+"""The accuracy of float32 sums along a row, at most twice eager's error, vectorised or not.
 
-A loop that becomes vector code adds the numbers of a block side by side: with 16 lanes, each takes
-64 of a block's 1,024. Of some loops the compiler makes no vector code: the same text then adds
-1,024 numbers one after the other, and errs up to 70 times as much as eager. Such sums are kept in
-float64 from the first element, and so are those of many numbers that may be the same.
+A vectorised loop adds the numbers of a block in lanes: with 16 lanes, each adds 64 of a block's
+1,024. Some loops are not vectorised by the compiler: the same text then adds 1,024 numbers one
+after the other, with up to 70 times eager's error. Such sums are accumulated in float64, and so are
+those of many numbers that may be equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels whose rows lie along memory: vectors run along the row."""
+"""Kernels whose rows are contiguous: vectorised along the row."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Powers of a softmax that are taken before the maximum of their row is known.
+"""Speculative single-pass softmax: exponentials without subtracting the maximum.
 
-The shares exp(x) / sum(exp(x)) are the same whatever is subtracted from all x, as long as no power
-overflows, and none that counts is lost. So one pass takes the powers of x itself, sums them and
-finds the maximum; where that is near zero, a pass, its loads and a subtraction are saved, and the
-shares are the nearer to those of exact numbers, as no difference was rounded. Where it is not, the
-powers are taken again; and the next row's maximum is found first, until one is near zero. What is
-subtracted in a row depends on that row alone.
+The shares exp(x) / sum(exp(x)) are the same whatever is subtracted from all x, as long as no
+exponential overflows, and none that counts underflows. So one sweep takes exp(x), sums it and finds
+the maximum; where that is near zero, a sweep, its loads and a subtraction are saved, and the shares
+are nearer to exact ones, as no difference was rounded. Where it is not, the exponentials are taken
+again, with the maximum subtracted; and for the next rows the maximum is found first, until one is
+near zero. What is subtracted in a row depends on that row alone.
 """
 
 from __future__ import annotations

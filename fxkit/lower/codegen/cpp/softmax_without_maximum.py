@@ -1,4 +1,4 @@
-"""Rows whose softmax may take its powers before the maximum is known; see `early_powers`."""
+"""Rows whose softmax may run as a speculative single pass; see `softmax_powers`."""
 
 from __future__ import annotations
 

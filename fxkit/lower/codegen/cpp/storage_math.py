@@ -1,4 +1,4 @@
-"""C++ functions between float32 and the formats of 16 bits that memory holds."""
+"""C++ conversions between float32 and the 16-bit formats of memory."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Operations that take less work where they stand than they do in general.
+"""Strength reduction: cheaper forms of an operation where bounds of its operand are known.
 
-The exponential of what is known to be small needs no look at overflow, and less still where a
-factor does not matter; a maximum with a number needs none at a second NaN, and the tanh of a log1p
-neither of the two. What the compiler does not know needs no look at its size before it becomes an
-integer.
+An exponential of a bounded operand needs no overflow handling, and less precision where a factor
+cancels; a maximum with a constant needs no second NaN test, nor does the tanh of a log1p. A value
+that the compiler can't fold needs no range check before it is cast to an integer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Kernels along rows that also sum over all rows, down the columns.
+"""Kernels that sweep rows and also reduce over all rows, into column sums.
 
-Rows are cut into the same parts, whatever the number of threads. Each part has sums of its own,
-which stay in a cache while its rows are added to them; when all are done, the parts' sums are added
-up in float64.
+Rows are split into the same parts, whatever the number of threads. Each part has partial sums of
+its own, which stay in a cache while its rows are added to them; at the end the partial sums are
+added in float64.
 """
 
 from __future__ import annotations

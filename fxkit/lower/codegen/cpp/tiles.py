@@ -1,8 +1,8 @@
-"""Kernels that read memory across the order in which they write it: both are walked in tiles.
+"""Tiled transposition: kernels that read memory across the order in which they write it.
 
-A transposed operand has its neighbours in memory along an outer axis. Read in the order of the
-row, each of its elements costs a cache line; so a tile of it is turned over first, by vectors, into
-a square that is then read in order.
+A transposed operand is contiguous along an outer axis. Read in the order of the row, each of its
+elements costs a cache line; so a tile of it is transposed first, in vector registers, into a
+square staging buffer that is then read in order.
 """
 
 from __future__ import annotations

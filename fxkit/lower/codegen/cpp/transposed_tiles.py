@@ -1,10 +1,9 @@
-"""Rows along memory that are turned over, so that vectors run over neighbouring rows.
+"""Short or sequential rows as transposed tiles: vectorised across neighbouring rows.
 
-A maximum of 5 neighbours, or a softmax of 10, leaves a vector along the row nothing to do but wait
-for its own lanes; and a cumulative sum waits for each of its elements. So a tile of rows is written
-the other way round first, its columns one behind the other. Each step along the row is then one of
-full vectors, and a result along the row is turned back. Of long rows, some columns are turned over
-at a time.
+A maximum of 5 neighbours, or a softmax of 10, leaves most of a vector along the row idle or waiting
+for its own lanes; and each element of a cumulative sum waits for the last one. So a tile of rows is
+transposed into a staging buffer first. Each step along the row is then one of full vectors, and a
+result along the row is transposed back. Of long rows, some columns are transposed at a time.
 """
 
 from __future__ import annotations

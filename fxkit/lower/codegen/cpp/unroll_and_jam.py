@@ -1,9 +1,10 @@
-"""Loops along a row that handle several vectors in step, which wait less for their own results.
+"""Unroll-and-jam: several vectors a loop iteration, which hides the latency of long functions.
 
 Where a loop also writes a byte for each element, gcc handles as many elements at once as a vector
-has bytes: four vectors of floats in step. With two bytes for each it is two vectors. Four take 32
-registers, and leave short rows to narrower vectors. With the 16 registers of AVX2, coefficients
-are read again for each vector, and where functions are long that still saves up to a third.
+has bytes: four vectors of floats an iteration. With two bytes an element it is two vectors. Four
+take 32 registers, and leave short rows to narrower vectors. With the 16 registers of AVX2,
+coefficients are loaded again for each vector, and for long functions that still saves up to a
+third.
 """
 
 from __future__ import annotations

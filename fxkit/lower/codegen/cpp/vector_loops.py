@@ -1,4 +1,4 @@
-"""Loops that vectors run along, and what stands before and after those that walk halves."""
+"""Vectorised inner loops, with the prologue and epilogue that staging float16 takes."""
 
 from __future__ import annotations
 

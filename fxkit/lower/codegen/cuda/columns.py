@@ -1,4 +1,4 @@
-"""Kernels whose rows lie across memory: a block for tiles of neighbouring rows."""
+"""Column reductions on a GPU: a block handles tiles of neighbouring rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the printers of CUDA kernels have in common: values, addresses, tiles of neighbours."""
+"""The base of all CUDA kernel printers: values, addresses, vector loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels without reductions: each thread computes neighbours, and goes on a grid further on."""
+"""Pointwise kernels on a GPU: each thread computes neighbours in a grid-stride loop."""
 
 from __future__ import annotations
 

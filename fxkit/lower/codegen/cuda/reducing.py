@@ -1,4 +1,4 @@
-"""Kernels with reductions: passes over rows, by the threads of a group or by several blocks."""
+"""Row reductions on a GPU: by a thread group each, or split over several blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the threads of a row hold in registers from one pass over it to the next."""
+"""Register caching: what the threads of a row keep from one row sweep to the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels whose rows lie along memory: a part of a warp, a block or several blocks for each."""
+"""Contiguous rows on a GPU: part of a warp, a block, or several blocks a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a kernel attends faster than torch's library; see `times`."""
+"""Autotuning of attention: kernel against torch's library; see `times`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that compute attention, a block of queries at a time; the text is `attention.h`."""
+"""Attention kernels, a block of queries at a time; the C++ is `attention.h`."""
 
 from __future__ import annotations
 

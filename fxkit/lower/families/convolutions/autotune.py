@@ -1,4 +1,4 @@
-"""Whether a kernel computes a packed convolution faster than oneDNN; see `times`."""
+"""Autotuning of packed convolutions: kernel against oneDNN; see `times`."""
 
 from __future__ import annotations
 

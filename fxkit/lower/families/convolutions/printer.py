@@ -1,7 +1,6 @@
 """Kernels that begin with a convolution, a block of pixels at a time.
 
-The text of the sums is `convolution.h` and, where each channel is convolved for itself,
-`depthwise.h`.
+The C++ is `convolution.h` and, for depthwise convolutions, `depthwise.h`.
 """
 
 from __future__ import annotations

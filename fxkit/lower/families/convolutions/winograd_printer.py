@@ -1,7 +1,7 @@
-"""Kernels that begin with a convolution by windows of 3 × 3, computed in Winograd's way.
+"""Kernels that begin with a 3 × 3 convolution by Winograd's algorithm.
 
-The text of the sums is `winograd.h`; it stands on that of other convolutions. A tile of such a
-kernel is whole pairs of rows of pixels, by a panel of columns.
+The C++ is `winograd.h`, on top of that of other convolutions. A tile of such a kernel is whole
+pairs of rows of pixels, by a panel of columns.
 """
 
 from __future__ import annotations

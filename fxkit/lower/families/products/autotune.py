@@ -1,4 +1,4 @@
-"""Whether a kernel multiplies matrices faster than torch's library; see `times`."""
+"""Autotuning of matrix products: kernel against torch's library; see `times`."""
 
 from __future__ import annotations
 

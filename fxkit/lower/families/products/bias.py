@@ -1,6 +1,6 @@
-"""The bias of a product that torch's library computes, added by the kernel that reads the product.
+"""The bias of a library's matrix product, added by the kernel that reads the product.
 
-The library writes a bias into its result before it multiplies: a pass over memory that is saved so.
+The library writes a bias into its result before it multiplies: a pass over memory that is saved.
 """
 
 from __future__ import annotations

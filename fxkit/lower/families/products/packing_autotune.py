@@ -1,4 +1,4 @@
-"""Whether a packed weight makes torch's library multiply faster; see `times`."""
+"""Autotuning of linear layers: packed weight against unpacked in torch's library; see `times`."""
 
 from __future__ import annotations
 

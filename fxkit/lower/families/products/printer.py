@@ -1,7 +1,7 @@
-"""Kernels that begin with a matrix product: blocks of it are finished while they lie in the cache.
+"""Kernels that begin with a matrix product; its epilogue runs while a block lies in the cache.
 
-The text of the product itself is `product.h`. A tile of such a kernel is a panel of columns of a
-block of rows.
+The C++ of the product is `product.h`. A tile of such a kernel is a panel of columns of a block of
+rows.
 """
 
 from __future__ import annotations

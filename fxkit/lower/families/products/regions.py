@@ -1,7 +1,7 @@
-"""Matrix products in a graph, each with the pointwise operators that go on with its result.
+"""Matrix products in a graph, each with the pointwise epilogue that is fused with it.
 
 A product and what follows it become one kernel: each block of the result is finished while it lies
-in the cache, and the product itself never goes through memory.
+in the cache, and the product itself is never written to memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Kernels that begin with a product of numbers that are split into three of bfloat16 each.
+"""Products of float32 split into three bfloat16 numbers each, for the matrix unit.
 
-The text of the product itself is `split_product.h`; it stands on that of unsplit numbers.
+The C++ is `split_product.h`, on top of that of unsplit numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Remember how calls of one form are bound, so that the next such call costs a dictionary copy.
+"""A cache of bound calls: a later call of the same form costs a dictionary copy.
 
 Two calls have the same form when they call the same target with arguments of the same kinds.
 Numbers count by their type, nodes by what is known of theirs, all else by its value. A recipe is

@@ -1,4 +1,4 @@
-"""Match plain patterns without search: a straight list of steps, made once for each pattern.
+"""Compiled matching: a plain pattern as a straight list of steps, without backtracking.
 
 A pattern is plain when each of its operations is found in one way only: no alternatives, chains or
 names, one output, and commutative operators only above captures that stand nowhere else, whose

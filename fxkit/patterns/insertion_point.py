@@ -1,4 +1,4 @@
-"""Where what takes the place of several results may stand.
+"""The insertion point of a replacement that stands for several results.
 
 It is computed at one place, from the operands as they are there. So the matched nodes come together
 at that place: each may move as far as nobody writes to what it reads and no mode changes, the place

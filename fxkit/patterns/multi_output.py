@@ -1,4 +1,4 @@
-"""Where an output beside the root can be: up from what matched, through users, by operator."""
+"""Patterns of several outputs: where an output beside the root can be found, through users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operands of a replacement may be: a capture may stand for a number, or for nothing.
+"""Operand checks of a replacement: a capture may stand for a number, or for no operand at all.
 
 A pattern that takes a bias matches a call that has none, and one that adds a value matches one that
 adds a number. That is right as long as each operator of the replacement takes it in that place.

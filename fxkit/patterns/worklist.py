@@ -1,4 +1,4 @@
-"""Which nodes a run of rules has still to visit, and in which order."""
+"""The worklist of a rewrite: which nodes are still to be visited, in which order."""
 
 from __future__ import annotations
 

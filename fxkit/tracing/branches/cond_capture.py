@@ -1,4 +1,4 @@
-"""Capture both sides of branches on tensors, by running the program again with each outcome.
+"""Capture a branch on a tensor as `cond`, by running the program again with the other outcome.
 
 A run that goes another way than the tensors say is made on the same state and leaves nothing
 behind. It is broken off before its first effect: at a call in C that is not known to be harmless,

@@ -1,4 +1,4 @@
-"""Join the graphs of two runs that went different ways at a branch into one graph.
+"""Join the graphs of two runs that part at a branch into one graph with a `cond` node.
 
 Up to the branch the two are the same. From their end backwards they may be the same again; what is
 in between are the two sides, which become submodules of one `cond` node.

@@ -1,4 +1,4 @@
-"""Give functions code whose calls go through a hook, while a program is recorded.
+"""Bytecode rewriting: functions whose calls go through a hook while a program is recorded.
 
 The interpreter reports which function in C is called, and not on what; some calls it does not
 report at all. Where a program calls such functions, the code of the function that calls them is

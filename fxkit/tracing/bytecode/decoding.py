@@ -1,4 +1,4 @@
-"""The instructions of a function, in one form on each interpreter that is known.
+"""Decode bytecode: the instructions of a function, in one form for all known interpreters.
 
 Interpreters differ in what an instruction is called, in which two are one, and in how an argument
 leads to a name. All of that is here. What is not known is never guessed: where the interpreter is

@@ -1,4 +1,4 @@
-"""Follow what a call returns through the code of a function."""
+"""Data flow in bytecode: what becomes of the value that a call returns."""
 
 from __future__ import annotations
 

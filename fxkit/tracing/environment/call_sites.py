@@ -1,4 +1,4 @@
-"""Tell which function of a program led to a call that can't be looked into."""
+"""The call site of an opaque call: which function of the user led to it."""
 
 from __future__ import annotations
 

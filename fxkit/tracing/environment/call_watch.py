@@ -1,4 +1,4 @@
-"""See which functions a program calls while it is recorded: Python's own, and those written in C.
+"""Watch the calls of a program while it is recorded: Python functions, and those written in C.
 
 The interpreter reports calls of one thread to one function (`sys.setprofile`). It is switched off
 while torch works, so that it sees the program and not what is recorded anyway.

@@ -1,4 +1,4 @@
-"""All that a program can read beside its arguments, looked at before the program reads it.
+"""Walk the environment of a program: all that it can read beside its arguments, before it does.
 
 The walk starts at the callable and goes on while the program runs: when a function is called for
 the first time, its globals, closure and the attributes that its code names are looked at before its

@@ -1,4 +1,4 @@
-"""Let layers of torch that ask whether calls are intercepted choose as they do unobserved.
+"""Let layers of torch take their fast paths although a function mode is active.
 
 `nn.MultiheadAttention`, `nn.TransformerEncoderLayer` and `nn.TransformerEncoder` have fast paths,
 which they leave while a torch function mode is active, and a recorder is one. The paths differ in

@@ -1,4 +1,4 @@
-"""Which functions written in C a program may call while its graph is recorded.
+"""Allowlists of C functions: which a program may call while its graph is recorded.
 
 What such a function does can't be looked into. Those of the tables only compute from what they are
 given, or change containers whose content is compared; any other may see or change what no guard

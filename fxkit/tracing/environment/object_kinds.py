@@ -1,4 +1,4 @@
-"""What the walk over a program's state leaves alone, and how it tells kinds of objects apart."""
+"""How the environment walk classifies objects, and which it leaves alone."""
 
 from __future__ import annotations
 

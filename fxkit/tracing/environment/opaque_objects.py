@@ -1,4 +1,4 @@
-"""Objects written in C whose state can't be told, and callables that the interpreter hides.
+"""Objects with native state, which can't be inspected, and callables that the profiler misses.
 
 An object of a class in C may answer otherwise at each call although nothing that Python shows of
 it has changed: a random generator, a memory view, a queue. The interpreter reports calls of plain

@@ -1,4 +1,4 @@
-"""The attributes that a program's code names, and what waits until some code names it."""
+"""The attribute names that code reads, and objects that wait until some code reads theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The count of writes to a dict, where the interpreter keeps one that misses none.
+"""Dict versions: a counter of writes to a dict, on interpreters whose counter misses none.
 
 CPython 3.11 counts up a number at each write to any dict. Later interpreters don't; what torch
 counts there instead hears of writes from the interpreter, and CPython 3.13 says nothing of an

@@ -1,4 +1,4 @@
-"""Which numbers a graph takes as inputs: plain ints and floats that were seen to change.
+"""Dynamic numbers: plain ints and floats that were seen to change become inputs of a graph.
 
 A step that is counted, a learning rate or a temperature: each call has another one, and a graph for
 each would never end. Once a second value was seen, the next capture lets it be any number.

@@ -1,4 +1,4 @@
-"""What a captured graph takes for granted, each as a value that can be checked and explained."""
+"""Guards: what a captured graph assumes, each a value that can be checked and explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What functions, classes and objects consist of beside their attributes, and can be exchanged."""
+"""What else of functions, classes and objects can be exchanged: code, defaults, bases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guards on tensors whose sizes are free, and on what has to hold of those sizes."""
+"""Guards on tensors with dynamic sizes, and on relations between those sizes."""
 
 from __future__ import annotations
 

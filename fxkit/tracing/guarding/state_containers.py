@@ -1,4 +1,4 @@
-"""Places where Python state lies: what each held before a run, whether it still does, and writes.
+"""Guarded containers of Python state: their content before a run, whether it holds, and writes.
 
 Where the interpreter counts the writes to a dict (see `dict_versions`), its content is compared
 only when that count has changed; a state that stays as it is costs some ten nanoseconds a dict.

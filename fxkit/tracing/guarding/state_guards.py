@@ -1,4 +1,4 @@
-"""Guards on Python state, and the quick look that tells that none of it has changed."""
+"""Guards on Python state, and the quick check that none of it has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether any of many dicts has changed: told by the count of writes, or by their content."""
+"""Whether any of many dicts has changed: by their versions, or by their content."""
 
 from __future__ import annotations
 

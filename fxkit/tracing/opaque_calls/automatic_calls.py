@@ -1,4 +1,4 @@
-"""Keep calls that can't be looked into as opaque calls of the graph, without a mark.
+"""Make calls that can't be inspected opaque calls of the graph, without the user's mark.
 
 The first recording of a program finds the functions that make such calls; at the next one their
 calls go through `call_through`, which sees each function with what it is given. Functions of the

@@ -1,4 +1,4 @@
-"""Functions that a graph calls as they are: their bodies are not recorded, their effects are kept.
+"""Opaque calls: functions that a graph calls unchanged; effects are kept, bodies not recorded.
 
 An opaque call runs exactly once for each call of a captured program, even when a guard fails behind
 it and the program is run again: a tape of this thread gives the second run what the first one got.

@@ -1,4 +1,4 @@
-"""Opaque calls as operators of torch, so that they survive what traces a graph once more.
+"""Opaque calls as custom operators of torch, so that they survive another tracer.
 
 AOTAutograd follows a graph with tensors that hold no numbers, drops calls whose results nobody uses
 and may change the order of others. An operator with a registered, ordered effect is left in place.

@@ -1,4 +1,4 @@
-"""Shapes that depend on the numbers in a tensor, so that no guard on entry can vouch for them."""
+"""Data-dependent shapes, which no guard on entry can vouch for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tensors held before a run that is to be taken back as a whole."""
+"""Tensor contents before a run that may have to be undone as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins for numbers that a graph is given, or that opaque calls gave.
+"""Symbolic numbers: stand-ins for numbers that are inputs or results of opaque calls.
 
 Arithmetic on them becomes nodes of the graph; wherever a program uses the number itself, a guard
 in the graph expects it to be the same one.

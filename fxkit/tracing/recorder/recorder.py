@@ -1,4 +1,4 @@
-"""Write down, as an FX graph, the torch calls that a running program makes."""
+"""The recorder: the torch calls of a running program become an FX graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put what a program has changed back as it was before its run, and forth again.
+"""Restore state between recordings: undo what a run changed, and redo it.
 
 A second recording of the same call has to find what the first one found. What the first run wrote
 is known by then, so that it can be taken back for the while.

@@ -1,4 +1,4 @@
-"""Take back what a graph did before one of its value guards failed.
+"""Roll back what a graph wrote before one of its value guards failed.
 
 Most graphs write to nothing before their last guard, and need none of this. Which tensors a graph
 writes to is known from when it was captured; those are copied before each call.

@@ -1,4 +1,4 @@
-"""The graph of a program while it runs: its nodes, and where each value of the program lies."""
+"""The tape: the graph of a running program, and where each value of the program lies."""
 
 from __future__ import annotations
 

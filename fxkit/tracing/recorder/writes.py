@@ -1,4 +1,4 @@
-"""Which tensors from outside of a program it has written to, told by their version counters."""
+"""Which outside tensors a program has written to, by their version counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a program that could not be recorded is tried again."""
+"""Exponential backoff: when a program that could not be recorded is tried again."""
 
 from __future__ import annotations
 

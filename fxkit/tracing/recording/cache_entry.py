@@ -1,4 +1,4 @@
-"""One graph of a program with the facts under which it may stand in for it, and how it is run."""
+"""A cache entry: one graph of a program, the guards under which it serves, how it is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record a call once more with stand-ins for its sizes, to get a graph that serves other sizes too.
+"""Record a call again with symbolic sizes, to get a graph that serves other sizes too.
 
 The first recording gave the call's result, and a graph for its very sizes. The second one sees the
 same state and the same arguments, and leaves nothing behind. Its graph counts when it is the first

@@ -1,4 +1,4 @@
-"""What has to hold for a captured graph to stand in for a call, in a form that C code can check."""
+"""The guards of a cache entry in a form that the C binding can check."""
 
 from __future__ import annotations
 

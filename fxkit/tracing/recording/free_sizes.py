@@ -1,4 +1,4 @@
-"""Which sizes of a program's arguments are to be free: those asked for, or seen to change."""
+"""Which sizes of the arguments are dynamic: those asked for, or seen to change."""
 
 from __future__ import annotations
 

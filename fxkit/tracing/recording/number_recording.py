@@ -1,4 +1,4 @@
-"""Record a call once more with stand-ins for numbers that change, which become inputs of the graph.
+"""Record a call again with symbolic numbers, which become inputs of the graph.
 
 The first recording gave the call's result, and a graph for its very numbers. The second one sees
 the same state and the same arguments, and leaves nothing behind. Its graph counts when it is the

@@ -1,4 +1,4 @@
-"""Run a program once under a recorder and turn what was recorded into one variant of its graph."""
+"""Run a program once under the recorder and make a cache entry of what was recorded."""
 
 from __future__ import annotations
 

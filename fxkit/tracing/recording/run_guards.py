@@ -1,4 +1,4 @@
-"""Guards on what a recorded run was given, read of the program's state, and found about it."""
+"""The guards of a recorded run: on arguments, environment, and what was found on the way."""
 
 from __future__ import annotations
 

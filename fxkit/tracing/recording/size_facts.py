@@ -1,4 +1,4 @@
-"""What has to hold of free sizes for a graph to stand for its program: facts become guards."""
+"""Facts about symbolic sizes become guards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record a program with stand-ins for the sizes of its tensors.
+"""The recorder of symbolic sizes.
 
 The program runs on real tensors. Where it asks a tensor that depends on a free size for its shape,
 a node reads that size and a stand-in is given for the number, so that what is computed of it is

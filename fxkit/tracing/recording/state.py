@@ -1,4 +1,4 @@
-"""The Python state of one recorded run: what to guard, and what to write again."""
+"""The Python state of a recorded run: what to guard, and which writes to replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Python packages keep no state that a program's result could depend on.
+"""The allowlist of packages that keep no state on which a result could depend.
 
 What lies in them is not looked into: torch (its calls are what is recorded, and its modes are
 guarded), NumPy, and the parts of the standard library that only compute.

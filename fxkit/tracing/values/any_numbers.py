@@ -1,4 +1,4 @@
-"""What stands, in a guard, for any number of a type."""
+"""A placeholder in guards for any number of a type."""
 
 from __future__ import annotations
 

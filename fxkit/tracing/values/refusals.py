@@ -1,4 +1,4 @@
-"""Why a program can't be held in one graph."""
+"""The reasons why a program can't be held in one graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins for the sizes of a program's tensors, which write down what is computed of them.
+"""Symbolic sizes: stand-ins that record what is computed of them.
 
 A stand-in behaves as the number that it stands for. Arithmetic on it is written down and gives
 another stand-in; whatever else a program does with it (comparing it, printing it, counting up to

@@ -1,4 +1,4 @@
-"""Tensors that a program uses without being given them: parameters, buffers, globals, closures.
+"""Sources of outside tensors: parameters, buffers, globals, closures.
 
 They are found before the program runs, by looking into what the callable refers to. Each has a
 place, so that a later call can tell whether the same tensor still lies there. A tensor that turns

@@ -1,4 +1,4 @@
-"""What objects and classes hold, read from where it lies, so that no code of theirs runs.
+"""Stored attributes of objects and classes, read without running any of their code.
 
 Properties, `__getattr__`, `__getattribute__`, `__class__`, and methods of metaclasses and of
 subclasses of containers may compute what they give, raise, or have effects. What they compute is no

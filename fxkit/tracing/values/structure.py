@@ -1,4 +1,4 @@
-"""Take nested Python values apart into tensors and a description of the rest, and back again.
+"""Flatten nested Python values into tensors and a structure, and rebuild them.
 
 torch's own pytree stops at objects that nobody registered, and it forgets which containers are the
 same. A captured call needs both: a key-value cache is an ordinary object that holds tensors, and a

@@ -1,4 +1,4 @@
-"""Texts of values for messages, without running code that a program's own classes write them by."""
+"""Values as text for messages, without running `__repr__` of a user's classes."""
 
 from __future__ import annotations
 

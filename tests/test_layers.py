@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -55,6 +56,13 @@ class Arrow:
         return f"{self.file}:{self.line}: {self.source} imports {self.target}"
 
 
+@functools.cache
+def _nodes(file: Path) -> tuple[ast.AST, ...]:
+    """Return what a file imports, calls and defines."""
+    wanted = (ast.Import, ast.ImportFrom, ast.Call, ast.ClassDef)
+    return tuple(n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, wanted))
+
+
 def arrows(package: Path) -> list[Arrow]:
     """List every import of one part of the package by another, those inside functions too."""
     return [arrow for file in sorted(package.rglob("*.py")) for arrow in _arrows_of(file, package)]
@@ -63,7 +71,7 @@ def arrows(package: Path) -> list[Arrow]:
 def _arrows_of(file: Path, package: Path) -> Iterator[Arrow]:
     relative = file.relative_to(package)
     source = relative.parts[0].removesuffix(".py")
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in _nodes(file):
         for target in _targets(node, relative, package):
             yield Arrow(str(relative), node.lineno, source, target)  # type: ignore[attr-defined]
 
@@ -122,7 +130,7 @@ def circles(package: Path) -> list[str]:
     levels: dict[str, nx.DiGraph] = {}
     for file in sorted(package.rglob("*.py")):
         relative = file.relative_to(package)
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in _nodes(file):
             for target in _target_files(node, relative, package):
                 folder, source, destination = _where_they_part(relative, target)
                 if source != destination:
@@ -195,7 +203,7 @@ def test_a_planted_circle_is_found(expected: str, planted: dict[str, str], tmp_p
 def test_classes_have_names_of_their_own() -> None:
     found: dict[str, list[str]] = {}
     for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in _nodes(file):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(str(file.relative_to(PACKAGE)))
     assert {name: files for name, files in found.items() if len(files) > 1} == {}

@@ -26,7 +26,7 @@ class JournalledGraph:
     Attributes:
         gm: The module under edit.
         by: Who makes the changes that come next.
-        journal: What was changed so far, each a `Change`, oldest first.
+        journal: What was changed so far, each a `GraphChange`, oldest first.
         number: Once it is over and has changed something, its place among all sessions; 0 when
             another one has taken its changes over.
         number_before: That of the session which changed the module before it.

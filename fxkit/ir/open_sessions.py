@@ -11,20 +11,45 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from torch import fx
 
 from fxkit.errors import RewriteError
 from fxkit.ir.program_changes import ProgramChange, program_of_graph
 
-if TYPE_CHECKING:
-    from fxkit.ir.journalled_graph import JournalledGraph
+
+class OpenSession(Protocol):
+    """What is known of a session here: a `JournalledGraph`.
+
+    Attributes:
+        gm: The module under edit.
+        number: Once it is over and has changed something, its place among all sessions.
+        number_before: That of the session which changed the module before it.
+    """
+
+    gm: fx.GraphModule
+    number: int | None
+    number_before: int
+
+    @property
+    def is_modified(self) -> bool:
+        """Whether the session has changed the graph."""
+        ...
+
+    def outdate(self) -> None:
+        """Let the code of the module be generated anew."""
+        ...
+
+    def take_over(self, inner: Any) -> None:
+        """Add what another session has changed in the same module."""
+        ...
+
 
 _thread = threading.local()
 
 # Module → the outermost session that is open on it, and its thread.
-_outermost: weakref.WeakKeyDictionary[fx.GraphModule, tuple[JournalledGraph, int]] = (
+_outermost: weakref.WeakKeyDictionary[fx.GraphModule, tuple[OpenSession, int]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -33,13 +58,13 @@ _last_changes: weakref.WeakKeyDictionary[fx.GraphModule, int] = weakref.WeakKeyD
 _numbers = itertools.count(1)
 
 
-def open_on(gm: fx.GraphModule) -> JournalledGraph | None:
+def open_on(gm: fx.GraphModule) -> OpenSession | None:
     """Return the session that is open on a module in this thread, or None."""
     return next((session for session in reversed(_sessions()) if session.gm is gm), None)
 
 
 @contextlib.contextmanager
-def opened(session: JournalledGraph, change: ProgramChange | None = None) -> Iterator[None]:
+def opened(session: OpenSession, change: ProgramChange | None = None) -> Iterator[None]:
     """Let sessions that are opened on the same module inside the block join this one.
 
     When one is open around it already, that one takes over all that this one has changed, however
@@ -76,12 +101,12 @@ def opened(session: JournalledGraph, change: ProgramChange | None = None) -> Ite
             program.note_change(session.gm, noted)
 
 
-def is_open(session: JournalledGraph) -> bool:
+def is_open(session: OpenSession) -> bool:
     """Tell whether this thread has a session open."""
     return any(other is session for other in _sessions())
 
 
-def check_is_latest(session: JournalledGraph) -> None:
+def check_is_latest(session: OpenSession) -> None:
     """Refuse to go on with a session that is over when another has changed its module since.
 
     Raises:
@@ -109,14 +134,14 @@ def check_no_other_session(gm: fx.GraphModule) -> None:
         )
 
 
-def forget(session: JournalledGraph) -> None:
+def forget(session: OpenSession) -> None:
     """Take note that all that a session which is over had changed is taken back."""
     if session.number and not session.is_modified:
         _last_changes[session.gm] = session.number_before
         session.number = None
 
 
-def _sessions() -> list[JournalledGraph]:
+def _sessions() -> list[OpenSession]:
     if not hasattr(_thread, "sessions"):
         _thread.sessions = []
     return _thread.sessions

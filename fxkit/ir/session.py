@@ -52,7 +52,7 @@ class EditSession(JournalledGraph):
 
     Attributes:
         gm: The module under edit.
-        journal: What was changed so far, each a `Change`, oldest first.
+        journal: What was changed so far, each a `GraphChange`, oldest first.
     """
 
     def __init__(self, gm: fx.GraphModule, by: str = "") -> None:

@@ -221,3 +221,31 @@ def test_following_a_changed_program_symbolically_is_refused() -> None:
     rewrite(changed)
     with pytest.raises(UnsupportedError, match=r"changed by the rewrite by relu_to_100_tanh"):
         fxkit.symbolic_trace(changed)
+
+
+def _with_plain_edit() -> fxkit.Captured:
+    """Capture a program and edit its graph by torch.fx alone."""
+    captured = fxkit.capture(lambda x: torch.relu(x) + 1, (torch.ones(3),))
+    gm = captured.graph_module
+    (relu,) = (node for node in gm.graph.nodes if node.target is torch.relu)
+    relu.target = torch.tanh
+    gm.recompile()
+    return captured
+
+
+def test_an_edit_by_torch_fx_alone_is_told_of_when_another_graph_is_captured() -> None:
+    captured, x = _with_plain_edit(), torch.ones(3)
+    torch.testing.assert_close(captured(x), torch.tanh(x) + 1)
+    with torch.no_grad(), pytest.warns(UserWarning, match=r"edit inside `with fxkit.edit"):
+        captured(x)
+    captured(torch.ones(3, dtype=torch.float64))  # once is enough
+
+
+def test_a_reported_edit_and_none_at_all_are_not_told_of() -> None:
+    captured, x = fxkit.capture(lambda x: torch.relu(x) + 1, (torch.ones(3),)), torch.ones(3)
+    captured(x.double())
+    with fxkit.edit(captured) as edit:
+        (relu,) = (node for node in edit.gm.graph.nodes if node.target is torch.relu)
+        edit.set_target(relu, torch.tanh)
+    with torch.no_grad():
+        torch.testing.assert_close(captured(x), torch.tanh(x) + 1)

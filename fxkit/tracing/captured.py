@@ -609,10 +609,13 @@ class Captured(ChangedProgram, GraphProgram):
     def _finish(self, variant: CacheEntry, attempt: Attempt, *, is_for_one: bool) -> None:
         """Change a graph as the program was changed, and let the backend compile it."""
         assert attempt.run is not None
+        self.warn_of_unreported_edits(map(self._changed_graph, self._variants))
         extras = (extra.places[0].read() for extra in variant.extras)
         inputs = (*attempt.run.tensors(), *extras)
         self._make(variant, inputs, inputs if is_for_one else None)
-        belongs_to(self._changed_graph(variant), self)
+        changed = self._changed_graph(variant)
+        belongs_to(changed, self)
+        self.note_graph(changed)
 
     def _make(
         self, variant: CacheEntry, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +32,19 @@ class Substitution:
     with_numbers: Callable[[fx.GraphModule], Callable[..., Any]]
 
 
+def _text_hash(graph: fx.Graph) -> int:
+    """Return a number that is another one for another graph, as good as surely."""
+    return hash(tuple(f"{n.name} {n.target} {n.args} {n.kwargs}" for n in graph.nodes))
+
+
 class ChangedProgram(ABC):
     """A program with several graphs, and what was applied to them."""
 
     def __init__(self) -> None:
         self._changes: list[ProgramChange] = []
         self._listeners: list[Callable[[], None]] = []
+        self._texts: weakref.WeakKeyDictionary[fx.GraphModule, int] = weakref.WeakKeyDictionary()
+        self._has_warned_of_edits = False
 
     @property
     def changes(self) -> tuple[ProgramChange, ...]:
@@ -96,6 +104,25 @@ class ChangedProgram(ABC):
             # Opaque calls are not made for their types: they may happen only once.
             if TYPE_KEY not in node.meta and node.op != "output" and not is_foreign(node):
                 infer_type(node)
+
+    def note_graph(self, gm: fx.GraphModule) -> None:
+        """Note what a new graph is like, so that edits of it which nothing reports are seen."""
+        if not self._changes:
+            self._texts[gm] = _text_hash(gm.graph)
+
+    def warn_of_unreported_edits(self, graphs: Iterable[fx.GraphModule]) -> None:
+        """Warn once where a graph was edited by torch.fx alone, as another one is captured."""
+        if self._changes or self._has_warned_of_edits:
+            return
+        if any(self._texts.get(gm, now) != now for gm in graphs for now in [_text_hash(gm.graph)]):
+            self._has_warned_of_edits = True
+            warnings.warn(
+                "expected edits of a captured graph that its program is told of, got edits by "
+                "torch.fx alone: they hold for that graph, and not for the one that is captured "
+                "now for another kind of call\n  hint:  edit inside `with fxkit.edit(captured) as "
+                "edit:`, by fxkit.rewrite or by a PassManager, which hold for all graphs",
+                stacklevel=2,
+            )
 
     @abstractmethod
     def _keep_only(self, gm: fx.GraphModule) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 
 from fxkit.ir.attributes import type_of_operand
-from fxkit.ir.op import Attribute, resolve
+from fxkit.ir.op import Attribute, operator_of, resolve
 from fxkit.ir.printer import format_node, format_source, format_value
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.axes import same_axes
@@ -171,13 +171,29 @@ class _Search:
         climb = OutputSearch(self.bindings, values, self.taken)
         reached = [(output, climb.candidates(output)) for output in missing]
         known = [(output, nodes) for output, nodes in reached if nodes is not None]
-        output, candidates = min(known, key=lambda pair: len(pair[1]), default=(missing[0], []))
+        output, candidates = min(
+            known, key=lambda pair: len(pair[1]), default=(missing[0], self._anywhere(missing[0]))
+        )
         owner = output if isinstance(output, Operation) else self.pattern.operations[-1]
         for candidate in candidates:
             if self._value(output, candidate, owner, self.root, self._other_outputs):
                 return True
         expected = f"{' or '.join(first_operators(output))} beside the root"
         return self._fail(owner, expected, "no such node", self.root)
+
+    def _anywhere(self, output: PatternNode) -> list[fx.Node]:
+        """Return the nodes that may be an output which shares nothing with what matched.
+
+        The first that fits is taken, in the order of the graph. Cost: linear in the graph, for each
+        place of the root.
+        """
+        names = set(first_operators(output))
+        calls = ((node, operator_of(node)) for node in self.root.graph.nodes)
+        return [
+            node
+            for node, operator in calls
+            if operator is not None and operator.name in names and node not in self.taken
+        ]
 
     def _operation(self, wanted: Operation, node: fx.Node, rest: _Continuation) -> bool:
         self.steps += 1

@@ -241,10 +241,9 @@ def rule(
 
     Raises:
         PatternError: When a side can't be traced, is a bare parameter, or reads a tensor or module
-            that is no parameter; when the pattern's results have nothing in common; when the sides
-            do not agree in parameters or number of results; when the replacement returns None, or
-            takes a parameter that the pattern does not use. With `at`, all this when the rule is
-            first used.
+            that is no parameter; when the sides do not agree in parameters or number of results;
+            when the replacement returns None, or takes a parameter that the pattern does not use.
+            With `at`, all this when the rule is first used.
 
     Example:
         >>> import torch, fxkit

@@ -26,7 +26,6 @@ from fxkit.patterns.pattern_nodes import (
     Operation,
     Pattern,
     PatternNode,
-    below,
     slice_parts,
 )
 
@@ -44,8 +43,7 @@ def pattern(
         operands: Capture → what it has to be.
 
     Raises:
-        PatternError: When the function can't be traced, computes nothing, or returns results that
-            have nothing in common.
+        PatternError: When the function can't be traced, or computes nothing.
     """
     if isinstance(function, Pattern):
         return function if operands is None else replace(function, operands=operands)
@@ -139,7 +137,6 @@ class PatternBuilder:
                     hint="a pattern that is one parameter would match every node; "
                     "return an operation",
                 )
-        _check_connected(built)
         return built
 
     def _build(self, value: Any) -> Any:
@@ -186,27 +183,6 @@ class PatternBuilder:
             return Named(values[0], values[1].value)
         link, hole, start, at_least, at_most = values
         return Chain(link, hole, start, at_least.value, at_most.value)
-
-
-def _check_connected(outputs: tuple[PatternNode, ...]) -> None:
-    """Refuse outputs that can't be found from one another.
-
-    Raises:
-        PatternError: When they have no parameter or operation in common, not even through others.
-    """
-    cones = [{v for v in below((o,)) if not isinstance(v, Constant)} for o in outputs]
-    reached, apart = cones[0], cones[1:]
-    while apart:
-        near = [cone for cone in apart if not reached.isdisjoint(cone)]
-        if not near:
-            raise PatternError(
-                "expected results that share a parameter or an operation, got results with nothing "
-                "in common",
-                hint="make a rule of each result; or, where they meet further on in the graph, "
-                "return what they are computed into too",
-            )
-        apart = [cone for cone in apart if reached.isdisjoint(cone)]
-        reached = reached.union(*near)
 
 
 def _conversions(node: fx.Node) -> list[Call]:

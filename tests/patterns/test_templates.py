@@ -66,8 +66,6 @@ _MALFORMED: dict[str, tuple[Callable[..., Any], str]] = {
     "a constant": (lambda x: 3, "got a value"),
     "starred parameters": (lambda *args: torch.relu(args[0]), r"got \*args"),
     "starred keywords": (lambda **kwargs: torch.relu(kwargs["x"]), r"got \*kwargs"),
-    "results apart": (lambda x, y: (torch.relu(x), torch.tanh(y)), "with nothing in common"),
-    "two pairs apart": (lambda x, y: (-x, x + 1, y + 1, -y), "with nothing in common"),
     "a branch": (lambda x: torch.relu(x) if x.sum() > 0 else x, "can't be traced"),
     "a loop over a tensor": (lambda x: sum(row for row in x), "can't be traced"),
 }

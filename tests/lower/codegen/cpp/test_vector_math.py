@@ -112,6 +112,11 @@ def mapped(library: ctypes.CDLL, name: str, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def without_fma() -> float:
+    """Return by how many units in the last place errors may be larger on this processor."""
+    return 0.0 if "fma" in cpu_info.features() else 1.0
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_error_in_units_of_the_last_place(library: ctypes.CDLL, name: str) -> None:
     x = every_range()
@@ -123,8 +128,7 @@ def test_error_in_units_of_the_last_place(library: ctypes.CDLL, name: str) -> No
     regular = ~special
     unit = torch.from_numpy(np.spacing(rounded[regular].abs().numpy())).double()
     error = ((found[regular].double() - exact[regular]).abs() / unit).max()
-    slack = 0.0 if "fma" in cpu_info.features() else 1.0
-    assert error <= vector_math.MAX_ULP[name] + slack
+    assert error <= vector_math.MAX_ULP[name] + without_fma()
     exceptional = exact.isnan() | rounded.isinf()
     assert torch.equal(found[exceptional].isnan(), exact[exceptional].isnan())
     infinite = rounded.isinf()
@@ -138,7 +142,8 @@ def test_error_near_zero_in_units_of_the_last_place(library: ctypes.CDLL, name: 
     x = torch.cat([spread[spread.abs() < 2.0**18], many, many.nextafter(torch.tensor(torch.inf))])
     found, exact = mapped(library, f"{name}_near", x), getattr(torch, name)(x.double())
     unit = torch.from_numpy(np.spacing(exact.float().abs().numpy())).double()
-    assert ((found.double() - exact).abs() / unit).max() <= vector_math.MAX_ULP[f"fx_{name}"]
+    error = ((found.double() - exact).abs() / unit).max()
+    assert error <= vector_math.MAX_ULP[f"fx_{name}"] + without_fma()
     assert torch.equal(found[x == 0].signbit(), getattr(torch, name)(x[x == 0]).signbit())
 
 
@@ -147,7 +152,12 @@ def test_the_exponential_of_what_is_not_positive(library: ctypes.CDLL) -> None:
     x = x[~(x > 0)]
     found, general = mapped(library, "exp_down", x), mapped(library, "fx_exp", x)
     is_number = ~x.isnan()
-    assert torch.equal(found[is_number], general[is_number])
+    if not without_fma():
+        assert torch.equal(found[is_number], general[is_number])
+    exact = x.double().exp()
+    unit = torch.from_numpy(np.spacing(exact.float().numpy())).double()
+    error = ((found.double() - exact).abs() / unit)[is_number].max()
+    assert error <= vector_math.MAX_ULP["fx_exp"] + without_fma()
     assert found[x.isnan()].isnan().all()
 
 
@@ -209,8 +219,9 @@ def test_the_probability_below_a_number(library: ctypes.CDLL) -> None:
     found, exact = mapped(library, "normal_cdf", x), torch.special.log_ndtr(x.double()).exp()
     is_number = ~x.isnan()
     error = (found.double() - exact)[is_number].abs()
-    assert error.max() < 9e-8
-    assert error[x[is_number] < 0].max() < 6e-8
+    unit = without_fma() * 2.0**-24  # in the last place of numbers from a half to one
+    assert error.max() < 9e-8 + unit
+    assert error[x[is_number] < 0].max() < 6e-8 + unit
     assert found[x.isnan()].isnan().all()
     low = (x < 0) & (exact > 2.0**-120)  # where it is small, not lost, or lost in eager too
     is_lost = low & (found == 0)

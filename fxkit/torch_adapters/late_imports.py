@@ -38,6 +38,9 @@ FOR_GRAPHS_OF_GRADIENTS = (
 FOR_CONTROL_OPERATORS = ("torch._dynamo.convert_frame",)
 """What `torch.cond` and its like need in eager; with it comes Triton, where that is installed."""
 
+FOR_CHECKPOINTS = ("torch._dynamo",)
+"""What torch imports at the first checkpoint of activations."""
+
 _imported: set[tuple[str, ...]] = set()
 
 

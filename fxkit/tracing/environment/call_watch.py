@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 import torch
 
+from fxkit.torch_adapters.checkpoints import is_wrapper_of_checkpoints
 from fxkit.torch_adapters.custom_functions import APPLY, is_without_frame
-from fxkit.torch_adapters.late_imports import FOR_CONTROL_OPERATORS, import_at_once
+from fxkit.torch_adapters.late_imports import FOR_CHECKPOINTS, FOR_CONTROL_OPERATORS, import_at_once
 from fxkit.tracing.bytecode.call_hooks import can_hook
 from fxkit.tracing.environment import foreign_calls
 from fxkit.tracing.environment.call_sites import innermost_user_code, user_code
@@ -172,6 +173,8 @@ class Watcher:
             self._see_inside_special(frame, event, function)
         elif event == "call":
             code = frame.f_code
+            if is_wrapper_of_checkpoints(code):
+                import_at_once(FOR_CHECKPOINTS)  # not watched here, as it is in the call
             if code in CODES:
                 import_at_once(FOR_CONTROL_OPERATORS)  # not watched here, as it is in the call
                 self.blame_user(frame)

@@ -1,4 +1,4 @@
-"""Let layers of torch take their fast paths although a function mode is active.
+"""Let torch compute as it does unobserved, although a function mode is active.
 
 `nn.MultiheadAttention`, `nn.TransformerEncoderLayer` and `nn.TransformerEncoder` have fast paths,
 which they leave while a torch function mode is active, and a recorder is one. The paths differ in
@@ -6,6 +6,10 @@ more than rounding: padding comes out as zeros, masks of numbers count as masks 
 lie in another order. So both questions are answered without the recorder while one records. Where
 nothing is masked the paths compute the same, and the long one is taken, whose operators can be
 fused.
+
+An activation checkpoint runs its function again in backward, and does there again what that does
+beside computing, such as to write running statistics. Without gradients it is a plain call, and
+recorded as one.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fxkit.torch_adapters.checkpoints import plain_checkpoints
 from fxkit.torch_adapters.modes import REFUSES_FUNCTIONS
 
 _MASKS = ("attn_mask", "key_padding_mask", "src_mask", "src_key_padding_mask", "is_causal")
@@ -75,6 +80,9 @@ def _install(is_recording: Callable[[], bool | None]) -> None:
         return is_replaced or ask_fx()
 
     _replace(torch.overrides, "has_torch_function", has_torch_function)
+    checkpoints = plain_checkpoints(lambda: is_recording() is True and not torch.is_grad_enabled())
+    if checkpoints is not None:
+        _replace(*checkpoints)
     if ask_fx is not bool:
         _replace(activation, "_is_make_fx_tracing", is_traced)
         code = inspect.unwrap(nn.MultiheadAttention.forward).__code__

@@ -60,7 +60,7 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
         return build.Library(Anything(), build.Path("none"), 0.0, False)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cuda_lowering, "build", library)
-    monkeypatch.setattr(cuda_lowering.toolchain, "current", lambda gpu: None)
+    monkeypatch.setattr(cuda_lowering.cuda_toolchain, "current", lambda gpu: None)
 
 
 def compiled_for(

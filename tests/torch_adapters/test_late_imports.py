@@ -60,7 +60,8 @@ compiled = fxkit.compile(program)
 def work(number):
     for call in range(3):
         x = torch.ones(2 + (number + call) % 5, 8, requires_grad=number % 4 == 0)
-        torch.testing.assert_close(compiled(x), program(x))
+        # Not by torch.testing: it imports torch.distributed at its first use.
+        assert torch.allclose(compiled(x), program(x))
 
 in_threads(work)
 """

@@ -108,7 +108,12 @@ CALLS: dict[str, tuple[Callable[[Any, Path], Any], set[str]]] = {
 
 # A report compiles and measures: here of one program of each way that leads to a graph.
 REPORTED = {"module", "captured_aten", "exported", "compiled_uncalled", *NO_PROGRAM}
-CASES = [(call, kind) for call in CALLS for kind in KINDS if call != "report" or kind in REPORTED]
+CASES = [
+    pytest.param(call, kind, marks=() if (row + column) % 3 == 0 else (pytest.mark.sweep,))
+    for row, call in enumerate(CALLS)
+    for column, kind in enumerate(KINDS)
+    if call != "report" or kind in REPORTED
+]
 
 
 @pytest.mark.parametrize(("call", "kind"), CASES)

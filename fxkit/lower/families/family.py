@@ -87,10 +87,10 @@ class Family:
 
     Attributes:
         computes: Tells whether a node is one that the family computes.
-        printers: How it is computed, see `Whole.way` → what prints it.
+        printers: How it is computed, see `TensorOp.way` → what prints it.
         kernels: How its nodes become kernels.
         samples: Returns programs that the family computes, each with inputs, by name. Tests hold
-            them to float64 and the family's text to `Whole.evaluated`.
+            them to float64 and the family's text to `TensorOp.evaluated`.
         tolerance: How many times eager's error a result may err.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -90,28 +90,26 @@ def matmul_with_scaled_columns(x, y, axes, factor):
     return before, torch.matmul(x, rows.transpose(-2, -1) * factor)
 
 
-def _terms(equation: Any) -> list[str]:
-    """Return the three terms of an einsum of two operands of four axes, else none."""
-    text = equation.replace(" ", "") if isinstance(equation, str) else ""
-    operands, _, result = text.partition("->")
-    terms = [*operands.split(","), result]
-    fits = len(terms) == 3 and all(len(term) == 4 and term.isalpha() for term in terms)
-    return terms if fits else []
+def _spelled(expected: str) -> Callable[[Any], bool]:
+    """Return what tells whether an equation is the expected one, whatever its letters."""
+    wanted = expected.replace("->", ",").split(",")
 
+    def is_expected(equation: Any) -> bool:
+        text = equation.replace(" ", "") if isinstance(equation, str) else ""
+        terms = text.replace("->", ",").split(",")
+        if "->" not in text or [*map(len, terms)] != [*map(len, wanted)]:
+            return False
+        pairs = set(zip("".join(wanted), "".join(terms), strict=True))
+        letters = {letter for _, letter in pairs}
+        is_renamed = len(pairs) == len(letters) == len(set("".join(wanted)))
+        return is_renamed and "".join(terms).isalpha()
 
-def _is_scores(equation: Any) -> bool:
-    """Tell whether an equation is bthd,bshd->bhts, whatever its letters."""
-    terms = _terms(equation)
-    if not terms:
-        return False
-    (b, t, h, d), s = terms[0], terms[1][1]
-    is_one_each = len({b, t, h, d, s}) == 5
-    return is_one_each and terms[1:] == [b + s + h + d, b + h + t + s]
+    return is_expected
 
 
 @rule(
     at="aten.einsum",
-    where=[floating("x", "y"), {"equation": operand(value=_is_scores)}],
+    where=[floating("x", "y"), {"equation": operand(value=_spelled("bthd,bshd->bhts"))}],
     exact=False,
     benefit=6,
     samples=({"x": (2, 5, 3, 4), "y": (2, 6, 3, 4), "equation": "bthd,bshd->bhts"},),
@@ -126,19 +124,9 @@ def scores_by_einsum(x, y, equation):
     return torch.einsum(equation, x, y), torch.matmul(queries, keys.transpose(-2, -1))
 
 
-def _is_values(equation: Any) -> bool:
-    """Tell whether an equation is bhts,bshd->bthd, whatever its letters."""
-    terms = _terms(equation)
-    if not terms:
-        return False
-    (b, h, t, s), d = terms[0], terms[1][3]
-    is_one_each = len({b, h, t, s, d}) == 5
-    return is_one_each and terms[1:] == [b + s + h + d, b + t + h + d]
-
-
 @rule(
     at="aten.einsum",
-    where=[floating("w", "v"), {"equation": operand(value=_is_values)}],
+    where=[floating("w", "v"), {"equation": operand(value=_spelled("bhts,bshd->bthd"))}],
     exact=False,
     benefit=6,
     samples=({"w": (2, 3, 5, 6), "v": (2, 6, 3, 4), "equation": "bhts,bshd->bthd"},),

@@ -195,7 +195,7 @@ def is_asked(path: str, names: Container[str], reads_all: bool) -> bool:
     """Tell whether a program may look into a table of a module that is empty.
 
     Args:
-        path: The table, as `Reach.empties` names it.
+        path: The table, as `EnvironmentWalk.empties` names it.
         names: The attributes that the program's code reads.
         reads_all: Whether it may read others.
     """

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from fxkit.torch_adapters.late_imports import IMPORTING
+
 _NAME = "torch._dynamo"
 _known: list[types.ModuleType] = []
 _marked: list[Any] = []
@@ -29,14 +31,23 @@ class _NeedsMore(ImportError):
 
 def call_with_settings(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function that may be called twice, and may read settings of TorchDynamo's."""
-    if _NAME in sys.modules:
+    if _is_imported():
         return function(*args, **kwargs)
-    try:
-        with _stand_in():
-            return function(*args, **kwargs)
-    except ImportError:
-        importlib.import_module(_NAME)
+    # The function imports modules that import TorchDynamo, while this thread holds its lock: in the
+    # other order to a thread that imports them late, which would get modules that are not complete.
+    with IMPORTING:
+        try:
+            with _stand_in():
+                return function(*args, **kwargs)
+        except ImportError:
+            importlib.import_module(_NAME)
     return function(*args, **kwargs)
+
+
+def _is_imported() -> bool:
+    """Tell whether TorchDynamo is there and complete."""
+    package = sys.modules.get(_NAME)
+    return package is not None and not getattr(package.__spec__, "_initializing", False)
 
 
 @contextmanager

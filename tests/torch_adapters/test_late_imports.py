@@ -67,6 +67,21 @@ in_threads(work)
 """
 
 
+FAKES = """
+from fxkit.analysis.type_inference.fake_tensors import as_fake, fake_mode
+from fxkit.torch_adapters import late_imports
+
+def work(number):
+    if number % 2:
+        late_imports.import_at_once(late_imports.FOR_SIZES)
+        return
+    with fake_mode() as mode:
+        assert torch.softmax(as_fake(mode, torch.ones(3, 4)) * 2, -1).shape == (3, 4)
+
+in_threads(work)
+"""
+
+
 def _errors(code: str) -> str:
     command = [sys.executable, "-W", "ignore", "-c", BEGIN + code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
@@ -76,6 +91,10 @@ def _errors(code: str) -> str:
 
 def test_threads_import_what_they_need_late() -> None:
     assert _errors(IMPORTS) == ""
+
+
+def test_fake_tensors_are_made_while_other_threads_import_what_sizes_need() -> None:
+    assert _errors(FAKES) == ""
 
 
 def test_sixteen_threads_call_a_fresh_compiled_function_with_a_few_sizes() -> None:

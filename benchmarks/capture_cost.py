@@ -44,7 +44,6 @@ def run(rounds: int, *, with_peer: bool) -> str:
     inputs = demo.inputs(ALL[:2])
     ways = [
         Way("fxkit.capture whole", _whole, runs_it=True),
-        Way("fxkit.capture live", _live, runs_it=True),
         Way("fxkit.capture whole, free sizes", _free, runs_it=True),
         Way("torch.fx.symbolic_trace", _symbolic),
     ]
@@ -71,10 +70,6 @@ def _row(
         seconds.append(time.perf_counter() - start)
     took = statistics.median(seconds) - (model_seconds if way.runs_it else 0.0)
     return [way.name, str(nodes), duration(took), duration(took / nodes)]
-
-
-def _live(encoder: Encoder, inputs: Inputs) -> int:
-    return len(fxkit.capture(encoder, inputs, mode="live").graph_module.graph.nodes)
 
 
 def _whole(encoder: Encoder, inputs: Inputs) -> int:

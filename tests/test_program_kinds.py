@@ -42,7 +42,6 @@ KINDS: dict[str, Callable[[], Any]] = {
     "graph_module": lambda: fxkit.symbolic_trace(LAYER),
     "captured": lambda: fxkit.capture(LAYER, ARGS),
     "captured_function": lambda: fxkit.capture(function, ARGS),
-    "captured_live": lambda: fxkit.capture(LAYER, ARGS, mode="live"),
     "captured_aten": lambda: fxkit.capture(LAYER, ARGS, mode="aten"),
     "captured_export": lambda: fxkit.capture(LAYER, ARGS, mode="export"),
     "captured_partial": lambda: fxkit.capture(LAYER, ARGS, mode="partial"),
@@ -56,7 +55,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "nothing": lambda: None,
     "number": lambda: 3,
 }
-GRAPHS = {"graph_module", "captured", "captured_function", "captured_live", "captured_aten"}
+GRAPHS = {"graph_module", "captured", "captured_function", "captured_aten"}
 GRAPHS |= {"captured_export", "compiled", "compiled_function"}
 RUN = {*GRAPHS, "module", "function", "exported", "compiled_module"}
 NO_PROGRAM = {"objects", "fx_graph", "nothing", "number"}

@@ -10,7 +10,6 @@ import torch
 import fxkit
 from benchmarks.constructs.judge import Program, Tool
 from fxkit.tracing.captured import Captured
-from fxkit.tracing.live import MODES
 
 Prepared = tuple[Program, Callable[[], bool]]
 
@@ -21,7 +20,7 @@ def _fxkit(mode: str) -> Tool:
             captured = fxkit.capture(fn, args, mode=mode)
             fn(*args)
             return captured, lambda: captured.whole
-        captured = Captured(fn, mode=mode)
+        captured = Captured(fn)
         captured(*args)
         return captured, lambda: captured.whole
 
@@ -76,7 +75,7 @@ def _dynamo(fn: Program, args: tuple[Any, ...]) -> Prepared:
 
 def tools(*, with_peer: bool) -> list[Tool]:
     """Return fxkit's modes, and torch's own tools where wanted."""
-    ours = [_fxkit(mode) for mode in MODES if mode in ("whole", "live", "symbolic")]
+    ours = [_fxkit(mode) for mode in ("whole", "symbolic")]
     if not with_peer:
         return ours
     return [

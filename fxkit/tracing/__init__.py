@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured, RecaptureWarning
 from fxkit.tracing.guarding.guards import Guard
-from fxkit.tracing.live import capture
 from fxkit.tracing.opaque_calls.opaque_calls import opaque
 from fxkit.tracing.symbolic import symbolic_trace
 

@@ -79,15 +79,13 @@ class Captured(ChangedProgram, GraphProgram):
     places; gradient, inference and autocast modes; default dtype and device. Inside the graph: each
     number, length or text that the program read out of a tensor.
 
-    In mode `whole` the Python state that the program reads is guarded as well: globals, closures,
-    attributes, containers, context variables, the environment; what it writes there is written
-    again by each call, and so are the texts that it prints. In mode `live` it is not: such a
-    program is refused where it assigns, and otherwise holds what it read.
+    The Python state that the program reads is guarded as well: globals, closures, attributes,
+    containers, context variables, the environment; what it writes there is written again by each
+    call, and so are the texts that it prints.
 
-    In mode `whole`, calls that can't be looked into (clocks, files, Python's random numbers) stay
-    in the graph as opaque calls; in mode `live` a program that makes one is refused, and
-    `fxkit.opaque` keeps such a part in the graph. What `torch.func` transforms is recorded as the
-    operators that are left below the transforms.
+    Calls that can't be looked into (clocks, files, Python's random numbers) stay in the graph as
+    opaque calls, and so does what `fxkit.opaque` marks. What `torch.func` transforms is recorded as
+    the operators that are left below the transforms.
 
     A run is not kept when it uses tensor subclasses or tensors of unknown origin, does with the
     result of an opaque call what no graph can follow, and the like; `explain` says what it was.
@@ -104,7 +102,6 @@ class Captured(ChangedProgram, GraphProgram):
         fn: The program: a function, module, bound method, or other callable.
         backend: Makes, of each graph module and the tensors that it was captured with, what is run
             in its place; the graph module itself runs when left out.
-        mode: `whole` or `live`.
         dynamic: Which sizes are free; see `fxkit.capture`.
         control_flow: Whether branches on tensors become nodes; see `fxkit.capture`.
         substitution: What is known of a backend that changes what the program computes.
@@ -117,7 +114,6 @@ class Captured(ChangedProgram, GraphProgram):
         fn: Callable[..., Any],
         *,
         backend: Backend | None = None,
-        mode: str = "whole",
         dynamic: Request = None,
         control_flow: bool = False,
         substitution: Substitution | None = None,
@@ -129,21 +125,19 @@ class Captured(ChangedProgram, GraphProgram):
             fn = fn.fn
         self._options: dict[str, Any] = {
             "backend": backend,
-            "mode": mode,
             "dynamic": dynamic,
             "control_flow": control_flow,
             "substitution": substitution,
         }
         self._substitution = substitution
-        self._control_flow = control_flow and mode == "whole"
+        self._control_flow = control_flow
         self._branches: tuple[str, ...] = ()
         self.fn = self.plain = fn
-        self.mode = mode
         self._dynamic = dynamic
         self._static_because: Failure | None = None
         self._static_again = 0
         self._has_captured = False
-        self._learned = Learned() if mode == "whole" else None
+        self._learned = Learned()
         self._last_ran_in_python = False
         self.recaptures = 0
         self._backend = backend
@@ -293,7 +287,7 @@ class Captured(ChangedProgram, GraphProgram):
         changed: Mismatch | None,
     ) -> Any:
         """Capture a call, take back what that did, and run the graph as it was changed."""
-        functions = [] if self._learned is None else self._learned.functions
+        functions = self._learned.functions
         with called_once(may_differ=True) as start_over:
             for number in range(MAX_RUNS):
                 known = len(functions)
@@ -359,7 +353,7 @@ class Captured(ChangedProgram, GraphProgram):
     def _in_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program; opaque calls that a graph has made for this call are not made again."""
         learned = self._learned
-        if learned is None or not learned.codes or not repeats_calls():
+        if not learned.codes or not repeats_calls():
             return self.fn(*args, **kwargs)
         with with_call_hooks(frozenset(learned.codes), call_through, frozenset(learned.makers)):
             return self.fn(*args, **kwargs)
@@ -388,10 +382,10 @@ class Captured(ChangedProgram, GraphProgram):
     def sound(self) -> bool:
         """Whether no call can go another way than the program's unnoticed.
 
-        So it is in mode `whole`: all that a graph takes for granted is guarded, and what can't be
-        held in a graph runs in Python. In the other modes, Python state is taken as it was.
+        So it is: all that a graph takes for granted is guarded, and what can't be held in a graph
+        runs in Python.
         """
-        return self._learned is not None
+        return True
 
     @property
     def opaque_calls(self) -> tuple[OpaqueCall, ...]:
@@ -455,7 +449,7 @@ class Captured(ChangedProgram, GraphProgram):
         The program runs again where a run can't be held in a graph and the next one may: when it
         calls functions that it keeps where they can't be found, or computes a memoised one.
         """
-        functions = [] if self._learned is None else self._learned.functions
+        functions = self._learned.functions
         runs = 0
         while True:
             runs, known = runs + 1, len(functions)
@@ -500,9 +494,8 @@ class Captured(ChangedProgram, GraphProgram):
 
     def _attempt(self, invocation: Invocation, changed: Mismatch | None) -> Attempt:
         call, learned = invocation.call, invocation.learned
-        if learned is not None:
-            for variant in tuple(self._variants):
-                learned.replaced.update(replaced_tensors(variant.guards))
+        for variant in tuple(self._variants):
+            learned.replaced.update(replaced_tensors(variant.guards))
         free = self._free_axes(call)
         has_numbers = self._note_numbers(call)
         attempt = record(invocation)
@@ -528,8 +521,6 @@ class Captured(ChangedProgram, GraphProgram):
             return {}
         if any(tensor.is_nested or tensor.is_quantized for tensor in call.parts.tensors):
             return {}  # no fake tensor stands for such a one
-        if self._dynamic is None and self.mode == "live":
-            return {}  # nobody watches what else a second run would do
         if self._dynamic is not None:
             return requested(self._dynamic, self.fn, call, is_first=not self._has_captured)
         return seen_to_change([variant.guards for variant in tuple(self._variants)], call)
@@ -537,7 +528,7 @@ class Captured(ChangedProgram, GraphProgram):
     def _note_numbers(self, call: GuardedCall) -> bool:
         """Note which numbers have changed, and tell whether any is to be an input of the graph."""
         learned = self._learned
-        if learned is None or self._dynamic is False:
+        if self._dynamic is False:
             return False
         learned.numbers |= changed_numbers([it.guards for it in tuple(self._variants)], call)
         if self._backend is not None and len(self._variants) < MAX_VARIANTS:
@@ -637,7 +628,7 @@ class Captured(ChangedProgram, GraphProgram):
         keeps = "keep" if changed and changed.what.startswith("the arguments") else "keeps"
         what = f": {changed.what} {keeps} changing" if changed else ""
         line = f" ({changed.source})" if changed and changed.source else ""
-        has_numbers = self._learned is not None and bool(self._learned.numbers)
+        has_numbers = bool(self._learned.numbers)
         hint = "; a number that changes may be a tensor instead, torch.tensor(...), for one graph"
         warnings.warn(
             f"{name} was captured more than {MAX_VARIANTS} times{what}{line}"

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fxkit
-from fxkit.errors import CaptureError
 from fxkit.torch_adapters import custom_functions
 
 
@@ -67,12 +66,6 @@ def test_without_gradients_its_calls_are_recorded(name: str) -> None:
     assert "mul" in targets or torch.mul in targets
     x = torch.randn(4)
     torch.testing.assert_close(captured(x), PROGRAMS[name](x), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_live_capture_refuses_it(name: str) -> None:
-    with pytest.raises(CaptureError, match="has a backward of its own"):
-        fxkit.capture(PROGRAMS[name], (torch.randn(4, requires_grad=True),), mode="live")
 
 
 def test_nothing_is_left_behind() -> None:

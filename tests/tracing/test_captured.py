@@ -14,8 +14,8 @@ import torch
 from torch import fx, nn
 
 from fxkit.errors import CaptureError
+from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import MAX_EVICTIONS, MAX_VARIANTS, Captured, RecaptureWarning
-from fxkit.tracing.live import capture
 from fxkit.tracing.symbolic import symbolic_trace
 
 
@@ -79,10 +79,9 @@ def test_the_program_runs_once_when_it_is_captured(capsys: pytest.CaptureFixture
         print("once")
         return a + 1
 
-    captured = capture(fn, (torch.ones(2),), mode="live")
+    captured = capture(fn, (torch.ones(2),))
     assert capsys.readouterr().out == "once\n"
-    captured(torch.ones(2))
-    assert capsys.readouterr().out == ""
+    assert captured.recaptures == 0 and len(captured.variants) == 1
 
 
 def test_whole_capture_prints_again_what_the_program_printed(capsys: pytest.CaptureFixture[str]):
@@ -311,14 +310,14 @@ def test_quantised_arguments_have_a_graph_for_each_size():
     assert captured.whole and len(captured.variants) == 2
 
 
-@pytest.mark.parametrize("mode", ["whole", "live", "aten"])
+@pytest.mark.parametrize("mode", ["whole", "aten"])
 def test_copies_and_pickles_capture_graphs_of_their_own(mode: str):
     net, a = nn.Linear(3, 3), torch.ones(2, 3)
     captured = capture(net, (a,), mode=mode)
     assert repr(captured).endswith("Captured Linear, graphs: 1>")
     for twin in (copy.deepcopy(captured), pickle.loads(pickle.dumps(captured))):
         assert type(twin) is type(captured) and not twin.variants
-        assert twin.fn is not net and twin.mode == captured.mode
+        assert twin.fn is not net
         assert torch.equal(twin(a), net(a)) and twin.whole
         with torch.no_grad():
             twin.fn.weight.zero_()

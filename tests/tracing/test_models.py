@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.guarding.guards import ValueGuard
-from fxkit.tracing.live import capture
 from tests.architectures import CONVOLUTIONAL, HUGGING_FACE, Inputs, convolutional
 from tests.tracing.faithful import assert_same
 

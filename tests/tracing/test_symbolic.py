@@ -11,7 +11,7 @@ from torch.fx.proxy import TraceError
 
 from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.ir.provenance import module_stack, source_of
-from fxkit.tracing.live import capture
+from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.symbolic import symbolic_trace
 
 

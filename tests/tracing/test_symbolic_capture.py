@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fxkit.errors import CaptureError
-from fxkit.tracing.live import capture
+from fxkit.tracing.capture_modes import capture
 
 
 class Scaled(nn.Module):

@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 from torch.nn.utils import parametrizations, spectral_norm
 
 from fxkit.errors import CaptureError, UnsupportedError
-from fxkit.tracing.live import capture
+from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.symbolic import symbolic_trace
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)

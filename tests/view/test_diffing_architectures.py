@@ -12,7 +12,7 @@ from torch import fx
 
 from fxkit.passes import PASSES
 from fxkit.passes.manager.manager import PassManager
-from fxkit.tracing.live import capture
+from fxkit.tracing.capture_modes import capture
 from tests.architectures import HUGGING_FACE, convolutional
 from tests.view.differences.test_diffing import agree
 

@@ -275,8 +275,7 @@ class _Unchanged:
 
     def note(self) -> None:
         """Note what has changed, before guards are made of it."""
-        state = self._run.state
-        self._found = [] if state is None else raw(state.reach.holders)
+        self._found = raw(self._run.state.reach.holders)
 
     def __enter__(self) -> _Unchanged:
         return self
@@ -354,8 +353,7 @@ def _key(guard: g.Guard) -> Any:
 
 def _existing(run: RecordedRun) -> set[int]:
     """Return the `id` of what is older than the run, and returned as it is."""
-    state = run.state
-    return {*map(id, run.call.parts.containers), *(() if state is None else state.reach.kept)}
+    return {*map(id, run.call.parts.containers), *run.state.reach.kept}
 
 
 def _outline(result: Any, existing: set[int]) -> Any:

@@ -52,7 +52,7 @@ from fxkit.tracing.values.stored import (
 
 
 class EnvironmentWalk:
-    """What a program refers to; see `values.outside.Surroundings` for the shared names.
+    """What a program refers to.
 
     Attributes:
         places: `{id: (tensor, places)}` of the tensors that were found.

@@ -17,6 +17,7 @@ from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_mode
 from fxkit.torch_adapters.transforms import current_level, is_forward_mode
 from fxkit.tracing.bytecode.value_flow import UNKNOWN, Flow
 from fxkit.tracing.environment.call_watch import LOAD, SEED, Watcher
+from fxkit.tracing.environment.environment_walk import EnvironmentWalk
 from fxkit.tracing.environment.foreign_calls import name_of
 from fxkit.tracing.environment.random_generators import draws_unseen, is_unseen, shares_memory
 from fxkit.tracing.recorder.calls import CallSpelling, DataRead, spelling_of
@@ -45,7 +46,6 @@ from fxkit.tracing.recorder.transforms import BelowTransforms, Transformed
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.regions import Regions, read_ambient
 from fxkit.tracing.values.size_numbers import plain
-from fxkit.tracing.values.sources import Origins
 
 
 class Recorder(Transformed, TorchFunctionMode):
@@ -63,7 +63,7 @@ class Recorder(Transformed, TorchFunctionMode):
     def __init__(
         self,
         leaves: Iterable[tuple[str, torch.Tensor]],
-        environment: Origins,
+        environment: EnvironmentWalk,
         boundary: FrameType,
     ) -> None:
         super().__init__(leaves, environment)
@@ -72,7 +72,7 @@ class Recorder(Transformed, TorchFunctionMode):
         self._dtype = torch.get_default_dtype()
         self._dispatch_modes = count_dispatch_modes()
         self.regions = Regions(self._emit, read_ambient())
-        self.watcher: Watcher | None = None
+        self.watcher = Watcher(environment, self)
         self.has_opaque_calls = False
         self.earlier: EarlierContent | None = None
         self._is_suspended = False
@@ -94,7 +94,7 @@ class Recorder(Transformed, TorchFunctionMode):
     ) -> Any:
         if self.earlier is not None:
             self.earlier.see(func, args, kwargs or {}, self._is_made)
-        if self.watcher is None or self.failure is not None:
+        if self.failure is not None:
             return self._handle(func, types, args, kwargs or {})
         self.watcher.pause()
         self._depth += 1
@@ -137,7 +137,7 @@ class Recorder(Transformed, TorchFunctionMode):
         """
         if self.failure is None:
             trace = self._location.trace
-            if self.watcher is not None and self._frames.is_active:
+            if self._frames.is_active:
                 trace = self._frames.locate(sys._getframe(1)).trace or trace
             self.failure = Failure(reason, hint, trace)
         if not watch:
@@ -161,24 +161,21 @@ class Recorder(Transformed, TorchFunctionMode):
         self.texts.append((location, stream, text))
 
     def watch(self) -> None:
-        """Begin to watch what the program calls beside torch, where that is wanted."""
+        """Begin to watch what the program calls beside torch."""
         try:
-            if self.watcher is not None:
-                self.watcher.start()
+            self.watcher.start()
         except Refusal as refusal:
             self.refuse(refusal.reason, refusal.hint)
 
     def release(self) -> None:
         """Drop the frames of the program; what they hold can be freed."""
-        if self.watcher is not None:
-            self.watcher.stop()
+        self.watcher.stop()
         self._frames.forget()
 
     def close(self) -> None:
         """Let go of the tensors of the program, which nothing else may keep alive."""
         self.release()
-        if self.watcher is not None:
-            self.watcher.forget()
+        self.watcher.forget()
         self._location = Location(None, {}, None)
         self._values.clear()
         self._writes.clear()
@@ -207,7 +204,7 @@ class Recorder(Transformed, TorchFunctionMode):
         """See `record_control`."""
         self._location = self._frames.locate(sys._getframe(3))
         self._follow_modes()
-        if type(self) is not Recorder or self.watcher is None:
+        if type(self) is not Recorder:
             return self.unseen(lambda: function(*args, **kwargs)), "its sizes are free"
         found = self.unseen(lambda: record_control(self, self.watcher, function, args, kwargs))
         self.unseen(self._note_random)
@@ -235,13 +232,10 @@ class Recorder(Transformed, TorchFunctionMode):
             flow: What the program does with the result.
             reason: Why the call is opaque.
         """
-        watcher = self.watcher
-        if watcher is not None:
-            watcher.pause()
+        self.watcher.pause()
         self._location = self._frames.locate(sys._getframe(1))
         self._is_suspended = True
-        if watcher is not None:
-            watcher.enter_opaque(function)
+        self.watcher.enter_opaque(function)
         self._try(self._check_python_random)
         try:
             result = run()
@@ -250,8 +244,7 @@ class Recorder(Transformed, TorchFunctionMode):
             raise
         finally:
             self._is_suspended = False
-            if watcher is not None:
-                watcher.leave_opaque()
+            self.watcher.leave_opaque()
         if self.failure is not None:
             return result
         self.has_opaque_calls = True
@@ -263,8 +256,7 @@ class Recorder(Transformed, TorchFunctionMode):
             self._texts_written_early = len(self.reads)
             self.write_texts()
         result = self._append_opaque(target, args, kwargs, result, flow)
-        if watcher is not None:
-            watcher.resume()
+        self.watcher.resume()
         return result
 
     def begin_special(self, frame: FrameType) -> tuple[FrameType, Callable[[Any], None]] | None:
@@ -355,7 +347,7 @@ class Recorder(Transformed, TorchFunctionMode):
     @property
     def kept(self) -> dict[int, Any]:
         """The objects that are older than the call and that the program refers to, by `id`."""
-        return {} if self.watcher is None else self.watcher.kept
+        return self.watcher.kept
 
     def begin_at(self, frame: FrameType) -> None:
         """Take a frame as the one that calls the program; it and its callers are not looked at."""
@@ -388,7 +380,7 @@ class Recorder(Transformed, TorchFunctionMode):
             node_args = tuple([self._argument(arg, func) for arg in args])
             node_kwargs = {name: self._argument(arg, func) for name, arg in kwargs.items()}
         except Refusal as refusal:
-            if self.watcher is not None and is_unseen(func, (args, kwargs)):
+            if is_unseen(func, (args, kwargs)):
                 self.watcher.blame_user(sys._getframe(3))
             self.refuse(refusal.reason, refusal.hint)
             return self._run(func, args, kwargs)
@@ -407,8 +399,7 @@ class Recorder(Transformed, TorchFunctionMode):
         try:
             return super()._lift(tensor)
         except Refusal:
-            if self.watcher is not None:
-                self.watcher.blamed.update(filter(shares_memory, self.watcher.codes))
+            self.watcher.blamed.update(filter(shares_memory, self.watcher.codes))
             raise
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -495,8 +486,7 @@ class Recorder(Transformed, TorchFunctionMode):
 
     def _check_python_random(self) -> None:
         if python_random_states() != self._progress.python:
-            if self.watcher is not None:
-                self.watcher.blamed.update(filter(draws_unseen, self.watcher.codes))
+            self.watcher.blamed.update(filter(draws_unseen, self.watcher.codes))
             raise Refusal(
                 "the program draws random numbers from Python or NumPy",
                 "draw them with torch, or pass them as arguments",

@@ -16,6 +16,7 @@ from fxkit.ir.names import append_placeholder, keep_module_name
 from fxkit.ir.provenance import source_of
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import MEMORY_KEY, TensorType, type_of_value
+from fxkit.tracing.environment.environment_walk import EnvironmentWalk
 from fxkit.tracing.guarding.guards import check_value, storage_key
 from fxkit.tracing.guarding.plain_values import ATOMS, READABLE, plain_argument, plain_result
 from fxkit.tracing.recorder.data_dependence import META_KEY
@@ -35,7 +36,7 @@ from fxkit.tracing.recorder.writes import Writes, version_of
 from fxkit.tracing.values.effects import write_text
 from fxkit.tracing.values.refusals import Refusal
 from fxkit.tracing.values.size_numbers import NUMBERS
-from fxkit.tracing.values.sources import Origins, attribute_name
+from fxkit.tracing.values.sources import attribute_name
 
 TENSOR_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -63,7 +64,9 @@ class Tape:
         modules: The graphs that nodes refer to, such as the sides of a `torch.cond`.
     """
 
-    def __init__(self, leaves: Iterable[tuple[str, torch.Tensor]], environment: Origins) -> None:
+    def __init__(
+        self, leaves: Iterable[tuple[str, torch.Tensor]], environment: EnvironmentWalk
+    ) -> None:
         super().__init__()
         self.graph = keep_module_name(fx.Graph(tracer_cls=CodeTracer))
         self.outside: list[Outside] = []

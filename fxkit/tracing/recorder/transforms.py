@@ -32,7 +32,7 @@ class Transformed(Tape):
     """A tape that also takes in what is called below transforms."""
 
     failure: Failure | None
-    watcher: Watcher | None
+    watcher: Watcher
     _below: BelowTransforms
     _entry_level: int | None
     _dispatch_modes: int
@@ -53,12 +53,11 @@ class Transformed(Tape):
 
     def pause(self) -> None:
         """Look away from what is called, until `resume`."""
-        if self.watcher is not None:
-            self.watcher.pause()
+        self.watcher.pause()
 
     def resume(self) -> None:
         """Look again, unless a torch call is being recorded."""
-        if self.watcher is not None and not self._depth:
+        if not self._depth:
             self.watcher.resume()
 
     def check_transformed(self, spelling: CallSpelling) -> None:

@@ -74,7 +74,7 @@ def rewound(
     reason = _why_not(variant)
     if reason is not None or variant is None or run is None:
         return Failure(reason or "the program runs in Python", None)
-    rewind = Rewind([] if run.state is None else run.state.before, _changed(run, variant))
+    rewind = Rewind(run.state.before, _changed(run, variant))
     rewind.to_before()
     try:
         written = variant.tensors_written(call)
@@ -112,13 +112,12 @@ def _record_again(
         run = _FreeRun(invocation, first, free)
     except Refusal as refusal:
         return Failure(refusal.reason, refusal.hint)
-    state = run.state
     try:
         try:
             result = run.execute(invocation.args, invocation.kwargs)
         except Exception as error:  # the program's own, for want of plain numbers
             return Failure(f"it raises with stand-ins for sizes: {_line(error)}", None)
-        found = [] if state is None else raw(state.reach.holders)
+        found = raw(run.state.reach.holders)
         variant = run.variant(result)
         put_back(found)
         return variant or run.recorder.failure or Failure("it could not be recorded", None)
@@ -142,7 +141,7 @@ class _FreeRun(RecordedRun):
         self._free: dict[int, frozenset[int]] = {}
         self._facts: SizeFacts | None = None
         super().__init__(invocation)
-        if self.recorder.failure is None and not self._free:
+        if not self._free:
             raise Refusal("no size of a tensor argument can be free")
         self._names = placeholder_names(invocation.fn, self.call.parts.tensor_paths)
 
@@ -162,7 +161,7 @@ class _FreeRun(RecordedRun):
         """Tell types as expressions, and what has to hold of sizes."""
         recorder = self.recorder
         numbers = recorder.numbers
-        if self.state is not None and not _HIDING.isdisjoint(self.state.reach.names):
+        if not _HIDING.isdisjoint(self.state.reach.names):
             raise Refusal("the program hides calls from function modes")
         if not is_same_but_for_sizes(self._first.graph_module.graph, module.graph, numbers):
             raise Refusal("the program goes another way with stand-ins for sizes")

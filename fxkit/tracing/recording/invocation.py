@@ -20,7 +20,7 @@ class Invocation:
         args: Its arguments.
         kwargs: Its keyword arguments.
         call: The same as guards see them, taken apart before the first recording.
-        learned: What is known of the program; None leaves its Python state unguarded.
+        learned: What is known of the program.
         earlier: Keeps what tensors hold before they are written to, where the run may have to be
             taken back.
     """
@@ -29,16 +29,5 @@ class Invocation:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     call: g.GuardedCall
-    learned: Learned | None = None
+    learned: Learned
     earlier: EarlierContent | None = None
-
-    @property
-    def state_learned(self) -> Learned:
-        """What is known of a program whose Python state is guarded.
-
-        Raises:
-            ValueError: When it is not.
-        """
-        if self.learned is None:
-            raise ValueError("expected a program whose state is guarded, got one where it is not")
-        return self.learned

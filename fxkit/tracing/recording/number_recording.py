@@ -49,7 +49,7 @@ def record_with_numbers(invocation: Invocation, first: Attempt) -> CacheEntry | 
         A graph that takes numbers as inputs, or why there is none.
     """
 
-    learned = invocation.state_learned
+    learned = invocation.learned
 
     def again(static: CacheEntry) -> CacheEntry | Failure:
         found: CacheEntry | Failure = Failure("no number that changes can be an input", None)
@@ -70,8 +70,6 @@ def _record_again(invocation: Invocation, first: CacheEntry) -> CacheEntry | Fai
         run = _NumberRun(invocation, first)
     except Refusal as refusal:
         return Failure(refusal.reason, refusal.hint)
-    state = run.state
-    assert state is not None
     try:
         try:
             given = run.put(invocation.args, invocation.kwargs)
@@ -80,11 +78,11 @@ def _record_again(invocation: Invocation, first: CacheEntry) -> CacheEntry | Fai
             return Failure(f"it raises with stand-ins for numbers: {type(error).__name__}", None)
         finally:
             run.take_back()
-        found = raw(state.reach.holders)
+        found = raw(run.state.reach.holders)
         variant = run.variant(result)
         put_back(found)
         if variant is None or run.useless:
-            invocation.state_learned.fixed |= run.useless
+            invocation.learned.fixed |= run.useless
             return run.recorder.failure or Failure("a number has one value only", None)
         return variant
     finally:
@@ -135,12 +133,11 @@ class _NumberRun(RecordedRun):
     is_repeated = True
 
     def __init__(self, invocation: Invocation, first: CacheEntry) -> None:
-        learned = invocation.state_learned
+        learned = invocation.learned
         self._first = first
         self._names: dict[str, str] = {}
         super().__init__(invocation)
-        assert self.state is not None
-        if self.recorder.failure is not None or self.state.reach.names & _REVEALING:
+        if self.state.reach.names & _REVEALING:
             raise Refusal("the program may tell stand-ins from numbers")
         self._listener = _Inputs(self.recorder)
         self._wanted: set[Where] = learned.numbers - learned.fixed
@@ -165,7 +162,6 @@ class _NumberRun(RecordedRun):
         parts = self.call.parts
         for container, path in zip(parts.containers, parts.container_paths, strict=True):
             self._put_inside(container, path, paths)
-        assert self.state is not None
         for holder in self.state.reach.holders:
             self._put_state(holder)
         if not self._inputs:
@@ -188,7 +184,6 @@ class _NumberRun(RecordedRun):
             content.fill(container, values)
 
     def _put_state(self, holder: h.GuardedContainer) -> None:
-        assert self.state is not None
         changes = {}
         for key, value in holder.entries.items():
             where = (id(holder.value), key)
@@ -213,7 +208,6 @@ class _NumberRun(RecordedRun):
 
     def take_back(self) -> None:
         """Put numbers back where the program has left their stand-ins."""
-        assert self.state is not None
         for holder in self.state.reach.holders:
             if isinstance(holder, (h.MemoHolder, h.ArrayHolder)):
                 continue

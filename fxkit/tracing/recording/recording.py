@@ -16,7 +16,6 @@ from fxkit.ir.types import TensorType
 from fxkit.torch_adapters import modes, transforms
 from fxkit.torch_adapters.custom_functions import frames_of_apply
 from fxkit.tracing.bytecode.call_hooks import with_call_hooks
-from fxkit.tracing.environment.call_watch import Watcher
 from fxkit.tracing.environment.fast_paths import fast_paths
 from fxkit.tracing.environment.interpreter import no_collection
 from fxkit.tracing.guarding import guards as g
@@ -43,7 +42,6 @@ from fxkit.tracing.recording.run_guards import (
 from fxkit.tracing.recording.state import State, raw
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.regions import read_ambient
-from fxkit.tracing.values.sources import Contents, Origins, Surroundings
 from fxkit.tracing.values.structure import Blueprint, Content, content_of
 
 
@@ -101,21 +99,17 @@ def record(invocation: Invocation) -> Attempt:
     if around is not None:
         around.refuse("the program captures another program")
     learned = invocation.learned
-    if learned is None:
-        return _record(invocation)
     with with_call_hooks(frozenset(learned.codes), call_through, frozenset(learned.makers)):
         return _record(invocation)
 
 
 def _record(invocation: Invocation) -> Attempt:
-    learned = invocation.learned
     try:
         run = RecordedRun(invocation)
     except Refusal as refusal:
         may_run = invocation.earlier is None
         result = invocation.fn(*invocation.args, **invocation.kwargs) if may_run else None
         return Attempt(result, None, Failure(refusal.reason, refusal.hint))
-    watcher = None
     try:
         result = run.execute(invocation.args, invocation.kwargs)
         has_changed = invocation.earlier is not None and run.has_changed_state()
@@ -123,13 +117,9 @@ def _record(invocation: Invocation) -> Attempt:
         written = () if invocation.earlier is None else run.written()
     finally:
         watcher = run.recorder.watcher
-        has_learned = False
-        if watcher is not None and learned is not None:
-            has_learned = learned.learn(watcher.blamed, watcher.codes)
+        has_learned = invocation.learned.learn(watcher.blamed, watcher.codes)
         run.recorder.close()
-    state = run.state
-    was_first = state is not None and state.has_memoised()
-    failure = run.recorder.failure
+    was_first, failure = run.state.has_memoised(), run.recorder.failure
     return Attempt(result, variant, failure, was_first, run, has_learned, written, has_changed)
 
 
@@ -144,8 +134,7 @@ class RecordedRun:
     is_repeated = False
 
     def __init__(self, invocation: Invocation) -> None:
-        fn, call, learned = invocation.fn, invocation.call, invocation.learned
-        parts = call.parts
+        call, parts = invocation.call, invocation.call.parts
         for tensor, path in zip(parts.tensors, parts.tensor_paths, strict=True):
             why = misfit(tensor)
             if why is not None:
@@ -161,16 +150,10 @@ class RecordedRun:
         self.types = [TensorType.of(tensor) for tensor in parts.tensors]
         self.containers = [content_of(container) for container in parts.containers]
         self.arrays = [array.tobytes() for array in parts.arrays]
-        self.state = None if learned is None else State(fn, parts, learned)
-        self.environment: Origins
-        self.contents: Contents | None = None
-        if self.state is None:
-            found = self.environment = Surroundings.of(fn, parts.modules)
-            self.contents = Contents(found)
-        else:
-            self.environment = self.state.reach
+        self.state = State(invocation.fn, parts, invocation.learned)
+        self.environment = self.state.reach
         self.training = [(path, module, module.training) for path, module in self.environment.found]
-        names = placeholder_names(fn, parts.tensor_paths)
+        names = placeholder_names(invocation.fn, parts.tensor_paths)
         leaves = zip(names, parts.tensors, strict=True)
         self.recorder = self.make_recorder(leaves)
         self.recorder.earlier = invocation.earlier
@@ -185,9 +168,7 @@ class RecordedRun:
         """Call the program under the recorder, with its arguments or stand-ins for them."""
         recorder = self.recorder
         recorder.begin_at(sys._getframe())
-        if self.state is not None:
-            recorder.watcher = Watcher(self.state.reach, recorder)
-            recorder.watcher.is_muted = self.is_repeated
+        recorder.watcher.is_muted = self.is_repeated
         with no_collection():
             try:
                 with fast_paths(_is_recording), frames_of_apply(), recorder:
@@ -203,8 +184,7 @@ class RecordedRun:
         if recorder.failure is not None:
             return None
         try:
-            if self.state is not None and recorder.watcher is not None:
-                self.state.finish(recorder.watcher)
+            self.state.finish(recorder.watcher)
             self._check_environment()
             return self._build(result)
         except Refusal as refusal:
@@ -214,7 +194,7 @@ class RecordedRun:
         return None
 
     def _build(self, result: Any) -> CacheEntry:
-        recorder, state = self.recorder, self.state
+        recorder = self.recorder
         outputs: list[fx.Node] = []
         blueprint, mutations, replays = self._blueprints(result, outputs)
         undo = self._undo()
@@ -240,7 +220,7 @@ class RecordedRun:
             outside={outside.target: outside.tensor for outside in recorder.outside},
             extras=tuple(Extra(item.target, item.places) for item in extras),
             replays=replays,
-            watch=None if state is None else state.watch,
+            watch=self.state.watch,
             opaque_calls=tuple(recorder.opaque_calls),
             can_run_again=not recorder.writes_early,
             numbers=numbers,
@@ -257,14 +237,12 @@ class RecordedRun:
             return len(outputs) - 1
 
         existing = {id(container): number for number, container in enumerate(parts.containers)}
-        kept = None if state is None else state.reach.kept
+        kept = state.reach.kept
         blueprint = Blueprint(result, place, existing, "the result", kept)
         mutations = tuple(
             (number, Blueprint.of_content(container, place, existing, path, kept))
             for number, container, path in self._changed_containers()
         )
-        if state is None:
-            return blueprint, mutations, ()
         replays = state.replays(lambda value, path: Blueprint(value, place, existing, path, kept))
         return blueprint, mutations, replays
 
@@ -281,7 +259,7 @@ class RecordedRun:
 
     def has_changed_state(self) -> bool:
         """Tell whether the run has changed Python state."""
-        return self.state is not None and bool(raw(self.state.reach.holders))
+        return bool(raw(self.state.reach.holders))
 
     def rewind(self, *, is_recorded: bool) -> Rewind:
         """Return what takes arguments, and what a graph repeats of Python state, back."""
@@ -290,7 +268,7 @@ class RecordedRun:
             for number, container, _ in self._changed_containers()
             if (content := self.containers[number]) is not None
         ]
-        before = self.state.before if self.state is not None and is_recorded else []
+        before = self.state.before if is_recorded else []
         return Rewind(before, containers)
 
     @property
@@ -332,25 +310,12 @@ class RecordedRun:
         arrays = [array.tobytes() for array in self.call.parts.arrays]
         if arrays != self.arrays:
             raise Refusal("the program writes to a NumPy array that it was given")
-        if self.state is not None:
-            self.state.check()
-            if (g.read_defaults(), read_ambient()) != self.before[::-1]:
-                raise Refusal("the program leaves other modes of torch behind than it found")
-            return
-        for path, module, training in self.training:
-            if module.training is not training:
-                raise Refusal(f"the program switches {path or 'the module'} to another mode")
-        changed = self.contents.change() if self.contents is not None else None
-        if changed is not None:
-            raise Refusal(
-                f"the program changes {changed}, which a graph can't repeat",
-                "if only the first call sets it, call the program once before capturing it",
-            )
+        self.state.check()
+        if (g.read_defaults(), read_ambient()) != self.before[::-1]:
+            raise Refusal("the program leaves other modes of torch behind than it found")
 
     def _take_extras(self, outputs: list[fx.Node]) -> list[Outside]:
         """Turn tensors that lie where the program or the user replaces them into inputs."""
-        if self.state is None:
-            return []
         recorder = self.recorder
         extras = [item for item in recorder.outside if self.state.is_replaced(item.places)]
         recorder.outside = [item for item in recorder.outside if item not in extras]
@@ -393,9 +358,8 @@ class RecordedRun:
         if len(parts.tensors) > 1:
             found += alias_guards(parts.tensors, is_written=is_written)
         found += [*module_guards(self.training), *outside_guards(recorder.outside)]
-        if self.state is not None:
-            found += extra_guards(self.extras, recorder.outside, is_written=is_written)
-            found += self.state.guards()
+        found += extra_guards(self.extras, recorder.outside, is_written=is_written)
+        found += self.state.guards()
         return tuple(found)
 
     def size_guards(self) -> list[g.Guard]:

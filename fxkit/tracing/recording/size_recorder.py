@@ -18,12 +18,12 @@ import torch
 from torch import fx
 
 from fxkit.torch_adapters.transforms import current_level
+from fxkit.tracing.environment.environment_walk import EnvironmentWalk
 from fxkit.tracing.guarding.plain_values import READABLE
 from fxkit.tracing.recorder.calls import CallSpelling, DataRead, spelling_of
 from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.values.refusals import Refusal
 from fxkit.tracing.values.size_numbers import NUMBERS, SizeFloat, SizeInt, plain
-from fxkit.tracing.values.sources import Origins
 
 _aten = torch.ops.aten
 
@@ -72,7 +72,7 @@ class SizeRecorder(Recorder):
     def __init__(
         self,
         leaves: Iterable[tuple[str, torch.Tensor]],
-        environment: Origins,
+        environment: EnvironmentWalk,
         boundary: FrameType,
         free: Mapping[int, frozenset[int]],
     ) -> None:

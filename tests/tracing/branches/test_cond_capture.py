@@ -297,8 +297,8 @@ def test_effects_of_the_other_side_do_not_happen(tmp_path: Path) -> None:
 
 
 def test_only_the_whole_mode_takes_both_sides() -> None:
-    with pytest.raises(UnsupportedError, match="mode 'whole' with control_flow=True, got 'live'"):
-        fxkit.capture(one_branch, (torch.ones(3, 3),), mode="live", control_flow=True)
+    with pytest.raises(UnsupportedError, match="mode 'whole' with control_flow=True, got 'aten'"):
+        fxkit.capture(one_branch, (torch.ones(3, 3),), mode="aten", control_flow=True)
 
 
 def test_numbers_that_change_are_inputs_first() -> None:

@@ -300,8 +300,8 @@ def test_what_has_no_functional_form_is_refused(fn: Program, reason: str):
 
 
 def test_train_is_for_aten():
-    with pytest.raises(UnsupportedError, match="expected mode 'aten' with train=True, got 'live'"):
-        fxkit.capture(torch.sin, _inputs(), mode="live", train=True)
+    with pytest.raises(UnsupportedError, match="expected mode 'aten' with train=True, got 'whole'"):
+        fxkit.capture(torch.sin, _inputs(), train=True)
 
 
 def test_a_result_has_a_gradient_that_reaches_no_input():

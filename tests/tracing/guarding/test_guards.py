@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding.guards import (
     AliasGuard,
@@ -21,7 +22,6 @@ from fxkit.tracing.guarding.guards import (
     check_value,
     is_same,
 )
-from fxkit.tracing.live import capture
 
 
 class Net(nn.Module):

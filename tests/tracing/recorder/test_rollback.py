@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
-from fxkit.tracing.live import capture
 from fxkit.tracing.recorder.rollback import MemorySnapshot, Undo, random_states, same_random_states
 from tests.tracing.faithful import assert_faithful
 

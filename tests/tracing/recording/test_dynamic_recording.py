@@ -104,15 +104,6 @@ def test_a_second_size_frees_that_size_only():
     assert "%x: f32[s0,s1]" in str(fxkit.graph(captured.graph_module))
 
 
-def test_live_frees_sizes_on_request_only():
-    captured = fxkit.capture(programs.reshapes, (torch.randn(3, 5),), mode="live")
-    captured(torch.randn(4, 6))
-    assert len(captured.variants) == 2
-    captured = fxkit.capture(programs.reshapes, (torch.randn(3, 5),), mode="live", dynamic=True)
-    captured(torch.randn(4, 6))
-    assert len(captured.variants) == 1
-
-
 def test_guards_are_expressions_with_the_line():
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if x.shape[0] * 2 > y.shape[0]:

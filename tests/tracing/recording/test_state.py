@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from fxkit.errors import CaptureError
+from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
-from fxkit.tracing.live import capture
 
 GAIN = 1.0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxkit.tracing.live import capture
+from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.values.regions import RegionModes, Regions, read_ambient
 
 

@@ -1,63 +1,13 @@
-"""Tensors from outside are found where they lie, and changes around them are noticed."""
+"""Sources of outside tensors, and the names of their attributes in a graph module."""
 
 from __future__ import annotations
-
-import functools
 
 import pytest
 import torch
 from torch import nn
 
 from fxkit.tracing import capture
-from fxkit.tracing.values.sources import Contents, Surroundings, ValueSource, attribute_name
-
-TABLE = torch.ones(3)
-FIVE = torch.ones(5)
-
-
-def uses_a_global(a: torch.Tensor) -> torch.Tensor:
-    return a * TABLE
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-        self.twin = self.layer
-        self.lists = {"key": [torch.ones(1)]}
-        self.register_buffer("steps", torch.zeros(()))
-
-    def forward(self, a: torch.Tensor) -> torch.Tensor:
-        return uses_a_global(self.layer(a))
-
-
-def _names(surroundings: Surroundings) -> set[str]:
-    return {places[0].name for _, places in surroundings.places.values()}
-
-
-def test_parameters_buffers_and_plain_attributes():
-    found = Surroundings.of(Net(), [])
-    assert _names(found) >= {"layer.weight", "layer.bias", "steps", "lists.key.0"}
-    assert [path for path, _ in found.found] == ["", "layer"]
-
-
-def test_globals_closures_defaults_and_partials():
-    captured, given = torch.ones(2), torch.ones(4)
-
-    def fn(a: torch.Tensor, b: torch.Tensor = FIVE) -> torch.Tensor:
-        return uses_a_global(a) * captured + b
-
-    found = Surroundings.of(functools.partial(fn, given), [])
-    assert _names(found) >= {"captured", "default_0", "args.0"}
-    assert "TABLE" in _names(Surroundings.of(uses_a_global, []))
-    assert "TABLE" in _names(Surroundings.of(fn, []))
-
-
-def test_all_places_of_a_tensor_are_known():
-    net = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-    net[1].weight = net[0].weight
-    _, places = Surroundings.of(net, []).places[id(net[0].weight)]
-    assert [place.name for place in places] == ["0.weight", "1.weight"]
+from fxkit.tracing.values.sources import ValueSource, attribute_name
 
 
 def test_place_that_is_gone():
@@ -110,17 +60,3 @@ def test_names_do_not_collide():
             owner = getattr(owner, step)
         assert isinstance(owner, nn.Module)
         owner.register_buffer(last, torch.ones(1))
-
-
-def test_changes_are_noticed():
-    net = Net()
-    contents = Contents(Surroundings.of(net, []))
-    assert contents.change() is None
-    net.lists["key"].append(torch.ones(1))
-    assert contents.change() == "lists.key"
-    contents = Contents(Surroundings.of(net, []))
-    net.steps = torch.ones(())
-    assert contents.change() == "steps"
-    contents = Contents(Surroundings.of(net, []))
-    net.fresh = 1  # type: ignore[assignment]
-    assert contents.change() == "fresh"

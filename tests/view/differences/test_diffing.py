@@ -25,7 +25,7 @@ from fxkit.ir.session import EditSession
 from fxkit.passes import PASSES
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
-from fxkit.tracing.live import capture
+from fxkit.tracing.capture_modes import capture
 from fxkit.view import diff
 from fxkit.view.differences.graph_states import comparison
 from fxkit.view.differences.matching import survivors

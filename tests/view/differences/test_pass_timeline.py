@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE
-from fxkit.tracing.live import capture
+from fxkit.tracing.capture_modes import capture
 from fxkit.view import diff
 from fxkit.view.differences.graph_states import TimelineView, comparison
 from fxkit.view.differences.pass_timeline import timeline

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.tracing.live_programs import Programs, x
-from tests.tracing.live_tensor_programs import Pair
+from tests.tracing.programs import Programs, x
+from tests.tracing.tensor_programs import Pair
 
 program = Programs()
 

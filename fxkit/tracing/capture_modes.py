@@ -14,7 +14,7 @@ from fxkit.tracing.held_programs import callable_of
 from fxkit.tracing.recording.free_sizes import Request
 from fxkit.tracing.symbolic_capture import capture_symbolically
 
-MODES = ("whole", "live", "symbolic", "aten", "export", "partial")
+MODES = ("whole", "symbolic", "aten", "export", "partial")
 
 
 def capture(
@@ -33,9 +33,9 @@ def capture(
     that the program reads out of tensors become guards inside the graph, the Python state that it
     reads is guarded, and what it writes there or prints is done again by each call. It runs once
     more where it calls functions that it keeps where they can't be found, and where a memoised one
-    does at its first call what no graph can repeat. `live` does without the state. See `Captured`
-    for what is guarded and what is not. `symbolic` follows the program with placeholders instead of
-    tensors, as `symbolic_trace` does, and needs the arguments only to know their nesting.
+    does at its first call what no graph can repeat. See `Captured` for what is guarded and what is
+    not. `symbolic` follows the program with placeholders instead of tensors, as `symbolic_trace`
+    does, and needs the arguments only to know their nesting.
 
     `aten` is `whole` with the graph brought into functional ATen: no writes, no views of inputs;
     with `train=True` also the graph of the gradients. `partial` lets Dynamo find graphs, with
@@ -46,7 +46,7 @@ def capture(
             `ExportedProgram`, a TorchScript module, or the path of a file that holds one.
         args: Positional arguments, as a tuple; they may be nested. An `ExportedProgram` needs none.
         kwargs: Keyword arguments.
-        mode: `whole`, `live`, `symbolic`, `aten`, `partial` or `export`.
+        mode: `whole`, `symbolic`, `aten`, `partial` or `export`.
         train: Whether to differentiate, in mode `aten`.
         dynamic: Whether one graph is to serve several sizes of the arguments' tensors. None: once a
             call differs from an earlier one in sizes only, a graph is captured in which those are
@@ -54,11 +54,10 @@ def capture(
             an axis, a tuple of axes, or a dict whose keys are axes. False: none. What the program
             takes for granted of free sizes becomes a guard, such as `x.shape[0] >= 2`. Where sizes
             can't be free, there is a graph for each. To free sizes the program runs a second time,
-            on the state that it found, and leaves nothing behind; in mode `live`, which does not
-            see what a program does beside torch, that is done on request only. Mode `export` takes
-            what `torch.export.export` takes as `dynamic_shapes`, `partial` what `torch.compile`
-            takes as `dynamic`. It has no effect in mode `aten`, where there is always a graph for
-            each set of sizes.
+            on the state that it found, and leaves nothing behind. Mode `export` takes what
+            `torch.export.export` takes as `dynamic_shapes`, `partial` what `torch.compile` takes as
+            `dynamic`. It has no effect in mode `aten`, where there is always a graph for each set
+            of sizes.
         control_flow: Whether a branch on a tensor (`if x.sum() > 0:`) is to be one node with graphs
             for both sides, in mode `whole`. The program runs once for each way through its
             branches, and nothing of that is left behind. Where a side does more than to compute,
@@ -115,7 +114,7 @@ def capture(
 
         captured = AtenCaptured(fn, train=train)
     else:
-        captured = Captured(fn, mode=mode, dynamic=dynamic, control_flow=control_flow)
+        captured = Captured(fn, dynamic=dynamic, control_flow=control_flow)
     attempt = captured.capture_now(args, dict(kwargs or {}))
     if attempt.failure is not None:
         raise capture_error(attempt.failure)

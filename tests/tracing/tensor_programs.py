@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.tracing.live_programs import Programs, x
+from tests.tracing.programs import Programs, x
 
 program = Programs()
 

@@ -134,6 +134,7 @@ class BuildError(FxkitError):
         message: What failed, with the compiler's first error.
         command: The compiler command that was run, if any.
         log: The path of the file that holds the compiler's whole output, if any.
+        library: The path of what was built and does not load, if that is so.
     """
 
     def __init__(
@@ -142,14 +143,22 @@ class BuildError(FxkitError):
         *,
         command: str | None = None,
         log: str | None = None,
+        library: str | None = None,
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.command = command
         self.log = log
+        self.library = library
+
+    @property
+    def is_of_text(self) -> bool:
+        """Whether other texts may be built all the same: a compiler was there, and it ran."""
+        return self.log is not None or self.library is not None
 
     def _details(self) -> list[tuple[str, str | None]]:
-        return [*super()._details(), ("command", self.command), ("log", self.log)]
+        details = super()._details()
+        return [*details, ("command", self.command), ("log", self.log), ("file", self.library)]
 
 
 class NumericsError(FxkitError):

@@ -6,6 +6,7 @@ import warnings
 
 from fxkit.errors import FxkitError, PassError
 from fxkit.lower.compiling.pack_convolutions import PackConvolutions
+from fxkit.lower.fusion.kernel_faults import REPORT
 from fxkit.passes.base import Pass
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
 
@@ -13,10 +14,7 @@ _OWN_PASSES = (
     *LOWERING, *LOWERING_FAST, *LOWERING_TRAINING, *TRAINING, PackConvolutions()
 )  # fmt: skip
 
-_REPORT = (
-    "This is a fault of fxkit, not of the program. Please report it with this message and what "
-    "`python -m fxkit doctor` prints."
-)
+_REPORT = f"This is a fault of fxkit, not of the program. {REPORT}"
 
 
 class OwnFaults:

@@ -160,7 +160,8 @@ def _load(path: Path) -> ctypes.CDLL:
     except OSError as error:
         raise BuildError(
             f"expected a library that loads, got {error}",
-            hint="this graph runs in eager; remove the file if it was copied from elsewhere",
+            library=str(path),
+            hint="remove the file if it was copied from elsewhere",
         ) from error
 
 
@@ -306,7 +307,7 @@ def _failure(output: str, folder: Path, name: str) -> BuildError:
         f"expected the compiler to accept a kernel, got: {first.strip()}",
         command=command,
         log=str(log),
-        hint="this graph runs in eager; please report it with the log",
+        hint="the log has all that the compiler said",
     )
 
 

@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.errors import BuildError
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.building import cuda_toolchain
-from fxkit.lower.building.build import build
+from fxkit.lower.building.build import Library, build
 from fxkit.lower.codegen.cuda import layout
 from fxkit.lower.codegen.cuda.printer import print_unit
 from fxkit.lower.compiling.compiled_module import CompiledModule
 from fxkit.lower.compiling.cuda_launching import CudaCall
-from fxkit.lower.compiling.kernel_builds import BuiltKernels
+from fxkit.lower.compiling.kernel_builds import BuiltKernels, build_together
 from fxkit.lower.compiling.lowering import lower_typed, typed
 from fxkit.lower.compiling.plan import Calls
 from fxkit.lower.fusion.group import FusionGroup
@@ -99,25 +98,12 @@ def to_cuda(
 
 def build_kernels(kernels: Mapping[str, Kernel], gpu: torch.device | None = None) -> BuiltKernels:
     """Build kernels with nvcc for a GPU: all in one unit, and one by one where that fails."""
-    if not kernels:
-        return BuiltKernels()
-    built = BuiltKernels(print_unit(kernels))
-    try:
-        tools = cuda_toolchain.current(gpu)
-        library = build(built.source, tools=tools)
-    except BuildError as error:
-        if error.log is None or len(kernels) == 1:
-            built.failures.update(dict.fromkeys(kernels, error))
-            return built
-    else:
-        built.libraries.update(dict.fromkeys(kernels, library))
-        return built
-    for name, kernel in kernels.items():
-        try:
-            built.libraries[name] = build(print_unit({name: kernel}), tools=tools)
-        except BuildError as refused:
-            built.failures[name] = refused
-    return built
+
+    def build_library(some: Mapping[str, Kernel]) -> tuple[Library, str]:
+        source = print_unit(some)
+        return build(source, tools=cuda_toolchain.current(gpu)), source
+
+    return build_together(kernels, build_library) if kernels else BuiltKernels()
 
 
 def _gpu_of(gm: fx.GraphModule) -> torch.device:

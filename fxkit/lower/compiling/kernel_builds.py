@@ -1,8 +1,8 @@
-"""Building the kernels of a graph: two translation units at once, one by one where one fails."""
+"""Building the kernels of a graph: two translation units at once, one by one where that fails."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fxkit.errors import BuildError
@@ -26,14 +26,14 @@ class BuiltKernels:
     Attributes:
         source: The C++ text of all kernels.
         libraries: Name of a kernel → the library that holds it.
-        failures: Name of a kernel → why it could not be built.
+        failures: Name of a kernel → why it could not be printed or built.
         functions: Name of a kernel → that of its function, where it is another one.
         numbers: Name of a kernel → what its function reads at run time, if anything.
     """
 
     source: str = ""
     libraries: dict[str, Library] = field(default_factory=dict)
-    failures: dict[str, BuildError] = field(default_factory=dict)
+    failures: dict[str, Exception] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, bytes] = field(default_factory=dict)
 
@@ -47,19 +47,30 @@ class BuiltKernels:
         """Whether the kernels were there already."""
         return bool(self.libraries) and all(it.cache_hit for it in self.libraries.values())
 
-    def bind(self, plan: Plan) -> None:
-        """Give each call of a plan its function; those without one compute with eager."""
+    @property
+    def general_failure(self) -> BuildError | None:
+        """Why no kernel at all can be built, such as that there is no compiler; or None."""
+        errors = (e for e in self.failures.values() if isinstance(e, BuildError))
+        return next((error for error in errors if not error.is_of_text), None)
+
+    def bind(self, plan: Plan, reasons: Mapping[str, str]) -> None:
+        """Give each call of a plan its function; those without one compute with eager.
+
+        Args:
+            plan: The plan.
+            reasons: Name of a kernel that is not there → why.
+        """
         for region, name in plan.kernel_of.items():
             if name in self.libraries:
                 numbers = [self.numbers[name]] if self.numbers.get(name) else []
                 function = self.functions.get(name, name)
                 plan.calls[region].bind(self.libraries[name].handle, function, *numbers)
         plan.regions[:] = [
-            replace(region, kernel=None, reason=self.failures[region.kernel].message,
-                    bytes_saved=None)
-            if region.kernel in self.failures else region
+            replace(region, kernel=None, reason=reasons[region.kernel], bytes_saved=None)
+            if region.kernel is not None and region.kernel in reasons
+            else region
             for region in plan.regions
-        ]  # fmt: skip
+        ]
 
 
 def build_kernels(kernels: Mapping[str, Kernel]) -> BuiltKernels:
@@ -67,32 +78,44 @@ def build_kernels(kernels: Mapping[str, Kernel]) -> BuiltKernels:
     if not kernels:
         return BuiltKernels()
     binding.start()
-    texts = [_text(unit) for unit in _units(kernels)]
-    built = BuiltKernels("\n".join(texts))
-    try:
-        library = build(*texts)
-    except BuildError as error:
-        return _one_by_one(kernels, built, error)
-    allow_streams(library.handle, built.source)
-    built.libraries.update(dict.fromkeys(kernels, library))
-    return built
+    return build_together(kernels, _built)
 
 
-def _one_by_one(
-    kernels: Mapping[str, Kernel], built: BuiltKernels, error: BuildError
+def build_together(
+    kernels: Mapping[str, Kernel],
+    build_library: Callable[[Mapping[str, Kernel]], tuple[Library, str]],
 ) -> BuiltKernels:
-    """Build each kernel alone, to lose those only which the compiler refuses."""
-    if error.log is None or len(kernels) == 1:
-        built.failures.update(dict.fromkeys(kernels, error))
-        return built
+    """Build kernels into one library; where that fails, each alone, to lose only those at fault.
+
+    Args:
+        kernels: Name → kernel.
+        build_library: Prints and builds some of them; returns the library and its text.
+    """
+    try:
+        library, source = build_library(kernels)
+    except Exception as error:
+        is_general = isinstance(error, BuildError) and not error.is_of_text
+        if is_general or len(kernels) == 1:
+            return BuiltKernels(failures=dict.fromkeys(kernels, error))
+    else:
+        return BuiltKernels(source, dict.fromkeys(kernels, library))
+    built, sources = BuiltKernels(), list[str]()
     for name, kernel in kernels.items():
         try:
-            text = _text({name: kernel})
-            built.libraries[name] = build(text)
-            allow_streams(built.libraries[name].handle, text)
-        except BuildError as refused:
-            built.failures[name] = refused
+            built.libraries[name], source = build_library({name: kernel})
+        except Exception as error:
+            built.failures[name] = error
+        else:
+            sources.append(source)
+    built.source = "\n".join(sources)
     return built
+
+
+def _built(kernels: Mapping[str, Kernel]) -> tuple[Library, str]:
+    texts = [_text(unit) for unit in _units(kernels)]
+    library, source = build(*texts), "\n".join(texts)
+    allow_streams(library.handle, source)
+    return library, source
 
 
 def _units(kernels: Mapping[str, Kernel]) -> list[dict[str, Kernel]]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fxkit.errors import BuildError
 from fxkit.lower.building.build import Library
 from fxkit.lower.codegen.cpp.runtime_parameters import freed, packed_numbers, parted
 from fxkit.lower.compiling.kernel_builds import BuiltKernels, build_kernels
@@ -59,7 +58,7 @@ class KernelCache:
         self._builds = 0
         self._parts: dict[str, KernelCache] = {}
         self._forms: dict[Hashable, _Form] = {}
-        self._functions: dict[str, _Function | BuildError] = {}
+        self._functions: dict[str, _Function | Exception] = {}
         self._first_others: Callable[[], Mapping[str, Kernel]] = dict
         self._lock = threading.Lock()
 
@@ -105,7 +104,7 @@ class KernelCache:
         """
         with self._lock:
             open_ = self._freed(kernels)
-            texts = _texts(open_)
+            texts, unprinted = _texts(open_)
             fresh = {text for text in texts.values() if text not in self._functions}
             if fresh:
                 self._builds += 1
@@ -113,10 +112,12 @@ class KernelCache:
                 if self._sizes.vary:
                     self._note(self._first_others())
                     ahead = self._freed(others())
-                    self._add(ahead, _texts(ahead))
+                    self._add(ahead, _texts(ahead)[0])
                 else:
                     self._first_others = others
-            return self._take(open_, texts, fresh)
+            built = self._take({name: open_[name] for name in texts}, texts, fresh)
+            built.failures.update(unprinted)
+            return built
 
     def _freed(self, kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
         """Free the numbers of kernels that differ from those of earlier ones like them.
@@ -177,7 +178,7 @@ class KernelCache:
         sources: dict[str, None] = {}
         for name, kernel in kernels.items():
             function = self._functions[texts[name]]
-            if isinstance(function, BuildError):
+            if isinstance(function, Exception):
                 built.failures[name] = function
                 continue
             library = function.library
@@ -199,5 +200,13 @@ def _lengths(kernel: Kernel, numbers: tuple[int, ...]) -> frozenset[int]:
     return frozenset(position for position, number in enumerate(numbers) if number == length)
 
 
-def _texts(kernels: Mapping[str, Kernel]) -> dict[str, str]:
-    return {name: print_kernel(kernel, "kernel") for name, kernel in kernels.items()}
+def _texts(kernels: Mapping[str, Kernel]) -> tuple[dict[str, str], dict[str, Exception]]:
+    """Return the text of each kernel, and what was raised where there is none."""
+    texts: dict[str, str] = {}
+    unprinted: dict[str, Exception] = {}
+    for name, kernel in kernels.items():
+        try:
+            texts[name] = print_kernel(kernel, "kernel")
+        except Exception as error:
+            unprinted[name] = error
+    return texts, unprinted

@@ -25,6 +25,7 @@ from fxkit.lower.compiling.tuning import spread, tuned
 from fxkit.lower.families.family import Alone, Joined
 from fxkit.lower.families.products.regions import continues_product
 from fxkit.lower.fusion.candidates import is_candidate
+from fxkit.lower.fusion.kernel_faults import KernelFaults
 from fxkit.lower.fusion.partitioner import partition
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.loop_ir.loop_ir import Kernel
@@ -157,16 +158,19 @@ def _lowered(
     calls: Calls | None,
     build: Callable[[Mapping[str, Kernel]], BuiltKernels],
 ) -> CompiledModule:
+    faults = KernelFaults()
     with paused_collector(keeps_all=False):
         may_split = policy is not None and policy.splits
-        plan = make_plan(gm, partition(gm, policy, continues_product), calls, may_split)
+        steps = partition(gm, policy, continues_product, faults)
+        plan = make_plan(gm, steps, calls, may_split, faults)
     built = build(plan.kernels)
-    if built.failures:
-        error = next(iter(built.failures.values()))
+    if (error := built.general_failure) is not None:
         _warn_once(str(error))
-        if not built.libraries:
-            return eager_module(gm, error.message, built.source)
-    built.bind(plan)
+        return eager_module(gm, error.message)
+    built.bind(plan, _noted_failures(gm, plan, built, faults))
+    faults.warn()
+    if built.failures and not (built.libraries or plan.has_packed):
+        return _without_kernels(gm, plan.regions, "no kernel could be built")
     if tune:
         policy = tuned(policy, plan)
         if policy.refused:
@@ -174,6 +178,19 @@ def _lowered(
     spread(plan, policy)
     again = functools.partial(lower_typed, policy=policy, calls=calls, build=build)
     return CompiledModule(gm, plan, built, again)
+
+
+def _noted_failures(
+    gm: fx.GraphModule, plan: Plan, built: BuiltKernels, faults: KernelFaults
+) -> dict[str, str]:
+    """Take note of the kernels that could not be built; return for each of them why."""
+    nodes = {node.name: node for node in gm.graph.nodes}
+    reasons: dict[str, str] = {}
+    for region in plan.regions:
+        error = built.failures.get(region.kernel or "")
+        if region.kernel is not None and error is not None:
+            reasons[region.kernel] = faults.note([nodes[name] for name in region.nodes], error)
+    return reasons
 
 
 def typed(
@@ -206,14 +223,17 @@ def _has_type(node: fx.Node) -> bool:
     return any(key in node.meta for key in (types.KEY, "val", "tensor_meta"))
 
 
-def eager_module(gm: fx.GraphModule, reason: str, source: str = "") -> CompiledModule:
+def eager_module(gm: fx.GraphModule, reason: str) -> CompiledModule:
     """Return a module that runs a graph as it is, and says why for each node of interest."""
     names = [node.name for node in gm.graph.nodes if is_candidate(node)]
-    regions = [Region(name, (name,), None, reason, None) for name in names]
-    again = functools.partial(eager_module, reason=reason, source=source)
-    return CompiledModule(
-        gm, Plan(gm.graph, regions=regions, reason=reason), BuiltKernels(source), again
+    return _without_kernels(
+        gm, [Region(name, (name,), None, reason, None) for name in names], reason
     )
+
+
+def _without_kernels(gm: fx.GraphModule, regions: list[Region], reason: str) -> CompiledModule:
+    again = functools.partial(_without_kernels, regions=regions, reason=reason)
+    return CompiledModule(gm, Plan(gm.graph, regions=regions, reason=reason), BuiltKernels(), again)
 
 
 @functools.cache

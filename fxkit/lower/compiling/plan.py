@@ -23,6 +23,7 @@ from fxkit.lower.families.products.regions import alone, followed_by
 from fxkit.lower.fusion.candidates import operand_type, position_taken
 from fxkit.lower.fusion.emit import Emitted, Operand, emit, result_type
 from fxkit.lower.fusion.group import FusionGroup
+from fxkit.lower.fusion.kernel_faults import KernelFaults
 from fxkit.lower.fusion.partitioner import FusionPlan
 from fxkit.lower.library_calls.packed_linear import linear
 from fxkit.lower.loop_ir.loop_ir import Kernel, Unfusable
@@ -77,7 +78,11 @@ class Calls:
 
 
 def make_plan(
-    gm: fx.GraphModule, partition: FusionPlan, calls: Calls | None = None, may_split: bool = False
+    gm: fx.GraphModule,
+    partition: FusionPlan,
+    calls: Calls | None = None,
+    may_split: bool = False,
+    faults: KernelFaults | None = None,
 ) -> Plan:
     """Return the graph that runs a partition; its kernels are not built yet.
 
@@ -86,16 +91,23 @@ def make_plan(
         partition: Its regions.
         calls: How kernels are called.
         may_split: Whether the numbers of a product may be split; see `Product.is_split`.
+        faults: Takes note of regions that no kernel could be made of, which eager computes.
     """
     usual = Calls(KernelCall, objection, packing_pays)
-    return _Planner(gm, partition, calls or usual, may_split).run()
+    return _Planner(gm, partition, calls or usual, may_split, faults or KernelFaults()).run()
 
 
 class _Planner:
     def __init__(
-        self, gm: fx.GraphModule, partition: FusionPlan, calls: Calls, may_split: bool
+        self,
+        gm: fx.GraphModule,
+        partition: FusionPlan,
+        calls: Calls,
+        may_split: bool,
+        faults: KernelFaults,
     ) -> None:
         self._gm = gm
+        self._faults = faults
         self._make_call = calls.make
         self._partition = partition
         self._reasons = dict(partition.reasons)
@@ -105,11 +117,11 @@ class _Planner:
         self._env: dict[fx.Node, fx.Node] = {}
         self._parts: dict[tuple[fx.Node, int], fx.Node] = {}
         self._products = choose_products(
-            gm, partition.steps, calls.objection, calls.packing, may_split
+            gm, partition.steps, calls.objection, calls.packing, may_split, faults
         )
         self._reasons.update(self._products.reasons)
         self._plan.has_packed = bool(self._products.packed)
-        self._alone, reasons = choose_alone(gm, partition.steps, calls.objection)
+        self._alone, reasons = choose_alone(gm, partition.steps, calls.objection, faults)
         self._reasons.update(reasons)
         self._unbiased: dict[fx.Node, ProductNode] = {}
         self._with_biases: dict[int, Emitted] = {}
@@ -207,6 +219,10 @@ class _Planner:
             return emit(group, outputs, self._gm) if outputs else None
         except Unfusable as reason:
             self._reasons.update((member.node, reason.message) for member in group.members)
+            return None
+        except Exception as error:
+            members = [member.node for member in group.members]
+            self._reasons.update(dict.fromkeys(members, self._faults.note(members, error)))
             return None
 
     def _add_product(self, product: ProductNode) -> None:

@@ -16,6 +16,7 @@ from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.bias import has_bias
 from fxkit.lower.fusion.emit import Emitted
 from fxkit.lower.fusion.group import FusionGroup
+from fxkit.lower.fusion.kernel_faults import KernelFaults
 from fxkit.lower.loop_ir.index import row_major
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 
@@ -51,7 +52,8 @@ def choose_products(
     steps: Sequence[fx.Node | FusionGroup],
     objection: Objection,
     packing_pays: Callable[[ProductNode, bool], bool],
-    may_split: bool = False,
+    may_split: bool,
+    faults: KernelFaults,
 ) -> Products:
     """Choose the products that kernels compute.
 
@@ -62,6 +64,7 @@ def choose_products(
         packing_pays: Tells of a layer, and of whether the library adds its bias, whether that is
             faster with the weight packed.
         may_split: Whether numbers may be split where that is faster; see `Product.is_split`.
+        faults: Takes note of nodes whose family raises, which torch computes.
     """
     result = Products()
     place = _places(steps)
@@ -74,6 +77,9 @@ def choose_products(
             found, reason = _fastest(kernels, found, objection, may_split)
         except Unfusable as error:
             result.reasons[step] = error.message
+            continue
+        except Exception as error:
+            result.reasons[step] = faults.note((step,), error)
             continue
         region = _only_reader(step, steps, place)
         if region is not None and any(map(_writes, steps[position + 1 : region])):
@@ -117,6 +123,7 @@ def choose_alone(
     gm: fx.GraphModule,
     steps: Sequence[fx.Node | FusionGroup],
     objection: Objection,
+    faults: KernelFaults,
 ) -> tuple[dict[fx.Node, Emitted], dict[fx.Node, str]]:
     """Choose the nodes that kernels compute with nothing else, as attention.
 
@@ -124,6 +131,7 @@ def choose_alone(
         gm: The module; every node has its type.
         steps: The graph in the order in which it runs.
         objection: Says why torch is as fast for what a kernel can compute, or None.
+        faults: Takes note of nodes whose family raises, which torch computes.
 
     Returns:
         The kernels by node, and the reasons why torch computes the others.
@@ -139,6 +147,9 @@ def choose_alone(
             reason = objection(kernels, emitted.kernel)
         except Unfusable as error:
             reasons[step] = error.message
+            continue
+        except Exception as error:
+            reasons[step] = faults.note((step,), error)
             continue
         if reason is None:
             found[step] = emitted

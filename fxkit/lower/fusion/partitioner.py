@@ -22,6 +22,7 @@ from fxkit.lower.fusion.column_sums import sums_well
 from fxkit.lower.fusion.emit import emit
 from fxkit.lower.fusion.graph_order import order_edges
 from fxkit.lower.fusion.group import FusionGroup
+from fxkit.lower.fusion.kernel_faults import KernelFaults
 from fxkit.lower.fusion.overwriting import hidden_overwrites
 from fxkit.lower.fusion.placement import first_space, rows_lie_along_memory
 from fxkit.lower.fusion.policy import Policy
@@ -68,7 +69,10 @@ def _joins_nothing(group: FusionGroup, root: torch.nn.Module) -> bool:
 
 
 def partition(
-    gm: fx.GraphModule, policy: Policy | None = None, joins_kernel: JoinsKernel = _joins_nothing
+    gm: fx.GraphModule,
+    policy: Policy | None = None,
+    joins_kernel: JoinsKernel = _joins_nothing,
+    faults: KernelFaults | None = None,
 ) -> FusionPlan:
     """Divide a graph into kernels and nodes that eager runs.
 
@@ -77,15 +81,23 @@ def partition(
         policy: When a kernel pays.
         joins_kernel: Tells whether a region joins the kernel of an operand, such as a product;
             then it pays, whatever the policy says of the region alone.
+        faults: Takes note of nodes whose operator's row raises, which eager runs.
     """
-    return _Partitioner(gm, policy or Policy(), joins_kernel).run()
+    return _Partitioner(gm, policy or Policy(), joins_kernel, faults or KernelFaults()).run()
 
 
 class _Partitioner:
-    def __init__(self, gm: fx.GraphModule, policy: Policy, joins_kernel: JoinsKernel) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        policy: Policy,
+        joins_kernel: JoinsKernel,
+        faults: KernelFaults,
+    ) -> None:
         self._gm = gm
         self._policy = policy
         self._joins_kernel = joins_kernel
+        self._faults = faults
         self._order = {node: position for position, node in enumerate(gm.graph.nodes)}
         self._next = order_edges(gm.graph)
         self._overwrites = hidden_overwrites(gm.graph)
@@ -121,9 +133,12 @@ class _Partitioner:
             self._candidates[node] = self._tried(node)
         except Unfusable as reason:
             self._reasons[node] = reason.message
-            self._ready.push(node)
+        except Exception as error:
+            self._reasons[node] = self._faults.note((node,), error)
+        else:
+            self._fusable.push(node)
             return
-        self._fusable.push(node)
+        self._ready.push(node)
 
     def _tried(self, node: fx.Node) -> Candidate:
         """Return a node as a candidate that is known to have a kernel of its own."""
@@ -262,6 +277,9 @@ class _Partitioner:
             return bool(outputs) and sums_well(emit(group, outputs, self._gm).kernel)
         except Unfusable:
             return False
+        except Exception as error:
+            self._faults.note([member.node for member in group.members], error)
+            return False
 
     def _has_kernel(self, group: FusionGroup) -> bool:
         """Tell whether one kernel computes a region, and not much of it several times."""
@@ -271,6 +289,9 @@ class _Partitioner:
         try:
             kernel = emit(group, outputs, self._gm).kernel
         except Unfusable:
+            return False
+        except Exception as error:
+            self._faults.note([member.node for member in group.members], error)
             return False
         if self._is_scattered(kernel, stretches(kernel)):
             return False

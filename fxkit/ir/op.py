@@ -103,6 +103,8 @@ def operator_of(node: fx.Node) -> Operator | None:
 
     Cost: below 1 µs for a call of an ATen overload, whether seen before or not; else `resolve`'s.
     """
+    if node.op not in _RESOLVERS and node.op != "call_module":
+        return None
     operator = operator_of_overload(node.target)
     if operator is not None:
         return operator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -76,10 +77,11 @@ def _of_attention() -> list[Rule]:
     return [*rules_in("attention"), *rules_in("attention_of_matrices")]
 
 
-def _names_of(rule: Rule) -> set[str]:
+@functools.cache
+def _names_of(rule: Rule) -> frozenset[str]:
     """Return by what a rule can be chosen: its name, that of its file, and the file's subject."""
     file = Path(rule.file).stem
-    return {rule.name, file, file.partition("_")[0]}
+    return frozenset((rule.name, file, file.partition("_")[0]))
 
 
 def _names() -> list[str]:

@@ -216,7 +216,7 @@ class _Run:
         self.graph = session.graph
         self.fixpoint = fixpoint
         self.limit = limit
-        self.levels: dict[str, list[tuple[int, _Level]]] = _by_root_and_benefit(rules)
+        self.levels: dict[str, list[tuple[int, _Level]]] = _by_root_and_benefit(tuple(rules))
         self.tallies: dict[str, Tally] = {}
         self.sites: list[Site] = []
         self.refusals: dict[tuple[str, str], str] = {}
@@ -530,11 +530,7 @@ class _Level:
     """The rules of one root operator and one benefit, by what an operand of the root must be."""
 
     def __init__(self) -> None:
-        self.rules: list[Rule] = []
-
-    def add(self, candidate: Rule) -> None:
-        """Take in a rule; the order in which rules are added is their order of preference."""
-        self.rules.append(candidate)
+        self.rules: list[Rule] = []  # in order of preference
 
     @functools.cached_property
     def _places(self) -> tuple[list[int], dict[str, list[int]]]:
@@ -567,12 +563,17 @@ class _Level:
         return [self.rules[position] for position in sorted(found)]
 
 
-def _by_root_and_benefit(rules: Iterable[Rule]) -> dict[str, list[tuple[int, _Level]]]:
+@functools.lru_cache(maxsize=16)
+def _by_root_and_benefit(rules: tuple[Rule, ...]) -> dict[str, list[tuple[int, _Level]]]:
     """Return root operator → benefit → rules in order, the largest benefit first."""
     found: dict[str, dict[int, _Level]] = {}
     for candidate in rules:
         for operator in candidate.root_operators:
-            found.setdefault(operator, {}).setdefault(candidate.benefit, _Level()).add(candidate)
+            levels = found.setdefault(operator, {})
+            level = levels.get(candidate.benefit)
+            if level is None:
+                level = levels[candidate.benefit] = _Level()
+            level.rules.append(candidate)
     return {
         operator: sorted(levels.items(), key=lambda level: -level[0])
         for operator, levels in found.items()

@@ -21,12 +21,12 @@ from fxkit.lower.families.products.bias import with_bias
 from fxkit.lower.families.products.packing_autotune import packing_pays
 from fxkit.lower.families.products.regions import alone, followed_by
 from fxkit.lower.fusion.candidates import operand_type, position_taken
-from fxkit.lower.fusion.emit import Emitted, Operand, emit, result_type
+from fxkit.lower.fusion.emit import Emitted, Operand, result_type
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.kernel_faults import KernelFaults
 from fxkit.lower.fusion.partitioner import FusionPlan
 from fxkit.lower.library_calls.packed_linear import linear
-from fxkit.lower.loop_ir.loop_ir import Kernel, Unfusable
+from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.runtime.kernel_call import KernelCall
 
 
@@ -107,7 +107,6 @@ class _Planner:
         faults: KernelFaults,
     ) -> None:
         self._gm = gm
-        self._faults = faults
         self._make_call = calls.make
         self._partition = partition
         self._reasons = dict(partition.reasons)
@@ -130,11 +129,9 @@ class _Planner:
 
     def _take_biases(self, position: int, products: Sequence[ProductNode]) -> None:
         """Let a region add the biases of what it reads, where it can."""
-        group = self._partition.steps[position]
-        assert isinstance(group, FusionGroup)
-        emitted = self._emitted(group, group.outputs())
+        emitted = self._partition.emitted[position]
         for product in products:
-            added = emitted and with_bias(emitted, product)
+            added = with_bias(emitted, product)
             if added is not None:
                 emitted = self._with_biases[position] = added
                 self._unbiased[product.node] = product
@@ -196,14 +193,10 @@ class _Planner:
         inside = [*(m.node for m in group.members), *group.aliases]
         inside.sort(key=self._position.__getitem__)
         product = self._products.followed.get(position)
-        emitted = self._with_biases.get(position) or self._emitted(group, group.outputs())
-        joined = followed_by(product, emitted) if product and emitted else None
+        emitted = self._with_biases.get(position) or self._partition.emitted[position]
+        joined = followed_by(product, emitted) if product else None
         if product is not None and joined is None:
             self._add_product(product)
-        if emitted is None:
-            for node in inside:
-                self._copy(node)
-            return
         names = tuple(n.name for n in inside if n not in group.aliases)
         traffic = _traffic(group, self._gm)
         if product is None or joined is None:
@@ -212,18 +205,6 @@ class _Planner:
             traffic += self._traffic_of(product.node, product.operands)
             self._call(joined, [product.node, *inside], (product.node.name, *names), traffic)
         self._repeat_views(group, inside)
-
-    def _emitted(self, group: FusionGroup, outputs: list[tuple[fx.Node, int]]) -> Emitted | None:
-        """Return a group's kernel, or None where eager has to compute its members after all."""
-        try:
-            return emit(group, outputs, self._gm) if outputs else None
-        except Unfusable as reason:
-            self._reasons.update((member.node, reason.message) for member in group.members)
-            return None
-        except Exception as error:
-            members = [member.node for member in group.members]
-            self._reasons.update(dict.fromkeys(members, self._faults.note(members, error)))
-            return None
 
     def _add_product(self, product: ProductNode) -> None:
         """Add a kernel that computes a product alone."""

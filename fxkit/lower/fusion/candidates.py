@@ -40,6 +40,7 @@ class Candidate:
         call: Its operator and arguments.
         row: The row of one of the three tables.
         operands: Operand name → node, attribute of the module, number, None, or a list of these.
+        operand_types: The type of each of them that is a tensor.
         types: Type of each of its results.
     """
 
@@ -47,6 +48,7 @@ class Candidate:
     call: Call
     row: ScalarOp | RowOp | MoveOp
     operands: Mapping[str, Any]
+    operand_types: Mapping[fx.Node | Attribute, Any]
     types: tuple[TensorType, ...]
 
     @property
@@ -59,13 +61,13 @@ class Candidate:
         """The operands that are tensors."""
         return tensors_in(self.operands.values())
 
-    def check_device(self, device: torch.device, root: torch.nn.Module) -> None:
+    def check_device(self, device: torch.device) -> None:
         """See that it computes on a device.
 
         Raises:
             Unfusable: When an operand or a result lies elsewhere.
         """
-        for known in (*self.types, *(operand_type(tensor, root) for tensor in self.tensors)):
+        for known in (*self.types, *self.operand_types.values()):
             if known.device != device:
                 raise Unfusable(f"it reads or makes a tensor on {known.device}")
 
@@ -124,26 +126,28 @@ def candidate(node: fx.Node, root: torch.nn.Module, is_value: bool = False) -> C
     if any(arguments.get(name) is not None for name in _OLD_FORMS):
         raise Unfusable("it is called in a form that eager alone serves")
     operands = {name: arguments.get(name) for name in row.operands}
+    known_types = {tensor: operand_type(tensor, root) for tensor in tensors_in(operands.values())}
     if isinstance(row, MoveOp):
-        for tensor in tensors_in(operands.values()):
-            known = operand_type(tensor, root)
+        for known in known_types.values():
             _check_type(known, "an operand", may_be_empty=row.joins)
             if row.in_order and known.stride != tuple(row_major(known.shape)):
                 raise Unfusable("its operand does not lie row by row")
     else:
-        _check_operands(operands, root)
-    found = Candidate(node, Call(call.operator, arguments), row, operands, types)
-    if not any(found.tensors) and not isinstance(row, MoveOp):
+        _check_operands(operands, known_types)
+    found = Candidate(node, Call(call.operator, arguments), row, operands, known_types, types)
+    if not known_types and not isinstance(row, MoveOp):
         raise Unfusable("it has no tensor operand")
-    if not set(node.all_input_nodes) <= set(found.tensors):
+    if not set(node.all_input_nodes) <= known_types.keys():
         raise Unfusable("it takes an argument that is computed at run time")
     return found
 
 
-def _check_operands(operands: Mapping[str, Any], root: torch.nn.Module) -> None:
+def _check_operands(
+    operands: Mapping[str, Any], known_types: Mapping[fx.Node | Attribute, Any]
+) -> None:
     for name, value in operands.items():
         if isinstance(value, (fx.Node, Attribute)):
-            _check_type(operand_type(value, root), f"its operand {name}")
+            _check_type(known_types[value], f"its operand {name}")
         elif value is not None and not isinstance(value, (bool, int, float)):
             raise Unfusable(f"its operand {name} is {type(value).__name__}")
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from fxkit.lower.fusion.candidates import Candidate, operand_type
+from fxkit.lower.fusion.candidates import Candidate
 from fxkit.lower.fusion.placement import row_coordinates, rows_lie_along_memory
 from fxkit.lower.fusion.region_space import Coordinates, RegionSpace, kept
 from fxkit.lower.loop_ir.loop_ir import Kernel, Unfusable
@@ -26,7 +26,6 @@ def place_sum(
     found: Candidate,
     space: RegionSpace,
     inside: Mapping[fx.Node, Coordinates],
-    root: torch.nn.Module,
 ) -> Coordinates:
     """Return the coordinates of a sum over all rows of a region.
 
@@ -34,7 +33,6 @@ def place_sum(
         found: The candidate.
         space: The region's space.
         inside: Coordinates of the values that the region has already.
-        root: The module that owns the graph.
 
     Raises:
         Unfusable: When it is no such sum, or does not pay.
@@ -42,11 +40,11 @@ def place_sum(
     row = found.row
     if not isinstance(row, RowOp) or row.name != "aten.sum" or space.reduced is None:
         raise Unfusable("it is no sum over all rows")
-    if not found.type.dtype.is_floating_point or not sum_dtype_of(found, root).is_floating_point:
+    if not found.type.dtype.is_floating_point or not sum_dtype_of(found).is_floating_point:
         raise Unfusable("it sums integers")
     if rows_lie_along_memory(found):
         raise Unfusable("it sums neighbours in memory")
-    coordinates = row_coordinates(found, space, inside, root)
+    coordinates = row_coordinates(found, space, inside)
     dims = row.axes(found.call.arguments, len(coordinates))
     long = {axis for axis, size in enumerate(space.sizes) if size != 1}
     rows = {axis for d in dims for axis in space.axes(coordinates[d])} & long
@@ -65,11 +63,11 @@ def place_sum(
     return lies
 
 
-def sum_dtype_of(found: Candidate, root: torch.nn.Module) -> torch.dtype:
+def sum_dtype_of(found: Candidate) -> torch.dtype:
     """Return the dtype in which a sum takes its operand."""
     if not isinstance(found.row, RowOp):
         raise TypeError(f"expected a sum, got {found.row.name}")
-    dtypes = [operand_type(tensor, root).dtype for tensor in found.tensors]
+    dtypes = [found.operand_types[tensor].dtype for tensor in found.tensors]
     return found.row.input_dtype(found.call.arguments, dtypes)
 
 

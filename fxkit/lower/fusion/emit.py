@@ -19,7 +19,7 @@ from torch import fx
 
 from fxkit.ir.op import Attribute
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.fusion.candidates import Candidate, operand_type, position_taken
+from fxkit.lower.fusion.candidates import Candidate, position_taken
 from fxkit.lower.fusion.column_sums import sum_dtype_of
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.moved_results import Moved, moved_axes
@@ -68,20 +68,17 @@ class Emitted:
     outputs: tuple[tuple[fx.Node, int], ...]
 
 
-def emit(
-    group: FusionGroup, outputs: Sequence[tuple[fx.Node, int]], root: torch.nn.Module
-) -> Emitted:
+def emit(group: FusionGroup, outputs: Sequence[tuple[fx.Node, int]]) -> Emitted:
     """Return the kernel of a region.
 
     Args:
         group: The region.
         outputs: Its results that are used outside.
-        root: The module that owns the graph.
     """
     factors = [[size] for size in group.space.sizes]
     for _ in range(MAX_SPLITS):
         try:
-            return _emitted(group, outputs, root, factors)
+            return _emitted(group, outputs, factors)
         except SplitAxis as wanted:
             _split(factors, wanted)
     raise Unfusable("it regroups dimensions in too many ways")
@@ -90,10 +87,9 @@ def emit(
 def _emitted(
     group: FusionGroup,
     outputs: Sequence[tuple[fx.Node, int]],
-    root: torch.nn.Module,
     factors: list[list[int]],
 ) -> Emitted:
-    emitter = _Emitter(group, root, factors)
+    emitter = _Emitter(group, factors)
     for member in group.members:
         if group.coordinates.get(member.node) is not None:
             emitter.compute(member)
@@ -128,13 +124,11 @@ class _Emitter:
 
     Attributes:
         group: The region.
-        root: The module that owns the graph.
         factors: For each axis of the region's space, the sizes of the axes that walk it.
         guard: Where memory may be touched at present; None for everywhere.
     """
 
     group: FusionGroup
-    root: torch.nn.Module
     factors: list[list[int]]
     builder: Builder = field(default_factory=Builder)
     guard: Ref | None = None
@@ -145,13 +139,17 @@ class _Emitter:
 
     def __post_init__(self) -> None:
         self.sizes = [size for parts in self.factors for size in parts]
+        self._first = [0, *itertools.accumulate(map(len, self.factors))]
         self._members = {member.node: member for member in self.group.members}
+        self._types: dict[Any, Any] = {}
+        for member in self.group.members:
+            self._types.update(member.operand_types)
         self.builder.rounds = self.group.rounds
 
     def axes_of(self, axes: Iterable[int]) -> list[int]:
         """Return the axes that walk some axes of the region's space."""
-        first = [0, *itertools.accumulate(len(parts) for parts in self.factors)]
-        return sorted(a for axis in axes for a in range(first[axis], first[axis + 1]))
+        first = self._first
+        return sorted([a for axis in axes for a in range(first[axis], first[axis + 1])])
 
     def compute(self, member: Candidate) -> None:
         """Compute a member in its place."""
@@ -178,7 +176,14 @@ class _Emitter:
 
     def shape_of(self, operand: Any) -> tuple[int, ...]:
         """Return an operand's shape."""
-        return tuple(operand_type(operand, self.root).shape)
+        return tuple(self._type(operand).shape)
+
+    def _type(self, operand: Operand) -> Any:
+        """Return the type of an operand of a member."""
+        known = self._types.get(operand)
+        if known is None and isinstance(operand, fx.Node):
+            known = self._types[operand] = type_of(operand)
+        return known
 
     def _of_row(self, member: Candidate, position: int, index: Sequence[Index]) -> Ref:
         """Return an element of a result that is known only row by row."""
@@ -216,7 +221,7 @@ class _Emitter:
 
     def _is_conversion(self, member: Candidate) -> bool:
         """Tell whether a member's result has a dtype that none of its operands has."""
-        dtypes = {operand_type(operand, self.root).dtype for operand in member.tensors}
+        dtypes = {known.dtype for known in member.operand_types.values()}
         return member.type.dtype not in dtypes
 
     def _moved(self, member: Candidate, row: MoveOp, index: Sequence[Index]) -> Ref:
@@ -257,7 +262,7 @@ class _Emitter:
         """Return a tensor without memory that promotes as the operand does."""
         if not isinstance(value, (fx.Node, Attribute)):
             return value
-        known = operand_type(value, self.root)
+        known = self._type(value)
         return torch.empty((1,) * len(known.shape), dtype=known.dtype, device="meta")
 
     def _converted(
@@ -295,7 +300,7 @@ class _Emitter:
 
     def _framed(self, member: Candidate, row: RowOp) -> tuple[Ref, ...]:
         """Compute a row operator that reads its operands where it says itself."""
-        frame = frame_of(member, self.root)
+        frame = frame_of(member)
         index = self._place(self.group.space.identity)
         point = EmittedPoint(self, index, frame.sizes, member.type.dtype)
         attributes = {name: member.attributes.get(name) for name in row.attributes}
@@ -306,11 +311,11 @@ class _Emitter:
         if row.frame is not None:
             return self._framed(member, row)
         group = self.group
-        shape = row_shape(member, self.root)
-        coordinates = row_coordinates(member, group.space, group.placed, self.root)
-        dtypes = [operand_type(t, self.root).dtype for t in member.tensors]
+        shape = row_shape(member)
+        coordinates = row_coordinates(member, group.space, group.placed)
+        dtypes = [member.operand_types[t].dtype for t in member.tensors]
         dtype = row.input_dtype(member.call.arguments, dtypes)
-        lies = row_dims(member, self.root)
+        lies = row_dims(member)
         operands: list[Ref | None] = []
         for name, value in member.operands.items():
             if name in lies:
@@ -347,7 +352,7 @@ class _Emitter:
         return self.at(operand, tuple(i if size != 1 else Index() for i, size in both))
 
     def _load(self, operand: Operand, index: Sequence[Index]) -> Ref:
-        known = operand_type(operand, self.root)
+        known = self._type(operand)
         return self.load(self._input(operand), self._address(known, index), known.dtype)
 
     def load(self, buffer: int, address: Index, dtype: torch.dtype) -> Ref:
@@ -366,7 +371,7 @@ class _Emitter:
     def _input(self, operand: Operand) -> int:
         """Return the buffer of a tensor from outside."""
         if operand not in self.inputs:
-            known = operand_type(operand, self.root)
+            known = self._type(operand)
             self.inputs[operand] = len(self.buffers)
             self.buffers.append(Buffer(f"in{len(self.inputs) - 1}", known.dtype, False))
         return self.inputs[operand]
@@ -408,9 +413,9 @@ class _Emitter:
     def _summand(self, member: Candidate) -> Ref:
         """Return what a member that sums over all rows sums."""
         group, (operand,) = self.group, member.tensors
-        coordinates = row_coordinates(member, group.space, group.placed, self.root)
+        coordinates = row_coordinates(member, group.space, group.placed)
         read = self._broadcast(operand, self._place(coordinates))
-        return read.cast(sum_dtype_of(member, self.root))
+        return read.cast(sum_dtype_of(member))
 
 
 def _common_dtype(values: Iterable[Any]) -> torch.dtype:

@@ -16,38 +16,37 @@ from torch import fx
 from fxkit.analysis.effects import AliasSets, effects_of
 
 
-def order_edges(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+def order_edges(graph: fx.Graph, aliases: AliasSets) -> dict[fx.Node, list[fx.Node]]:
     """Return, for each node, the nodes that must come after it, each once."""
     after: dict[fx.Node, dict[fx.Node, None]] = {node: {} for node in graph.nodes}
     for node in graph.nodes:
         for operand in node.all_input_nodes:
             after[operand][node] = None
-    _add_inputs_and_output(graph, after)
-    _add_effects(graph, after)
+    _add_inputs_and_output(after)
+    _add_effects(aliases, after)
     return {node: list(targets) for node, targets in after.items()}
 
 
-def _add_inputs_and_output(graph: fx.Graph, after: dict[fx.Node, dict[fx.Node, None]]) -> None:
+def _add_inputs_and_output(after: dict[fx.Node, dict[fx.Node, None]]) -> None:
     """Keep placeholders in their order, and the output last."""
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    output = next((node for node in graph.nodes if node.op == "output"), None)
+    inputs = [node for node in after if node.op == "placeholder"]
+    output = next((node for node in after if node.op == "output"), None)
     for before, node in itertools.pairwise(inputs):
         after[before][node] = None
-    for node in graph.nodes:
+    for node in after:
         if output is not None and node is not output:
             after[node][output] = None
 
 
-def _add_effects(graph: fx.Graph, after: dict[fx.Node, dict[fx.Node, None]]) -> None:
+def _add_effects(aliases: AliasSets, after: dict[fx.Node, dict[fx.Node, None]]) -> None:
     """Order what touches written memory, draws random numbers, may raise, or may do anything."""
-    aliases = AliasSets(graph)
-    position = {node: index for index, node in enumerate(graph.nodes)}
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    position = {node: index for index, node in enumerate(after)}
+    inputs = [node for node in after if node.op == "placeholder"]
     barrier: fx.Node | None = None
     since_barrier: list[fx.Node] = []
     last_ordered: fx.Node | None = None
     has_checks = any(effects_of(node).may_raise for node in aliases.effectful)
-    for node in graph.nodes:
+    for node in after:
         if barrier is not None:
             after[barrier][node] = None
         if _is_barrier(node, aliases, inputs):

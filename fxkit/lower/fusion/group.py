@@ -60,7 +60,7 @@ class FusionGroup:
     may_sum: bool = False
     rounds: bool = True
 
-    def takes(self, found: Candidate, root: fx.GraphModule) -> bool:
+    def takes(self, found: Candidate) -> bool:
         """Take a candidate in when it fits and has to do with the region."""
         if len(self.members) >= MAX_MEMBERS or len(self.reads) >= MAX_READS:
             return False
@@ -69,7 +69,7 @@ class FusionGroup:
         if any(t in self.sums for t in found.tensors):
             return False
         try:
-            self.take(found, root)
+            self.take(found)
         except Unfusable:
             return False
         return True
@@ -82,7 +82,7 @@ class FusionGroup:
         readers = (user for user in found.node.users if user.op != "output")
         return any(o in self.coordinates for user in readers for o in user.all_input_nodes)
 
-    def take(self, found: Candidate, root: fx.GraphModule) -> None:
+    def take(self, found: Candidate) -> None:
         """Take a candidate in.
 
         Raises:
@@ -92,18 +92,18 @@ class FusionGroup:
         if self.is_strict and isinstance(found.row, MoveOp) and self.members:
             raise Unfusable("it moves elements in a region that keeps to one space")
         try:
-            self._place(found, root)
+            self._place(found)
         except Unfusable:
             if self.is_strict:
                 raise
-            if self._takes_sum(found, root):
+            if self._takes_sum(found):
                 self.sums.add(found.node)
             elif self._can_turn(found):
-                self._turn(found, root)
+                self._turn(found)
             elif self._can_float(found):
                 self.coordinates[found.node] = None
-            elif self._can_move_to(found, tensors, root):
-                self._move_to(found, root)
+            elif self._can_move_to(found, tensors):
+                self._move_to(found)
             else:
                 raise
         self.members.append(found)
@@ -111,16 +111,16 @@ class FusionGroup:
         self.reads.update(outside)
         self.sources.update(map(shown_by, outside))
 
-    def _place(self, found: Candidate, root: fx.GraphModule) -> None:
-        self.results[found.node] = place(found, self.space, self.placed, root)
+    def _place(self, found: Candidate) -> None:
+        self.results[found.node] = place(found, self.space, self.placed)
         self.coordinates[found.node] = self.results[found.node][0]
 
-    def _takes_sum(self, found: Candidate, root: fx.GraphModule) -> bool:
+    def _takes_sum(self, found: Candidate) -> bool:
         """Take in a sum over all rows, if it is one."""
         if not self.may_sum:
             return False
         try:
-            self.results[found.node] = (place_sum(found, self.space, self.placed, root),)
+            self.results[found.node] = (place_sum(found, self.space, self.placed),)
         except Unfusable:
             return False
         return True
@@ -150,7 +150,7 @@ class FusionGroup:
     def _reducing(self) -> dict[fx.Node, Candidate]:
         return {m.node: m for m in self.members if isinstance(m.row, RowOp)}
 
-    def _turn(self, found: Candidate, root: fx.GraphModule) -> None:
+    def _turn(self, found: Candidate) -> None:
         """Reduce the rows that a candidate reduces; what was reduced is summed over all of them."""
         before = (self.space, dict(self.coordinates), dict(self.results))
         self.space = RegionSpace(self.space.sizes)
@@ -158,9 +158,9 @@ class FusionGroup:
         for node in self._seen(sums):
             del self.coordinates[node]
         try:
-            self._place(found, root)
+            self._place(found)
             for node, member in sums.items():
-                self.results[node] = (place_sum(member, self.space, self.placed, root),)
+                self.results[node] = (place_sum(member, self.space, self.placed),)
         except Unfusable:
             self.space, self.coordinates, self.results = before
             raise
@@ -171,9 +171,7 @@ class FusionGroup:
         is_plain = not isinstance(found.row, RowOp) and not _checks(found)
         return is_plain and self._leads_to(found.node, self.space.sizes)
 
-    def _can_move_to(
-        self, found: Candidate, tensors: Iterable[fx.Node], root: fx.GraphModule
-    ) -> bool:
+    def _can_move_to(self, found: Candidate, tensors: Iterable[fx.Node]) -> bool:
         """Tell whether the region may go on in the space of a candidate.
 
         All that it has computed is then computed where the candidate and those after it read it.
@@ -182,20 +180,20 @@ class FusionGroup:
             return False
         if not any(t in self.coordinates for t in tensors):
             return False
-        shape = first_space(found, root).sizes
+        shape = first_space(found).sizes
         return all(
             user is found.node or user in self.coordinates or self._leads(user, shape)
             for node in self.coordinates
             for user in node.users
         )
 
-    def _move_to(self, found: Candidate, root: fx.GraphModule) -> None:
+    def _move_to(self, found: Candidate) -> None:
         before = (self.space, dict(self.coordinates), dict(self.results))
-        self.space = first_space(found, root)
+        self.space = first_space(found)
         self.coordinates = dict.fromkeys(self.coordinates)
         self.results = {}
         try:
-            self._place(found, root)
+            self._place(found)
         except Unfusable:
             self.space, self.coordinates, self.results = before
             raise

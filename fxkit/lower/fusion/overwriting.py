@@ -13,7 +13,7 @@ from fxkit.ir.types import TensorType, type_of
 _CALLS = ("call_function", "call_method", "call_module")
 
 
-def hidden_overwrites(graph: fx.Graph) -> frozenset[fx.Node]:
+def hidden_overwrites(graph: fx.Graph, aliases: AliasSets) -> frozenset[fx.Node]:
     """Return the in-place calls whose results can be new values, with the same meaning.
 
     Their memory was made by the graph itself, and nothing reads it afterwards but through their
@@ -21,7 +21,6 @@ def hidden_overwrites(graph: fx.Graph) -> frozenset[fx.Node]:
 
     Cost: linear in the graph.
     """
-    aliases = AliasSets(graph)
     position = {node: number for number, node in enumerate(graph.nodes)}
     written = {
         aliases.root(operand)

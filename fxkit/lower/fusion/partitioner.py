@@ -17,15 +17,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
+from fxkit.analysis.effects import AliasSets
 from fxkit.lower.fusion.candidates import Candidate, candidate, is_candidate
 from fxkit.lower.fusion.column_sums import sums_well
-from fxkit.lower.fusion.emit import emit
+from fxkit.lower.fusion.emit import Emitted, emit
 from fxkit.lower.fusion.graph_order import order_edges
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.kernel_faults import KernelFaults
 from fxkit.lower.fusion.overwriting import hidden_overwrites
 from fxkit.lower.fusion.placement import first_space, rows_lie_along_memory
 from fxkit.lower.fusion.policy import Policy
+from fxkit.lower.fusion.region_space import RegionSpace
 from fxkit.lower.fusion.view_map import is_alias, shown_by, views_of
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel, Unfusable
 from fxkit.lower.operators.row_ops import RowOp
@@ -55,10 +57,22 @@ class FusionPlan:
     Attributes:
         steps: Single nodes that eager runs, and groups that become one kernel each.
         reasons: Candidates that eager runs, each with its reason.
+        emitted: Position of a group among the steps → its kernel.
     """
 
     steps: list[fx.Node | FusionGroup]
     reasons: dict[fx.Node, str]
+    emitted: dict[int, Emitted]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{step.name} runs in ATen"
+            if isinstance(step, fx.Node)
+            else f"region of {', '.join(member.node.name for member in step.members)}"
+            for step in self.steps
+            if isinstance(step, FusionGroup) or step.op.startswith("call")
+        ]
+        return "\n".join([*lines, *(f"{n.name}: {why}" for n, why in self.reasons.items())])
 
 
 JoinsKernel = Callable[[FusionGroup, torch.nn.Module], bool]
@@ -99,8 +113,9 @@ class _Partitioner:
         self._joins_kernel = joins_kernel
         self._faults = faults
         self._order = {node: position for position, node in enumerate(gm.graph.nodes)}
-        self._next = order_edges(gm.graph)
-        self._overwrites = hidden_overwrites(gm.graph)
+        aliases = AliasSets(gm.graph)
+        self._next = order_edges(gm.graph, aliases)
+        self._overwrites = hidden_overwrites(gm.graph, aliases)
         self._waits_for = dict.fromkeys(self._order, 0)
         for targets in self._next.values():
             for target in targets:
@@ -110,6 +125,8 @@ class _Partitioner:
         self._candidates: dict[fx.Node, Candidate] = {}
         self._steps: list[fx.Node | FusionGroup] = []
         self._reasons: dict[fx.Node, str] = {}
+        self._emitted: dict[int, Emitted] = {}
+        self._alone: dict[fx.Node, tuple[RegionSpace, Emitted]] = {}
         self._costs: dict[fx.Node, int] = {}
         self._postponed: set[fx.Node] = set()
 
@@ -122,7 +139,7 @@ class _Partitioner:
                 self._emit(self._ready.pop())
             if self._fusable:
                 self._open(self._fusable.pop())
-        return FusionPlan(self._steps, self._reasons)
+        return FusionPlan(self._steps, self._reasons, self._emitted)
 
     def _offer(self, node: fx.Node) -> None:
         """Queue a node all of whose operands are there."""
@@ -143,24 +160,25 @@ class _Partitioner:
     def _tried(self, node: fx.Node) -> Candidate:
         """Return a node as a candidate that is known to have a kernel of its own."""
         found = candidate(node, self._gm, node in self._overwrites)
-        found.check_device(self._policy.device, self._gm)
+        found.check_device(self._policy.device)
         if self._is_slow(found):
             raise Unfusable("eager's kernel is faster, whatever is taken in with it")
         alone = self._group(found)
-        alone.take(found, self._gm)
-        outputs = [(node, position) for position in range(len(found.types))]
-        kernel = emit(alone, outputs, self._gm).kernel
+        alone.take(found)
+        emitted = emit(alone, [(node, position) for position in range(len(found.types))])
+        kernel = emitted.kernel
         if self._is_scattered(kernel, (whole_row(kernel),)):
             raise Unfusable("it reads from one of many places, which eager does in parts, faster")
         refusal = self._policy.refusal(kernel)
         if refusal is not None:
             raise Unfusable(refusal)
         self._costs[node] = cost_of(kernel)
+        self._alone[node] = alone.space, emitted
         return found
 
     def _group(self, first: Candidate, *, is_strict: bool = False) -> FusionGroup:
         """Return a region that has yet to take in its first member."""
-        space = first_space(first, self._gm)
+        space = first_space(first)
         may_sum = not is_strict and self._policy.device.type == "cpu"
         return FusionGroup(space, is_strict=is_strict, may_sum=may_sum, rounds=self._policy.rounds)
 
@@ -181,7 +199,7 @@ class _Partitioner:
         """
         if self._policy.min_members <= 1 or not kernel.sizes:
             return False
-        wide = replace(kernel, row_rank=max(1, kernel.row_rank)).row_wide()
+        wide = kernel.row_wide if kernel.row_rank else replace(kernel, row_rank=1).row_wide
         loads = [i for i in kernel.body if i.op == "load"]
         gathered = sum(any(wide[o] for o in i.indices) for i in loads)
         if gathered > MAX_GATHERED or any(_asked(kernel, s) > MAX_GUARDED for s in parts):
@@ -241,7 +259,7 @@ class _Partitioner:
 
     def _joins(self, node: fx.Node, group: FusionGroup) -> bool:
         if node in self._candidates:
-            if node not in self._fusable or not group.takes(self._candidates[node], self._gm):
+            if node not in self._fusable or not group.takes(self._candidates[node]):
                 return False
             self._fusable.remove(node)
             return True
@@ -251,49 +269,58 @@ class _Partitioner:
         return False
 
     def _close(self, group: FusionGroup) -> None:
-        is_whole = not group.sums or self._sums_well(group)
-        if is_whole and (group.is_simple or self._has_kernel(group)):
-            self._settle(group)
+        emitted = self._emission(group)
+        if self._is_one_kernel(group, emitted):
+            self._settle(group, emitted)
             return
         for part in self._in_one_space_each(group):
             if isinstance(part, FusionGroup):
-                self._settle(part)
+                self._settle(part, self._emission(part))
             else:
                 self._steps.append(part)
 
-    def _settle(self, group: FusionGroup) -> None:
-        objection = self._policy.objection(group)
-        if objection is None or self._joins_kernel(group, self._gm):
-            self._steps.append(group)
-            return
-        nodes = [*(m.node for m in group.members), *group.aliases]
-        self._reasons.update((m.node, objection) for m in group.members)
-        self._steps.extend(sorted(nodes, key=self._order.__getitem__))
-
-    def _sums_well(self, group: FusionGroup) -> bool:
-        """Tell whether a region's sums over all rows may join the loops over each row."""
-        outputs = group.outputs()
-        try:
-            return bool(outputs) and sums_well(emit(group, outputs, self._gm).kernel)
-        except Unfusable:
-            return False
-        except Exception as error:
-            self._faults.note([member.node for member in group.members], error)
-            return False
-
-    def _has_kernel(self, group: FusionGroup) -> bool:
-        """Tell whether one kernel computes a region, and not much of it several times."""
+    def _emission(self, group: FusionGroup) -> Emitted | Unfusable | None:
+        """Return a region's kernel, or why it has none; None where nobody reads its results."""
         outputs = group.outputs()
         if not outputs:
-            return False
+            return None
+        if len(group.members) == 1 and not group.aliases:
+            space, emitted = self._alone[group.members[0].node]
+            if space == group.space and emitted.outputs == tuple(outputs):
+                return emitted
         try:
-            kernel = emit(group, outputs, self._gm).kernel
-        except Unfusable:
-            return False
+            return emit(group, outputs)
+        except Unfusable as reason:
+            return reason
         except Exception as error:
-            self._faults.note([member.node for member in group.members], error)
+            members = [member.node for member in group.members]
+            return Unfusable(self._faults.note(members, error))
+
+    def _settle(self, group: FusionGroup, emitted: Emitted | Unfusable | None) -> None:
+        """Make a region one step, or each of its nodes where a kernel does not pay."""
+        objection = self._policy.objection(group)
+        if objection is not None and self._joins_kernel(group, self._gm):
+            objection = None
+        if objection is None and isinstance(emitted, Emitted):
+            self._emitted[len(self._steps)] = emitted
+            self._steps.append(group)
+            return
+        if objection is None and isinstance(emitted, Unfusable):
+            objection = emitted.message
+        if objection is not None:
+            self._reasons.update((member.node, objection) for member in group.members)
+        nodes = [*(m.node for m in group.members), *group.aliases]
+        self._steps.extend(sorted(nodes, key=self._order.__getitem__))
+
+    def _is_one_kernel(self, group: FusionGroup, emitted: Emitted | Unfusable | None) -> bool:
+        """Tell whether one kernel computes a region, and not much of it several times."""
+        kernel = emitted.kernel if isinstance(emitted, Emitted) else None
+        # Sums over all rows may join the loops over each row only where those run along memory.
+        if group.sums and (kernel is None or not sums_well(kernel)):
             return False
-        if self._is_scattered(kernel, stretches(kernel)):
+        if group.is_simple:
+            return True
+        if kernel is None or self._is_scattered(kernel, stretches(kernel)):
             return False
         return cost_of(kernel) <= MAX_REPETITION * sum(self._costs[m.node] for m in group.members)
 
@@ -310,12 +337,12 @@ class _Partitioner:
                 part = None
                 yield node
                 continue
-            if part is not None and part.takes(found, self._gm):
+            if part is not None and part.takes(found):
                 continue
             if part is not None:
                 yield part
             part = self._group(found, is_strict=True)
-            part.take(found, self._gm)
+            part.take(found)
         if part is not None:
             yield part
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import fx
 
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.types import TensorType, broadcast_shape, type_of
-from fxkit.lower.fusion.candidates import Candidate, operand_type, tensors_in
+from fxkit.lower.fusion.candidates import Candidate, tensors_in
 from fxkit.lower.fusion.region_space import ONE, Coordinates, RegionSpace, is_axis
 from fxkit.lower.fusion.view_map import alias_source
 from fxkit.lower.loop_ir.index import row_major
@@ -31,7 +30,6 @@ def place(
     found: Candidate,
     space: RegionSpace,
     inside: Mapping[fx.Node, Coordinates],
-    root: torch.nn.Module,
 ) -> tuple[Coordinates, ...]:
     """Return the coordinates of each of a candidate's results in a region.
 
@@ -39,17 +37,16 @@ def place(
         found: The candidate.
         space: The region's space; a first reduction fixes its reduced axes.
         inside: Coordinates of the values that the region has already.
-        root: The module that owns the graph.
 
     Raises:
         Unfusable: When it does not fit into the region.
     """
     if isinstance(found.row, RowOp):
-        return _place_row(found, found.row, space, inside, root)
+        return _place_row(found, found.row, space, inside)
     if isinstance(found.row, MoveOp):
         return (_place_beside(found.type.shape, space),)
     tensors = [t for name, t in found.operands.items() if not is_model(found.row, name)]
-    shapes = [operand_type(t, root).shape for t in tensors_in(tensors)]
+    shapes = [found.operand_types[t].shape for t in tensors_in(tensors)]
     if broadcast_shape(*shapes) != tuple(found.type.shape):
         raise Unfusable("its result has another shape than its operands")
     return (_place_points(found, found.type.shape, space, inside),)
@@ -83,12 +80,11 @@ def _place_row(
     row: RowOp,
     space: RegionSpace,
     inside: Mapping[fx.Node, Coordinates],
-    root: torch.nn.Module,
 ) -> tuple[Coordinates, ...]:
     if row.frame is not None:
-        return _place_frame(frame_of(found, root), space)
-    shape = row_shape(found, root)
-    coordinates = row_coordinates(found, space, inside, root)
+        return _place_frame(frame_of(found), space)
+    shape = row_shape(found)
+    coordinates = row_coordinates(found, space, inside)
     dims = row.axes(found.call.arguments, len(shape))
     if row.axes is no_dim:
         return (coordinates,)
@@ -102,12 +98,12 @@ def _place_row(
     return placed
 
 
-def frame_of(found: Candidate, root: torch.nn.Module) -> ReducedFrame:
+def frame_of(found: Candidate) -> ReducedFrame:
     """Return the space of a row operator that says itself over what it runs."""
     if not isinstance(found.row, RowOp) or found.row.frame is None:
         raise TypeError(f"expected an operator with a space of its own, got {found.row.name}")
     tensors = {n: v for n, v in found.operands.items() if isinstance(v, (fx.Node, Attribute))}
-    shapes = {name: tuple(operand_type(value, root).shape) for name, value in tensors.items()}
+    shapes = {name: tuple(found.operand_types[value].shape) for name, value in tensors.items()}
     return found.row.frame(found.call.arguments, shapes, [tuple(t.shape) for t in found.types])
 
 
@@ -123,12 +119,11 @@ def row_coordinates(
     found: Candidate,
     space: RegionSpace,
     inside: Mapping[fx.Node, Coordinates],
-    root: torch.nn.Module,
 ) -> Coordinates:
     """Return the coordinates of what a row operator's operands broadcast to."""
-    shape = row_shape(found, root)
+    shape = row_shape(found)
     given: list[Coordinates] = []
-    for name, dims in row_dims(found, root).items():
+    for name, dims in row_dims(found).items():
         operand = found.operands[name]
         if isinstance(operand, fx.Node) and operand in inside:
             spread: list[int | None] = [ONE] * len(shape)
@@ -138,12 +133,12 @@ def row_coordinates(
     return space.broadcast(given, shape) if given else _place_beside(shape, space)
 
 
-def row_shape(found: Candidate, root: torch.nn.Module) -> tuple[int, ...]:
+def row_shape(found: Candidate) -> tuple[int, ...]:
     """Return the shape that a row operator's operands broadcast to, and whose rows it reduces."""
     shapes = []
-    for name, dims in row_dims(found, root).items():
+    for name, dims in row_dims(found).items():
         shape = [1] * (max(dims, default=-1) + 1)
-        for d, size in zip(dims, operand_type(found.operands[name], root).shape, strict=True):
+        for d, size in zip(dims, found.operand_types[found.operands[name]].shape, strict=True):
             shape[d] = size
         shapes.append((shape, dims))
     rank = max(len(shape) for shape, _ in shapes)
@@ -151,12 +146,12 @@ def row_shape(found: Candidate, root: torch.nn.Module) -> tuple[int, ...]:
     return broadcast_shape(*padded)
 
 
-def row_dims(found: Candidate, root: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+def row_dims(found: Candidate) -> dict[str, tuple[int, ...]]:
     """Return, for each tensor that a row operator takes, where its dimensions lie."""
     if not isinstance(found.row, RowOp):
         raise TypeError(f"expected a candidate with a row program, got {found.row.name}")
     tensors = {n: v for n, v in found.operands.items() if isinstance(v, (fx.Node, Attribute))}
-    ranks = {name: len(operand_type(value, root).shape) for name, value in tensors.items()}
+    ranks = {name: len(found.operand_types[value].shape) for name, value in tensors.items()}
     return found.row.dims(ranks)
 
 
@@ -187,13 +182,13 @@ def _has_many_rows(known: TensorType, dim: int) -> bool:
     return is_whole and isinstance(rows, int) and rows >= MANY_ROWS
 
 
-def first_space(found: Candidate, root: torch.nn.Module) -> RegionSpace:
+def first_space(found: Candidate) -> RegionSpace:
     """Return the space of a region that begins with this candidate."""
     if isinstance(found.row, RowOp) and found.row.frame is not None:
-        frame = frame_of(found, root)
+        frame = frame_of(found)
         return RegionSpace(frame.sizes, joints=frame.joints)
     if isinstance(found.row, RowOp):
-        return RegionSpace(row_shape(found, root))
+        return RegionSpace(row_shape(found))
     return RegionSpace(tuple(found.type.shape))
 
 

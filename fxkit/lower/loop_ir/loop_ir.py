@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ class Access:
     otherwise: Bits | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Instruction:
     """One step of the body.
 
@@ -131,17 +132,17 @@ class Instruction:
     dtype: torch.dtype
     detail: Any = None
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         """Whether it is made of whole tensors."""
         return isinstance(self.detail, TensorOp)
 
-    @property
+    @cached_property
     def is_reduction(self) -> bool:
         """Whether it folds a row into a row scalar."""
         return self.op.startswith("reduce_")
 
-    @property
+    @cached_property
     def is_scan(self) -> bool:
         """Whether it folds, for each point of a row, all of the row up to there."""
         return self.op.startswith("scan_")
@@ -173,7 +174,7 @@ class Store:
     is_sum: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kernel:
     """A fused kernel.
 
@@ -191,12 +192,12 @@ class Kernel:
     body: tuple[Instruction, ...]
     stores: tuple[Store, ...]
 
-    @property
+    @cached_property
     def row_sizes(self) -> tuple[int, ...]:
         """Sizes of the axes that form the row."""
         return self.sizes[len(self.sizes) - self.row_rank :]
 
-    @property
+    @cached_property
     def outer_sizes(self) -> tuple[int, ...]:
         """Sizes of the axes that say which row it is."""
         return self.sizes[: len(self.sizes) - self.row_rank]
@@ -206,15 +207,16 @@ class Kernel:
         """Number of points in the box."""
         return math.prod(self.sizes)
 
+    @cached_property
     def row_wide(self) -> list[bool]:
-        """Tell for each instruction whether its value varies along the row."""
+        """For each instruction, whether its value varies along the row."""
         wide: list[bool] = []
         rank = self.row_rank
         for instruction in self.body:
             if instruction.is_reduction or instruction.is_scan or instruction.is_whole:
                 wide.append(not instruction.is_reduction)
                 continue
-            varies = any(wide[operand] for operand in instruction.operands)
+            varies = any(map(wide.__getitem__, instruction.operands))
             if instruction.op in ("load", "index"):
                 strides = instruction.detail.strides
                 varies = varies or any(strides[len(strides) - rank :])
@@ -236,7 +238,7 @@ class Kernel:
         """Whether it returns a number: zero, or else what it wrote is void."""
         return self.has_checks or self.has_sums
 
-    @property
+    @cached_property
     def has_checks(self) -> bool:
         """Whether it tells by the number that it returns that eager has to raise an error."""
         return any(instruction.op == "check" for instruction in self.body)

@@ -85,7 +85,7 @@ class _Scheduler:
         self._most_recomputed = most_recomputed
         self._body = kernel.body
         self._kernel = kernel
-        self._wide = kernel.row_wide()
+        self._wide = kernel.row_wide
         self._pass_of = self._first_passes()
         self._kept = self._choose_buffers(room)
 
@@ -202,13 +202,13 @@ class _Scheduler:
 
 def cost_of_point(body: tuple[Instruction, ...]) -> int:
     """Estimate the operations for one point of a kernel; a load or an addition is one."""
-    return sum(_cost_of(i) for i in body if i.op != "const")
+    return sum([_cost_of(i) for i in body if i.op != "const"])
 
 
 def cost_of(kernel: Kernel) -> int:
     """Estimate the operations of a kernel; what is the same all along its last axis counts once."""
     row = replace(kernel, row_rank=max(kernel.row_rank, min(1, len(kernel.sizes))))
-    wide = row.row_wide()
+    wide = row.row_wide
     points, rows = kernel.points, math.prod(row.outer_sizes)
     parts = stretches(kernel)
     total, of_rows = 0, set[int]()
@@ -221,9 +221,10 @@ def cost_of(kernel: Kernel) -> int:
 
 
 def _cost_of(instruction: Instruction) -> int:
-    if instruction.is_whole:
-        return instruction.detail.cost
-    return _cost_of_scalar(instruction)
+    function = SCALAR_FUNCTIONS.get(instruction.op)
+    if function is not None:
+        return function.cost
+    return instruction.detail.cost if instruction.is_whole else 1
 
 
 def is_costly(instruction: Instruction) -> bool:

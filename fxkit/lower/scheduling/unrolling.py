@@ -46,7 +46,7 @@ def is_short(kernel: Kernel) -> bool:
         kernel.row_rank == 1
         and lies_across
         and 1 < length <= MAX_ROW
-        and length * sum(kernel.row_wide()) <= MAX_INSTRUCTIONS
+        and length * sum(kernel.row_wide) <= MAX_INSTRUCTIONS
         and known <= _MONOIDS
         and not any(i.is_scan or i.op == "check" for i in kernel.body)
         and not kernel.has_sums
@@ -61,7 +61,7 @@ def unrolled(kernel: Kernel) -> Kernel:
 class _Unrolling:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._wide = kernel.row_wide()
+        self._wide = kernel.row_wide
         self._body: list[Instruction] = []
         self._known: dict[Instruction, int] = {}
         # Of each value its position for each point of the row; once, where it is the same for all.

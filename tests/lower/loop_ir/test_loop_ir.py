@@ -33,5 +33,5 @@ kernel [4] [16]
   %5: f32 = div %3, %4
   store out0[16, 1] %5"""
     )
-    assert kernel.row_wide() == [True, False, True, True, False, True]
+    assert kernel.row_wide == [True, False, True, True, False, True]
     assert kernel.points == 64

@@ -15,7 +15,7 @@ from fxkit.lower.codegen.cpp.non_temporal_stores import copied_bytes
 from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, free_numbers, is_free
 from fxkit.lower.codegen.cpp.strength_reduction import ShorterForms
 from fxkit.lower.codegen.cpp.vector_loops import VectorLoops
-from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel
+from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.loop_ir.rounded_values import unrounded
 from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule, cost_of_point
 
@@ -54,6 +54,7 @@ class KernelPrinter(VectorLoops, ABC):
 
     def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
         super().__init__(kernel)
+        self._body = kernel.body.__getitem__
         self._name = name
         self._schedule = plan
         self._free = free_numbers(kernel)
@@ -389,9 +390,6 @@ class KernelPrinter(VectorLoops, ABC):
 
     def _monoid(self, position: int) -> str:
         return self._body(position).op.removeprefix("reduce_").removeprefix("scan_")
-
-    def _body(self, position: int) -> Instruction:
-        return self._kernel.body[position]
 
     def _type(self, position: int) -> str:
         dtype = self._body(position).dtype

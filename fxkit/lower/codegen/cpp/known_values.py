@@ -42,6 +42,7 @@ class KnownValues:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._body = kernel.body.__getitem__
 
     def number(self, position: int) -> float | None:
         """Return a number that is known in the text and no NaN, else None."""
@@ -226,9 +227,6 @@ class KnownValues:
 
     def _numbers_of(self, instruction: Instruction) -> list[float]:
         return [n for o in instruction.operands if (n := self.number(o)) is not None]
-
-    def _body(self, position: int) -> Instruction:
-        return self._kernel.body[position]
 
 
 def _is_rounded(number: float) -> bool:

@@ -66,7 +66,7 @@ def common_values(kernel: Kernel) -> CommonValues:
 
 def _costly(kernel: Kernel) -> set[int]:
     """Return the values that are the same for every row, and are or need a costly one."""
-    wide, common, costly = kernel.row_wide(), set[int](), set[int]()
+    wide, common, costly = kernel.row_wide, set[int](), set[int]()
     for position, instruction in enumerate(kernel.body):
         operands = instruction.operands
         if instruction.op == "const":

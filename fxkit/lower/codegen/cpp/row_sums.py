@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from fxkit.lower.codegen.cpp.runtime_parameters import is_free
-from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel
+from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.loop_ir.rounded_values import unrounded
 from fxkit.lower.scheduling.index_intervals import IndexInterval
 from fxkit.lower.scheduling.row_sweeps import RowSweep
@@ -59,8 +59,9 @@ class RowSums:
 
     def __init__(self, kernel: Kernel, stretches: Sequence[IndexInterval] = ()) -> None:
         self._kernel = kernel
+        self._body = kernel.body.__getitem__
         self._stretches = stretches
-        self._wide = kernel.row_wide()
+        self._wide = kernel.row_wide
 
     def are_in_double(self, one: RowSweep) -> bool:
         """Tell whether a pass sums in float64 from the first element."""
@@ -191,9 +192,6 @@ class RowSums:
                 )
             )
         return varies
-
-    def _body(self, position: int) -> Instruction:
-        return self._kernel.body[position]
 
 
 def _is_in_order(access: Access) -> bool:

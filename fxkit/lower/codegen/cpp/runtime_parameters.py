@@ -137,15 +137,27 @@ def all_freed(kernel: Kernel) -> Kernel:
 
 def free_numbers(kernel: Kernel) -> tuple[Free, ...]:
     """Return the numbers that a kernel's text reads at run time, in the order in which they lie."""
-    found: dict[str, Free] = {}
+    numbers: list[Any] = [*kernel.sizes]
+    mapping = _Mapping(_noting(numbers))
+    details = [instruction.detail for instruction in kernel.body]
+    for detail in (*details, *(store.access for store in kernel.stores)):
+        if isinstance(detail, Access):
+            numbers += (*detail.strides, detail.offset, *detail.scales)
+        elif isinstance(detail, Bits):
+            numbers.append(detail.value)
+        elif isinstance(detail, TensorOp):
+            detail.renumbered(mapping)
+    return tuple({n.text: n for n in numbers if isinstance(n, (RuntimeInt, RuntimeFloat))}.values())
 
-    def visit(value: int | float) -> Any:
-        if isinstance(value, (RuntimeInt, RuntimeFloat)):
-            found[value.text] = value
+
+def _noting(numbers: list[Any]) -> Callable[[Any], Any]:
+    """Return a visitor that notes what it sees and leaves it."""
+
+    def visit(value: Any) -> Any:
+        numbers.append(value)
         return value
 
-    _mapped(kernel, visit)
-    return tuple(found.values())
+    return visit
 
 
 def packed_numbers(kernel: Kernel) -> bytes:

@@ -144,7 +144,7 @@ def _rows(kernel: Kernel, width: int) -> Layout:
 
 def _registers(kernel: Kernel) -> int:
     """Return how many registers an element takes."""
-    wide = zip(kernel.body, kernel.row_wide(), strict=True)
+    wide = zip(kernel.body, kernel.row_wide, strict=True)
     return (
         2 if any(is_wide and i.dtype.itemsize > 4 and i.op != "index" for i, is_wide in wide) else 1
     )

@@ -26,7 +26,7 @@ from fxkit.tracing.made_tensors import MadeTensors
 from fxkit.tracing.modules_kept import modules_kept
 from fxkit.tracing.parameter_names import parameter_names
 from fxkit.tracing.recorder.frames import Frames, is_user_file, source_text
-from fxkit.tracing.recorder.rollback import (
+from fxkit.tracing.recorder.state_restore import (
     random_states,
     same_random_states,
     set_random_states,

@@ -19,7 +19,7 @@ from fxkit.lower.compiling.lower_report import LowerReport, Region
 from fxkit.lower.compiling.lowering import to_cpp
 from fxkit.lower.fusion.policy import Policy
 from fxkit.torch_adapters.late_imports import FOR_GRAPHS_OF_GRADIENTS, import_at_once
-from fxkit.tracing.recorder.rollback import random_states, set_random_states
+from fxkit.tracing.recorder.state_restore import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
 
 if TYPE_CHECKING:

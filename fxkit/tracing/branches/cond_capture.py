@@ -24,13 +24,12 @@ from fxkit.tracing.guarding.state_guards import EmptyGuard, StateGuard, StateWat
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorded import TracedValue
 from fxkit.tracing.recorder.recorder import Recorder
-from fxkit.tracing.recorder.rewind import Entries, put_back
-from fxkit.tracing.recorder.rollback import MemorySnapshot
+from fxkit.tracing.recorder.state_restore import Entries, MemorySnapshot
 from fxkit.tracing.recording.cache_entry import CacheEntry
-from fxkit.tracing.recording.dynamic_recording import is_same_but_for_sizes, rewound
+from fxkit.tracing.recording.graph_comparison import is_same_but_for_numbers
 from fxkit.tracing.recording.invocation import Invocation
-from fxkit.tracing.recording.recording import Attempt, RecordedRun
-from fxkit.tracing.recording.state import raw
+from fxkit.tracing.recording.recording import Attempt
+from fxkit.tracing.recording.rerun import Rerun, RunStopped, rerun
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.structure import content_of
 
@@ -58,26 +57,20 @@ def capture_cond(
     """
     reasons: list[str] = []
 
-    def again(static: CacheEntry) -> CacheEntry | Failure:
-        try:
-            return _Search(invocation, static, reasons).variant()
-        except Refusal as refusal:
-            return Failure(refusal.reason, refusal.hint)
-
     variant = first.variant
     if variant is None or not any(type(it.value) is bool for it in variant.value_guards):
         return Failure("no branch depends on a tensor", None), ()
-    if variant.changes or variant.replays or variant.mutations or variant.extras:
-        found: CacheEntry | Failure = Failure("the program does more than to compute", None)
-    else:
-        found = rewound(invocation.call, first, again)
+    try:
+        if _has_effects(variant):
+            raise Refusal("the program does more than to compute")
+        found: CacheEntry | Failure = _Search(
+            invocation, first, variant.graph_module.graph, reasons
+        ).variant()
+    except Refusal as refusal:
+        found = Failure(refusal.reason, refusal.hint)
     if isinstance(found, Failure) and not reasons:
         reasons.append(f"its branches are guards: {found.reason}")
     return found, tuple(dict.fromkeys(reasons))
-
-
-class _Stop(BaseException):
-    """Breaks a run off."""
 
 
 class _Forced(Recorder):
@@ -130,7 +123,7 @@ class _Forced(Recorder):
     def refuse(self, reason: str, hint: str | None = None, *, watch: bool = False) -> None:
         """Break the run off at once."""
         super().refuse(reason, hint)
-        raise _Stop
+        raise RunStopped
 
     def note_text(self, stream: str, text: str) -> None:
         """Refuse to print."""
@@ -145,17 +138,6 @@ class _Forced(Recorder):
         self.refuse("it makes an opaque call")
 
 
-class _ForcedRun(RecordedRun):
-    """A run whose first branches go ways that are given."""
-
-    recorder: _Forced
-    is_repeated = True
-
-    def make_recorder(self, leaves: Iterable[tuple[str, torch.Tensor]]) -> Recorder:
-        """Return what records the run."""
-        return _Forced(leaves, self.environment, sys._getframe())
-
-
 @dataclass(slots=True)
 class _Way(Run):
     """One way through the program, and what was recorded beside its graph."""
@@ -164,12 +146,60 @@ class _Way(Run):
     blueprint: Any
 
 
+class _ForcedRun(Rerun[_Way]):
+    """A run whose first branches go ways that are given."""
+
+    recorder: _Forced
+    subject = "a side of it"
+
+    def __init__(self, invocation: Invocation, forced: tuple[bool, ...]) -> None:
+        super().__init__(invocation)
+        self.recorder.forced = forced
+        for tensor in self.call.parts.tensors:
+            self.recorder.keep(tensor)
+
+    def make_recorder(self, leaves: Iterable[tuple[str, torch.Tensor]]) -> Recorder:
+        """Return what records the run."""
+        return _Forced(leaves, self.environment, sys._getframe())
+
+    def outcome(self, entry: CacheEntry, result: Any) -> _Way:
+        """Return the way that was recorded, where it does nothing but compute."""
+        recorder = self.recorder
+        if _has_effects(entry):
+            raise Refusal("a side of it does more than to compute")
+        if len(recorder.checks) != len(recorder.outcomes):
+            raise Refusal("it could not be followed")
+        existing = {*map(id, self.call.parts.containers), *self.state.reach.kept}
+        outline = _outline(result, existing)
+        checks, outcomes = list(recorder.checks), tuple(recorder.outcomes)
+        return _Way(entry.graph_module, checks, outcomes, entry, outline)
+
+    def failure(self, error: BaseException | None) -> Failure:
+        """Return why this way has no graph."""
+        found = super().failure(error)
+        if self.recorder.failure is None:
+            return found
+        return replace(found, reason=f"on a side of it {found.reason}")
+
+    def restore(self, changed: Entries) -> None:
+        """Put back what the program has changed; tensors too, which no other run has written to."""
+        super().restore(changed)
+        self.recorder.put_back_tensors()
+
+
+def _has_effects(entry: CacheEntry) -> bool:
+    return bool(entry.changes or entry.replays or entry.mutations or entry.extras)
+
+
 class _Search:
     """Runs a program on all of its ways, as far as they can be joined."""
 
-    def __init__(self, invocation: Invocation, static: CacheEntry, reasons: list[str]) -> None:
+    def __init__(
+        self, invocation: Invocation, first: Attempt, graph: fx.Graph, reasons: list[str]
+    ) -> None:
         self._invocation = invocation
-        self._static = static
+        self._first = first
+        self._graph = graph
         self._reasons = reasons
         self._runs = 0
         self._has_joined = False
@@ -194,9 +224,7 @@ class _Search:
                 is met more often, tensors decide how often a loop runs.
         """
         way = self._run(forced)
-        if not forced and not is_same_but_for_sizes(
-            self._static.graph_module.graph, way.module.graph, {}
-        ):
+        if not forced and not is_same_but_for_numbers(self._graph, way.module.graph, {}):
             raise Refusal("the program goes another way the second time")
         met = Counter(map(_place, way.checks))
         if limits is not None and any(limits[it] and met[it] > limits[it] for it in met):
@@ -223,81 +251,14 @@ class _Search:
         self._runs += 1
         if self._runs > MAX_RUNS:
             raise Refusal(f"there are more than {MAX_RUNS} ways through the program")
-        invocation = self._invocation
-        run = _ForcedRun(invocation)
-        recorder = run.recorder
-        recorder.forced = forced
-        try:
-            with _Unchanged(run) as unchanged:
-                result = run.execute(invocation.args, invocation.kwargs)
-                unchanged.note()
-                variant = run.variant(result)
-        except (_Stop, Exception) as error:
-            raise _reason(recorder, error) from None
-        finally:
-            recorder.close()
-        if variant is None or recorder.failure is not None:
-            raise _reason(recorder, None)
-        if variant.changes or variant.replays or variant.mutations or variant.extras:
-            raise Refusal("a side of it does more than to compute")
-        if len(recorder.checks) != len(recorder.outcomes):
-            raise Refusal("it could not be followed")
-        return _Way(
-            variant.graph_module,
-            list(recorder.checks),
-            tuple(recorder.outcomes),
-            variant,
-            _outline(result, _existing(run)),
-        )
+        way = rerun(self._first, lambda: _ForcedRun(self._invocation, forced))
+        if isinstance(way, Failure):
+            raise Refusal(way.reason, way.hint)
+        return way
 
     def _finished(self, way: _Way) -> CacheEntry:
         guards = tuple(_value_guards(way.module))
         return replace(way.variant, graph_module=way.module, value_guards=guards, _quick=None)
-
-
-def _reason(recorder: Recorder, error: BaseException | None) -> Refusal:
-    if recorder.failure is not None:
-        return Refusal(f"on a side of it {recorder.failure.reason}", recorder.failure.hint)
-    if isinstance(error, Refusal):
-        return error
-    return Refusal(f"a side of it raises {type(error).__name__}")
-
-
-class _Unchanged:
-    """Puts back what a run has changed of tensors, arguments and Python state."""
-
-    def __init__(self, run: _ForcedRun) -> None:
-        self._run = run
-        self._random = MemorySnapshot([], is_random=True)
-        self._found: Entries | None = None
-        for tensor in run.call.parts.tensors:
-            run.recorder.keep(tensor)
-
-    def note(self) -> None:
-        """Note what has changed, before guards are made of it."""
-        self._found = raw(self._run.state.reach.holders)
-
-    def __enter__(self) -> _Unchanged:
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        run = self._run
-        if self._found is None:
-            self.note()
-        put_back(self._found or [])
-        for container, before in zip(run.call.parts.containers, run.containers, strict=True):
-            now = content_of(container)
-            is_same = now is not None and before is not None and now.label == before.label
-            if is_same and all(map(_is, now.values, before.values)):  # type: ignore[union-attr]
-                continue
-            if before is not None and before.fill is not None:
-                before.fill(container, before.values)
-        run.recorder.put_back_tensors()
-        self._random.restore()
-
-
-def _is(left: Any, right: Any) -> bool:
-    return left is right
 
 
 def _place(check: fx.Node) -> tuple[Any, str]:
@@ -349,11 +310,6 @@ def _key(guard: g.Guard) -> Any:
     if isinstance(guard, g.ModuleGuard):
         return type(guard), id(guard.module)
     return type(guard), guard.what, getattr(guard, "place", None)
-
-
-def _existing(run: RecordedRun) -> set[int]:
-    """Return the `id` of what is older than the run, and returned as it is."""
-    return {*map(id, run.call.parts.containers), *run.state.reach.kept}
 
 
 def _outline(result: Any, existing: set[int]) -> Any:

@@ -17,7 +17,7 @@ from fxkit.analysis.type_inference.fake_tensors import as_fake, new_fake_mode, w
 from fxkit.ir.code_tracer import read_by_code
 from fxkit.torch_adapters.aot_autograd import joint_exporter, partitioner
 from fxkit.tracing.functional.kept_whole import kept_whole
-from fxkit.tracing.recorder.rollback import random_states, set_random_states
+from fxkit.tracing.recorder.state_restore import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal, said
 
 Decompositions = Mapping[Any, Callable[..., Any]]

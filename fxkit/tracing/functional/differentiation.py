@@ -15,7 +15,7 @@ from fxkit.torch_adapters.grad_modes import is_any_autocast_enabled
 from fxkit.torch_adapters.grad_modes import without_autocast as autocast_off
 from fxkit.torch_adapters.transforms import stands_for_many
 from fxkit.tracing.functional.flat_program import FlatProgram
-from fxkit.tracing.recorder.rollback import random_states, set_random_states
+from fxkit.tracing.recorder.state_restore import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
 
 _MODIFIED = (

@@ -21,7 +21,7 @@ from fxkit.tracing.functional.distinct_results import keep_apart, memories_of
 from fxkit.tracing.functional.flat_program import TAIL, VALUE, FlatProgram, flatten
 from fxkit.tracing.functional.module_form import as_module
 from fxkit.tracing.functional.observation import SIDE_NODES
-from fxkit.tracing.recorder.rollback import random_states, set_random_states
+from fxkit.tracing.recorder.state_restore import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
 
 Run = Callable[..., Any]

@@ -11,7 +11,7 @@ import torch
 from fxkit.torch_adapters import pytree
 from fxkit.tracing.guarding.guards import storage_key
 from fxkit.tracing.recorder.calls import spelling_of
-from fxkit.tracing.recorder.rollback import MemorySnapshot
+from fxkit.tracing.recorder.state_restore import MemorySnapshot
 
 
 class EarlierContent:

@@ -15,7 +15,7 @@ from torch import fx
 
 from fxkit.ir.types import TensorType
 from fxkit.tracing.bytecode.value_flow import Flow
-from fxkit.tracing.recorder.rollback import Undo
+from fxkit.tracing.recorder.state_restore import Undo
 from fxkit.tracing.values.sources import ValueSource
 
 

@@ -40,7 +40,7 @@ from fxkit.tracing.recorder.recorded import (
     needs_grad,
     python_random_states,
 )
-from fxkit.tracing.recorder.rollback import Undo
+from fxkit.tracing.recorder.state_restore import Undo
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES
 from fxkit.tracing.recorder.transforms import BelowTransforms, Transformed
 from fxkit.tracing.values.refusals import Failure, Refusal

@@ -31,7 +31,7 @@ from fxkit.tracing.recorder.recorded import (
     python_random_states,
     same_bytes,
 )
-from fxkit.tracing.recorder.rollback import Undo, random_states, same_random_states
+from fxkit.tracing.recorder.state_restore import Undo, random_states, same_random_states
 from fxkit.tracing.recorder.writes import Writes, version_of
 from fxkit.tracing.values.effects import write_text
 from fxkit.tracing.values.refusals import Refusal

@@ -10,7 +10,7 @@ import torch
 from fxkit.torch_adapters import pytree
 from fxkit.tracing.guarding.guards import storage_key
 from fxkit.tracing.recorder.calls import CallSpelling
-from fxkit.tracing.recorder.rollback import Undo
+from fxkit.tracing.recorder.state_restore import Undo
 
 
 @dataclass(slots=True, eq=False)

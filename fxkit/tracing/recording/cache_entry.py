@@ -16,7 +16,7 @@ from fxkit.tracing.guarding.size_guards import FreeTensorGuard, SizeGuard
 from fxkit.tracing.guarding.state_containers import ABSENT, GuardedContainer
 from fxkit.tracing.guarding.state_guards import AttributesGuard, StateWatch
 from fxkit.tracing.recorder.recorded import OpaqueCall
-from fxkit.tracing.recorder.rollback import MemorySnapshot, Undo
+from fxkit.tracing.recorder.state_restore import MemorySnapshot, Undo
 from fxkit.tracing.values.any_numbers import with_free
 from fxkit.tracing.values.effects import quietly
 from fxkit.tracing.values.regions import RegionModes
@@ -156,10 +156,6 @@ class CacheEntry:
             for guard in self.guards
             if isinstance(guard, (g.TensorGuard, FreeTensorGuard))
         ) and all(guard.check_types(types) for guard in self.guards if isinstance(guard, SizeGuard))
-
-    def tensors_written(self, call: g.GuardedCall) -> list[torch.Tensor]:
-        """Return the tensors that the graph writes to when it runs for `call`."""
-        return self._named(call, self.changes)
 
     def probe(self, call: g.GuardedCall) -> g.Mismatch | None:
         """Return the first value guard that fails for `call`, and leave everything as it was."""

@@ -1,9 +1,8 @@
 """Record a call again with symbolic numbers, which become inputs of the graph.
 
-The first recording gave the call's result, and a graph for its very numbers. The second one sees
-the same state and the same arguments, and leaves nothing behind. Its graph counts when it is the
-first one's, with numbers that are computed in the places of constants. What the program does with a
-number beside arithmetic is a guard in the graph; a number that is wholly guarded is no input.
+The graph counts when it is that of the first recording, with numbers that are computed in the
+places of constants. What the program does with a number beside arithmetic is a guard in the graph;
+a number that is wholly guarded is no input.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from fxkit.tracing.guarding.free_numbers import NumberInput, Where
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.opaque_numbers import NAME, OpaqueNumbers
 from fxkit.tracing.recorder.recorder import Recorder
-from fxkit.tracing.recorder.rewind import put_back
-from fxkit.tracing.recorder.rollback import Undo
+from fxkit.tracing.recorder.state_restore import Undo
 from fxkit.tracing.recording.cache_entry import CacheEntry
-from fxkit.tracing.recording.dynamic_recording import is_same_but_for_sizes, rewound
+from fxkit.tracing.recording.graph_comparison import is_same_but_for_numbers
 from fxkit.tracing.recording.invocation import Invocation
-from fxkit.tracing.recording.recording import Attempt, RecordedRun
-from fxkit.tracing.recording.state import raw
+from fxkit.tracing.recording.recording import Attempt
+from fxkit.tracing.recording.rerun import Rerun, rerun, why_not_again
 from fxkit.tracing.values.any_numbers import NUMBER_KINDS, AnyNumber
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.size_numbers import NUMBERS, plain
@@ -48,45 +46,18 @@ def record_with_numbers(invocation: Invocation, first: Attempt) -> CacheEntry | 
     Returns:
         A graph that takes numbers as inputs, or why there is none.
     """
-
+    objection = why_not_again(first)
+    if objection is not None:
+        return objection
     learned = invocation.learned
-
-    def again(static: CacheEntry) -> CacheEntry | Failure:
-        found: CacheEntry | Failure = Failure("no number that changes can be an input", None)
-        while learned.numbers - learned.fixed:
-            known = len(learned.fixed)
-            found = _record_again(invocation, static)
-            if not isinstance(found, Failure):
-                return found
-            if len(learned.fixed) == known:
-                learned.fixed |= learned.numbers
-        return found
-
-    return rewound(invocation.call, first, again)
-
-
-def _record_again(invocation: Invocation, first: CacheEntry) -> CacheEntry | Failure:
-    try:
-        run = _NumberRun(invocation, first)
-    except Refusal as refusal:
-        return Failure(refusal.reason, refusal.hint)
-    try:
-        try:
-            given = run.put(invocation.args, invocation.kwargs)
-            result = run.execute(*given)
-        except Exception as error:  # the program's own, for want of plain numbers
-            return Failure(f"it raises with stand-ins for numbers: {type(error).__name__}", None)
-        finally:
-            run.take_back()
-        found = raw(run.state.reach.holders)
-        variant = run.variant(result)
-        put_back(found)
-        if variant is None or run.useless:
-            invocation.learned.fixed |= run.useless
-            return run.recorder.failure or Failure("a number has one value only", None)
-        return variant
-    finally:
-        run.recorder.close()
+    found: CacheEntry | Failure = Failure("no number that changes can be an input", None)
+    while wanted := learned.numbers - learned.fixed:
+        found = rerun(first, lambda: _NumberRun(invocation, first))
+        if not isinstance(found, Failure):
+            return found
+        if learned.numbers - learned.fixed == wanted:
+            learned.fixed |= wanted
+    return found
 
 
 class _Inputs(OpaqueNumbers):
@@ -123,18 +94,15 @@ class _Inputs(OpaqueNumbers):
         self.numbers[self._recorder.reads[-1].check] = None
 
 
-class _NumberRun(RecordedRun):
-    """A run of a program with stand-ins for numbers that change.
+class _NumberRun(Rerun[CacheEntry]):
+    """A run of a program with stand-ins for numbers that change."""
 
-    Attributes:
-        useless: The numbers that the graph has no use for as inputs.
-    """
+    subject = "with stand-ins for numbers it"
 
-    is_repeated = True
-
-    def __init__(self, invocation: Invocation, first: CacheEntry) -> None:
-        learned = invocation.learned
-        self._first = first
+    def __init__(self, invocation: Invocation, first: Attempt) -> None:
+        assert first.variant is not None
+        self._learned = learned = invocation.learned
+        self._first = first.variant.graph_module
         self._names: dict[str, str] = {}
         super().__init__(invocation)
         if self.state.reach.names & _REVEALING:
@@ -142,15 +110,13 @@ class _NumberRun(RecordedRun):
         self._listener = _Inputs(self.recorder)
         self._wanted: set[Where] = learned.numbers - learned.fixed
         self._inputs: dict[fx.Node, tuple[Where, NumberInput, Any]] = {}
-        self._stand_ins: dict[int, Any] = {}
-        self.useless: set[Where] = set()
+        self._numbers: dict[int, Any] = {}
 
     # Stand-ins, put in and taken out again -------------------------------------------------------
 
-    def put(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def stand_ins(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Put stand-ins in the places of numbers, and return the arguments with theirs."""
+        args, kwargs = super().stand_ins()
         counts = Counter(self.call.parts.paths)
         wanted = {it for it in self._wanted if isinstance(it, str) and counts[it] == 1}
         paths = {path: i for i, path in enumerate(self.call.parts.paths) if path in wanted}
@@ -165,7 +131,7 @@ class _NumberRun(RecordedRun):
         for holder in self.state.reach.holders:
             self._put_state(holder)
         if not self._inputs:
-            self.useless |= self._wanted
+            self._learned.fixed |= self._wanted
             raise Refusal("no number that changes is there")
         return args, kwargs
 
@@ -203,10 +169,10 @@ class _NumberRun(RecordedRun):
         self._inputs[node] = (where, source, value)
         self._listener.numbers[node] = value
         number = self._listener.stand_in(value, node)
-        self._stand_ins[id(number)] = number
+        self._numbers[id(number)] = number
         return number
 
-    def take_back(self) -> None:
+    def remove_stand_ins(self) -> None:
         """Put numbers back where the program has left their stand-ins."""
         for holder in self.state.reach.holders:
             if isinstance(holder, (h.MemoHolder, h.ArrayHolder)):
@@ -221,12 +187,12 @@ class _NumberRun(RecordedRun):
             content = content_of(container)
             if content is None or content.fill is None:
                 continue
-            if any(id(value) in self._stand_ins for value in content.values):
-                values = [plain(it) if id(it) in self._stand_ins else it for it in content.values]
+            if any(id(value) in self._numbers for value in content.values):
+                values = [plain(it) if id(it) in self._numbers else it for it in content.values]
                 content.fill(container, values)
 
     def _plain_values(self, entries: dict[Any, Any]) -> dict[Any, Any]:
-        return {key: plain(it) for key, it in entries.items() if id(it) in self._stand_ins}
+        return {key: plain(it) for key, it in entries.items() if id(it) in self._numbers}
 
     # The graph -----------------------------------------------------------------------------------
 
@@ -249,11 +215,10 @@ class _NumberRun(RecordedRun):
         """Compare the graph with the first one, and find the numbers that are no inputs."""
         listener = self._listener
         pinned = {*listener.pinned, *ancestors(listener.pinned)}
-        self.useless = {where for node, (where, *_) in self._inputs.items() if node in pinned}
+        useless = {where for node, (where, *_) in self._inputs.items() if node in pinned}
+        self._learned.fixed |= useless
         missing = self._wanted - {where for where, *_ in self._inputs.values()}
-        if self.useless or missing == self._wanted:
+        if useless or missing == self._wanted:
             raise Refusal("a number that changes is used as the number that it is")
-        if not is_same_but_for_sizes(
-            self._first.graph_module.graph, module.graph, listener.numbers
-        ):
+        if not is_same_but_for_numbers(self._first.graph, module.graph, listener.numbers):
             raise Refusal("the program goes another way with stand-ins for numbers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,7 @@ from fxkit.tracing.opaque_calls.automatic_calls import call_through
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.recorded import Outside
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
-from fxkit.tracing.recorder.rewind import Rewind
-from fxkit.tracing.recorder.rollback import Undo
+from fxkit.tracing.recorder.state_restore import Entries, Rewind, Undo
 from fxkit.tracing.recorder.tape import misfit
 from fxkit.tracing.recording.cache_entry import CacheEntry, Extra, RecordedEffects
 from fxkit.tracing.recording.invocation import Invocation
@@ -66,7 +65,7 @@ class Attempt:
     was_first: bool = False
     run: RecordedRun | None = None
     has_learned: bool = False
-    written: tuple[torch.Tensor, ...] = ()
+    written: Sequence[torch.Tensor] = ()
     has_changed: bool = False
 
     def take_back(self) -> str | None:
@@ -83,7 +82,7 @@ class Attempt:
             reason = "it changes Python state"
         if reason is not None:
             return reason
-        run.rewind(is_recorded=self.variant is not None).to_before()
+        run.rewind([] if self.variant is None else run.state.before).to_before()
         earlier.restore()
         return None
 
@@ -114,7 +113,7 @@ def _record(invocation: Invocation) -> Attempt:
         result = run.execute(invocation.args, invocation.kwargs)
         has_changed = invocation.earlier is not None and run.has_changed_state()
         variant = run.variant(result)
-        written = () if invocation.earlier is None else run.written()
+        written = [] if invocation.earlier is None else run.written()
     finally:
         watcher = run.recorder.watcher
         has_learned = invocation.learned.learn(watcher.blamed, watcher.codes)
@@ -250,25 +249,28 @@ class RecordedRun:
         """Return the tensors that the graph takes, of the types that they came with."""
         return tuple(map(_as_it_came, self.call.parts.tensors, self.types))
 
-    def written(self) -> tuple[torch.Tensor, ...]:
+    def written(self) -> list[torch.Tensor]:
         """Return the tensors from outside of the program that it has written to."""
         tensors, changes = self.call.parts.tensors, self.changes
-        outside = [it.tensor for it in self.recorder.outside if it.target in changes.outside]
-        outside += [it.tensor for it in self.extras if it.target in changes.outside]
-        return (*(tensors[index] for index in changes.leaves), *outside)
+        outside = [*self.recorder.outside, *self.extras]
+        written = [item.tensor for item in outside if item.target in changes.outside]
+        return [tensors[index] for index in changes.leaves] + written
 
     def has_changed_state(self) -> bool:
         """Tell whether the run has changed Python state."""
         return bool(raw(self.state.reach.holders))
 
-    def rewind(self, *, is_recorded: bool) -> Rewind:
-        """Return what takes arguments, and what a graph repeats of Python state, back."""
+    def rewind(self, before: Entries) -> Rewind:
+        """Return what takes arguments and Python state back.
+
+        Args:
+            before: What the containers and objects that were changed held before the run.
+        """
         containers = [
             (container, content)
             for number, container, _ in self._changed_containers()
             if (content := self.containers[number]) is not None
         ]
-        before = self.state.before if is_recorded else []
         return Rewind(before, containers)
 
     @property

@@ -8,7 +8,12 @@ from torch import nn
 
 from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
-from fxkit.tracing.recorder.rollback import MemorySnapshot, Undo, random_states, same_random_states
+from fxkit.tracing.recorder.state_restore import (
+    MemorySnapshot,
+    Undo,
+    random_states,
+    same_random_states,
+)
 from tests.tracing.faithful import assert_faithful
 
 UP, DOWN = torch.ones(3), -torch.ones(3)

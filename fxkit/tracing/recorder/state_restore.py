@@ -1,17 +1,25 @@
-"""Roll back what a graph wrote before one of its value guards failed.
+"""Restore state: tensors, random generators, Python containers and attributes.
 
-Most graphs write to nothing before their last guard, and need none of this. Which tensors a graph
-writes to is known from when it was captured; those are copied before each call.
+Tensors are copied before they are written to: by a graph, before a value guard of it may fail, and
+by a program that runs again. Most graphs write to nothing before their last guard, and need none of
+this; what they write to is known from when they were captured. What a run has changed of Python
+state is known once it has ended.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from fxkit.ir.modes import without_modes
 from fxkit.torch_adapters.autograd_state import set_version
+from fxkit.tracing.guarding import state_containers as h
+from fxkit.tracing.values.structure import Content, content_of
+
+Entries = list[tuple[h.GuardedContainer, dict[Any, Any]]]
+"""What holds values, and the values that it held at some time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +117,51 @@ def same_random_states(some: list[torch.Tensor], others: list[torch.Tensor]) -> 
     """Tell whether two results of `random_states` are the same; no mode sees that it is asked."""
     with without_modes(), torch.DisableTorchFunction():
         return len(some) == len(others) and all(map(torch.equal, some, others))
+
+
+class Rewind:
+    """What one run has changed of Python state and of its arguments.
+
+    Args:
+        before: What held values that were changed, and what it held before the run.
+        containers: Argument containers that were changed, and their content before the run.
+    """
+
+    def __init__(self, before: Entries, containers: list[tuple[Any, Content]]) -> None:
+        self._before = before
+        self._after = [(holder, holder.read()) for holder, _ in before]
+        self._containers = containers
+        self._containers_after = [
+            (container, content)
+            for container, _ in containers
+            if (content := content_of(container)) is not None
+        ]
+
+    def to_before(self) -> None:
+        """Let everything be as it was before the run."""
+        _put_back(self._before)
+        _fill(self._containers)
+
+    def to_after(self) -> None:
+        """Let everything be as the run has left it."""
+        _put_back(self._after)
+        _fill(self._containers_after)
+
+
+def _put_back(entries: Entries) -> None:
+    """Let holders hold what they held."""
+    for holder, wanted in entries:
+        now = holder.read()
+        changes = {
+            key: wanted.get(key, h.ABSENT)
+            for key in {**now, **wanted}
+            if now.get(key, h.ABSENT) is not wanted.get(key, h.ABSENT)
+        }
+        if changes or list(now) != list(wanted):
+            holder.write(changes, wanted)
+
+
+def _fill(contents: list[tuple[Any, Content]]) -> None:
+    for container, content in contents:
+        if content.fill is not None:
+            content.fill(container, content.values)

@@ -100,7 +100,7 @@ test-level: $(READY)
 	FXKIT_CPU_LEVEL=$(LEVEL) $(TORCH_AT_$(LEVEL)) $(PYTEST) $(LEVEL_TESTS) $(ARGS)
 
 sweep: $(READY)
-	$(PYTEST) -m sweep $(ARGS)
+	$(PYTEST) -m "sweep or sampled" --every-case $(ARGS)
 
 sweep-operators: $(READY)
 	$(PYTEST) -m sweep -rP tests/lower/operators/test_all_operators.py $(ARGS)

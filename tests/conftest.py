@@ -8,6 +8,12 @@ import pytest
 import torch
 
 from fxkit.lower.runtime import binding
+from tests.sampling import Some
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the sweeps: tests that sample their cases run all of them."""
+    parser.addoption("--every-case", action="store_true", help="run what tests sample from, whole")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,7 +31,17 @@ def _own_kernel_cache(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
-    torch.manual_seed(0)
+    # torch.manual_seed walks the stack for devices that are not there, which takes a millisecond.
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture
+def some(request: pytest.FixtureRequest) -> Some:
+    """Take a few of a test's inner cases: `for length in some(LENGTHS, 4)`."""
+    return Some(request)
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
@@ -34,8 +50,12 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
         torch.manual_seed(0)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` where there is no CUDA device."""
+    """Mark what samples its cases; skip what is marked `gpu` where there is no CUDA device."""
+    for item in items:
+        if "some" in getattr(item, "fixturenames", ()):
+            item.add_marker("sampled")
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

@@ -18,6 +18,7 @@ from fxkit.ir.types import TensorType
 from fxkit.lower import to_cpp
 from tests import layouts
 from tests.lower.kernels import ALWAYS
+from tests.sampling import one_in
 
 LAYOUTS = {
     "dense": torch.randn(2, 3),
@@ -48,8 +49,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
-@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize(("dtypes", "name"), one_in(len(DTYPES), DTYPES, BINARY))
 def test_two_operands(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     program = BINARY[name]
     for a, b in itertools.product(LAYOUTS.values(), repeat=2):

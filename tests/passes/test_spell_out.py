@@ -13,6 +13,7 @@ import fxkit
 from fxkit.ir.op import resolve
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.spell_out import FUNCTIONS, OPERATORS, SpellOut
+from tests.sampling import one_in
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1))
@@ -79,9 +80,10 @@ def test_what_raises_for_numbers_of_a_tensor_stays() -> None:
             fast(X, q + 1)
 
 
-@pytest.mark.parametrize("weighs", [True, False])
-@pytest.mark.parametrize("masked", [None, "keys", "causal"])
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    ("weighs", "masked", "shared"),
+    one_in(2, [True, False], [None, "keys", "causal"], [True, False]),
+)
 def test_attention_of_many_heads_is_products_and_attention(
     weighs: bool, masked: str | None, shared: bool
 ) -> None:

@@ -26,6 +26,7 @@ from fxkit.lower.loop_ir.interpreter import interpret
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.runtime.kernel_call import KernelCall
 from tests.lower.families.convolutions.convolution_programs import call, numbered
+from tests.sampling import one_in
 
 SAMPLES = {
     f"{family}, {name}": (family, name)
@@ -106,8 +107,7 @@ def filled(made: KernelCall) -> list[torch.Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("is_free", [False, True])
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(("is_free", "name"), one_in(2, [False, True], SAMPLES))
 @torch.no_grad()
 def test_each_text_computes_what_its_detail_says(name: str, is_free: bool) -> None:
     for kernel, made in kernels_of(name):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import fxkit
 from fxkit.lower.training import training_module
 from fxkit.lower.training.training_module import TrainingModule
+from tests.sampling import one_in
 
 _REASON = "torch computes recurrent layers as a whole"
 
@@ -35,8 +36,7 @@ class Tagger(nn.Module):
         return torch.softmax(self.head(features), -1), last[-1].sigmoid()
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize(("dropout", "kind"), one_in(2, [0.0, 0.5], ["LSTM", "GRU", "RNN"]))
 def test_it_is_trained_as_in_eager(kind: str, dropout: float) -> None:
     eager, twin = Tagger(kind, dropout), Tagger(kind, dropout)
     twin.load_state_dict(eager.state_dict())

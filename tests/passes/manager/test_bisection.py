@@ -27,6 +27,7 @@ from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Rule, rule
 from fxkit.patterns.rules import RULES
 from tests.architectures import HUGGING_FACE
+from tests.sampling import one_in
 
 
 def has_nan(gm: fx.GraphModule, args: tuple[Any, ...]) -> bool:
@@ -88,7 +89,7 @@ def twenty_passes(wrong: Rule, place: int) -> list[Pass]:
     return [ApplyRules(group) for group in groups]
 
 
-@pytest.mark.parametrize("place", [0, 13, 19])
+@pytest.mark.parametrize("place", one_in(3, [13, 0, 19]))
 def test_a_planted_rule_is_found_in_a_real_model(place: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, inputs = HUGGING_FACE["gpt2"]()

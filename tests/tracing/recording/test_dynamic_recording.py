@@ -17,6 +17,7 @@ import fxkit
 from fxkit.errors import UnsupportedError
 from fxkit.passes.pipelines import SIMPLIFY
 from fxkit.tracing.captured import Captured, RecaptureWarning
+from tests.sampling import one_in
 from tests.tracing import size_programs as programs
 from tests.tracing.faithful import assert_same
 
@@ -54,8 +55,7 @@ def _compare(captured: Any, eager: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::fxkit.tracing.captured.RecaptureWarning")
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("program", programs.FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("dynamic", "program"), one_in(2, [None, True], programs.FUNCTIONS))
 def test_program_equals_eager_at_every_size(program: Any, dynamic: Any):
     _compare(Captured(program, dynamic=dynamic), program)
 

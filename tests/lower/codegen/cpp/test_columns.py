@@ -12,6 +12,7 @@ from torch import Tensor, fx
 import fxkit
 from fxkit.lower import to_cpp
 from tests.lower.kernels import ALWAYS
+from tests.sampling import one_in
 
 # Less than a tile, a tile, one more and one less, and tiles of each of the larger widths.
 WIDTHS = (8, 63, 64, 65, 130, 1023, 1030, 2048, 2100)
@@ -94,9 +95,7 @@ KEPT: dict[str, Callable[[Tensor], Tensor]] = {
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [8, 77, 130])
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize(("dtype", "width", "name"), one_in(3, DTYPES, [8, 77, 130], KEPT))
 def test_what_a_maximum_was_picked_from_is_equal_to_it(
     name: str, width: int, dtype: torch.dtype
 ) -> None:

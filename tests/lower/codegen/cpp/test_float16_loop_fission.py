@@ -17,6 +17,7 @@ from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.loop_ir.rounded_values import unrounded
 from fxkit.lower.scheduling.row_sweeps import schedule
 from tests.lower.kernels import ALWAYS, body, kernel_of, text_of
+from tests.sampling import one_in
 
 Program = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -63,8 +64,7 @@ def outputs(program: Program, *args: Tensor) -> tuple[str, list[Tensor]]:
     return module.source, [found] if isinstance(found, Tensor) else list(found)
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (3, 4999)])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("shape", "name"), one_in(2, [(5, 7), (3, 4999)], PROGRAMS))
 def test_parts_compute_what_one_loop_does(
     name: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from fxkit.lower.building import toolchain
 from fxkit.lower.building.build import build
 from fxkit.lower.cpp_printer import print_unit
 from tests.lower.kernels import compiled_for, kernel_of, rand, spread_over, text_of
+from tests.sampling import Sample
 
 PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "exponentials": lambda x, y: torch.exp(x) + torch.expm1(y) * torch.sigmoid(x - y),
@@ -50,9 +51,9 @@ def is_near(found: Tensor, eager: Tensor, exact: Tensor) -> bool:
 
 
 @pytest.mark.parametrize(("name", "dtype"), spread_over(PROGRAMS, DTYPES))
-def test_rows_of_any_length(name: str, dtype: torch.dtype) -> None:
+def test_rows_of_any_length(name: str, dtype: torch.dtype, some: Sample) -> None:
     program = PROGRAMS[name]
-    for length in LENGTHS:
+    for length in some(LENGTHS, 4):
         x, y = rand(3, length).to(dtype), rand(length, 3).t().contiguous().to(dtype)
         compiled = compiled_for(program, x, y)
         assert is_near(compiled(x, y), program(x, y), program(x.double(), y.double()))
@@ -89,12 +90,12 @@ def test_what_stands_behind_a_row_stays_as_it_is(length: int, dtype: torch.dtype
 @pytest.mark.skipif(not NARROW, reason="says how the instruction sets of x86-64 are left out")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_same_text_serves_a_processor_without_wide_vectors(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, some: Sample
 ) -> None:
     program, tools = PROGRAMS[name], toolchain.current()
     narrow = dataclasses.replace(tools, flags=(*tools.flags, *NARROW))
     monkeypatch.setattr(toolchain, "current", lambda: narrow)
-    for dtype in DTYPES:
+    for dtype in some(DTYPES, 1):
         x, y = rand(3, 100).to(dtype), rand(5, 100)[:3].to(dtype)
         compiled = compiled_for(program, x, y)
         assert is_near(compiled(x, y), program(x, y), program(x.double(), y.double()))

@@ -18,6 +18,7 @@ from fxkit.lower import CompiledModule, to_cpp
 from fxkit.lower.autotuning import non_temporal_threshold, times
 from fxkit.lower.building.build import build
 from tests.lower.kernels import ALWAYS, text_of
+from tests.sampling import one_in
 
 NEVER = (1 << 63) - 1
 
@@ -105,8 +106,9 @@ def test_rotated_halves() -> None:
     check(rotate, randn(8, 16, 160, 64))
 
 
-@pytest.mark.parametrize("width", [16, 48, 64, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int16])
+@pytest.mark.parametrize(
+    ("width", "dtype"), one_in(3, [16, 48, 64, 128], [torch.float32, torch.float64, torch.int16])
+)
 def test_short_rows_that_lie_apart(width: int, dtype: torch.dtype) -> None:
     if width * dtype.itemsize % 64:
         pytest.skip("its rows are no whole lines")

@@ -12,6 +12,7 @@ import fxkit
 from fxkit.lower import to_cpp
 from fxkit.lower.codegen.cpp.rows import LONG_ROW
 from tests.lower.kernels import ALWAYS, text_of
+from tests.sampling import one_in
 
 PROGRAMS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda x: (x * x).sum(),
@@ -181,8 +182,10 @@ def test_rows_that_lie_apart_are_asked_for(shape: tuple[int, ...], ahead: int | 
     assert ahead is None or f"FX_ASK(p1 + k + {ahead})" in text
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("length", [256, 300, 511, 1000, 2048])
+@pytest.mark.parametrize(
+    ("dtype", "length"),
+    one_in(2, [torch.float32, torch.bfloat16], [256, 300, 511, 1000, 2048]),
+)
 def test_the_last_pass_asks_for_the_next_row(dtype: torch.dtype, length: int) -> None:
     x = torch.randn((1 << 20) // length * 3, length).to(dtype)
     scale = torch.randn(length).to(dtype)

@@ -149,7 +149,7 @@ def kernel_of(args, **options):
     return emit_attention(node, gm).kernel
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     sizes=st.tuples(*(st.integers(1, most) for most in (3, 3, 130, 130, 60, 60))),
     is_turned=st.booleans(),

@@ -39,6 +39,7 @@ from tests.lower.families.convolutions.convolution_programs import (
     numbered,
     rand,
 )
+from tests.sampling import one_in
 
 CASES: dict[str, tuple[Program, tuple[int, ...]]] = {
     "plain": (Program((50, 24, 3, 3), padding=1), (1, 24, 8, 10)),
@@ -83,8 +84,7 @@ def turned(kernel: Kernel) -> Kernel:
     return replace(kernel, body=(replace(first, detail=detail), *others))
 
 
-@pytest.mark.parametrize("is_last", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("is_last", "name"), one_in(2, [False, True], CASES))
 def test_convolutions(name: str, is_last: bool) -> None:
     program, shape = CASES[name]
     program = with_windows_last(program) if is_last else program

@@ -192,7 +192,7 @@ def built(kernel):
     return function
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     batch=st.lists(st.integers(1, 3), max_size=2),
     sizes=st.tuples(st.integers(1, 70), st.integers(1, 110), st.integers(1, 420)),

@@ -1,0 +1,54 @@
+"""Which cases of a large table run in each run of the tests, and which in the sweeps alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+
+def one_in(count: int, *axes: Iterable[Any]) -> list[Any]:
+    """Return the product of some values, as cases of which one in `count` is no sweep.
+
+    Each value is in as many of them as any other of its axis when `count` divides, or is, the
+    length of another axis.
+
+    Args:
+        count: How many cases there are to one that runs in each run of the tests.
+        axes: The values of each parameter.
+    """
+    indexed = itertools.product(*(enumerate(axis) for axis in axes))
+    return [
+        pytest.param(
+            *(value for _, value in case),
+            marks=() if sum(index for index, _ in case) % count == 0 else (pytest.mark.sweep,),
+        )
+        for case in indexed
+    ]
+
+
+class Some:
+    """Takes a few of a test's inner cases, others in each case of its parameters.
+
+    With `--every-case`, which the sweeps set, it takes all.
+    """
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._all = request.config.getoption("every_case")
+        place = getattr(request.node, "callspec", None)
+        self._start = sum(place.indices.values()) if place is not None else 0
+
+    def __call__(self, values: Iterable[Any], count: int) -> Sequence[Any]:
+        """Return `count` of the values, in order; they follow those of the case before."""
+        everything = list(values)
+        if self._all or count >= len(everything):
+            return everything
+        first = self._start * count
+        picked = {(first + step) % len(everything) for step in range(count)}
+        return [everything[index] for index in sorted(picked)]
+
+
+Sample = Callable[[Iterable[Any], int], Sequence[Any]]
+"""The type of the fixture `some`."""

@@ -23,10 +23,11 @@ from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.graph_copies import copy_nodes
 from fxkit.ir.modes import has_dispatch_modes, has_function_modes, is_followed
 from fxkit.ir.program_changes import GraphProgram, ProgramChange
-from fxkit.lower import CompiledModule, Policy, to_cpp
+from fxkit.lower import CompiledModule, Policy
+from fxkit.lower.compiling.eager_module import eager_module
 from fxkit.lower.compiling.kernel_cache import KernelCache
-from fxkit.lower.compiling.lowering import eager_module, to_cpp_as_recorded, typed
-from fxkit.lower.compiling.pack_convolutions import pack_convolutions
+from fxkit.lower.compiling.lowering import cpp_target, to_cpp_as_recorded
+from fxkit.lower.compiling.pipeline import Lowering, lower
 from fxkit.lower.compiling.specialising import Specialiser, assumptions, holds_expressions
 from fxkit.lower.dispatch.eager_fallback import EagerFallback, left_because
 from fxkit.lower.dispatch.fast_path import FastPath, FastPaths
@@ -345,9 +346,17 @@ class Compiled(GraphProgram):
                 from fxkit.lower.compiling.cuda_lowering import to_cuda
 
                 return to_cuda(gm, args, policy=policy)
-            typed(gm, args)
-            pack_convolutions(gm, args, on_failure=self._own_faults.leaves_out)
-            return to_cpp(gm, args, policy=policy, tune=self._tune, stock=stock)
+            return lower(
+                Lowering(
+                    gm,
+                    args,
+                    policy=policy,
+                    target=cpp_target(gm, policy, stock),
+                    tunes=self._tune,
+                    packs=True,
+                    on_failure=self._own_faults.leaves_out,
+                )
+            )
         except (InvalidGraphError, Warning):
             raise
         except Exception as error:

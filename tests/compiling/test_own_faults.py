@@ -179,7 +179,7 @@ def test_a_graph_that_lowering_fails_at_runs_in_eager(monkeypatch: pytest.Monkey
     def raises(*_: Any, **__: Any) -> None:
         raise Wanted("no kernels")
 
-    monkeypatch.setattr(compiler, "to_cpp", raises)
+    monkeypatch.setattr(compiler, "lower", raises)
     args, compiled = inputs(), fxkit.compile(attends)
     with (
         torch.no_grad(),

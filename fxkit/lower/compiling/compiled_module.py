@@ -12,7 +12,8 @@ from torch import fx, nn
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.modes import has_modes, is_followed
-from fxkit.ir.types import TensorType, type_of, type_of_value
+from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.compiling.inferred_types import is_of_type
 from fxkit.lower.compiling.kernel_builds import BuiltKernels
 from fxkit.lower.compiling.lower_report import LowerReport
 from fxkit.lower.compiling.plan import Plan, python_function
@@ -263,9 +264,3 @@ def _mode() -> str | None:
     if is_followed():
         return "a function transform or a tracer is active"
     return None
-
-
-def is_of_type(expected: Any, value: Any) -> bool:
-    """Tell whether a value has just the type that is recorded for it."""
-    found = type_of_value(value)
-    return type(expected) is type(found) and bool(expected == found)

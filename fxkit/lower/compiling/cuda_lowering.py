@@ -17,9 +17,10 @@ from fxkit.lower.codegen.cuda import layout
 from fxkit.lower.codegen.cuda.printer import print_unit
 from fxkit.lower.compiling.compiled_module import CompiledModule
 from fxkit.lower.compiling.cuda_launching import CudaCall
+from fxkit.lower.compiling.inferred_types import typed
 from fxkit.lower.compiling.kernel_builds import BuiltKernels, build_together
-from fxkit.lower.compiling.lowering import lower_typed, typed
-from fxkit.lower.compiling.plan import Calls
+from fxkit.lower.compiling.pipeline import KernelTarget, lower_typed
+from fxkit.lower.compiling.whole_operators import Choosing
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.loop_ir.loop_ir import Kernel
@@ -53,10 +54,7 @@ class CudaPolicy(Policy):
         return "no neighbour can join it, and alone eager launches a kernel for it as well"
 
 
-_CALLS = Calls(
-    CudaCall,
-    lambda kernels, found: "it is left to torch's library, on a GPU and beside it",
-)
+_LEFT = Choosing.always("it is left to torch's library, on a GPU and beside it")
 
 
 def to_cuda(
@@ -93,7 +91,8 @@ def to_cuda(
     if policy is not None:
         chosen = replace(chosen, min_members=policy.min_members, rounds=policy.rounds)
     build = functools.partial(build_kernels, gpu=chosen.gpu)
-    return lower_typed(gm, chosen, calls=_CALLS, build=build)
+    target = KernelTarget(_LEFT, CudaCall, build)
+    return lower_typed(gm, chosen, target)
 
 
 def build_kernels(kernels: Mapping[str, Kernel], gpu: torch.device | None = None) -> BuiltKernels:

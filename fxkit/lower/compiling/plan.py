@@ -14,11 +14,9 @@ from fxkit.ir.op import resolve
 from fxkit.ir.provenance import derive
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.compiling.lower_report import Region
-from fxkit.lower.compiling.whole_operators import Objection, choose_alone, choose_products
-from fxkit.lower.families.family import Alone, Joined
+from fxkit.lower.compiling.whole_operators import Choices, Choosing, choose_kernels
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.bias import with_bias
-from fxkit.lower.families.products.packing_autotune import packing_pays
 from fxkit.lower.families.products.regions import alone, followed_by
 from fxkit.lower.fusion.candidates import operand_type, position_taken
 from fxkit.lower.fusion.emit import Emitted, Operand, result_type
@@ -52,49 +50,23 @@ class Plan:
     has_packed: bool = False
 
 
-def _never(found: ProductNode, adds_bias: bool) -> bool:
-    return False
-
-
-def objection(kernels: Alone | Joined, found: Any) -> str | None:
-    """Return why torch's library is as fast for what a kernel can compute, or None."""
-    return kernels.objection(found)
-
-
-@dataclass(frozen=True)
-class Calls:
-    """How a plan calls kernels, and which whole operators it leaves to torch's library.
-
-    Attributes:
-        make: Makes the call of a kernel.
-        objection: Says why the library computes what a kernel of a family can, or None.
-        packing: Tells whether the library is faster with the weight of a layer packed; see
-            `packing_pays`.
-    """
-
-    make: Callable[..., KernelCall] = KernelCall
-    objection: Objection = objection
-    packing: Callable[[ProductNode, bool], bool] = _never
-
-
 def make_plan(
     gm: fx.GraphModule,
     partition: FusionPlan,
-    calls: Calls | None = None,
-    may_split: bool = False,
-    faults: KernelFaults | None = None,
+    choices: Choices | None = None,
+    make_call: Callable[..., KernelCall] = KernelCall,
 ) -> Plan:
     """Return the graph that runs a partition; its kernels are not built yet.
 
     Args:
         gm: The module.
         partition: Its regions.
-        calls: How kernels are called.
-        may_split: Whether the numbers of a product may be split; see `Product.is_split`.
-        faults: Takes note of regions that no kernel could be made of, which eager computes.
+        choices: Which products and attentions kernels compute; what is fastest when left out.
+        make_call: Makes the call of a kernel.
     """
-    usual = Calls(KernelCall, objection, packing_pays)
-    return _Planner(gm, partition, calls or usual, may_split, faults or KernelFaults()).run()
+    if choices is None:
+        choices = choose_kernels(gm, partition.steps, Choosing.by_speed(), KernelFaults())
+    return _Planner(gm, partition, choices, make_call).run()
 
 
 class _Planner:
@@ -102,26 +74,21 @@ class _Planner:
         self,
         gm: fx.GraphModule,
         partition: FusionPlan,
-        calls: Calls,
-        may_split: bool,
-        faults: KernelFaults,
+        choices: Choices,
+        make_call: Callable[..., KernelCall],
     ) -> None:
         self._gm = gm
-        self._make_call = calls.make
+        self._make_call = make_call
         self._partition = partition
-        self._reasons = dict(partition.reasons)
+        self._reasons = partition.reasons | choices.reasons
         self._position = {node: position for position, node in enumerate(gm.graph.nodes)}
         self._plan = Plan(fx.Graph(gm))
         self._names: dict[Kernel, str] = {}
         self._env: dict[fx.Node, fx.Node] = {}
         self._parts: dict[tuple[fx.Node, int], fx.Node] = {}
-        self._products = choose_products(
-            gm, partition.steps, calls.objection, calls.packing, may_split, faults
-        )
-        self._reasons.update(self._products.reasons)
+        self._products = choices.products
         self._plan.has_packed = bool(self._products.packed)
-        self._alone, reasons = choose_alone(gm, partition.steps, calls.objection, faults)
-        self._reasons.update(reasons)
+        self._alone = choices.alone
         self._unbiased: dict[fx.Node, ProductNode] = {}
         self._with_biases: dict[int, Emitted] = {}
         for position, found in self._products.biased.items():

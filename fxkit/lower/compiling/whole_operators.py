@@ -14,6 +14,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.families.family import Alone, Joined, kernels_of
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.bias import has_bias
+from fxkit.lower.families.products.packing_autotune import packing_pays
 from fxkit.lower.fusion.emit import Emitted
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.kernel_faults import KernelFaults
@@ -22,6 +23,72 @@ from fxkit.lower.loop_ir.loop_ir import Unfusable
 
 Objection = Callable[[Alone | Joined, Any], str | None]
 """Says of how a node becomes a kernel, and of what it becomes, why torch is as fast, or None."""
+
+
+def objection(kernels: Alone | Joined, found: Any) -> str | None:
+    """Return why torch's library is as fast for what a kernel can compute, or None."""
+    return kernels.objection(found)
+
+
+def objection_by_kind(kernels: Alone | Joined, found: Any) -> str | None:
+    """Do as `objection` for one of many sizes: those near by get the same answer."""
+    return kernels.objection_by_kind(found)
+
+
+def _never_pays(found: ProductNode, adds_bias: bool) -> bool:
+    """Leave weights as they are: what is packed for one call would be packed for each."""
+    return False
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """How to choose between a kernel and torch's library.
+
+    Attributes:
+        objection: Says why torch is as fast for what a kernel can compute, or None.
+        packing_pays: Tells of a layer, and of whether the library adds its bias, whether that is
+            faster with the weight packed.
+        may_split: Whether numbers may be split where that is faster; see `Product.is_split`.
+    """
+
+    objection: Objection
+    packing_pays: Callable[[ProductNode, bool], bool]
+    may_split: bool = False
+
+    @classmethod
+    def by_speed(cls) -> Choosing:
+        """Choose what is faster at the sizes of the graph."""
+        return cls(objection, packing_pays)
+
+    @classmethod
+    def by_kind(cls) -> Choosing:
+        """Choose the same for sizes near by, so that the kernels built for one serve others."""
+        return cls(objection_by_kind, _never_pays)
+
+    @classmethod
+    def always(cls, reason: str | None) -> Choosing:
+        """Leave all of them to the library for a reason, or none."""
+        return cls(lambda kernels, found: reason, _never_pays)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What kernels compute beside the regions, and what is left to torch's library.
+
+    Attributes:
+        products: The products and convolutions.
+        alone: The kernels of nodes that are computed with nothing else, as attention.
+        reasons: Why torch computes the others.
+    """
+
+    products: Products
+    alone: dict[fx.Node, Emitted]
+    reasons: dict[fx.Node, str]
+
+    def __str__(self) -> str:
+        kernels = [n.name for n in (*self.products.found, *self.alone)]
+        lines = [f"{name}: a kernel" for name in kernels]
+        return "\n".join([*lines, *(f"{n.name}: {why}" for n, why in self.reasons.items())])
 
 
 @dataclass
@@ -47,25 +114,32 @@ class Products:
         return any(product.node is node for product in self.followed.values())
 
 
-def choose_products(
+def choose_kernels(
     gm: fx.GraphModule,
     steps: Sequence[fx.Node | FusionGroup],
-    objection: Objection,
-    packing_pays: Callable[[ProductNode, bool], bool],
-    may_split: bool,
+    choosing: Choosing,
     faults: KernelFaults,
-) -> Products:
-    """Choose the products that kernels compute.
+) -> Choices:
+    """Choose which products, convolutions and attentions kernels compute.
 
     Args:
         gm: The module; every node has its type.
         steps: The graph in the order in which it runs.
-        objection: Says why torch is as fast for what a kernel can compute, or None.
-        packing_pays: Tells of a layer, and of whether the library adds its bias, whether that is
-            faster with the weight packed.
-        may_split: Whether numbers may be split where that is faster; see `Product.is_split`.
+        choosing: Says where the library is as fast.
         faults: Takes note of nodes whose family raises, which torch computes.
     """
+    products = _choose_products(gm, steps, choosing, faults)
+    alone, reasons = _choose_alone(gm, steps, choosing.objection, faults)
+    return Choices(products, alone, products.reasons | reasons)
+
+
+def _choose_products(
+    gm: fx.GraphModule,
+    steps: Sequence[fx.Node | FusionGroup],
+    choosing: Choosing,
+    faults: KernelFaults,
+) -> Products:
+    """Choose the products that kernels compute, and the regions that they are fused with."""
     result = Products()
     place = _places(steps)
     for position, step in enumerate(steps):
@@ -74,7 +148,7 @@ def choose_products(
             continue
         try:
             found = kernels.find(step, gm)
-            found, reason = _fastest(kernels, found, objection, may_split)
+            found, reason = _fastest(kernels, found, choosing)
         except Unfusable as error:
             result.reasons[step] = error.message
             continue
@@ -92,7 +166,7 @@ def choose_products(
         if has_bias(found) and region is not None:
             result.biased.setdefault(region, []).append(found)
         adds_bias = has_bias(found) and region is None
-        if _has_constant_weight(found) and packing_pays(found, adds_bias):
+        if _has_constant_weight(found) and choosing.packing_pays(found, adds_bias):
             result.packed.add(step)
             reason = f"{reason}; its weight is packed once"
         result.reasons[step] = reason
@@ -110,28 +184,23 @@ def _has_constant_weight(found: ProductNode) -> bool:
 
 
 def _fastest(
-    kernels: Joined, found: ProductNode, objection: Objection, may_split: bool
+    kernels: Joined, found: ProductNode, choosing: Choosing
 ) -> tuple[ProductNode, str | None]:
     """Return a node as it is summed fastest, and why torch is as fast as that, or None."""
-    for other in kernels.others(found, may_split):
+    objection = choosing.objection
+    for other in kernels.others(found, choosing.may_split):
         if objection(kernels, other) is None:
             return other, None
     return found, objection(kernels, found)
 
 
-def choose_alone(
+def _choose_alone(
     gm: fx.GraphModule,
     steps: Sequence[fx.Node | FusionGroup],
     objection: Objection,
     faults: KernelFaults,
 ) -> tuple[dict[fx.Node, Emitted], dict[fx.Node, str]]:
     """Choose the nodes that kernels compute with nothing else, as attention.
-
-    Args:
-        gm: The module; every node has its type.
-        steps: The graph in the order in which it runs.
-        objection: Says why torch is as fast for what a kernel can compute, or None.
-        faults: Takes note of nodes whose family raises, which torch computes.
 
     Returns:
         The kernels by node, and the reasons why torch computes the others.

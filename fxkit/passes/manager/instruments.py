@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from torch import fx
 
@@ -41,6 +41,9 @@ class Instrument:
 
     def failed(self, current: Pass, error: FxkitError, gm: fx.GraphModule) -> None:
         """Called when a pass has failed; the graph is as it was before it."""
+
+    def after_step(self, step: Any, state: Any, seconds: float) -> None:
+        """Called after a step of lowering; `step.show(state)` is what it made, as text."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import fx, nn
 import fxkit
 from fxkit.errors import UnsupportedError
 from fxkit.lower import CompiledModule, to_cpp, to_cuda
-from fxkit.lower.compiling import kernel_builds, lowering
+from fxkit.lower.compiling import kernel_builds, pipeline
 from fxkit.lower.runtime import binding
 
 X, Y = torch.randn(40, 64), torch.randn(40, 64)
@@ -187,7 +187,7 @@ def test_backend_eager_leaves_everything_to_eager(monkeypatch: pytest.MonkeyPatc
 
 def test_without_a_compiler_everything_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXKIT_CXX", "no-such-compiler")
-    lowering._warn_once.cache_clear()
+    pipeline._warn_once.cache_clear()
     with pytest.warns(UserWarning, match="expected a C\\+\\+ compiler, got none"):
         module = to_cpp(fx.symbolic_trace(program), (X, Y))
     assert torch.equal(module(X, Y), program(X, Y))

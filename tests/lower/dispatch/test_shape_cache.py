@@ -12,7 +12,7 @@ from torch import nn
 
 import fxkit
 from fxkit.lower.autotuning import times
-from fxkit.lower.compiling import kernel_builds, lowering
+from fxkit.lower.compiling import kernel_builds, whole_operators
 from fxkit.lower.compiling.kernel_cache import KernelCache
 from fxkit.lower.dispatch import shape_cache
 from tests.lower.compiling.sized_programs import PROGRAMS, SIZES
@@ -128,7 +128,7 @@ def test_a_product_may_change_hands_without_a_build(
     def objection(kernels: Any, found: Any) -> str | None:
         return "the library is faster" if found.product.rows > 40 else None
 
-    monkeypatch.setattr(lowering, "objection_by_kind", objection)
+    monkeypatch.setattr(whole_operators, "objection_by_kind", objection)
     weight = torch.randn(16, 24)
 
     def fn(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.codegen.cpp.runtime_parameters import all_freed
-from fxkit.lower.compiling import pack_convolutions, plan
+from fxkit.lower.compiling import pack_convolutions, whole_operators
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families import family
 from fxkit.lower.families.family import FAMILIES, Sample, printer_of
@@ -38,7 +38,7 @@ SAMPLES = {
 @pytest.fixture(autouse=True)
 def _in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let kernels compute whatever they can, also where torch's library is faster."""
-    monkeypatch.setattr(plan, "objection", lambda *_: None)
+    monkeypatch.setattr(whole_operators, "objection", lambda *_: None)
     monkeypatch.setattr(pack_convolutions, "FEWEST_DENSE", 1)
 
 

@@ -14,7 +14,7 @@ import fxkit
 from fxkit.analysis.type_inference.declared_types import declared_type
 from fxkit.demo.judge import reference, relative_error
 from fxkit.ir.types import type_of, type_of_value
-from fxkit.lower.compiling import pack_convolutions, plan
+from fxkit.lower.compiling import pack_convolutions, whole_operators
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.lower.runtime import binding
 
@@ -343,7 +343,7 @@ def test_nothing_is_packed_without_the_binding(monkeypatch: pytest.MonkeyPatch) 
 def test_many_terms_are_as_exact_as_in_eager(
     monkeypatch: pytest.MonkeyPatch, channels: int, kernel: int, objection: str | None
 ) -> None:
-    monkeypatch.setattr(plan, "objection", lambda *_: objection)
+    monkeypatch.setattr(whole_operators, "objection", lambda *_: objection)
     torch.manual_seed(0)
     module = nn.Conv2d(channels, 48, kernel, padding=kernel // 2)
     x = torch.relu(torch.randn(2, channels, 14, 14))
@@ -500,7 +500,7 @@ def test_a_program_calls_the_function_and_not_the_operator(
 
     function = packed.convolution
     monkeypatch.setattr(packed, "convolution", counted)
-    monkeypatch.setattr(plan, "objection", lambda *_: "the library shall")
+    monkeypatch.setattr(whole_operators, "objection", lambda *_: "the library shall")
     module, x = net(), torch.randn(1, 3, 96, 96)
     fast = fxkit.compile(module)
     fast(x)

@@ -16,7 +16,7 @@ import fxkit
 from fxkit.demo.judge import relative_error
 from fxkit.lower import to_cpp
 from fxkit.lower.autotuning import times as trial_times
-from fxkit.lower.compiling import plan
+from fxkit.lower.compiling import whole_operators
 from fxkit.lower.families.products import packing_autotune as packing
 from fxkit.lower.library_calls import packed_linear as packed
 from fxkit.lower.loop_ir.product import Product
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(not packed.is_available(), reason="no MKL, or no
 
 @pytest.fixture(autouse=True)
 def all_are_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(plan, "objection", lambda *_: "the library is faster")
-    monkeypatch.setattr(plan, "packing_pays", lambda found, adds_bias: True)
+    monkeypatch.setattr(whole_operators, "objection", lambda *_: "the library is faster")
+    monkeypatch.setattr(whole_operators, "packing_pays", lambda found, adds_bias: True)
     with torch.no_grad():
         yield
 
@@ -197,7 +197,7 @@ def test_nothing_is_packed_once_the_compiler_is_gone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert binding.load() is not None
-    monkeypatch.setattr(plan, "packing_pays", packing.packing_pays)
+    monkeypatch.setattr(whole_operators, "packing_pays", packing.packing_pays)
     monkeypatch.setenv("FXKIT_CXX", str(tmp_path / "no-compiler"))
     assert not binding.is_awaited()
     module, x = nn.Sequential(nn.Linear(256, 256), nn.GELU()), torch.randn(128, 256)

@@ -18,9 +18,10 @@ from fxkit.lower.codegen.cuda.printer import print_unit
 from fxkit.lower.compiling import cuda_lowering
 from fxkit.lower.compiling.cuda_launching import CudaCall
 from fxkit.lower.compiling.cuda_lowering import CudaPolicy
+from fxkit.lower.compiling.inferred_types import typed
 from fxkit.lower.compiling.kernel_builds import BuiltKernels
-from fxkit.lower.compiling.lowering import lower_typed, typed
-from fxkit.lower.compiling.plan import Calls
+from fxkit.lower.compiling.pipeline import KernelTarget, lower_typed
+from fxkit.lower.compiling.whole_operators import Choosing
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.runtime.kernel_call import KernelCall
 from fxkit.lower.runtime.launcher import Launcher
@@ -94,8 +95,8 @@ class Lowering:
     def __call__(self, gm: fx.GraphModule, args: tuple[Any, ...]) -> CompiledModule:
         typed(gm, args)
         policy = CudaPolicy(min_members=1, gpu=torch.device("cpu"))
-        calls = Calls(self._call, _left_to_torch)
-        module = lower_typed(gm, policy, calls=calls, build=self._build)
+        target = KernelTarget(Choosing.always("left to torch's library"), self._call, self._build)
+        module = lower_typed(gm, policy, target)
         if self._call is ShimCall:
             module.native_program = None
         return module
@@ -108,10 +109,6 @@ class Lowering:
             library = Library(handle, self._folder, time.perf_counter() - begin, False)
             built.libraries.update(dict.fromkeys(kernels, library))
         return built
-
-
-def _left_to_torch(*whole: object) -> str:
-    return "left to torch's library"
 
 
 def compile_as_cuda_text(folder: Path) -> None:

@@ -18,8 +18,10 @@ from fxkit.lower import CompiledModule
 from fxkit.lower.building import cuda_toolchain
 from fxkit.lower.codegen.cuda.printer import print_unit
 from fxkit.lower.compiling.cuda_lowering import CudaPolicy
+from fxkit.lower.compiling.inferred_types import typed
 from fxkit.lower.compiling.kernel_builds import BuiltKernels
-from fxkit.lower.compiling.lowering import lower_typed, typed
+from fxkit.lower.compiling.pipeline import KernelTarget, lower_typed
+from fxkit.lower.compiling.whole_operators import Choosing
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from tests.lower.codegen.cuda.cases import (
     CASES,
@@ -120,7 +122,8 @@ def table_kernels() -> dict[str, Kernel]:
 def _unbuilt(gm: fx.GraphModule, args: tuple[Any, ...]) -> CompiledModule:
     typed(gm, args)
     policy = CudaPolicy(min_members=1, gpu=torch.device("cpu"))
-    return lower_typed(gm, policy, build=lambda kernels: BuiltKernels())
+    target = KernelTarget(Choosing.by_speed(), build=lambda kernels: BuiltKernels())
+    return lower_typed(gm, policy, target)
 
 
 @pytest.fixture(scope="module")

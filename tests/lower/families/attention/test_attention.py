@@ -16,7 +16,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower import to_cpp
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
-from fxkit.lower.compiling import plan
+from fxkit.lower.compiling import whole_operators
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.attention import autotune as attention_trial
 from fxkit.lower.families.attention.attention import emit_attention
@@ -25,7 +25,7 @@ from fxkit.lower.loop_ir.interpreter import interpret
 
 @pytest.fixture(autouse=True)
 def _in_kernels(monkeypatch):
-    monkeypatch.setattr(plan, "objection", lambda *_: None)
+    monkeypatch.setattr(whole_operators, "objection", lambda *_: None)
 
 
 def rand(*shape):
@@ -127,7 +127,9 @@ def test_what_is_left_to_torch_has_a_reason():
 
 
 def test_where_torch_is_faster_it_stays(monkeypatch, tmp_path):
-    monkeypatch.setattr(plan, "objection", lambda kernels, found: kernels.objection(found))
+    monkeypatch.setattr(
+        whole_operators, "objection", lambda kernels, found: kernels.objection(found)
+    )
     monkeypatch.setattr(attention_trial, "_measured", lambda *_: (2.0, 1.0))
     q = rand(1, 2, 200, 32)
     with config.using_cache_dir(tmp_path):

@@ -18,7 +18,7 @@ from fxkit.lower.autotuning import times as trial_times
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
 from fxkit.lower.codegen.cpp.runtime_parameters import all_freed
-from fxkit.lower.compiling import lowering, plan
+from fxkit.lower.compiling import whole_operators
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.convolutions import autotune as convolution_trial
 from fxkit.lower.families.convolutions.nodes import convolution_product
@@ -45,8 +45,8 @@ from tests.sampling import one_in
 @pytest.fixture(autouse=True)
 def _in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute each convolution in a plain kernel, also where another way is faster."""
-    monkeypatch.setattr(plan, "objection", _objection)
-    monkeypatch.setattr(lowering, "objection_by_kind", _objection)
+    monkeypatch.setattr(whole_operators, "objection", _objection)
+    monkeypatch.setattr(whole_operators, "objection_by_kind", _objection)
 
 
 def _objection(kernels: object, found: ProductNode) -> str | None:

@@ -21,7 +21,7 @@ from fxkit.lower.autotuning import times as trial_times
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
 from fxkit.lower.codegen.cpp.runtime_parameters import all_freed
-from fxkit.lower.compiling import lowering, plan
+from fxkit.lower.compiling import whole_operators
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.convolutions import autotune as convolution_trial
 from fxkit.lower.families.convolutions.nodes import convolution_product
@@ -63,8 +63,8 @@ CASES: dict[str, tuple[Program, tuple[int, ...]]] = {
 @pytest.fixture(autouse=True)
 def _in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute each convolution in a kernel, also where the library is faster."""
-    monkeypatch.setattr(plan, "objection", lambda *_: None)
-    monkeypatch.setattr(lowering, "objection_by_kind", lambda *_: None)
+    monkeypatch.setattr(whole_operators, "objection", lambda *_: None)
+    monkeypatch.setattr(whole_operators, "objection_by_kind", lambda *_: None)
 
 
 def with_windows_last(program: Program) -> Program:

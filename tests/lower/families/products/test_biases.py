@@ -9,7 +9,7 @@ from torch import fx, nn
 
 import fxkit
 from fxkit.lower import to_cpp
-from fxkit.lower.compiling import plan
+from fxkit.lower.compiling import whole_operators
 from tests.lower.kernels import beside_float64, rand
 
 PRODUCTS = (F.linear, torch.mm, torch.addmm)
@@ -18,7 +18,7 @@ PRODUCTS = (F.linear, torch.mm, torch.addmm)
 @pytest.fixture(autouse=True)
 def _in_library(monkeypatch):
     """Leave each product to torch's library."""
-    monkeypatch.setattr(plan, "objection", lambda *_: "the library is faster")
+    monkeypatch.setattr(whole_operators, "objection", lambda *_: "the library is faster")
 
 
 def lowered(program, *args):

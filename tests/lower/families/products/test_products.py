@@ -17,7 +17,7 @@ from fxkit import config
 from fxkit.lower import to_cpp
 from fxkit.lower.autotuning import times as trial_times
 from fxkit.lower.building.build import build
-from fxkit.lower.compiling import plan
+from fxkit.lower.compiling import whole_operators
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.products import autotune as product_trial
 from fxkit.lower.families.products.matrices import matrix_product
@@ -30,7 +30,7 @@ from tests.lower.kernels import beside_float64, rand
 @pytest.fixture(autouse=True)
 def _in_kernels(monkeypatch):
     """Compute each product in a kernel, also where torch's library is faster."""
-    monkeypatch.setattr(plan, "objection", lambda *_: None)
+    monkeypatch.setattr(whole_operators, "objection", lambda *_: None)
 
 
 def lowered(program, *args):

@@ -15,7 +15,7 @@ import fxkit
 from fxkit import config
 from fxkit.lower import to_cpp
 from fxkit.lower.codegen.cpp import matrix_unit
-from fxkit.lower.compiling import plan
+from fxkit.lower.compiling import whole_operators
 from fxkit.lower.families.products import autotune as product_trial
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.loop_ir.product import Product
@@ -30,7 +30,7 @@ SPLIT = "(matrices, threads, finish);"
 @pytest.fixture
 def in_kernels(monkeypatch):
     """Split each product, also where that is slower."""
-    monkeypatch.setattr(plan, "objection", lambda *_: None)
+    monkeypatch.setattr(whole_operators, "objection", lambda *_: None)
 
 
 def lowered(program, *args):
@@ -81,7 +81,7 @@ def test_any_sizes(sizes, layout, exponents):
     x = rand(depth, rows).mT if layout[0] else rand(rows, depth)
     y = rand(columns, depth).mT if layout[1] else rand(depth, columns)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "objection", lambda *_: None)
+        patch.setattr(whole_operators, "objection", lambda *_: None)
         hold(lambda x, y: x @ y, x * 10.0 ** exponents[0], y * 10.0 ** exponents[1])
 
 

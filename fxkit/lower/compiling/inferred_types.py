@@ -1,0 +1,50 @@
+"""Types on the nodes of a graph: inferred for its inputs, unless they are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from fxkit.analysis.tensor_types import propagate_types
+from fxkit.ir import types
+from fxkit.ir.graph_arguments import check_graph_module
+from fxkit.ir.types import type_of, type_of_value
+
+
+def typed(
+    gm: fx.GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> None:
+    """Find the types of a graph's nodes for some inputs, unless they are known.
+
+    Raises:
+        UnsupportedError: When it is given no graph module, or `args` is not a tuple.
+    """
+    check_graph_module(gm)
+    if not _is_typed(gm, args, dict(kwargs or {})):
+        propagate_types(gm, args, kwargs)
+
+
+def _is_typed(gm: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether the types on the nodes are those for these inputs."""
+    if not isinstance(args, (tuple, list)):
+        return False
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    given = [*args, *(kwargs[n.target] for n in inputs[len(args) :] if n.target in kwargs)]
+    if len(given) != len(inputs):
+        return False
+    return all(
+        is_of_type(type_of(n), value) for n, value in zip(inputs, given, strict=True)
+    ) and all(has_type(n) for n in gm.graph.nodes if n.op != "output")
+
+
+def has_type(node: fx.Node) -> bool:
+    """Tell whether a node has a type."""
+    return any(key in node.meta for key in (types.KEY, "val", "tensor_meta"))
+
+
+def is_of_type(expected: Any, value: Any) -> bool:
+    """Tell whether a value has just the type that is recorded for it."""
+    found = type_of_value(value)
+    return type(expected) is type(found) and bool(expected == found)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.guarding.guards import ValueGuard
 from tests.architectures import CONVOLUTIONAL, HUGGING_FACE, Inputs, convolutional
+from tests.sampling import one_in
 from tests.tracing.faithful import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and pytorchcv warn at import
@@ -113,7 +114,7 @@ def test_decoding_with_a_cache():
             assert_same(_plain(ours), _plain(theirs), f"position {position}")
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", one_in(2, [True, False]))
 def test_convolutional_network(training: bool):
     model, inputs = convolutional("resnet20_cifar10", size=32)
     _assert_equal(model, inputs, training)

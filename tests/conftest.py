@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from fxkit.lower.runtime import binding
+from tests import generated_text
+from tests.generated_text import HoldPage
 from tests.sampling import Some
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of the sweeps: tests that sample their cases run all of them."""
+    """Add what runs sampled cases whole, and what writes generated text into the documentation."""
+    parser.addoption("--update", action="store_true", help="write generated text into docs/")
     parser.addoption("--every-case", action="store_true", help="run what tests sample from, whole")
 
 
@@ -36,6 +40,12 @@ def _fixed_seed() -> None:
         torch.manual_seed(0)
     else:
         torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture
+def hold_page(request: pytest.FixtureRequest) -> HoldPage:
+    """Expect that a page of the documentation shows a text; with `--update`, write it there."""
+    return functools.partial(generated_text.hold_page, update=request.config.getoption("update"))
 
 
 @pytest.fixture

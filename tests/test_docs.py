@@ -16,6 +16,8 @@ import fxkit
 from fxkit import config
 from fxkit.passes.properties import PROPERTIES
 from tests.code_blocks import python_blocks, run_page
+from tests.generated_text import HoldPage
+from tests.generated_text import hold_page as held
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -71,11 +73,10 @@ def test_the_examples_in_docstrings_run(
     assert result.failed == 0
 
 
-def test_every_variable_has_the_same_row_in_code_and_docs() -> None:
-    row = re.compile(r"^\| `FXKIT_.*$", re.MULTILINE)
-    in_code = row.findall(config.__doc__ or "")
-    assert in_code
-    assert in_code == row.findall((ROOT / "docs" / "configuration.md").read_text())
+def test_the_documentation_has_the_row_of_every_variable(hold_page: HoldPage) -> None:
+    table = re.findall(r"^\|.*$", config.__doc__ or "", re.MULTILINE)
+    assert table
+    hold_page("configuration.md", "variables", "\n".join(table))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,18 @@ def test_links_to_headings_lead_to_one() -> None:
         if heading not in anchors(page.parent / target if target else page)
     ]
     assert dead == []
+
+
+def test_generated_text_is_held_and_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- generated: one -->\n\nold\n\n<!-- end of one -->\nz\n")
+    with pytest.raises(pytest.fail.Exception, match="--update"):
+        held("page.md", "one", "new\n", False, tmp_path)
+    held("page.md", "one", "new\n", True, tmp_path)
+    held("page.md", "one", "new\n", False, tmp_path)
+    assert page.read_text() == "a\n<!-- generated: one -->\n\nnew\n\n<!-- end of one -->\nz\n"
+    with pytest.raises(pytest.fail.Exception, match="generated: two"):
+        held("page.md", "two", "new\n", True, tmp_path)
 
 
 def test_a_page_that_shows_something_else_is_found(tmp_path: Path) -> None:

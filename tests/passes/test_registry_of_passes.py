@@ -6,7 +6,6 @@ import dataclasses
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from fxkit.passes import PASSES
 from fxkit.passes.manager.listing import passes_page
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import INFERENCE, PIPELINES
+from tests.generated_text import HoldPage
 
 
 class Block(nn.Module):
@@ -137,6 +137,6 @@ def test_passes_are_all_found_whichever_module_is_imported_first():
     assert found.stdout.split() == list(PASSES)
 
 
-def test_the_documentation_prints_the_table_of_passes():
-    page = Path(__file__).parents[2] / "docs" / "built_in_passes.md"
-    assert passes_page(PASSES.items(), PIPELINES.items()) in page.read_text()
+def test_the_documentation_prints_the_table_of_passes(hold_page: HoldPage):
+    text = passes_page(PASSES.items(), PIPELINES.items())
+    hold_page("built_in_passes.md", "table of passes", text)

@@ -51,7 +51,7 @@ from fxkit.tracing.changed_program import Substitution
 from fxkit.tracing.held_programs import callable_of
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorder import active_recorder
-from fxkit.tracing.recording.free_sizes import Request
+from fxkit.tracing.recording.dynamic_inputs import Request
 from fxkit.tracing.values.refusals import Failure
 
 

@@ -11,7 +11,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.torch_adapters.late_imports import FOR_GRAPHS_OF_GRADIENTS, FOR_SIZES, import_at_once
 from fxkit.tracing.captured import Captured, capture_error
 from fxkit.tracing.held_programs import callable_of
-from fxkit.tracing.recording.free_sizes import Request
+from fxkit.tracing.recording.dynamic_inputs import Request
 from fxkit.tracing.symbolic_capture import capture_symbolically
 
 MODES = ("whole", "symbolic", "aten", "export", "partial")

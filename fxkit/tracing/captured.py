@@ -18,7 +18,6 @@ from fxkit.ir.program_changes import GraphProgram, ProgramChange, belongs_to
 from fxkit.torch_adapters.late_imports import FOR_SIZES, import_at_once
 from fxkit.tracing.bytecode.call_hooks import with_call_hooks
 from fxkit.tracing.changed_program import ChangedProgram, Substitution
-from fxkit.tracing.guarding.free_numbers import changed_numbers
 from fxkit.tracing.guarding.guards import Guard, GuardedCall, GuardFailed, Mismatch
 from fxkit.tracing.opaque_calls.automatic_calls import call_through
 from fxkit.tracing.opaque_calls.opaque_calls import called_once, repeats_calls
@@ -29,9 +28,10 @@ from fxkit.tracing.recorder.recorded import OpaqueCall
 from fxkit.tracing.recorder.recorder import active_recorder
 from fxkit.tracing.recording.backoff import ExponentialBackoff
 from fxkit.tracing.recording.cache_entry import Backend, CacheEntry, Repeat
-from fxkit.tracing.recording.free_sizes import (
+from fxkit.tracing.recording.dynamic_inputs import (
     FreeAxes,
     Request,
+    changed_scalars,
     check_request,
     requested,
     seen_to_change,
@@ -530,7 +530,7 @@ class Captured(ChangedProgram, GraphProgram):
         learned = self._learned
         if self._dynamic is False:
             return False
-        learned.numbers |= changed_numbers([it.guards for it in tuple(self._variants)], call)
+        learned.numbers |= changed_scalars([it.guards for it in tuple(self._variants)], call)
         if self._backend is not None and len(self._variants) < MAX_VARIANTS:
             return False
         return bool(learned.numbers - learned.fixed)
@@ -558,9 +558,9 @@ class Captured(ChangedProgram, GraphProgram):
         """Return a finished graph for more calls than this one, if there is one."""
         if has_numbers:
             # This and the two below are imported where they are used: few programs need them.
-            from fxkit.tracing.recording.number_recording import record_with_numbers
+            from fxkit.tracing.recording.scalar_recording import record_scalars
 
-            found = self._finished(record_with_numbers(invocation, attempt), attempt)
+            found = self._finished(record_scalars(invocation, attempt), attempt)
             if isinstance(found, CacheEntry):
                 return found
         if self._control_flow:
@@ -572,11 +572,11 @@ class Captured(ChangedProgram, GraphProgram):
                 return found
         if not free:
             return None
-        from fxkit.tracing.recording.dynamic_recording import record_free
+        from fxkit.tracing.recording.size_recording import record_sizes
 
         import_at_once(FOR_SIZES)
 
-        found = self._finished(record_free(invocation, attempt, free), attempt)
+        found = self._finished(record_sizes(invocation, attempt, free), attempt)
         if isinstance(found, Failure):
             self._static_because = found
             self._static_again += 1

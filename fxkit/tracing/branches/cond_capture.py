@@ -26,7 +26,7 @@ from fxkit.tracing.recorder.recorded import TracedValue
 from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.recorder.state_restore import Entries, MemorySnapshot
 from fxkit.tracing.recording.cache_entry import CacheEntry
-from fxkit.tracing.recording.graph_comparison import is_same_but_for_numbers
+from fxkit.tracing.recording.graph_comparison import is_same_but_for_scalars
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.recording.rerun import Rerun, RunStopped, rerun
@@ -224,7 +224,7 @@ class _Search:
                 is met more often, tensors decide how often a loop runs.
         """
         way = self._run(forced)
-        if not forced and not is_same_but_for_numbers(self._graph, way.module.graph, {}):
+        if not forced and not is_same_but_for_scalars(self._graph, way.module.graph, {}):
             raise Refusal("the program goes another way the second time")
         met = Counter(map(_place, way.checks))
         if limits is not None and any(limits[it] and met[it] > limits[it] for it in met):

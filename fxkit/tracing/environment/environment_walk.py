@@ -36,7 +36,6 @@ from fxkit.tracing.guarding import state_containers as h
 from fxkit.tracing.guarding.parts import PartsHolder
 from fxkit.tracing.values.allowlist import is_allowlisted, is_allowlisted_class
 from fxkit.tracing.values.refusals import Refusal
-from fxkit.tracing.values.size_numbers import NUMBERS
 from fxkit.tracing.values.sources import ValueSource
 from fxkit.tracing.values.stored import (
     attributes_of,
@@ -49,6 +48,7 @@ from fxkit.tracing.values.stored import (
     mro_of,
     qualname_of,
 )
+from fxkit.tracing.values.symbolic_scalars import SYMBOLIC
 
 
 class EnvironmentWalk:
@@ -224,7 +224,7 @@ class EnvironmentWalk:
         kind = type(value)
         if not is_comparable(kind):
             raise Refusal(f"{path or 'an object'} is of a class that can't be compared")
-        if kind in h.PLAIN or kind in NUMBERS or id(value) in self.kept:
+        if kind in h.PLAIN or kind in SYMBOLIC or id(value) in self.kept:
             return
         if issubclass(kind, enum.Enum) and not is_allowlisted_class(kind):
             self.kept[id(value)] = value

@@ -13,8 +13,8 @@ from fxkit.errors import CaptureError
 from fxkit.ir.op import OPERATOR_NAME
 from fxkit.ir.types import TensorType
 from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes
-from fxkit.tracing.values.any_numbers import AnyNumber, with_free
 from fxkit.tracing.values.regions import Ambient, read_ambient
+from fxkit.tracing.values.scalar_inputs import AnyScalar, with_free
 from fxkit.tracing.values.sources import ValueSource
 from fxkit.tracing.values.structure import Parts
 from fxkit.tracing.values.texts import text_of
@@ -224,7 +224,7 @@ def _token_text(token: Any) -> str:
     if token[0] == "same":
         return "an object that was given before"
     kind, detail = token[0], token[-1]
-    if isinstance(detail, AnyNumber):
+    if isinstance(detail, AnyScalar):
         return repr(detail)
     if kind is float:
         return repr(float.fromhex(detail))

@@ -20,7 +20,7 @@ import torch
 
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding.dict_versions import dict_version
-from fxkit.tracing.values.any_numbers import AnyNumber
+from fxkit.tracing.values.scalar_inputs import AnyScalar
 from fxkit.tracing.values.sources import ValueSource
 from fxkit.tracing.values.stored import Slot, in_slot, is_a
 from fxkit.tracing.values.texts import text_of
@@ -74,8 +74,8 @@ def content(cell: types.CellType) -> Any:
         return ABSENT
 
 
-def _has_type(value: Any, expected: TensorType | AnyNumber) -> bool:
-    if isinstance(expected, AnyNumber):
+def _has_type(value: Any, expected: TensorType | AnyScalar) -> bool:
+    if isinstance(expected, AnyScalar):
         return expected.has(value)
     return isinstance(value, torch.Tensor) and TensorType.of(value) == expected
 
@@ -96,7 +96,7 @@ class GuardedContainer(ABC):
     value: Any
     path: str
     entries: dict[Any, Any] = field(default_factory=dict)
-    lenient: dict[Any, TensorType | AnyNumber] = field(default_factory=dict)
+    lenient: dict[Any, TensorType | AnyScalar] = field(default_factory=dict)
     version: int = 0
     foreign: set[Any] = field(default_factory=set)
 

@@ -29,11 +29,10 @@ from fxkit.tracing.environment.opaque_objects import has_native_state, is_hidden
 from fxkit.tracing.guarding.plain_values import ATOMS
 from fxkit.tracing.opaque_calls.opaque_calls import call_once, declare_result, repeats_calls
 from fxkit.tracing.recorder.frames import is_user_file
-from fxkit.tracing.recorder.opaque_numbers import fixed
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
 from fxkit.tracing.values.refusals import Refusal
-from fxkit.tracing.values.size_numbers import NUMBERS, plain
 from fxkit.tracing.values.structure import Blueprint, Parts
+from fxkit.tracing.values.symbolic_scalars import SYMBOLIC, plain
 
 AUTOMATIC = "_fxkit_automatic"
 _MAX_FRAMES = 8
@@ -68,7 +67,7 @@ def call_through(
         is_kept = _takes(recorder, function, (args, kwargs))
     if is_on and recorder is not None:
         if not is_kept and _gives_number(function, args):
-            return result_of(args[0].listener.compute(function, args))
+            return result_of(args[0].tracer.compute(function, args))
         if not is_kept:
             _check_strangers(recorder, (*args, *kwargs.values()))
         if is_kept or _leaves_torch(function, flow, recorder):
@@ -84,7 +83,7 @@ def _printed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToCall:
     """Return a call that writes what `print` would, of values that an opaque call can take."""
     if isinstance(getattr(type(kwargs.get("file")), "write", None), FunctionType):
         return _print_in_parts, args, kwargs
-    taken = (torch.Tensor, str, *NUMBERS, *ATOMS)
+    taken = (torch.Tensor, str, *SYMBOLIC, *ATOMS)
     return print, tuple(arg if isinstance(arg, taken) else str(arg) for arg in args), kwargs
 
 
@@ -105,7 +104,7 @@ def _controlled(
     recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Record a call that runs other functions depending on tensors."""
-    args, kwargs = fixed(args), fixed(kwargs)
+    args, kwargs = recorder.fixed(args), recorder.fixed(kwargs)
     result, reason = recorder.run_control(function, args, kwargs)
     if reason is not None:
         recorder.refuse(f"torch.{function.__name__} is called: {reason}")
@@ -152,10 +151,10 @@ def _leaves_torch(function: Any, flow: Flow, recorder: Recorder) -> bool:
 
 def _gives_number(function: Any, args: tuple[Any, ...]) -> bool:
     """Tell whether a call computes a number of stand-ins and plain numbers only."""
-    if not any(type(arg) in NUMBERS for arg in args) or type(args[0]) not in NUMBERS:
+    if not any(type(arg) in SYMBOLIC for arg in args) or type(args[0]) not in SYMBOLIC:
         return False
     is_pure = function in (float, int, round, abs) or getattr(function, "__module__", "") == "math"
-    return is_pure and all(type(arg) in NUMBERS or type(arg) in (int, float) for arg in args)
+    return is_pure and all(type(arg) in SYMBOLIC or type(arg) in (int, float) for arg in args)
 
 
 def is_opaque(function: Any) -> bool:
@@ -199,7 +198,7 @@ def _check_strangers(recorder: Recorder, args: tuple[Any, ...]) -> None:
 def _without_stand_ins(function: Any, given: Any) -> Any:
     """Give plain numbers to all but torch, which hands stand-ins to the recorder."""
     leaves, spec = pytree.tree_flatten(given)
-    if not any(type(leaf) in NUMBERS for leaf in leaves):
+    if not any(type(leaf) in SYMBOLIC for leaf in leaves):
         return given
     owner = getattr(function, "__self__", None)
     module = getattr(function, "__module__", None) or ""
@@ -208,7 +207,7 @@ def _without_stand_ins(function: Any, given: Any) -> Any:
     )
     if is_of_torch:
         return given
-    leaves = [leaf._fix() if type(leaf) in NUMBERS else leaf for leaf in leaves]
+    leaves = [leaf._fix() if type(leaf) in SYMBOLIC else leaf for leaf in leaves]
     return pytree.tree_unflatten(leaves, spec)
 
 

@@ -25,12 +25,6 @@ from fxkit.tracing.recorder.control_operators import record_control
 from fxkit.tracing.recorder.data_dependence import has_data_dependent_shape
 from fxkit.tracing.recorder.earlier_content import EarlierContent
 from fxkit.tracing.recorder.frames import Frames, Location, source_text
-from fxkit.tracing.recorder.opaque_numbers import (
-    OpaqueNumbers,
-    fixed,
-    number_text,
-    without_settings,
-)
 from fxkit.tracing.recorder.recorded import (
     OpaqueCall,
     TracedValue,
@@ -40,15 +34,16 @@ from fxkit.tracing.recorder.recorded import (
     needs_grad,
     python_random_states,
 )
+from fxkit.tracing.recorder.scalar_tracing import ScalarTracing, scalar_text
 from fxkit.tracing.recorder.state_restore import Undo
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES
 from fxkit.tracing.recorder.transforms import BelowTransforms, Transformed
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.regions import Regions, read_ambient
-from fxkit.tracing.values.size_numbers import plain
+from fxkit.tracing.values.symbolic_scalars import plain
 
 
-class Recorder(Transformed, TorchFunctionMode):
+class Recorder(ScalarTracing, Transformed, TorchFunctionMode):
     """Runs each torch call as it comes and appends it to a graph.
 
     A program that can't be held in a graph is not disturbed: `failure` says why, and the rest of it
@@ -115,7 +110,7 @@ class Recorder(Transformed, TorchFunctionMode):
             if reading is DataRead.METADATA:
                 return func(*args, **kwargs)
             self._location = self._frames.locate(sys._getframe(2))
-            args, kwargs = fixed(args), fixed(kwargs)
+            args, kwargs = self.fixed(args), self.fixed(kwargs)
             return self._below.run(func, spelling, args, kwargs)
         if self._below.is_on:
             self._below.leave()
@@ -312,8 +307,8 @@ class Recorder(Transformed, TorchFunctionMode):
             self._note_random()
             if flow.is_known and type(self) is Recorder:
                 if type(result) in (int, float):
-                    self._has_numbers = True
-                    return OpaqueNumbers(self).stand_in(result, node)
+                    self._has_scalars = True
+                    return self.stand_in(result, node)
                 if may_be_object(result, flow, self.kept):
                     self.opaque_objects[id(result)] = (result, node)
                     return result
@@ -357,15 +352,20 @@ class Recorder(Transformed, TorchFunctionMode):
         """Tell whether a frame belongs to the program."""
         return frame is not self._frames._boundary
 
-    def guard_number(self, node: fx.Node, value: Any) -> None:
-        """Append a guard that expects a number to be what it was."""
+    def guard_scalar(self, node: fx.Node, value: Any) -> None:
+        """Append a guard that expects a scalar to be what it was."""
+        if type(value) is not bool:
+            self.pinned.append(node)
         self._location = self._frames.locate(sys._getframe(2))
-        self.unseen(lambda: self._guard(node, value, number_text(node)))
+        self.unseen(lambda: self._guard(node, value, scalar_text(node)))
+        self.scalars[self.reads[-1].check] = None
 
-    def append_number(self, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
-        """Append a node that computes a number."""
+    def append_scalar(self, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+        """Append a node that computes a scalar."""
         self._location = self._frames.locate(sys._getframe(3))
-        return self._emit(target, args)
+        node = self._emit(target, args)
+        self.scalars[node] = value
+        return node
 
     def _record(
         self, func: Any, spelling: CallSpelling, types: Any, args: tuple[Any, ...], kwargs: Any
@@ -375,8 +375,8 @@ class Recorder(Transformed, TorchFunctionMode):
             self._check_call(spelling, types)
             self._follow_modes()
             self._check_random()
-            if self._has_numbers:
-                args, kwargs = without_settings(spelling, args, kwargs)
+            if self._has_scalars:
+                args, kwargs = self.without_settings(spelling, args, kwargs)
             node_args = tuple([self._argument(arg, func) for arg in args])
             node_kwargs = {name: self._argument(arg, func) for name, arg in kwargs.items()}
         except Refusal as refusal:
@@ -403,7 +403,7 @@ class Recorder(Transformed, TorchFunctionMode):
             raise
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if self._has_numbers:
+        if self._has_scalars:
             return func(*plain(args), **plain(kwargs))
         return func(*args, **kwargs)
 

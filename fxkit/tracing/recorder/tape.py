@@ -35,8 +35,8 @@ from fxkit.tracing.recorder.state_restore import Undo, random_states, same_rando
 from fxkit.tracing.recorder.writes import Writes, version_of
 from fxkit.tracing.values.effects import write_text
 from fxkit.tracing.values.refusals import Refusal
-from fxkit.tracing.values.size_numbers import NUMBERS
 from fxkit.tracing.values.sources import attribute_name
+from fxkit.tracing.values.symbolic_scalars import SYMBOLIC, SymbolicScalar
 
 TENSOR_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -75,7 +75,7 @@ class Tape:
         self.texts: list[tuple[Location, str, str]] = []
         self.modules: dict[str, fx.GraphModule] = {}
         self._memories: dict[int, int] = {}
-        self._has_numbers = False
+        self._has_scalars = False
         self._environment = environment
         self._values: dict[int, TracedValue] = {}
         self._tainted: set[fx.Node] = set()
@@ -93,7 +93,7 @@ class Tape:
         Raises:
             Refusal: When the tensor is neither recorded nor known to be older than the capture.
         """
-        if type(tensor) in NUMBERS:
+        if type(tensor) in SYMBOLIC:
             return tensor.fx_node  # type: ignore[attr-defined]
         value = self._values.get(id(tensor)) or self._lift(tensor)
         if value.path:
@@ -103,9 +103,9 @@ class Tape:
             self._set_type(value.node, value.tensor)
         return value.node
 
-    def number_input(self, name: str) -> fx.Node:
+    def scalar_input(self, name: str) -> fx.Node:
         """Append a placeholder for a number, and return it."""
-        self._has_numbers = True
+        self._has_scalars = True
         name = re.sub(r"\W+", "_", name).strip("_")
         name = name if name.isidentifier() else f"number_{name}"
         return append_placeholder(self.graph, name)
@@ -278,8 +278,8 @@ class Tape:
             return slice(*(self._argument(e, func) for e in (value.start, value.stop, value.step)))
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
             return {key: self._argument(item, func) for key, item in value.items()}
-        if kind in NUMBERS:
-            return value.fx_node  # type: ignore[union-attr]
+        if isinstance(value, SymbolicScalar):
+            return value.fx_node if value.tracer is self else value.value
         return plain_argument(value, func)
 
     # Values that Python sees ----------------------------------------------------------------

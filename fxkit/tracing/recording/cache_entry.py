@@ -11,15 +11,14 @@ from torch import fx
 
 from fxkit.torch_adapters.guards import GlobalStateGuard, TensorGuards
 from fxkit.tracing.guarding import guards as g
-from fxkit.tracing.guarding.free_numbers import NumberInput
 from fxkit.tracing.guarding.size_guards import FreeTensorGuard, SizeGuard
 from fxkit.tracing.guarding.state_containers import ABSENT, GuardedContainer
 from fxkit.tracing.guarding.state_guards import AttributesGuard, StateWatch
 from fxkit.tracing.recorder.recorded import OpaqueCall
 from fxkit.tracing.recorder.state_restore import MemorySnapshot, Undo
-from fxkit.tracing.values.any_numbers import with_free
 from fxkit.tracing.values.effects import quietly
 from fxkit.tracing.values.regions import RegionModes
+from fxkit.tracing.values.scalar_inputs import ScalarInput, with_free
 from fxkit.tracing.values.sources import ValueSource
 from fxkit.tracing.values.structure import Blueprint
 
@@ -111,7 +110,7 @@ class CacheEntry:
     watch: StateWatch | None = None
     opaque_calls: tuple[OpaqueCall, ...] = ()
     can_run_again: bool = True
-    numbers: tuple[NumberInput, ...] = ()
+    numbers: tuple[ScalarInput, ...] = ()
     is_stale: bool = False
     _quick: _Quick | None = field(default=None, repr=False)
 

@@ -12,7 +12,7 @@ from fxkit.ir.types import type_of
 from fxkit.tracing.guarding import guards as g
 
 
-def is_same_but_for_numbers(
+def is_same_but_for_scalars(
     static: fx.Graph, free: fx.Graph, numbers: Mapping[fx.Node, Any]
 ) -> bool:
     """Tell whether two graphs are the same but for numbers that one of them computes.

@@ -19,7 +19,6 @@ from fxkit.tracing.bytecode.call_hooks import with_call_hooks
 from fxkit.tracing.environment.fast_paths import fast_paths
 from fxkit.tracing.environment.interpreter import no_collection
 from fxkit.tracing.guarding import guards as g
-from fxkit.tracing.guarding.free_numbers import NumberInput
 from fxkit.tracing.opaque_calls.automatic_calls import call_through
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.recorded import Outside
@@ -41,6 +40,7 @@ from fxkit.tracing.recording.run_guards import (
 from fxkit.tracing.recording.state import State, raw
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.regions import read_ambient
+from fxkit.tracing.values.scalar_inputs import ScalarInput
 from fxkit.tracing.values.structure import Blueprint, Content, content_of
 
 
@@ -203,7 +203,7 @@ class RecordedRun:
         recorder.graph.output(outputs[0] if is_single else tuple(outputs))
         self._check_undo(undo)
         module = _graph_module(recorder)
-        numbers, values = self.number_inputs()
+        numbers, values = self.scalar_inputs()
         inputs = (*self.tensors(), *values, *(item.tensor for item in extras))
         self.settle(module, inputs)
         return CacheEntry(
@@ -278,7 +278,7 @@ class RecordedRun:
         """Which values in the arguments are numbers that the graph takes as inputs."""
         return frozenset()
 
-    def number_inputs(self) -> tuple[tuple[NumberInput, ...], list[Any]]:
+    def scalar_inputs(self) -> tuple[tuple[ScalarInput, ...], list[Any]]:
         """Return the numbers that are inputs of the graph, and what they are in this run."""
         return (), []
 

@@ -13,7 +13,7 @@ from fxkit.tracing.guarding.state_guards import ExtraGuard
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorded import Outside
 from fxkit.tracing.recorder.recorder import Recorder
-from fxkit.tracing.values.any_numbers import with_free
+from fxkit.tracing.values.scalar_inputs import with_free
 from fxkit.tracing.values.structure import Parts
 
 

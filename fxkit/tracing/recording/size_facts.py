@@ -25,7 +25,7 @@ from fxkit.tracing.guarding.size_guards import SizeGuard
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recording.size_recorder import SizeFact
 from fxkit.tracing.values.refusals import Refusal
-from fxkit.tracing.values.size_numbers import INFIX
+from fxkit.tracing.values.symbolic_scalars import INFIX
 
 _CALLS = {math.ceil: "math.ceil", math.floor: "math.floor", operator.neg: "-"}
 

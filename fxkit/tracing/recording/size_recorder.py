@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -23,7 +24,7 @@ from fxkit.tracing.guarding.plain_values import READABLE
 from fxkit.tracing.recorder.calls import CallSpelling, DataRead, spelling_of
 from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.values.refusals import Refusal
-from fxkit.tracing.values.size_numbers import NUMBERS, SizeFloat, SizeInt, plain
+from fxkit.tracing.values.symbolic_scalars import SYMBOLIC, SymbolicScalar, plain
 
 _aten = torch.ops.aten
 
@@ -66,7 +67,6 @@ class SizeRecorder(Recorder):
 
     Attributes:
         facts: What was used of sizes as it was.
-        numbers: The value of each node that computes a number of sizes.
     """
 
     def __init__(
@@ -77,9 +77,7 @@ class SizeRecorder(Recorder):
         free: Mapping[int, frozenset[int]],
     ) -> None:
         self.facts: list[SizeFact] = []
-        self.numbers: dict[fx.Node, Any] = {}
-        self._fixed: set[fx.Node] = set()
-        self._sizes: dict[tuple[Any, ...], SizeInt] = {}
+        self._sizes: dict[tuple[Any, ...], SymbolicScalar] = {}
         self._is_closed = False
         self._axes: dict[fx.Node, frozenset[int]] = {}
         super().__init__(leaves, environment, boundary)
@@ -92,91 +90,47 @@ class SizeRecorder(Recorder):
     def _is_off(self) -> bool:
         return self._is_closed or self.failure is not None
 
+    @property
+    def traces_scalars(self) -> bool:
+        """Whether nodes are appended; they are, too, once the program has ended."""
+        is_off = self._is_off or self._is_suspended
+        return not is_off and threading.get_ident() == self._thread
+
     def close(self) -> None:
         """Let go of the tensors of the program; stand-ins that are left are plain numbers now."""
         self._is_closed = True
         super().close()
 
-    def compute(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
-        """See `Listener` of stand-ins."""
-        if self._is_off or self._is_suspended:
-            return self._compute_elsewhere(target, operands)
-        operands = tuple(
-            [operand if self._is_own(operand) else plain(operand) for operand in operands]
-        )
+    def append_scalar(self, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+        """Append a node that computes a scalar of sizes."""
         if self._frames.is_active:
-            self._location = self._frames.locate(sys._getframe(2))
-        try:
-            value = target(*plain(operands))
-        except Exception:
-            self._state_all(operands)
-            raise
-        if target in _DIVISIONS and type(operands[1]) in NUMBERS:
-            self._state(self.compute_node(operator.ne, (operands[1], 0)), True, 3)
-        node = self.compute_node(target, operands)
-        if type(value) is bool:
-            self._state(node, value, 3)
-            return value
-        self.numbers[node] = value
-        if type(value) is int:
-            return SizeInt(value, node, self)
-        if type(value) is float:
-            return SizeFloat(value, node, self)
-        self._state_all(operands)
-        return value
-
-    def _is_own(self, value: Any) -> bool:
-        """Tell whether a value is a stand-in of this run; those of others are plain numbers."""
-        return type(value) in NUMBERS and value.listener is self
-
-    def _compute_elsewhere(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
-        """Compute with a stand-in that outlived its run, and maybe with one of another run."""
-        for operand in operands:
-            if type(operand) in NUMBERS and operand.listener is not self:
-                return operand.listener.compute(
-                    target, tuple([plain(it) if self._is_own(it) else it for it in operands])
-                )
-        return target(*plain(operands))
-
-    def _state_all(self, value: Any) -> None:
-        """State all stand-ins in a nested value."""
-        if self._is_own(value):
-            self._state(value.fx_node, value.value, 4)
-        elif isinstance(value, (tuple, list)):
-            for item in value:
-                self._state_all(item)
-        elif isinstance(value, dict):
-            self._state_all(tuple(value.values()))
-        elif type(value) is slice:
-            self._state_all((value.start, value.stop, value.step))
-
-    def compute_node(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> fx.Node:
-        """Append the node that computes a number."""
-        args = tuple([o.fx_node if type(o) in NUMBERS else o for o in operands])
+            self._location = self._frames.locate(sys._getframe(3))
         node = self._emit(target, args)
         node.meta.pop("nn_module_stack", None)
-        self.numbers[node] = target(*plain(operands))
+        self.scalars[node] = value
         self._sized.add(node)
         return node
 
-    def fix(self, number: Any) -> Any:
-        """See `Listener` of stand-ins."""
-        if not self._is_off:
-            self._state(number.fx_node, number.value, 3)
-        return number.value
+    def _guard_domain(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> None:
+        if target in _DIVISIONS and type(operands[1]) in SYMBOLIC:
+            args = (operands[1].fx_node, 0)
+            self.guard_scalar(self.append_scalar(operator.ne, args, True), True)
 
-    def _state(self, node: fx.Node, value: Any, depth: int) -> None:
+    def fix(self, scalar: Any) -> Any:
+        """Note that the value of a stand-in is used, and return it."""
+        if not self._is_off:
+            self.guard_scalar(scalar.fx_node, scalar.value)
+        return scalar.value
+
+    def guard_scalar(self, node: fx.Node, value: Any) -> None:
+        """Note a fact: a scalar of sizes was used as it was."""
         if node in self._fixed:
             return
         self._fixed.add(node)
         trace = self._location.trace
         if self._frames.is_active:
-            trace = self._frames.locate(sys._getframe(depth)).trace or trace
+            trace = self._frames.locate(sys._getframe(2)).trace or trace
         self.facts.append(SizeFact(node, value, trace))
-
-    def node_of(self, tensor: Any) -> fx.Node:
-        """Return the node whose value is a tensor, or a number that was computed of sizes."""
-        return tensor.fx_node if self._is_own(tensor) else super().node_of(tensor)
 
     # Calls --------------------------------------------------------------------------------------
 
@@ -188,7 +142,7 @@ class SizeRecorder(Recorder):
             self.refuse("torch.func shows other sizes inside than its tensors have")
             return self._run(func, args, kwargs)
         if spelling.reading is DataRead.STATE:
-            self._state_all((args, kwargs))
+            self.fix_all((args, kwargs))
             return super()._handle(func, types, plain(args), plain(kwargs))
         if spelling.reading is DataRead.METADATA:
             return self._metadata(func, spelling, types, args, kwargs)
@@ -196,11 +150,6 @@ class SizeRecorder(Recorder):
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         return func(*plain(args), **plain(kwargs))
-
-    def _argument(self, value: Any, func: Any) -> Any:
-        if type(value) in NUMBERS:
-            return value.fx_node if value.listener is self else value.value
-        return super()._argument(value, func)
 
     def _create(
         self, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, name: str | None
@@ -214,7 +163,7 @@ class SizeRecorder(Recorder):
         self, func: Any, spelling: CallSpelling, types: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         name = spelling.attribute or spelling.name
-        self._state_all((args, kwargs))
+        self.fix_all((args, kwargs))
         args, kwargs = plain(args), plain(kwargs)
         if self._tainted and self._reads_tainted(args):
             return super()._handle(func, types, args, kwargs)
@@ -267,12 +216,10 @@ class SizeRecorder(Recorder):
     def _stride(self, node: fx.Node, axis: int, stride: int) -> Any:
         return self._number((_aten.sym_stride.int, node, axis), stride)
 
-    def _number(self, key: tuple[Any, ...], value: int) -> SizeInt:
+    def _number(self, key: tuple[Any, ...], value: int) -> SymbolicScalar:
         known = self._sizes.get(key)
         if known is None:
-            node = self._emit(key[0], key[1:])
-            self.numbers[node] = value
-            known = self._sizes[key] = SizeInt(value, node, self)
+            known = self._sizes[key] = self.stand_in(value, self._emit(key[0], key[1:]))
         return known
 
     def _other(
@@ -285,6 +232,6 @@ class SizeRecorder(Recorder):
         node_args = (node, *(self._argument(arg, spelling.target) for arg in rest))
         node_kwargs = {key: self._argument(arg, spelling.target) for key, arg in kwargs.items()}
         read = self._create(spelling.op, spelling.target, node_args, node_kwargs, None)
-        self.numbers[read] = result
-        self._state(read, result, 5)
+        self.scalars[read] = result
+        self.guard_scalar(read, result)
         return result

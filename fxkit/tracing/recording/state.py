@@ -28,11 +28,11 @@ from fxkit.tracing.guarding.state_guards import (
     is_asked,
 )
 from fxkit.tracing.recording.cache_entry import RecordedEffects
-from fxkit.tracing.values.any_numbers import AnyNumber
 from fxkit.tracing.values.refusals import Refusal
-from fxkit.tracing.values.size_numbers import plain
+from fxkit.tracing.values.scalar_inputs import AnyScalar
 from fxkit.tracing.values.sources import ValueSource
 from fxkit.tracing.values.structure import Blueprint, Parts
+from fxkit.tracing.values.symbolic_scalars import plain
 
 Plan = Callable[[Any, str], Blueprint]
 
@@ -213,7 +213,7 @@ class State:
                 if (id(holder.value), key) in self._replaced and isinstance(before, torch.Tensor):
                     holder.lenient[key] = TensorType.of(before)
                 elif self.free and (id(holder.value), key) in self.free:
-                    holder.lenient[key] = AnyNumber(type(before))
+                    holder.lenient[key] = AnyScalar(type(before))
             for key, kind in holder.lenient.items():
                 holder.entries[key] = kind
         guarded = [holder for holder in self.reach.holders if _has_guards(holder)]

@@ -20,7 +20,6 @@ from torch import fx
 
 from fxkit.errors import CaptureError
 from fxkit.torch_adapters import pytree
-from fxkit.tracing.values.size_numbers import NUMBERS, any_number, plain
 from fxkit.tracing.values.stored import (
     attributes_of,
     hides_attributes,
@@ -31,6 +30,7 @@ from fxkit.tracing.values.stored import (
     is_made_plainly,
     slots_of,
 )
+from fxkit.tracing.values.symbolic_scalars import SYMBOLIC, has_symbolic, plain
 
 _LIMIT = 20_000
 
@@ -380,10 +380,10 @@ class Blueprint:
         self._place, self._existing, self._builders, self._kept = _no_place, {}, {}, None
 
     def _plan(self, value: Any, path: str) -> Build:
-        if is_a(value, (torch.Tensor, fx.Proxy)) or type(value) in NUMBERS:
+        if is_a(value, (torch.Tensor, fx.Proxy)) or type(value) in SYMBOLIC:
             number = self._place(value, path)
             return lambda tensors, _: tensors[number]
-        if type(value) in (torch.Size, slice) and any_number(value):
+        if type(value) in (torch.Size, slice) and has_symbolic(value):
             return self._plan_sizes(value, path)
         if id(value) in self._existing:
             which = self._existing[id(value)]

@@ -1,4 +1,6 @@
-"""Symbolic sizes: stand-ins that record what is computed of them.
+"""Symbolic scalars: stand-ins for ints and floats that record what is computed of them.
+
+A size that is free, a scalar that is an input of the graph, a scalar that an opaque call gives.
 
 A stand-in behaves as the number that it stands for. Arithmetic on it is written down and gives
 another stand-in; whatever else a program does with it (comparing it, printing it, counting up to
@@ -33,13 +35,13 @@ INFIX: dict[Any, str] = {
 """Operators that stand between their operands, and how they are written."""
 
 
-class SizeListener(Protocol):
-    """What stand-ins tell of what a program does with them."""
+class ScalarTracer(Protocol):
+    """Writes down what a program does with symbolic scalars."""
 
     def compute(self, target: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
         """Compute a number, and return a stand-in for it where an operand is one."""
 
-    def fix(self, number: Any) -> Any:
+    def fix(self, scalar: Any) -> Any:
         """Note that the value of a stand-in is used, and return it."""
 
 
@@ -50,7 +52,7 @@ class _Node:
         self._number = number
 
     def is_int(self) -> bool:
-        return isinstance(self._number, SizeInt)
+        return isinstance(self._number, SymbolicInt)
 
     def is_float(self) -> bool:
         return not self.is_int()
@@ -83,27 +85,27 @@ class _Node:
         return self._number._fix() >= 0
 
 
-class _Number:
+class SymbolicScalar:
     """What stand-ins for ints and floats share.
 
     Attributes:
         value: The number in this run.
         fx_node: The node that computes it.
-        listener: Is told of what is done with it.
+        tracer: Is told of what is done with it.
     """
 
     value: Any
     fx_node: fx.Node
-    listener: SizeListener
+    tracer: ScalarTracer
 
-    def __init__(self, value: Any, fx_node: fx.Node, listener: SizeListener) -> None:
+    def __init__(self, value: Any, fx_node: fx.Node, tracer: ScalarTracer) -> None:
         self.node = _Node(self)
         self.value = value
         self.fx_node = fx_node
-        self.listener = listener
+        self.tracer = tracer
 
     def _fix(self) -> Any:
-        return self.listener.fix(self)
+        return self.tracer.fix(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -120,16 +122,21 @@ class _Number:
         return (type(self.value), (self._fix(),))
 
 
-class SizeInt(_Number, torch.SymInt):
+class SymbolicInt(SymbolicScalar, torch.SymInt):
     """Stands for an int; `isinstance(it, int)` holds."""
 
     __class__ = property(lambda self: int)  # type: ignore[assignment]
 
 
-class SizeFloat(_Number, torch.SymFloat):
-    """Stands for a float that was computed of sizes; `isinstance(it, float)` holds."""
+class SymbolicFloat(SymbolicScalar, torch.SymFloat):
+    """Stands for a float; `isinstance(it, float)` holds."""
 
     __class__ = property(lambda self: float)  # type: ignore[assignment]
+
+
+def stand_in(value: Any, node: fx.Node, tracer: ScalarTracer) -> SymbolicScalar:
+    """Return what stands for an int or float that a node computes."""
+    return (SymbolicInt if type(value) is int else SymbolicFloat)(value, node, tracer)
 
 
 EXACT = (
@@ -138,92 +145,52 @@ EXACT = (
 )
 """What gives ints, of ints, as torch's expressions have them."""
 
-NUMBERS = (SizeInt, SizeFloat)
+SYMBOLIC = (SymbolicInt, SymbolicFloat)
 _PLAIN = (int, float)
 
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "truediv": operator.truediv,
-    "pow": operator.pow,
-}
-_UNARY: dict[str, Callable[..., Any]] = {
-    "neg": operator.neg,
-}
-_COMPARISONS: dict[str, Callable[..., Any]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
-_FIXED_UNARY: dict[str, Callable[..., Any]] = {
-    "int": int,
-    "float": float,
-    "complex": complex,
-    "trunc": math.trunc,
-    "str": str,
-    "repr": repr,
-    "hash": hash,
-    "invert": operator.invert,
-}
-_FIXED_BINARY: dict[str, Callable[..., Any]] = {
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-    "divmod": divmod,
-}
-
-
-def is_number(value: Any) -> bool:
-    """Tell whether a value is a stand-in."""
-    return type(value) in NUMBERS
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+_BY_VALUE = (int, float, complex, math.trunc, str, repr, hash, operator.invert)
+_BY_VALUES = (operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift, divmod)
 
 
 def plain(value: Any) -> Any:
     """Return a nested argument of a torch call with numbers in place of stand-ins."""
     kind = type(value)
-    if kind in NUMBERS:
+    if kind in SYMBOLIC:
         return value.value
     if kind is tuple or kind is torch.Size:
-        return tuple([plain(item) for item in value]) if any_number(value) else value
+        return tuple([plain(item) for item in value]) if has_symbolic(value) else value
     if kind is list:
-        return [plain(item) for item in value] if any_number(value) else value
+        return [plain(item) for item in value] if has_symbolic(value) else value
     if kind is dict:
-        return {key: plain(item) for key, item in value.items()} if any_number(value) else value
+        return {key: plain(item) for key, item in value.items()} if has_symbolic(value) else value
     if kind is slice:
         return slice(plain(value.start), plain(value.stop), plain(value.step))
     return value
 
 
-def any_number(value: Any) -> bool:
+def has_symbolic(value: Any) -> bool:
     """Tell whether there is a stand-in in a nested argument."""
     kind = type(value)
-    if kind in NUMBERS:
+    if kind in SYMBOLIC:
         return True
     if isinstance(value, (tuple, list)):
-        return any(map(any_number, value))
+        return any(map(has_symbolic, value))
     if kind is dict:
-        return any(map(any_number, value.values()))
-    return kind is slice and any(map(any_number, (value.start, value.stop, value.step)))
+        return any(map(has_symbolic, value.values()))
+    return kind is slice and any(map(has_symbolic, (value.start, value.stop, value.step)))
 
 
 def _arithmetic(target: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def forward(self: Any, other: Any) -> Any:
-        if type(other) not in NUMBERS and type(other) not in _PLAIN:
+        if type(other) not in SYMBOLIC and type(other) not in _PLAIN:
             return _by_value(target, self, other, swap=False)
-        return self.listener.compute(target, (self, other))
+        return self.tracer.compute(target, (self, other))
 
     def reflected(self: Any, other: Any) -> Any:
-        if type(other) not in NUMBERS and type(other) not in _PLAIN:
+        if type(other) not in SYMBOLIC and type(other) not in _PLAIN:
             return _by_value(target, self, other, swap=True)
-        return self.listener.compute(target, (other, self))
+        return self.tracer.compute(target, (other, self))
 
     return forward, reflected
 
@@ -235,17 +202,13 @@ def _by_value(target: Callable[..., Any], number: Any, other: Any, *, swap: bool
     return target(other, value) if swap else target(value, other)
 
 
-def _unary(target: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self: self.listener.compute(target, (self,))
-
-
 def _comparison(target: Callable[..., Any]) -> Callable[..., Any]:
     def compare(self: Any, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
             return NotImplemented
-        if type(other) not in NUMBERS and type(other) not in _PLAIN:
+        if type(other) not in SYMBOLIC and type(other) not in _PLAIN:
             return target(self._fix(), other)
-        return self.listener.compute(target, (self, other))
+        return self.tracer.compute(target, (self, other))
 
     return compare
 
@@ -258,19 +221,24 @@ def _fixed_reflected(target: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, other: target(other, self._fix())
 
 
+def _special(function: Callable[..., Any], side: str = "") -> str:
+    """Return the name of the method that a function calls."""
+    return f"__{side}{function.__name__.strip('_')}__"
+
+
 def _methods() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
-    for name, target in _ARITHMETIC.items():
-        found[f"__{name}__"], found[f"__r{name}__"] = _arithmetic(target)
-    for name, target in _UNARY.items():
-        found[f"__{name}__"] = _unary(target)
-    for name, target in _COMPARISONS.items():
-        found[f"__{name}__"] = _comparison(target)
-    for name, target in _FIXED_UNARY.items():
-        found[f"__{name}__"] = _fixed(target)
-    for name, target in _FIXED_BINARY.items():
-        found[f"__{name}__"] = _fixed(target)
-        found[f"__r{name}__"] = _fixed_reflected(target)
+    for target in INFIX:
+        if target in _COMPARISONS:
+            found[_special(target)] = _comparison(target)
+        else:
+            found[_special(target)], found[_special(target, "r")] = _arithmetic(target)
+    for target in _BY_VALUE:
+        found[_special(target)] = _fixed(target)
+    for target in _BY_VALUES:
+        found[_special(target)] = _fixed(target)
+        found[_special(target, "r")] = _fixed_reflected(target)
+    found["__neg__"] = lambda self: self.tracer.compute(operator.neg, (self,))
     found["__bool__"] = lambda self: self != 0
     found["__pos__"] = lambda self: self
     found["__format__"] = lambda self, spec: format(self._fix(), spec)
@@ -292,7 +260,7 @@ def _whole(target: Callable[..., Any]) -> Callable[..., Any]:
             type(operand) is int or getattr(operand, "target", None) in EXACT
             for operand in self.fx_node.args
         )
-        return self.listener.compute(target, (self,)) if is_quotient else target(self._fix())
+        return self.tracer.compute(target, (self,)) if is_quotient else target(self._fix())
 
     return rounded
 
@@ -302,7 +270,7 @@ def _itself(self: Any, digits: Any = None) -> Any:
 
 
 _complete(
-    SizeInt,
+    SymbolicInt,
     {
         "__index__": _fixed(int),
         "__trunc__": _itself,
@@ -311,4 +279,4 @@ _complete(
         "__floor__": _itself,
     },
 )
-_complete(SizeFloat, {"__ceil__": _whole(math.ceil), "__floor__": _whole(math.floor)})
+_complete(SymbolicFloat, {"__ceil__": _whole(math.ceil), "__floor__": _whole(math.floor)})

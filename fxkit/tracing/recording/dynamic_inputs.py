@@ -1,4 +1,4 @@
-"""Which sizes of the arguments are dynamic: those asked for, or seen to change."""
+"""Dynamic inputs: sizes that were asked for or seen to change, and scalars that were."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import torch
 from fxkit.errors import UnsupportedError
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.guarding import state_containers as h
 from fxkit.tracing.guarding.size_guards import FreeTensorGuard
+from fxkit.tracing.guarding.state_guards import StateGuard
 from fxkit.tracing.parameter_names import placeholder_names
+from fxkit.tracing.values.scalar_inputs import SCALAR_KINDS, ScalarPlace, with_free
+from fxkit.tracing.values.structure import Parts
 
 Request = bool | Mapping[str, Any] | None
 FreeAxes = dict[int, frozenset[int]]
@@ -127,3 +131,41 @@ def _axes_that_differ(before: TensorType, now: TensorType) -> frozenset[int] | N
         return None
     pairs = zip(before.shape, now.shape, strict=True)
     return frozenset(axis for axis, (old, new) in enumerate(pairs) if old != new)
+
+
+def changed_scalars(guards: Iterable[tuple[g.Guard, ...]], call: g.GuardedCall) -> set[ScalarPlace]:
+    """Return the numbers that differ from those for which graphs were captured.
+
+    Args:
+        guards: The guards of each graph.
+        call: The call that none of them holds for.
+    """
+    found: set[ScalarPlace] = set()
+    for each in guards:
+        for guard in each:
+            if isinstance(guard, g.StructureGuard):
+                found.update(_changed_arguments(guard, call.parts))
+            elif isinstance(guard, StateGuard):
+                found.update(_changed_entries(guard.holder))
+    return found
+
+
+def _changed_arguments(guard: g.StructureGuard, parts: Parts) -> Iterable[ScalarPlace]:
+    tokens = with_free(parts.tokens, guard.free)
+    if len(tokens) != len(guard.tokens):
+        return []
+    pairs = zip(guard.tokens, tokens, parts.paths, strict=True)
+    differing = [(old, new, path) for old, new, path in pairs if old != new]
+    if any(old[0] is not new[0] or old[0] not in SCALAR_KINDS for old, new, _ in differing):
+        return []
+    return [path for _, _, path in differing]
+
+
+def _changed_entries(holder: h.GuardedContainer) -> Iterable[ScalarPlace]:
+    now = holder.read()
+    for key, before in holder.entries.items():
+        current = now.get(key)
+        if type(before) not in SCALAR_KINDS or type(current) is not type(before):
+            continue
+        if holder.is_guarded(key) and not h.is_same_value(current, before):
+            yield id(holder.value), key

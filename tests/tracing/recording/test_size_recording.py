@@ -43,7 +43,7 @@ def _plain(value: Any) -> Any:
         return {_plain(key): _plain(item) for key, item in value.items()}
     if hasattr(value, "__dict__") and not isinstance(value, (torch.Tensor, type)):
         return {key: _plain(item) for key, item in vars(value).items()}
-    stand_ins = "fxkit.tracing.values.size_numbers"
+    stand_ins = "fxkit.tracing.values.symbolic_scalars"
     assert isinstance(value, torch.Tensor) or type(value).__module__ != stand_ins
     return value
 
@@ -114,13 +114,13 @@ def test_guards_are_expressions_with_the_line():
     texts = [guard.describe() for guard in captured.guards]
     assert "x.shape[0] >= 2" in texts
     (comparison,) = [text for text in texts if "x.shape[0] * 2" in text]
-    assert comparison.startswith("(x.shape[0] * 2) > y.shape[0]  (test_dynamic_recording.py:")
+    assert comparison.startswith("(x.shape[0] * 2) > y.shape[0]  (test_size_recording.py:")
     (even,) = [text for text in texts if "% 2" in text]
-    assert even.startswith("(y.shape[0] % 2) == 0  (test_dynamic_recording.py:")
+    assert even.startswith("(y.shape[0] % 2) == 0  (test_size_recording.py:")
     told = captured.explain(torch.randn(4), torch.randn(10))
     assert "(x.shape[0] * 2) > y.shape[0] to be true" in told
     assert "got false for x.shape[0] = 4, y.shape[0] = 10" in told
-    assert "test_dynamic_recording.py" in told
+    assert "test_size_recording.py" in told
 
 
 def test_numbers_that_a_graph_returns_are_ints():

@@ -149,7 +149,7 @@ def test_a_branch_on_a_number_is_a_guard_with_its_line():
     captured(torch.ones(2), 2)
     text = captured.explain(torch.ones(2), 7)
     assert "expected (args[1] + 1) > 5 to be False, got True" in text
-    assert "test_number_recording.py" in text
+    assert "test_scalar_recording.py" in text
     assert torch.equal(captured(torch.ones(2), 7), torch.full((2,), 7.0))
 
 

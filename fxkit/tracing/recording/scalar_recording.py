@@ -7,35 +7,31 @@ a number that is wholly guarded is no input.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 
 from fxkit.analysis.dependencies import ancestors
 from fxkit.tracing.guarding import state_containers as h
-from fxkit.tracing.guarding.free_numbers import NumberInput, Where
 from fxkit.tracing.parameter_names import placeholder_names
-from fxkit.tracing.recorder.opaque_numbers import NAME, OpaqueNumbers
-from fxkit.tracing.recorder.recorder import Recorder
+from fxkit.tracing.recorder.scalar_tracing import NAME
 from fxkit.tracing.recorder.state_restore import Undo
 from fxkit.tracing.recording.cache_entry import CacheEntry
-from fxkit.tracing.recording.graph_comparison import is_same_but_for_numbers
+from fxkit.tracing.recording.graph_comparison import is_same_but_for_scalars
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.recording.rerun import Rerun, rerun, why_not_again
-from fxkit.tracing.values.any_numbers import NUMBER_KINDS, AnyNumber
 from fxkit.tracing.values.refusals import Failure, Refusal
-from fxkit.tracing.values.size_numbers import NUMBERS, plain
+from fxkit.tracing.values.scalar_inputs import SCALAR_KINDS, AnyScalar, ScalarInput, ScalarPlace
 from fxkit.tracing.values.structure import content_of
+from fxkit.tracing.values.symbolic_scalars import SYMBOLIC, plain
 
 # Code that names these sees what a stand-in is.
 _REVEALING = frozenset({"type", "id", "DisableTorchFunction", "_DisableTorchFunction"})
 
 
-def record_with_numbers(invocation: Invocation, first: Attempt) -> CacheEntry | Failure:
+def record_scalars(invocation: Invocation, first: Attempt) -> CacheEntry | Failure:
     """Record a call again that was just recorded, and leave no trace of that.
 
     Args:
@@ -52,7 +48,7 @@ def record_with_numbers(invocation: Invocation, first: Attempt) -> CacheEntry | 
     learned = invocation.learned
     found: CacheEntry | Failure = Failure("no number that changes can be an input", None)
     while wanted := learned.numbers - learned.fixed:
-        found = rerun(first, lambda: _NumberRun(invocation, first))
+        found = rerun(first, lambda: _ScalarRun(invocation, first))
         if not isinstance(found, Failure):
             return found
         if learned.numbers - learned.fixed == wanted:
@@ -60,41 +56,7 @@ def record_with_numbers(invocation: Invocation, first: Attempt) -> CacheEntry | 
     return found
 
 
-class _Inputs(OpaqueNumbers):
-    """Is told what a program does with the numbers that the graph takes as inputs.
-
-    Attributes:
-        numbers: The value of each node that computes a number, or guards one.
-        pinned: The nodes whose very value is guarded.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__(self)
-        self._recorder = recorder
-        self._thread = threading.get_ident()
-        self.numbers: dict[fx.Node, Any] = {}
-        self.pinned: list[fx.Node] = []
-
-    @property
-    def is_following(self) -> bool:
-        """Whether the graph still grows; stand-ins that others see are plain numbers to them."""
-        return self._recorder.is_following and threading.get_ident() == self._thread
-
-    def append_number(self, target: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
-        """Append a node that computes a number."""
-        node = self._recorder.append_number(target, args, value)
-        self.numbers[node] = value
-        return node
-
-    def guard_number(self, node: fx.Node, value: Any) -> None:
-        """Append a guard that expects a number to be what it was."""
-        if type(value) is not bool:
-            self.pinned.append(node)
-        self._recorder.guard_number(node, value)
-        self.numbers[self._recorder.reads[-1].check] = None
-
-
-class _NumberRun(Rerun[CacheEntry]):
+class _ScalarRun(Rerun[CacheEntry]):
     """A run of a program with stand-ins for numbers that change."""
 
     subject = "with stand-ins for numbers it"
@@ -107,9 +69,8 @@ class _NumberRun(Rerun[CacheEntry]):
         super().__init__(invocation)
         if self.state.reach.names & _REVEALING:
             raise Refusal("the program may tell stand-ins from numbers")
-        self._listener = _Inputs(self.recorder)
-        self._wanted: set[Where] = learned.numbers - learned.fixed
-        self._inputs: dict[fx.Node, tuple[Where, NumberInput, Any]] = {}
+        self._wanted: set[ScalarPlace] = learned.numbers - learned.fixed
+        self._inputs: dict[fx.Node, tuple[ScalarPlace, ScalarInput, Any]] = {}
         self._numbers: dict[int, Any] = {}
 
     # Stand-ins, put in and taken out again -------------------------------------------------------
@@ -136,9 +97,9 @@ class _NumberRun(Rerun[CacheEntry]):
         return args, kwargs
 
     def _argument(self, value: Any, path: str, paths: dict[str, int]) -> Any:
-        if path not in paths or type(value) not in NUMBER_KINDS:
+        if path not in paths or type(value) not in SCALAR_KINDS:
             return value
-        return self._stand_in(value, path, NumberInput(path, paths[path], None))
+        return self._stand_in(value, path, ScalarInput(path, paths[path], None))
 
     def _put_inside(self, container: Any, where: str, paths: dict[str, int]) -> None:
         """Put stand-ins for the numbers in a container that is an argument, or inside of one."""
@@ -146,29 +107,28 @@ class _NumberRun(Rerun[CacheEntry]):
         if content is None or content.fill is None:
             return
         values = [self._argument(value, where + step, paths) for step, value in content.children()]
-        if any(type(value) in NUMBERS for value in values):
+        if any(type(value) in SYMBOLIC for value in values):
             content.fill(container, values)
 
     def _put_state(self, holder: h.GuardedContainer) -> None:
         changes = {}
         for key, value in holder.entries.items():
             where = (id(holder.value), key)
-            if where not in self._wanted or not AnyNumber(type(value)).has(value):
+            if where not in self._wanted or not AnyScalar(type(value)).has(value):
                 continue
-            if type(value) not in NUMBER_KINDS or key in holder.lenient:
+            if type(value) not in SCALAR_KINDS or key in holder.lenient:
                 continue
             place = holder.place(key)
-            changes[key] = self._stand_in(value, where, NumberInput(place.name, None, place))
+            changes[key] = self._stand_in(value, where, ScalarInput(place.name, None, place))
             self.state.free.add(where)
         if changes:
             holder.write(changes, {**holder.read(), **changes})
 
-    def _stand_in(self, value: Any, where: Where, source: NumberInput) -> Any:
-        node = self.recorder.number_input(self._names.get(source.name, source.name))
+    def _stand_in(self, value: Any, where: ScalarPlace, source: ScalarInput) -> Any:
+        node = self.recorder.scalar_input(self._names.get(source.name, source.name))
         node.meta[NAME] = source.name
         self._inputs[node] = (where, source, value)
-        self._listener.numbers[node] = value
-        number = self._listener.stand_in(value, node)
+        number = self.recorder.stand_in(value, node)
         self._numbers[id(number)] = number
         return number
 
@@ -202,7 +162,7 @@ class _NumberRun(Rerun[CacheEntry]):
         found = (source.token for _, source, _ in self._inputs.values())
         return frozenset(token for token in found if token is not None)
 
-    def number_inputs(self) -> tuple[tuple[NumberInput, ...], list[Any]]:
+    def scalar_inputs(self) -> tuple[tuple[ScalarInput, ...], list[Any]]:
         """Return the numbers that are inputs of the graph, and what they are in this run."""
         found = list(self._inputs.values())
         return tuple(source for _, source, _ in found), [value for _, _, value in found]
@@ -213,12 +173,12 @@ class _NumberRun(Rerun[CacheEntry]):
 
     def settle(self, module: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
         """Compare the graph with the first one, and find the numbers that are no inputs."""
-        listener = self._listener
-        pinned = {*listener.pinned, *ancestors(listener.pinned)}
+        recorder = self.recorder
+        pinned = {*recorder.pinned, *ancestors(recorder.pinned)}
         useless = {where for node, (where, *_) in self._inputs.items() if node in pinned}
         self._learned.fixed |= useless
         missing = self._wanted - {where for where, *_ in self._inputs.values()}
         if useless or missing == self._wanted:
             raise Refusal("a number that changes is used as the number that it is")
-        if not is_same_but_for_numbers(self._first.graph, module.graph, listener.numbers):
+        if not is_same_but_for_scalars(self._first.graph, module.graph, recorder.scalars):
             raise Refusal("the program goes another way with stand-ins for numbers")

@@ -22,7 +22,7 @@ from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES
 from fxkit.tracing.recording.cache_entry import CacheEntry
-from fxkit.tracing.recording.graph_comparison import is_same_but_for_numbers
+from fxkit.tracing.recording.graph_comparison import is_same_but_for_scalars
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.recording.rerun import Rerun, rerun
@@ -37,7 +37,7 @@ FreeAxes = Mapping[int, frozenset[int]]
 _HIDING = frozenset({"DisableTorchFunction", "_DisableTorchFunction"})
 
 
-def record_free(invocation: Invocation, first: Attempt, free: FreeAxes) -> CacheEntry | Failure:
+def record_sizes(invocation: Invocation, first: Attempt, free: FreeAxes) -> CacheEntry | Failure:
     """Record a call again that was just recorded, and leave no trace of that.
 
     Args:
@@ -48,10 +48,10 @@ def record_free(invocation: Invocation, first: Attempt, free: FreeAxes) -> Cache
     Returns:
         A graph for more sizes than those of the call, or why there is none.
     """
-    return rerun(first, lambda: _FreeRun(invocation, first, free))
+    return rerun(first, lambda: _SizeRun(invocation, first, free))
 
 
-class _FreeRun(Rerun[CacheEntry]):
+class _SizeRun(Rerun[CacheEntry]):
     """A run of a program with stand-ins for sizes."""
 
     recorder: SizeRecorder
@@ -83,10 +83,10 @@ class _FreeRun(Rerun[CacheEntry]):
     def settle(self, module: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
         """Tell types as expressions, and what has to hold of sizes."""
         recorder = self.recorder
-        numbers = recorder.numbers
+        numbers = recorder.scalars
         if not _HIDING.isdisjoint(self.state.reach.names):
             raise Refusal("the program hides calls from function modes")
-        if not is_same_but_for_numbers(self._first.graph, module.graph, numbers):
+        if not is_same_but_for_scalars(self._first.graph, module.graph, numbers):
             raise Refusal("the program goes another way with stand-ins for sizes")
         recorded = {node: node.meta.get(KEY) for node in module.graph.nodes if node not in numbers}
         spec = {recorder.placeholders[index].name: {} for index in self._free}

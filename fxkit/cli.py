@@ -1,4 +1,4 @@
-"""The command line: `python -m fxkit doctor | demo | passes`, and the commands that look."""
+"""The command line: `python -m fxkit doctor | demo | passes | explain-kernel`, and views."""
 
 from __future__ import annotations
 
@@ -92,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
 
     add_commands(commands, load, PIPELINES)
     _add_passes(commands)
+    explain = commands.add_parser(
+        "explain-kernel", help="print the way of a kernel, from its nodes to its text"
+    )
+    explain.add_argument("file", type=Path, metavar="FILE.pt2", help="from torch.export.save")
+    explain.add_argument("--kernel", type=int, metavar="N", help="its number; all when left out")
+    explain.set_defaults(run=_explain_kernel)
     return parser
 
 
@@ -138,6 +144,21 @@ def _demo(options: argparse.Namespace) -> int:
     from fxkit.demo.steps import run
 
     run(out=options.out, sentences=options.sentences, with_peer=options.peer)
+    return EXIT_OK
+
+
+def _explain_kernel(options: argparse.Namespace) -> int:
+    from fxkit.exported_files import load
+    from fxkit.lower import to_cpp
+    from fxkit.lower.compiling.kernel_explanation import explain_kernel
+    from fxkit.passes.manager.manager import PassManager
+    from fxkit.passes.pipelines import LOWERING
+
+    gm, args, kwargs = load(options.file)
+    PassManager(LOWERING, verify="structure", args=args, kwargs=kwargs).run(gm)
+    module = to_cpp(gm, args, kwargs)
+    names = list(module.kernels) if options.kernel is None else [f"kernel_{options.kernel}"]
+    print("\n\n\n".join(explain_kernel(module, name) for name in names) or module.report())
     return EXIT_OK
 
 

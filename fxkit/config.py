@@ -8,6 +8,7 @@
 | `FXKIT_CPU_LEVEL` | `native` | the most that kernels use: `avx512`, `avx2` or `baseline` |
 | `FXKIT_MAX_REWRITES` | unlimited | how many rewrites may be applied in one run: for bisecting |
 | `FXKIT_POOL_MB` | `1024` | memory in MB that is kept for the next call; 0 keeps none |
+| `FXKIT_DUMP` | off | folder that every stage of each compile is written to, as text |
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Config:
         backend: `cpp` or `eager`.
         max_rewrites: Bound on rewrites in one run, or None.
         pool_bytes: Bound on the memory that is kept for the next call, in bytes.
+        dump: Folder for the stages of each compile, or None.
         cpu_level: Instruction sets that kernels may use: `native` for all that the processor has.
     """
 
@@ -43,6 +45,7 @@ class Config:
     max_rewrites: int | None
     pool_bytes: int = 1024 << 20
     cpu_level: str = CPU_LEVELS[0]
+    dump: Path | None = None
 
 
 def current(environ: Mapping[str, str] | None = None) -> Config:
@@ -62,6 +65,7 @@ def current(environ: Mapping[str, str] | None = None) -> Config:
         max_rewrites=_count(env, "FXKIT_MAX_REWRITES"),
         pool_bytes=(1024 if (kept := _count(env, "FXKIT_POOL_MB")) is None else kept) << 20,
         cpu_level=_choice(env, "FXKIT_CPU_LEVEL", CPU_LEVELS),
+        dump=Path(env["FXKIT_DUMP"]).expanduser() if env.get("FXKIT_DUMP") else None,
     )
 
 

@@ -356,3 +356,18 @@ def test_what_can_not_be_run_is_refused(
 ) -> None:
     assert cli.main(["passes", "run", wrong[0], str(convolution), *wrong[1:]]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_kernel_is_explained_from_its_nodes_to_its_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.GELU())
+    file = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(model, (torch.randn(8, 64),)), file)
+    assert cli.main(["explain-kernel", str(file), "--kernel", "0"]) == 0
+    text = capsys.readouterr().out
+    order = ["layer_norm", "gelu", "loop IR:", "schedule:", "text:", "kernel_0(", "built: "]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    assert cli.main(["explain-kernel", str(file), "--kernel", "7"]) == 1
+    assert "expected one of kernel_0, got 'kernel_7'" in capsys.readouterr().err

@@ -26,9 +26,12 @@ def test_variables_are_read():
             "FXKIT_BACKEND": "eager",
             "FXKIT_MAX_REWRITES": "3",
             "FXKIT_CPU_LEVEL": "avx2",
+            "FXKIT_DUMP": "/var/stages",
         }
     )
-    expected = config.Config(Path("/var/kernels"), "clang++", "eager", 3, cpu_level="avx2")
+    expected = config.Config(
+        Path("/var/kernels"), "clang++", "eager", 3, cpu_level="avx2", dump=Path("/var/stages")
+    )
     assert found == expected
 
 

@@ -6,14 +6,17 @@ import copy
 import functools
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import MethodType
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
+from fxkit import config
+from fxkit.compiling.compile_dump import CompileDump
 from fxkit.compiling.compiled_method import keep_program, kept_program
 from fxkit.compiling.compiled_model import CompiledModel, as_model, program_of
 from fxkit.compiling.own_faults import OwnFaults
@@ -41,7 +44,8 @@ from fxkit.lower.training.stages import StagedModule, to_cpp_in_stages
 from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.base import Pass
 from fxkit.passes.manager.groups import items_of, leaves
-from fxkit.passes.manager.manager import PassManager, check_passes
+from fxkit.passes.manager.instruments import Instrument
+from fxkit.passes.manager.manager import PassManager, check_passes, checked_instruments
 from fxkit.passes.manager.passes_change import alters_results
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
 from fxkit.torch_adapters.fake_tensors import why_untyped
@@ -109,6 +113,8 @@ class Compiled(GraphProgram):
         tune: bool = False,
         fast: bool = False,
         backend: Backend | None = None,
+        instruments: tuple[Instrument, ...] = (),
+        dump: Path | None = None,
     ) -> None:
         self._options: dict[str, Any] = {
             "passes": passes,
@@ -117,6 +123,8 @@ class Compiled(GraphProgram):
             "tune": tune,
             "fast": fast,
             "backend": backend,
+            "instruments": instruments,
+            "dump": dump,
         }
         self._passes = passes
         self._fast = fast
@@ -125,6 +133,8 @@ class Compiled(GraphProgram):
         self._train = train
         self._tune = tune
         self._own_faults = OwnFaults()
+        self._instruments = instruments
+        self._dump = dump
         self.compiled_modules: list[CompiledModule | TrainingModule] = []
         self._stock = KernelCache()
         self._lowered_shapes: set[tuple[torch.Size, ...]] = set()  # by graphs without free sizes
@@ -319,16 +329,25 @@ class Compiled(GraphProgram):
         is_rewritten: bool = False,
     ) -> Lowered:
         policy = self._policy
+        instruments = self._watching()
+        for instrument in instruments:
+            instrument.begin(gm)
         try:
-            copied = gm if is_rewritten else self._rewritten(gm, args)
-            module = self._kernels_for(copied, args, self._is_trained(gm, args), stock)
+            copied = gm if is_rewritten else self._rewritten(gm, args, instruments)
+            is_trained = self._is_trained(gm, args)
+            module = self._kernels_for(copied, args, is_trained, stock, instruments)
         except InvalidGraphError as error:
             copied = _copied(gm)
-            module = to_cpp_as_recorded(copied, error.message, policy)
+            module = to_cpp_as_recorded(copied, error.message, policy, instruments)
             is_fused = any(region.kernel is not None for region in module.regions)
             how = "is compiled as it was recorded" if is_fused else "runs in eager"
             warnings.warn(f"{error}\n  The captured graph {how}.", stacklevel=2)
         return self._noted(module)
+
+    def _watching(self) -> tuple[Instrument, ...]:
+        """Return what is told of the stages of a compile."""
+        folders = [folder for folder in (self._dump, config.current().dump) if folder is not None]
+        return (*self._instruments, *map(CompileDump, folders))
 
     def _kernels_for(
         self,
@@ -336,16 +355,19 @@ class Compiled(GraphProgram):
         args: tuple[torch.Tensor, ...],
         is_trained: bool,
         stock: KernelCache | None,
+        instruments: tuple[Instrument, ...],
     ) -> Lowered:
         """Lower a graph that the passes have run on; in eager, with a warning, where that fails."""
         policy = self._policy
         try:
             if is_trained:
-                return to_cpp_in_stages(gm, args, policy=policy, stock=stock)
+                return to_cpp_in_stages(
+                    gm, args, policy=policy, stock=stock, instruments=instruments
+                )
             if is_on_gpu(gm, args):
                 from fxkit.lower.compiling.cuda_lowering import to_cuda
 
-                return to_cuda(gm, args, policy=policy)
+                return to_cuda(gm, args, policy=policy, instruments=instruments)
             return lower(
                 Lowering(
                     gm,
@@ -355,6 +377,7 @@ class Compiled(GraphProgram):
                     tunes=self._tune,
                     packs=True,
                     on_failure=self._own_faults.leaves_out,
+                    instruments=instruments,
                 )
             )
         except (InvalidGraphError, Warning):
@@ -408,6 +431,7 @@ class Compiled(GraphProgram):
         self,
         gm: fx.GraphModule,
         args: tuple[torch.Tensor, ...],
+        instruments: tuple[Instrument, ...] | None = None,
         *,
         has_free_sizes: bool = False,
     ) -> fx.GraphModule:
@@ -423,8 +447,13 @@ class Compiled(GraphProgram):
             example = None if has_free_sizes else args
             # Passes that can't do without sizes are no fault: they run again when sizes are known.
             on_failure = None if has_free_sizes else self._own_faults.leaves_out
-            manager = PassManager(passes, verify="structure", args=example, on_failure=on_failure)
-            manager.run(copied)
+            PassManager(
+                passes,
+                verify="structure",
+                args=example,
+                on_failure=on_failure,
+                instruments=self._instruments if instruments is None else instruments,
+            ).run(copied)
         return copied
 
 
@@ -496,6 +525,8 @@ def compile(
     tune: bool = False,
     fast: bool = False,
     backend: Backend | Literal["eager"] | None = None,
+    instruments: Iterable[Instrument] = (),
+    dump: str | Path | None = None,
 ) -> Any:
     """Make a program run as fused C++ kernels; works as a decorator and as a call.
 
@@ -532,6 +563,10 @@ def compile(
         backend: What makes a callable of each captured and rewritten graph, instead of kernels:
             `backend(gm, args)`, with the tensors that the graph takes. "eager" runs the graph as it
             is, which tells a fault of capture and passes from one of lowering.
+        instruments: What is told of each pass, as `PassManager` takes them, and of each step of
+            lowering.
+        dump: A folder that every stage of each compile is written to, as text: graphs, regions,
+            loop IR, schedules, C++ text and times. `FXKIT_DUMP` does it for all programs.
 
     Returns:
         A `Compiled`, callable like `fn`. For a module a `CompiledModel`: an instance of a subclass
@@ -541,7 +576,7 @@ def compile(
     Raises:
         UnsupportedError: When `fn` or the backend can't be called; at a call, when what the backend
             returns can't be.
-        PassError: When `passes` is no list of passes.
+        PassError: When `passes` is no list of passes, or something in `instruments` is none.
 
     Example:
         >>> import torch, fxkit
@@ -551,7 +586,14 @@ def compile(
         >>> with torch.no_grad():
         ...     y = f(torch.ones(4, 8))
     """
-    options = {"train": train, "dynamic": dynamic, "tune": tune, "fast": fast}
+    options: dict[str, Any] = {
+        "train": train,
+        "dynamic": dynamic,
+        "tune": tune,
+        "fast": fast,
+        "instruments": checked_instruments(instruments),
+        "dump": None if dump is None else Path(dump),
+    }
     chosen = _checked(passes)
     if fn is None:
         return functools.partial(compile, passes=chosen, backend=backend, **options)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from fxkit.lower.codegen.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.codegen.cpp.flattened_rows import FlattenedRowsPrinter, flattened_rows
+from fxkit.lower.codegen.cpp.kernel import KernelPrinter
 from fxkit.lower.codegen.cpp.loop_form import with_loops
 from fxkit.lower.codegen.cpp.packed_bfloat16 import PackedBfloat16Printer, is_packed_bfloat16
 from fxkit.lower.codegen.cpp.preamble import preamble
@@ -17,7 +18,7 @@ from fxkit.lower.codegen.cpp.rows import RowPrinter
 from fxkit.lower.codegen.cpp.summing import SummingPrinter
 from fxkit.lower.codegen.cpp.tiles import TilePrinter, crossing_axis
 from fxkit.lower.codegen.cpp.transposed_tiles import TransposedTilesPrinter, is_transposed
-from fxkit.lower.families.family import printer_of, texts_below
+from fxkit.lower.families.family import WholePrinter, printer_of, texts_below
 from fxkit.lower.loop_ir.loop_ir import Kernel
 
 
@@ -35,20 +36,33 @@ def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> 
 
 def print_kernel(kernel: Kernel, name: str) -> str:
     """Return the text of one kernel."""
+    return kernel_printer(kernel, name).text()
+
+
+def show_schedule(kernel: Kernel) -> str:
+    """Say in which form a kernel is computed, and what each pass over a row does."""
+    printer = kernel_printer(kernel, "kernel")
+    form = (type(printer).__doc__ or "").partition("\n")[0]
+    head = f"{type(printer).__name__}: {form}"
+    return f"{head}\n{printer.schedule}" if isinstance(printer, KernelPrinter) else head
+
+
+def kernel_printer(kernel: Kernel, name: str) -> KernelPrinter | WholePrinter:
+    """Return what prints a kernel: it stands for the form that the kernel is computed in."""
     whole = printer_of(kernel)
     if whole is not None:
-        return whole(kernel, name).text()
+        return whole(kernel, name)
     if kernel.has_sums:
-        return SummingPrinter(kernel, name).text()
+        return SummingPrinter(kernel, name)
     kernel = with_loops(kernel)
     if crossing_axis(kernel) is not None:
-        return TilePrinter(kernel, name).text()
+        return TilePrinter(kernel, name)
     joined = flattened_rows(kernel)
     if joined is not None:
-        return FlattenedRowsPrinter(joined, name).text()
+        return FlattenedRowsPrinter(joined, name)
     if runs_down_columns(kernel):
-        return ColumnPrinter(kernel, name).text()
+        return ColumnPrinter(kernel, name)
     if is_transposed(kernel):
-        return TransposedTilesPrinter(kernel, name).text()
+        return TransposedTilesPrinter(kernel, name)
     printer = PackedBfloat16Printer if is_packed_bfloat16(kernel) else RowPrinter
-    return printer(kernel, name).text()
+    return printer(kernel, name)

@@ -11,18 +11,20 @@ from typing import Any
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.manager.functions import FunctionPass, pass_function
 from fxkit.passes.manager.groups import FixedPoint, Group, When
-from fxkit.passes.manager.instruments import Instrument
+from fxkit.passes.manager.instruments import DumpOnChange, Instrument, PrintAfter
 from fxkit.passes.pass_registry import PASSES
 from fxkit.passes.properties import graph_property
 
 __all__ = [
     "PASSES",
+    "DumpOnChange",
     "FixedPoint",
     "FunctionPass",
     "Group",
     "Instrument",
     "Pass",
     "PassContext",
+    "PrintAfter",
     "When",
     "graph_property",
     "pass_function",

@@ -55,6 +55,7 @@ class CompiledModule(nn.Module):
         self.cache_hit = built.cache_hit
         self._lower_again = lower_again
         self._plan = plan
+        self._built = built
         self._calls: Counter[str] = Counter()
         self._forgotten = 0  # calls of the native program, whose own count only goes up
         self._inputs = [
@@ -188,6 +189,16 @@ class CompiledModule(nn.Module):
     def kernels(self) -> Mapping[str, Kernel]:
         """Name in the report → what the kernel computes; equal regions share one."""
         return self._plan.kernels
+
+    @property
+    def plan(self) -> Plan:
+        """The graph that runs, and the calls of kernels in it."""
+        return self._plan
+
+    @property
+    def built(self) -> BuiltKernels:
+        """The libraries that hold the kernels."""
+        return self._built
 
     @property
     def lowered(self) -> fx.GraphModule:

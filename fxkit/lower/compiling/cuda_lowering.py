@@ -24,6 +24,7 @@ from fxkit.lower.compiling.whole_operators import Choosing
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.passes.manager.instruments import Instrument
 
 _FIRST_GPU = torch.device("cuda", 0)
 
@@ -63,6 +64,7 @@ def to_cuda(
     kwargs: Mapping[str, Any] | None = None,
     *,
     policy: Policy | None = None,
+    instruments: tuple[Instrument, ...] = (),
 ) -> CompiledModule:
     """Compile what is pointwise, reduces or moves elements into fused kernels for a GPU.
 
@@ -76,6 +78,7 @@ def to_cuda(
         args: Inputs of the types to compile for; fake tensors serve as well.
         kwargs: Keyword inputs.
         policy: When a kernel pays; of `Policy`, only `min_members` and `rounds` matter here.
+        instruments: What is told of each step.
 
     Returns:
         A module that is called like `gm`. Without nvcc, or when it fails, a warning is given and
@@ -92,7 +95,7 @@ def to_cuda(
         chosen = replace(chosen, min_members=policy.min_members, rounds=policy.rounds)
     build = functools.partial(build_kernels, gpu=chosen.gpu)
     target = KernelTarget(_LEFT, CudaCall, build)
-    return lower_typed(gm, chosen, target)
+    return lower_typed(gm, chosen, target, instruments)
 
 
 def build_kernels(kernels: Mapping[str, Kernel], gpu: torch.device | None = None) -> BuiltKernels:

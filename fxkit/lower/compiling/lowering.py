@@ -20,6 +20,7 @@ from fxkit.lower.fusion.kernel_faults import KernelFaults
 from fxkit.lower.fusion.partitioner import partition
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.passes.manager.instruments import Instrument
 
 
 def to_cpp(
@@ -30,6 +31,7 @@ def to_cpp(
     policy: Policy | None = None,
     tune: bool = False,
     stock: KernelCache | None = None,
+    instruments: tuple[Instrument, ...] = (),
 ) -> CompiledModule:
     """Compile what is pointwise, reduces, moves elements, multiplies or attends into C++ kernels.
 
@@ -46,6 +48,7 @@ def to_cpp(
         tune: Whether to time each kernel against eager, on made-up inputs, and keep the faster one;
             the times are kept beside the built kernels.
         stock: Kernels built for other sizes, which serve here too where they can.
+        instruments: What is told of each step.
 
     Returns:
         A module that is called like `gm`. Without a C++ compiler, or when it fails, a warning is
@@ -67,7 +70,7 @@ def to_cpp(
     """
     chosen = policy or Policy()
     target = cpp_target(gm, chosen, stock)
-    return lower(Lowering(gm, args, kwargs, chosen, target, tunes=tune))
+    return lower(Lowering(gm, args, kwargs, chosen, target, tunes=tune, instruments=instruments))
 
 
 def cpp_target(gm: fx.GraphModule, policy: Policy, stock: KernelCache | None) -> KernelTarget:
@@ -91,7 +94,10 @@ def _alternatives(gm: fx.GraphModule, policy: Policy) -> dict[str, Kernel]:
 
 
 def to_cpp_as_recorded(
-    gm: fx.GraphModule, reason: str, policy: Policy | None = None
+    gm: fx.GraphModule,
+    reason: str,
+    policy: Policy | None = None,
+    instruments: tuple[Instrument, ...] = (),
 ) -> CompiledModule:
     """Compile a captured graph for the types that its nodes had when they were recorded.
 
@@ -102,9 +108,10 @@ def to_cpp_as_recorded(
         gm: The graph.
         reason: Why its types can't be found; that of all nodes in eager if some have no type.
         policy: When a kernel pays.
+        instruments: What is told of each step.
     """
     if not all(has_type(node) for node in gm.graph.nodes if node.op != "output"):
         return eager_module(gm, reason)
-    module = lower_typed(gm, policy)
+    module = lower_typed(gm, policy, instruments=instruments)
     is_fused = any(region.kernel is not None for region in module.regions)
     return module if is_fused else eager_module(gm, reason)

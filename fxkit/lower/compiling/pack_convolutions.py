@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.layers.layers import Layer, layer_of
 from fxkit.passes.layers.refused import Refused
 from fxkit.passes.layout.layout_spreading import Spreader
+from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.spell_out_copies import SpellOutCopies
 
@@ -46,6 +47,7 @@ def pack_convolutions(
     gm: fx.GraphModule,
     args: tuple[Any, ...],
     on_failure: Callable[[Pass, PassError], bool] | None = None,
+    instruments: Iterable[Instrument] = (),
 ) -> None:
     """Run `PackConvolutions` on a graph whose types are known, if it has any convolution.
 
@@ -55,10 +57,17 @@ def pack_convolutions(
         gm: The graph.
         args: Its inputs.
         on_failure: As `PassManager` takes it.
+        instruments: What is told of the passes.
     """
     if any((call := resolve(node)) and call.name == "aten.conv2d" for node in gm.graph.nodes):
         passes = (PackConvolutions(), SpellOutCopies())
-        PassManager(passes, verify="structure", args=args, on_failure=on_failure).run(gm)
+        PassManager(
+            passes,
+            verify="structure",
+            args=args,
+            on_failure=on_failure,
+            instruments=instruments,
+        ).run(gm)
 
 
 @dataclass(frozen=True)

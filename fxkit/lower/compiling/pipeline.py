@@ -27,7 +27,7 @@ from fxkit.lower.compiling.inferred_types import typed
 from fxkit.lower.compiling.kernel_builds import BuiltKernels, build_kernels
 from fxkit.lower.compiling.pack_convolutions import pack_convolutions
 from fxkit.lower.compiling.plan import Plan, make_plan
-from fxkit.lower.compiling.tuning import spread, tuned
+from fxkit.lower.compiling.tuning import TunedPolicy, spread, tuned
 from fxkit.lower.compiling.whole_operators import Choices, Choosing, choose_kernels
 from fxkit.lower.families.products.regions import continues_product
 from fxkit.lower.fusion.kernel_faults import KernelFaults
@@ -143,7 +143,7 @@ def _infer_types(state: Lowering) -> None:
 def _pack_convolutions(state: Lowering) -> None:
     """Pack the weights of convolutions, where the graph may change."""
     if state.packs and state.args is not None:
-        pack_convolutions(state.gm, state.args, on_failure=state.on_failure)
+        pack_convolutions(state.gm, state.args, state.on_failure, state.instruments)
 
 
 def _partition(state: Lowering) -> None:
@@ -191,7 +191,7 @@ def _tune(state: Lowering) -> None:
     if state.tunes:
         state.policy, state.tunes = tuned(state.policy, state.plan), False
         if state.policy.refused:
-            state.module = lower_typed(state.gm, state.policy, state.target)
+            state.module = lower_typed(state.gm, state.policy, state.target, state.instruments)
             return
     spread(state.plan, state.policy)
 
@@ -213,6 +213,13 @@ def _plan_text(state: Lowering) -> str:
         return ""
     kernels = [f"{name}:\n{kernel}" for name, kernel in plan.kernels.items()]
     return "\n\n".join([format_graph(plan.graph), *kernels])
+
+
+def _tuned_text(state: Lowering) -> str:
+    if state.plan is None or not isinstance(state.policy, TunedPolicy):
+        return ""
+    ways = {True: "all threads", False: "one thread"}
+    return "\n".join(f"{name}: {ways[c.is_parallel]}" for name, c in state.plan.calls.items())
 
 
 def _report_text(state: Lowering) -> str:
@@ -249,14 +256,17 @@ LOWER: tuple[LoweringStep, ...] = (
         _build,
         lambda state: "" if state.built is None else state.built.source,
     ),
-    LoweringStep("tune", "kernels → those that are faster than eager", _tune, _plan_text),
+    LoweringStep("tune", "kernels → those that are faster than eager", _tune, _tuned_text),
     LoweringStep("assemble", "graph of kernel calls, libraries → module", _assemble, _report_text),
 )
 """The steps, in order."""
 
 
 def lower_typed(
-    gm: fx.GraphModule, policy: Policy | None = None, target: KernelTarget | None = None
+    gm: fx.GraphModule,
+    policy: Policy | None = None,
+    target: KernelTarget | None = None,
+    instruments: tuple[Instrument, ...] = (),
 ) -> CompiledModule:
     """Compile a graph whose nodes have their types.
 
@@ -264,9 +274,12 @@ def lower_typed(
         gm: The graph.
         policy: When a kernel pays, and on which device kernels run.
         target: How kernels are chosen, called and built; for the processor when left out.
+        instruments: What is told of each step.
     """
     chosen = target or KernelTarget(Choosing.by_speed())
-    return lower(Lowering(gm, None, policy=policy or Policy(), target=chosen))
+    return lower(
+        Lowering(gm, None, policy=policy or Policy(), target=chosen, instruments=instruments)
+    )
 
 
 def _noted_failures(

@@ -103,15 +103,18 @@ def times_of(call: KernelCall, threads: int) -> Times:
         call: The kernel's call; it is built.
         threads: How many threads it may use.
     """
-    types = [f"{t.dtype} {t.shape} {t.stride}" for t in (*call.inputs, *call.outputs)]
-    text = print_unit({"kernel": call.kernel}, toolchain.vector_library())
-    key = hashlib.sha256("\0".join([text, *types, str(threads)]).encode()).hexdigest()[:32]
+    key = _key(call, threads)
     known = _read()
     if key not in known:
         times = _measured(call, threads)
         known = {**_read(), key: times}
         write_times(_path(), known)
     return known[key]
+
+
+def known_times(call: KernelCall, threads: int) -> Times | None:
+    """Return the seconds of eager and of a kernel if they were measured before."""
+    return _read().get(_key(call, threads))
 
 
 def _measured(call: KernelCall, threads: int) -> Times:
@@ -137,6 +140,12 @@ def _made_up(known: TensorType, is_checked: bool) -> torch.Tensor:
     is_index = is_checked and not known.dtype.is_floating_point
     memory = torch.full((max(span, 0),), 0 if is_index else 1, dtype=known.dtype)
     return memory.as_strided(known.shape, strides)
+
+
+def _key(call: KernelCall, threads: int) -> str:
+    types = [f"{t.dtype} {t.shape} {t.stride}" for t in (*call.inputs, *call.outputs)]
+    text = print_unit({"kernel": call.kernel}, toolchain.vector_library())
+    return hashlib.sha256("\0".join([text, *types, str(threads)]).encode()).hexdigest()[:32]
 
 
 def _least_times(candidates: Mapping[str, Callable[[], object]]) -> Times:

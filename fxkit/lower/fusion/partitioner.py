@@ -66,7 +66,7 @@ class FusionPlan:
 
     def __str__(self) -> str:
         lines = [
-            f"{step.name} runs in ATen"
+            f"{step.name} by itself"
             if isinstance(step, fx.Node)
             else f"region of {', '.join(member.node.name for member in step.members)}"
             for step in self.steps

@@ -8,7 +8,7 @@ of an earlier one is loaded again, recomputed where that is cheap, or kept in a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel
@@ -46,6 +46,18 @@ class RowSweep:
     reductions: tuple[int, ...]
     stores: tuple[int, ...]
 
+    def __str__(self) -> str:
+        parts = {
+            "with scalars": self.scalars,
+            "reads back": self.buffered,
+            "computes": self.values,
+            "keeps": self.keeps,
+            "reduces": self.reductions,
+        }
+        words = [f"{does} {_names(values)}" for does, values in parts.items() if values]
+        words += [f"store {', '.join(map(str, self.stores))}"] if self.stores else []
+        return "; ".join(words)
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -61,10 +73,20 @@ class Schedule:
     scalars: tuple[int, ...]
     wide: tuple[bool, ...]
 
+    def __str__(self) -> str:
+        lines = [f"  sweep {number}: {one}" for number, one in enumerate(self.passes)]
+        if self.scalars:
+            lines.append(f"  after the row: {_names(self.scalars)}")
+        return "\n".join(lines)
+
     @property
     def buffers(self) -> tuple[int, ...]:
         """Row-wide values that have a row buffer, in order."""
         return tuple(sorted({value for p in self.passes for value in p.keeps}))
+
+
+def _names(values: Iterable[int]) -> str:
+    return ", ".join(f"%{value}" for value in values)
 
 
 def schedule(

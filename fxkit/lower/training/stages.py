@@ -26,6 +26,7 @@ from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.training.grouping import groups_of, is_no_tensor, is_recurrent, writes_of
 from fxkit.lower.training.modes_of_calls import Mode, ModeSetter, modes_of
 from fxkit.lower.training.training_module import TrainingModule, to_cpp_training
+from fxkit.passes.manager.instruments import Instrument
 from fxkit.tracing.values.effects import write_text
 
 
@@ -106,6 +107,7 @@ def to_cpp_in_stages(
     *,
     policy: Policy | None = None,
     stock: KernelCache | None = None,
+    instruments: tuple[Instrument, ...] = (),
 ) -> TrainingModule | StagedModule:
     """Compile a captured graph and its gradient, in stages where it takes several.
 
@@ -114,6 +116,7 @@ def to_cpp_in_stages(
         args: Inputs of the types to compile for.
         policy: When a kernel pays.
         stock: Kernels built for other sizes.
+        instruments: What is told of the steps of lowering.
 
     Returns:
         A module that is called like `gm`. Where the graph can't be cut as it would have to be, one
@@ -122,13 +125,13 @@ def to_cpp_in_stages(
     groups = groups_of(gm.graph)
     reasons = [_WHOLE if any(map(is_recurrent, group)) else None for group in groups]
     if len(groups) < 2 and not any(reasons):
-        return to_cpp_training(gm, args, policy=policy, stock=stock)
+        return to_cpp_training(gm, args, policy=policy, stock=stock, instruments=instruments)
     if (reason := _objection(groups)) is not None:
         return TrainingModule(gm, policy, stock, reason=reason)
     modes = modes_of(gm.graph)
     stages = [_stage(gm, group, modes) for group in groups]
     compiled = [
-        TrainingModule(stage.graph_module, policy, stock, reason=reason)
+        TrainingModule(stage.graph_module, policy, stock, instruments, reason=reason)
         for stage, reason in zip(stages, reasons, strict=True)
     ]
     given = dict(zip((n.name for n in gm.graph.find_nodes(op="placeholder")), args, strict=True))

@@ -18,6 +18,7 @@ from fxkit.lower.compiling.kernel_cache import KernelCache
 from fxkit.lower.compiling.lower_report import LowerReport, Region
 from fxkit.lower.compiling.lowering import to_cpp
 from fxkit.lower.fusion.policy import Policy
+from fxkit.passes.manager.instruments import Instrument
 from fxkit.torch_adapters.late_imports import FOR_GRAPHS_OF_GRADIENTS, import_at_once
 from fxkit.tracing.recorder.state_restore import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal
@@ -114,6 +115,7 @@ class TrainingModule(nn.Module):
         gm: A captured graph.
         policy: When a kernel pays.
         stock: Kernels built for other sizes.
+        instruments: What is told of the steps of lowering.
         reason: Why it is left to eager whatever its inputs are, or None.
 
     Attributes:
@@ -127,6 +129,7 @@ class TrainingModule(nn.Module):
         gm: fx.GraphModule,
         policy: Policy | None,
         stock: KernelCache | None = None,
+        instruments: tuple[Instrument, ...] = (),
         *,
         reason: str | None = None,
     ) -> None:
@@ -136,6 +139,7 @@ class TrainingModule(nn.Module):
         self._is_left = reason is not None
         self._policy = policy
         self._stock = stock
+        self._instruments = instruments
         self._built: dict[Any, _Built | None] = {}
         self.eager_calls = 0
 
@@ -213,7 +217,7 @@ class TrainingModule(nn.Module):
     def _lowered(self, gm: fx.GraphModule, part: str) -> CompiledModule:
         inputs = tuple(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
         stock = None if self._stock is None else self._stock.part(part)
-        return to_cpp(gm, inputs, policy=self._policy, stock=stock)
+        return to_cpp(gm, inputs, policy=self._policy, stock=stock, instruments=self._instruments)
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -272,6 +276,7 @@ def to_cpp_training(
     *,
     policy: Policy | None = None,
     stock: KernelCache | None = None,
+    instruments: tuple[Instrument, ...] = (),
 ) -> TrainingModule:
     """Compile a captured graph and its gradient into fused C++ kernels.
 
@@ -283,11 +288,12 @@ def to_cpp_training(
         args: Inputs of the types to compile for; each other set of sizes is compiled when it comes.
         policy: When a kernel pays.
         stock: Kernels built for other sizes, which serve here too where they can.
+        instruments: What is told of the steps of lowering.
 
     Returns:
         A module that is called like `gm`.
     """
-    module = TrainingModule(gm, policy, stock)
+    module = TrainingModule(gm, policy, stock, instruments)
     module.build(tuple(args))
     return module
 

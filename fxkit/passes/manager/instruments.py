@@ -1,4 +1,4 @@
-"""What watches a pass manager: callbacks around each pass, and the ones that print and dump.
+"""What watches a pass manager and a compile: callbacks, and the ones that print and dump.
 
 class Progress(Instrument):
     def after(self, current, record, gm):
@@ -30,6 +30,9 @@ class Instrument:
     The module that a method is given can be called: its code is up to date.
     """
 
+    def begin(self, gm: fx.GraphModule) -> None:
+        """Called before `fxkit.compile` compiles a captured graph."""
+
     def before(self, current: Pass, gm: fx.GraphModule) -> None:
         """Called before a pass runs."""
 
@@ -51,7 +54,8 @@ class PrintAfter(Instrument):
     """Write the graph after each pass that changed it.
 
     Attributes:
-        names: The passes to write it after, changed or not; all that change it when left out.
+        names: The passes to write it after, changed or not; all that change it when left out. With
+            `fxkit.compile` also the steps of lowering, whose result is written.
         file: Where to; standard output when left out.
     """
 
@@ -61,8 +65,16 @@ class PrintAfter(Instrument):
     def after(self, current: Pass, record: PassRecord, gm: fx.GraphModule) -> None:
         """Write it."""
         if record.modified if self.names is None else current.name in self.names:
-            file = sys.stdout if self.file is None else self.file
-            file.write(f"after {record.place}:\n{format_graph(gm, sources=True)}\n")
+            self._write(record.place, format_graph(gm, sources=True))
+
+    def after_step(self, step: Any, state: Any, seconds: float) -> None:
+        """Write what a step of lowering made."""
+        if self.names is None or step.name in self.names:
+            self._write(step.name, step.show(state))
+
+    def _write(self, place: str, text: str) -> None:
+        file = sys.stdout if self.file is None else self.file
+        file.write(f"after {place}:\n{text}\n")
 
 
 @dataclass(frozen=True)

@@ -88,10 +88,9 @@ class PassManager:
                 f"expected verify to be one of {', '.join(VERIFY_LEVELS)}, got {verify!r}",
                 hint="leave it out to get 'each'",
             )
-        given = instruments if isinstance(instruments, Iterable) else (instruments,)
-        instruments = tuple(given)
+        watching = checked_instruments(instruments)
         check_passes(passes)
-        _check_given(args, kwargs, instruments)
+        _check_given(args, kwargs)
         for name, folder in (("dump_on_change", dump_on_change), ("reproduce", reproduce)):
             _check_folder(name, folder)
         self.items = items_of(tuple(passes))
@@ -101,7 +100,7 @@ class PassManager:
         self.verify = verify
         self.args = args
         self.kwargs = dict(kwargs or {})
-        self.instruments = [*instruments, *_printing(print_after, dump_on_change)]
+        self.instruments = [*watching, *_printing(print_after, dump_on_change)]
         self.max_seconds = max_seconds
         self.max_nodes = max_nodes
         self.reproduce = reproduce
@@ -249,7 +248,7 @@ def check_passes(passes: Any) -> None:
         )
 
 
-def _check_given(args: Any, kwargs: Any, instruments: Any) -> None:
+def _check_given(args: Any, kwargs: Any) -> None:
     if args is not None and not isinstance(args, (tuple, list)):
         raise PassError(
             f"expected a tuple of example inputs, got {type(args).__name__}",
@@ -260,12 +259,22 @@ def _check_given(args: Any, kwargs: Any, instruments: Any) -> None:
             f"expected example keyword inputs by name, got {type(kwargs).__name__}",
             hint="write kwargs={'mask': mask}",
         )
-    for one in instruments:
+
+
+def checked_instruments(instruments: Any) -> tuple[Instrument, ...]:
+    """Return instruments as a tuple.
+
+    Raises:
+        PassError: When one of them is something else.
+    """
+    found = tuple(instruments if isinstance(instruments, Iterable) else (instruments,))
+    for one in found:
         if not isinstance(one, Instrument):
             raise PassError(
                 f"expected instruments, got {type(one).__name__}",
                 hint="derive from fxkit.passes.Instrument",
             )
+    return found
 
 
 def _printing(

@@ -62,6 +62,11 @@ class KernelPrinter(VectorLoops, ABC):
         self._facts = KnownValues(kernel)
         self._shorter_forms = ShorterForms(kernel, self._facts, self._ref)
 
+    @property
+    def schedule(self) -> Schedule:
+        """The passes over each row."""
+        return self._schedule
+
     def text(self) -> str:
         """Return the function's text."""
         faulty = self._kernel.has_checks

@@ -116,4 +116,4 @@ def compile_as_cuda_text(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     lower = Lowering(folder)
     vars(fxkit.compiling.compiler)["is_on_gpu"] = lambda gm, args: True
-    vars(cuda_lowering)["to_cuda"] = lambda gm, args, policy=None: lower(gm, args)
+    vars(cuda_lowering)["to_cuda"] = lambda gm, args, **_: lower(gm, args)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.ir.attributes import ABSENT, find_attribute
+from fxkit.ir.attributes import ABSENT, find_attribute, find_attributes
 from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import Attribute, Call, Operator, operator_of, operator_of_overload, resolve
 from fxkit.ir.op_table import FRESH_RESULTS, MODE_FUNCTIONS, UNDECLARED_ALIASES
@@ -271,12 +271,14 @@ class AliasSets:
         self._attributes: dict[int, fx.Node] = {}
         self.effectful: list[fx.Node] = []
         memories: dict[int, fx.Node] = {}
+        paths = {str(n.target) for n in graph.find_nodes(op="get_attr", sort=False)}
+        read = attribute_memories(graph, paths) if paths else {}
         for node in graph.nodes:
             self._parent[node] = node
             if node.op == "placeholder" and MEMORY_KEY in node.meta:
                 self._join(node, memories.setdefault(node.meta[MEMORY_KEY], node))
             if node.op == "get_attr":
-                key = attribute_memory(graph, str(node.target))
+                key = read[str(node.target)]
                 self._join(node, self._attributes.setdefault(key, node))
             effects = effects_of(node)
             if effects is PURE:
@@ -374,7 +376,16 @@ class AliasSets:
 
 def attribute_memory(graph: fx.Graph, path: str) -> int:
     """Identify the memory behind an attribute, so that tied parameters are one."""
-    value = find_attribute(graph.owning_module, path)
+    return _memory(path, find_attribute(graph.owning_module, path))
+
+
+def attribute_memories(graph: fx.Graph, paths: Iterable[str]) -> dict[str, int]:
+    """Identify the memory behind several attributes."""
+    found = find_attributes(graph.owning_module, paths)
+    return {path: _memory(path, value) for path, value in found.items()}
+
+
+def _memory(path: str, value: Any) -> int:
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         return value.untyped_storage()._cdata
     return hash(path) if value is ABSENT else id(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,11 @@ def find_attribute(root: Any, path: str) -> Any:
         if found is ABSENT:
             break
     return found
+
+
+def find_attributes(root: Any, paths: Iterable[str]) -> dict[str, Any]:
+    """Return what each of several qualified names stands for, or `ABSENT`."""
+    return {path: find_attribute(root, path) for path in paths}
 
 
 def type_of_operand(operand: Any, graph: fx.Graph) -> Any:

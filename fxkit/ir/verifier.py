@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -13,10 +13,10 @@ import torch
 from torch import fx
 
 from fxkit.errors import InvalidGraphError
-from fxkit.ir.attributes import ABSENT, find_attribute
+from fxkit.ir.attributes import ABSENT, find_attributes
 from fxkit.ir.call_forms import unfit_call
 from fxkit.ir.graph_arguments import graph_module_of
-from fxkit.ir.node_kinds import KINDS
+from fxkit.ir.node_kinds import COMPUTES_NOTHING, KINDS
 from fxkit.ir.op import operator_of
 from fxkit.ir.printer import format_node_safely, format_source
 from fxkit.ir.program_changes import GraphProgram
@@ -71,11 +71,12 @@ def _faults(gm: fx.GraphModule) -> Iterator[Fault]:
     graph = gm.graph
     nodes = list(graph.nodes)
     yield from _shape_faults(nodes)
+    attributes = _attributes(gm, nodes)
     defined: set[fx.Node] = set()
     names: set[str] = set()
     for node in nodes:
         if not _is_plain(node, graph):
-            yield from _node_faults(gm, node)
+            yield from _node_faults(gm, node, attributes)
         yield from _call_faults(gm, node)
         for operand in node._input_nodes:
             if operand not in defined or node not in operand.users:
@@ -95,9 +96,10 @@ def _faults_of_some(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> Iterator[
     last = next(iter(reversed(gm.graph.nodes)), None)
     if last is None or last.op != "output":
         yield last, "expected one output, at the end, got another node", "call graph.output(...)"
+    attributes = _attributes(gm, nodes)
     for node in nodes:
         before = {o for o in node._input_nodes if _is_before(o, node)}
-        yield from _node_faults(gm, node)
+        yield from _node_faults(gm, node, attributes)
         yield from _call_faults(gm, node)
         yield from _operand_faults(node, before)
         if node.op == "placeholder" and node.prev.op not in ("root", "placeholder", "get_attr"):
@@ -159,16 +161,29 @@ def _fixed_count(target: Any) -> int | None:
     return len(parameters) if is_fixed else None
 
 
-def _node_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
+_NAMES_ATTRIBUTE = ("get_attr", "call_module")
+
+
+def _attributes(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> dict[str, Any]:
+    """Return what the module has under the names that nodes have for their target."""
+    paths = {str(node.target) for node in nodes if node.op in _NAMES_ATTRIBUTE}
+    return find_attributes(gm, paths) if paths else {}
+
+
+def _node_faults(
+    gm: fx.GraphModule, node: fx.Node, attributes: Mapping[str, Any]
+) -> Iterator[Fault]:
     if node.op not in KINDS:
         yield node, f"expected a node kind of torch.fx, got {node.op!r}", "see torch.fx.Node.op"
     if node.graph is not gm.graph:
         yield node, "expected a node of this graph, got one of another", "copy it with node_copy"
-    yield from _target_faults(gm, node)
+    yield from _target_faults(node, attributes)
 
 
 def _call_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
     """Find a call that can't run; an operator that takes it is known to do so."""
+    if node.op in COMPUTES_NOTHING:
+        return
     operator = None if type(node.target) is OpOverload else operator_of(node)
     is_known = operator is not None and operator.overload is not None
     taken = None if is_known else unfit_call(gm, node)
@@ -210,15 +225,15 @@ def _operand_faults(node: fx.Node, defined: set[fx.Node]) -> Iterator[Fault]:
             yield node, f"expected to be a user of %{operand.name}, got none", _USE_EDIT
 
 
-def _target_faults(gm: fx.GraphModule, node: fx.Node) -> Iterator[Fault]:
+def _target_faults(node: fx.Node, attributes: Mapping[str, Any]) -> Iterator[Fault]:
     if node.op == "call_function" and not callable(node.target):
         yield node, f"expected a function to call, got {node.target!r}", "set node.target"
     count = _operand_count(node.target) if node.op == "call_function" else None
     if count is not None and len(node.args) != count:
         name = node.target.__name__  # type: ignore[union-attr]
         yield node, f"expected {count} operands of operator.{name}, got {len(node.args)}", _COUNT
-    if node.op in ("get_attr", "call_module"):
-        found = find_attribute(gm, str(node.target))
+    if node.op in _NAMES_ATTRIBUTE:
+        found = attributes[str(node.target)]
         if found is ABSENT:
             yield (
                 node,

@@ -179,7 +179,8 @@ def _build(state: Lowering) -> None:
         _warn_once(str(error))
         state.module = eager_module(state.gm, error.message)
         return
-    built.bind(plan, _noted_failures(state.gm, plan, built, state.faults))
+    failed = _noted_failures(state.gm, plan, built, state.faults) if built.failures else {}
+    built.bind(plan, failed)
     state.faults.warn()
     if built.failures and not (built.libraries or plan.has_packed):
         state.module = module_without_kernels(state.gm, plan.regions, "no kernel could be built")

@@ -165,7 +165,7 @@ class _Planner:
         if product is not None and joined is None:
             self._add_product(product)
         names = tuple(n.name for n in inside if n not in group.aliases)
-        traffic = _traffic(group, self._gm)
+        traffic = _traffic(group)
         if product is None or joined is None:
             self._call(emitted, inside, names, traffic)
         else:
@@ -181,8 +181,12 @@ class _Planner:
 
     def _traffic_of(self, node: fx.Node, operands: Iterable[Operand]) -> int:
         """Return the bytes that eager reads and writes for one node."""
-        types = [operand_type(operand, self._gm) for operand in operands]
+        types = [self._type_of(operand) for operand in operands]
         return sum(map(_bytes, types)) + _bytes(result_type(node, 0))
+
+    def _type_of(self, operand: Operand) -> TensorType:
+        """Return the type of what a kernel reads."""
+        return type_of(operand) if isinstance(operand, fx.Node) else operand_type(operand, self._gm)
 
     def _call(
         self, emitted: Emitted, inside: list[fx.Node], names: tuple[str, ...], traffic: int
@@ -192,7 +196,7 @@ class _Planner:
         kernel = self._names.setdefault(emitted.kernel, f"kernel_{len(self._names)}")
         plan.kernels[kernel] = emitted.kernel
         name = f"region_{len(plan.calls)}"
-        inputs = [operand_type(operand, self._gm) for operand in emitted.inputs]
+        inputs = [self._type_of(operand) for operand in emitted.inputs]
         results = [result_type(*output) for output in emitted.outputs]
         eager = _Eager(self._gm, emitted, inside, self._unbiased)
         call = self._make_call(name, emitted.kernel, inputs, results, eager)
@@ -238,12 +242,12 @@ class _Planner:
                 self._copy(node)
 
 
-def _traffic(group: FusionGroup, root: torch.nn.Module) -> int:
+def _traffic(group: FusionGroup) -> int:
     """Return the bytes that eager reads and writes for a group, operator by operator."""
     total = 0
     for member in group.members:
         total += sum(map(_bytes, member.types))
-        total += sum(_bytes(operand_type(t, root)) for t in member.tensors)
+        total += sum(_bytes(member.operand_types[t]) for t in member.tensors)
     return total
 
 

@@ -85,7 +85,8 @@ def checked_operand(operand: Any, root: torch.nn.Module, what: str) -> TensorTyp
     """
     if not isinstance(operand, (fx.Node, Attribute)):
         raise Unfusable(f"its {what} operand is no tensor")
-    return checked_type(operand_type(operand, root), f"its {what} operand")
+    known = type_of(operand) if isinstance(operand, fx.Node) else operand_type(operand, root)
+    return checked_type(known, f"its {what} operand")
 
 
 def checked_type(known: Any, what: str) -> TensorType:

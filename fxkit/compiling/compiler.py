@@ -32,8 +32,8 @@ from fxkit.lower.compiling.kernel_cache import KernelCache
 from fxkit.lower.compiling.lowering import cpp_target, to_cpp_as_recorded
 from fxkit.lower.compiling.pipeline import Lowering, lower
 from fxkit.lower.compiling.specialising import Specialiser, assumptions, holds_expressions
-from fxkit.lower.dispatch.eager_fallback import EagerFallback, left_because
-from fxkit.lower.dispatch.fast_path import FastPath, FastPaths
+from fxkit.lower.dispatch.dispatch_cache import DispatchCache
+from fxkit.lower.dispatch.eager_fallback import left_because
 from fxkit.lower.dispatch.shape_cache import ShapeCache, has_free_sizes
 from fxkit.lower.runtime import binding
 from fxkit.lower.runtime.devices import is_on_gpu
@@ -147,51 +147,45 @@ class Compiled(GraphProgram):
             dynamic=dynamic,
             substitution=substitution if is_substitute else None,
         )
-        self.captured.on_change(self._forget_ways)
-        self._forget_ways()
+        self.captured.on_change(self._forget_entries)
+        self._forget_entries()
         self._methods: dict[int, CompiledMethod] = {}
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn)
 
-    def _forget_ways(self) -> None:
-        """Learn anew which ways lead into the program, such as when its graph was changed."""
+    def _forget_entries(self) -> None:
+        """Learn anew which entries serve calls, such as when the graph was changed."""
         is_changed = bool(self._passes is not None or self.captured.changes)
         may_leave = not is_changed and self._other_backend is None
-        self._entries = FastPaths(self.captured, may_leave=may_leave)
-        self._left = EagerFallback()
-        self._last_way: FastPath | None = None
+        self._dispatch = DispatchCache(self.captured, may_leave=may_leave)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the program; the first call with inputs of a kind captures and compiles it."""
-        way = self._last_way
-        if way is not None and not kwargs:
-            result = way.entry(*args)
-            if result is not way.miss:
-                return result if way.finish is None else way.finish(result)
-        return self._another_way(args, kwargs)
+        last = self._dispatch.last
+        if last is not None and not kwargs:
+            result = last.entry(*args)
+            if result is not last.miss:
+                return result if last.finish is None else last.finish(result)
+        return self._dispatched(args, kwargs)
 
-    def _another_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the program another way than the last time."""
-        last, self._last_way = self._last_way, None
+    def _dispatched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program by another entry than the last time, or by capturing it."""
+        dispatch = self._dispatch
+        last, dispatch.last = dispatch.last, None
         if has_dispatch_modes() or has_function_modes():
             return self.captured.run_plain(_IN_MODE, args, kwargs)
         if kwargs:
             return self.captured(*args, **kwargs)
-        entries = self._entries
-        for way in entries.ways:
-            result = way.miss if way is last else way.entry(*args)
-            if result is not way.miss:
-                entries.use(way)
-                self._last_way = way
-                return result if way.finish is None else way.finish(result)
+        for entry in dispatch.entries:
+            result = entry.miss if entry is last else entry.entry(*args)
+            if result is not entry.miss:
+                dispatch.use(entry)
+                return result if entry.finish is None else entry.finish(result)
         if active_recorder() is not None or is_followed():
             return self.captured(*args)  # which runs the program itself: nothing to learn
         binding.start()
-        if self._left.takes(args):
-            return self.captured.fn(*args)
         result = self.captured(*args)
-        entries.learn(args)
-        self._left.learn(args)
+        dispatch.learn(args)
         return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -390,7 +384,7 @@ class Compiled(GraphProgram):
         """Take note of a module that was made for a captured graph."""
         is_same = self._passes is None and not self.captured.changes
         if module.leaves_calls and is_same:  # the default passes change no results
-            self._left.watch(module)
+            self._dispatch.watch(module)
         for part in module.parts if self._train else ():
             if isinstance(part, TrainingModule) and part.reason is not None:
                 warnings.warn(f"trained in eager: {part.reason}", stacklevel=2)

@@ -65,7 +65,7 @@ def test_many_instances_take_the_quick_way() -> None:
         expected = block.plain(expected)
     for _ in range(3):
         torch.testing.assert_close(net(X), expected)
-    assert all(block.forward._last_way is not None for block in net)
+    assert all(block.forward._dispatch.last is not None for block in net)
     assert [block.forward.captured.recaptures for block in net] == [0] * 12
 
 

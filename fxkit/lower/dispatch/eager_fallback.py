@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
 
+from fxkit.ir.modes import has_dispatch_modes, has_function_modes, is_followed
 from fxkit.ir.op import resolve
 from fxkit.torch_adapters.grad_modes import set_grad_enabled
 from fxkit.torch_adapters.operators import HigherOrderOperator
+from fxkit.tracing.recorder.recorder import active_recorder
 
 # After so many calls guards are asked again: another graph may serve by now.
 CALLS_ON_TRUST = 64
@@ -38,14 +40,29 @@ class Leaving(Protocol):
         """Count a call that the program itself has run in the module's place."""
 
 
+MISS = object()
+"""What `EagerFallback.entry` returns for a call that it does not serve."""
+
+
 class EagerFallback:
-    """Knows the kinds of calls whose graphs run in eager, so that the program itself can run.
+    """Serves the kinds of calls whose graphs run in eager by the program itself.
 
     That is right whatever guards would say, so they are asked now and then only: their check costs
     more than a small program has to lose.
+
+    Args:
+        fn: The program.
+
+    Attributes:
+        finish: None: the program returns what a call returns.
+        miss: What `entry` returns for a call that it does not serve.
     """
 
-    def __init__(self) -> None:
+    finish = None
+    miss = MISS
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
         self._seen: dict[Leaving, int] = {}
         self._trusted: dict[Kind, tuple[Leaving, int]] = {}
 
@@ -53,7 +70,14 @@ class EagerFallback:
         """Take note of a module that leaves calls to eager."""
         self._seen[module] = module.calls_in_eager
 
-    def takes(self, args: tuple[Any, ...]) -> bool:
+    def entry(self, *args: Any) -> Any:
+        """Run the program if it is known that its graph runs in eager for such arguments."""
+        is_seen = has_dispatch_modes() or has_function_modes() or is_followed()
+        if is_seen or active_recorder() is not None or not self._takes(args):
+            return MISS
+        return self._fn(*args)
+
+    def _takes(self, args: tuple[Any, ...]) -> bool:
         """Tell whether a call is to be left to the program itself; count it if so."""
         if not self._trusted or (kind := _kind(args)) is None:
             return False

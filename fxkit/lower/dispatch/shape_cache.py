@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.runtime.argument_key import argument_key
 
 # Sets of sizes that are lowered when they first come. Later ones may never come again: they are
 # lowered at their third call, and until then the graph runs as it was captured.
@@ -53,7 +53,7 @@ class ShapeCache:
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph."""
-        key = _key(args)
+        key = argument_key(args)
         run = self._made.get(key)
         if run is None:
             run = self._make(key, args)
@@ -61,11 +61,11 @@ class ShapeCache:
 
     def module_for(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Return what runs in place of the graph for the sizes of some inputs, if it is made."""
-        return self._made.get(_key(args))
+        return self._made.get(argument_key(args))
 
     def prepare(self, *args: Any) -> None:
         """Lower the graph for the sizes of some inputs, without running it."""
-        self._make(_key(args), args)
+        self._make(argument_key(args), args)
 
     def _make(self, key: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
         with self._lock:
@@ -85,9 +85,3 @@ class ShapeCache:
             self._calls.clear()
         self._calls[key] += 1
         return self._calls[key] >= CALLS_TO_LOWER and len(self._made) < MAX_LOWERED
-
-
-def _key(args: tuple[Any, ...]) -> Any:
-    """Return what a graph is lowered for; the strides of a sparse tensor can't be read."""
-    dense = torch.strided
-    return tuple([(arg.shape, arg.stride() if arg.layout is dense else None) for arg in args])

@@ -18,6 +18,7 @@ from fxkit.lower.compiling.kernel_cache import KernelCache
 from fxkit.lower.compiling.lower_report import LowerReport, Region
 from fxkit.lower.compiling.lowering import to_cpp
 from fxkit.lower.fusion.policy import Policy
+from fxkit.lower.runtime.argument_key import argument_key
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.torch_adapters.late_imports import FOR_GRAPHS_OF_GRADIENTS, import_at_once
 from fxkit.tracing.recorder.state_restore import random_states, set_random_states
@@ -145,7 +146,7 @@ class TrainingModule(nn.Module):
 
     def forward(self, *args: torch.Tensor) -> Any:
         """Run the program; autograd gets the compiled backward."""
-        key = _key(args)
+        key = argument_key(args)
         if key not in self._built:
             self.build(args)
         built = self._built.get(key)
@@ -175,12 +176,12 @@ class TrainingModule(nn.Module):
 
     def way_for(self, args: tuple[torch.Tensor, ...]) -> Callable[..., Any] | None:
         """Return what runs for inputs of just these types; None where they are left to eager."""
-        built = self._built.get(_key(args))
+        built = self._built.get(argument_key(args))
         return None if built is None else built.program
 
     def build(self, args: tuple[torch.Tensor, ...]) -> None:
         """Make the kernels for inputs of these types."""
-        key = _key(args)
+        key = argument_key(args)
         if self._is_left or len(self._built) >= MAX_SIZES:
             return
         leaves = tuple([a if a.is_leaf else a.detach().requires_grad_() for a in args])
@@ -296,12 +297,6 @@ def to_cpp_training(
     module = TrainingModule(gm, policy, stock, instruments)
     module.build(tuple(args))
     return module
-
-
-def _key(args: tuple[torch.Tensor, ...]) -> Any:
-    """Return what kernels are built for."""
-    dense = torch.strided
-    return tuple([(a.shape, a.stride() if a.layout is dense else None, a.dtype) for a in args])
 
 
 def _seconds_saved(*modules: CompiledModule | None) -> float:

@@ -27,7 +27,7 @@ def warm(fn: Callable[..., Any], *args: torch.Tensor) -> Any:
     program = getattr(program, "program", program)  # of a module
     for _ in range(4):
         program(*args)
-    assert program._entries.ways
+    assert program._dispatch.paths
     return program
 
 
@@ -71,7 +71,7 @@ def test_arguments_without_strides_go_the_slow_way(
     matrix = torch.eye(6).to_sparse(layout=layout)
     for _ in range(4):
         check(program, fn, matrix, X, slow=None, count=slow_ways)
-    assert not program._entries.ways
+    assert not program._dispatch.paths
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_each_graph_has_its_way_and_the_last_one_is_first(slow_ways: list[int]) 
     program = warm(fn, X)
     for _ in range(4):
         program(X.double())
-    assert len(program._entries.ways) == 2
+    assert len(program._dispatch.paths) == 2
     for x in (X, X.double(), X, X):
         check(program, fn, x, slow=0, count=slow_ways)
         assert program.captured.whole
@@ -431,7 +431,7 @@ def test_each_size_that_is_free_has_its_way(slow_ways: list[int]) -> None:
     program = fxkit.compile(fn, dynamic={"x": 0, "y": 0})
     for rows in (3, 4, 5, 6) * 4:
         program(X[:1].expand(rows, -1).contiguous(), X[:1])
-    assert len(program.captured.variants) == 1 and len(program._entries.ways) == 4
+    assert len(program.captured.variants) == 1 and len(program._dispatch.paths) == 4
     for rows in (5, 3, 6, 4, 4):
         x = torch.randn(rows, 8)
         check(program, fn, x, X[:1], slow=0, count=slow_ways)
@@ -463,4 +463,4 @@ def test_ways_have_a_limit() -> None:
         for _ in range(4):
             x = torch.randn(rows, 3)
             torch.testing.assert_close(program(x), x * 2 + 1)
-    assert len(program._entries.ways) == fast_path._MAX_WAYS
+    assert len(program._dispatch.paths) == fast_path._MAX_WAYS

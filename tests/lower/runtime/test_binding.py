@@ -100,7 +100,7 @@ def test_first_calls_do_not_wait_for_it(slow: threading.Event) -> None:
     for _ in range(5):  # more often than a way in is tried to be made
         torch.testing.assert_close(compiled(x), program(x))
     (module,) = compiled.compiled_modules
-    assert binding.is_awaited() and binding.loaded() is None and not compiled._entries.ways
+    assert binding.is_awaited() and binding.loaded() is None and not compiled._dispatch.paths
     assert module.report().calls == 4  # the first was the program itself, recorded
     slow.set()
     assert module.native_program is not None
@@ -108,7 +108,7 @@ def test_first_calls_do_not_wait_for_it(slow: threading.Event) -> None:
     for calls in (5, 6):
         torch.testing.assert_close(compiled(x), program(x))
         assert module.report().calls == calls
-    assert compiled._entries.ways and module.native_program.calls == 2
+    assert compiled._dispatch.paths and module.native_program.calls == 2
 
 
 def test_a_call_takes_the_program_as_soon_as_it_can(slow: threading.Event) -> None:

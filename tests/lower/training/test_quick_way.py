@@ -41,7 +41,7 @@ def warm(net: nn.Module, x: Tensor) -> Any:
     program = fxkit.compile(net).program
     for _ in range(3):
         program(x)
-    assert program._entries.ways
+    assert program._dispatch.paths
     return program
 
 

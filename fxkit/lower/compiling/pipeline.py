@@ -175,7 +175,7 @@ def _build(state: Lowering) -> None:
     plan = state.plan
     assert plan is not None
     built = state.built = state.target.build(plan.kernels)
-    if (error := built.general_failure) is not None:
+    if (error := built.general_failure) is not None and not built.libraries:
         _warn_once(str(error))
         state.module = eager_module(state.gm, error.message)
         return

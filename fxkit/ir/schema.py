@@ -49,6 +49,7 @@ class Signature:
         self.names = frozenset(p.name for p in self.parameters)
         self._defaults = {p.name: p.default for p in self.parameters}
         self._required = [p.name for p in self.parameters if p.default is _REQUIRED]
+        self._outs = tuple(a.name for a in overload._schema.arguments if a.is_out)
 
     def bind(
         self,
@@ -70,6 +71,7 @@ class Signature:
         positional = self.of_method if is_method else self.positional
         if len(args) > len(positional):
             return None
+        kwargs = self._apart(kwargs)
         bound = dict(self._defaults)
         for parameter, value in zip(positional, args, strict=False):
             value = _fit(parameter, value, lenient)
@@ -103,6 +105,14 @@ class Signature:
         ):
             return None
         return (*args[:position], packed)
+
+    def _apart(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Take `out=(values, indices)` apart, which a schema has as several parameters."""
+        outs = kwargs.get("out")
+        if not isinstance(outs, (list, tuple)) or not 1 < len(self._outs) == len(outs):
+            return kwargs
+        others = {name: value for name, value in kwargs.items() if name != "out"}
+        return {**others, **dict(zip(self._outs, outs, strict=True))}
 
     def _named(self, name: str) -> _Parameter | None:
         names = (name,) if name in self.names else PARAMETER_NAMES.get(name, ())

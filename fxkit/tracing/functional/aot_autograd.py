@@ -16,6 +16,7 @@ from fxkit.analysis.effects import effects_of
 from fxkit.analysis.type_inference.fake_tensors import as_fake, new_fake_mode, without_log
 from fxkit.ir.code_tracer import read_by_code
 from fxkit.torch_adapters.aot_autograd import joint_exporter, partitioner
+from fxkit.tracing.functional.effect_tokens import drop_tokens
 from fxkit.tracing.functional.kept_whole import kept_whole
 from fxkit.tracing.recorder.state_restore import random_states, set_random_states
 from fxkit.tracing.values.refusals import Refusal, said
@@ -77,6 +78,8 @@ def trace_functional(
         raise Refusal(f"torch can't trace it: {said(error)}") from error
     finally:
         set_random_states(state)
+    if not train:
+        drop_tokens(found)
     read_by_code(found)
     return found
 

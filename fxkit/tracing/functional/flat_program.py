@@ -18,6 +18,7 @@ from fxkit.analysis.effects import effects_of
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.names import append_placeholder, keep_module_name
 from fxkit.tracing.functional.observation import SIDE_NODES, GraphObservation, is_read, observe
+from fxkit.tracing.functional.sized_runs import SizedRun
 from fxkit.tracing.values.refusals import Refusal
 
 INPUT, VALUE, TAIL = "input", "value", "tail"
@@ -48,6 +49,7 @@ class FlatProgram:
         given: Those of the values that results with a gradient are, or are views of.
         read: What guards look at, as it is when they do; computed behind `values`.
         results: Where each result comes from.
+        reshape: Changes the shapes of inputs in place; None where none is changed.
         tail: Makes the views, from the inputs and then the values; None where there are none.
         checks: Checks guards and writes texts, from the inputs, the values and what is read; None
             where there are none.
@@ -61,6 +63,7 @@ class FlatProgram:
     given: frozenset[fx.Node] = frozenset()
     read: tuple[fx.Node, ...] = ()
     results: tuple[Result, ...] = ()
+    reshape: Callable[..., Any] | None = None
     tail: Callable[..., tuple[Any, ...]] | None = None
     checks: Callable[..., Any] | None = None
     is_single: bool = False
@@ -71,6 +74,11 @@ class FlatProgram:
         return self.observation.mutated
 
     @property
+    def copied(self) -> tuple[int, ...]:
+        """Positions of the inputs that the functional graph works on copies of."""
+        return tuple(sorted({*self.mutated, *self.observation.reshaped}))
+
+    @property
     def is_differentiable(self) -> tuple[bool, ...]:
         """Whether autograd follows each of the values, and a result shows it."""
         followed = self.observation.followed & self.given
@@ -79,7 +87,7 @@ class FlatProgram:
     def functional(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Compute the values and the new content of written inputs, on copies of those."""
         given = list(inputs)
-        for position in self.mutated:
+        for position in self.copied:
             given[position] = given[position].clone()
         run = _Collector(self)
         run.run(*given)
@@ -94,11 +102,11 @@ def _copied(value: torch.Tensor, is_differentiable: bool) -> torch.Tensor:
         return value.clone()
 
 
-class _Collector(fx.Interpreter):
+class _Collector(SizedRun):
     """Runs a flat graph and collects what is wanted; Python values are not computed."""
 
     def __init__(self, flat: FlatProgram) -> None:
-        super().__init__(flat.graph_module, garbage_collect_values=False)
+        super().__init__(flat.graph_module)
         self._flat = flat
         self._read = set(flat.read)
         self._kept: dict[fx.Node, Any] = {}
@@ -170,6 +178,13 @@ class _Parts:
         self._inputs = list(gm.graph.find_nodes(op="placeholder"))
         self._values: dict[fx.Node, None] = {}
         self._read: dict[fx.Node, None] = {}
+        self._order = {node: position for position, node in enumerate(gm.graph.nodes)}
+        self._changes = observation.shape_changes
+        # Of each tensor, the node that first gave it alone.
+        self._first: dict[int, fx.Node] = {}
+        for node in self._order:
+            if self._is_tensor(node):
+                self._first.setdefault(self._seen[node].objects[0], node)
 
     def program(self) -> FlatProgram:
         """Return the program."""
@@ -182,24 +197,26 @@ class _Parts:
         self._values = {chain[0]: None for chain in chains.values() if chain[0] not in self._inputs}
         tails = [node for node, chain in chains.items() if self._views(chain)]
         checks = [node for node in self._gm.graph.nodes if node.target in SIDE_NODES]
-        mutated, followed = self._observation.mutated, self._observation.followed
-        self._read = {
-            operand: None
-            for node in self._gm.graph.nodes
-            if is_read(node)
-            for operand in node.all_input_nodes
-            if operand not in self._inputs or self._inputs.index(operand) in mutated
-        }
+        followed = self._observation.followed
         program = FlatProgram(
             self._gm,
             self._attributes,
             self._observation,
             tuple(self._values),
             frozenset(chain[0] for node, chain in chains.items() if node in followed),
-            tuple(self._read),
             is_single=is_single,
         )
+        changed = [self._inputs[position] for position in program.copied]
+        self._read = {
+            operand: None
+            for node in self._gm.graph.nodes
+            if is_read(node)
+            for operand in node.all_input_nodes
+            if operand not in self._inputs or operand in changed
+        }
+        program.read = tuple(self._read)
         program.results = tuple(self._result(n, chains[n][0], tails) for n in outputs)
+        program.reshape = self._reshape_function()
         program.tail = self._views_function(tails, [n for t in tails for n in chains[t][1:]])
         program.checks = self._checks(checks)
         return program
@@ -215,7 +232,7 @@ class _Parts:
         return Result(VALUE, list(self._values).index(owner))
 
     def _views(self, chain: list[fx.Node]) -> list[fx.Node]:
-        return [node for node in chain[1:] if not self._is_written(node)]
+        return [node for node in chain[1:] if not self._gives_operand(node)]
 
     def _chain(self, node: fx.Node) -> list[fx.Node]:
         """Return the views that lead to a node, from what owns the memory."""
@@ -236,13 +253,31 @@ class _Parts:
         operands = (n for n in node.all_input_nodes if n in self._seen)
         return next((n for n in operands if memory in self._seen[n].memories), None)
 
-    def _is_written(self, node: fx.Node) -> bool:
-        """Tell whether a node gives an operand that it has written to."""
-        if not effects_of(node).writes:
-            return False
-        if self._seen[node].geometry != self._seen[self._owner(node)].geometry:
-            raise Refusal(f"%{node.name} changes the shape of a tensor in place")
-        return True
+    def _gives_operand(self, node: fx.Node) -> bool:
+        """Tell whether a node gives the very tensor, or tensors, that it was given."""
+        objects, place = self._seen[node].objects, self._order[node]
+        if objects and all(self._order.get(self._first.get(o), place) < place for o in objects):
+            return True
+        if effects_of(node).writes:
+            raise Refusal(f"%{node.name} writes to a tensor and gives another one")
+        return False
+
+    def _key(self, node: fx.Node) -> Any:
+        """Return what a node's value is known by: a tensor by its identity."""
+        return self._seen[node].objects[0] if self._is_tensor(node) else node
+
+    def _reshape_function(self) -> Callable[..., Any] | None:
+        """Return the changes of the inputs' shapes as a function of the inputs."""
+        inputs = [self._inputs[position] for position in self._observation.reshaped]
+        changes = [change for node in inputs for change in self._changes[self._key(node)]]
+        if not changes:
+            return None
+        graph, env = self._frame([])
+        by_key = {self._key(node): value for node, value in env.items()}
+        for change in self._in_order(changes):
+            graph.node_copy(change, lambda node: by_key[self._key(node)])
+        graph.output(())
+        return _compiled(graph)
 
     def _views_function(
         self, results: list[fx.Node], chain: list[fx.Node]
@@ -250,19 +285,27 @@ class _Parts:
         """Return the views among `chain` as a function of the inputs and then the values."""
         if not results:
             return None
-        graph, env = self._frame(list(self._values))
-        for node in self._in_order(chain):
-            if self._is_written(node):
-                env[node] = env[self._owner(node)]
-            elif node not in env:
-                self._check_view(node, env)
-                env[node] = graph.node_copy(node, env.__getitem__)
-        graph.output(tuple(env[node] for node in results))
+        graph, given = self._frame(list(self._values))
+        env = {self._key(node): value for node, value in given.items()}
+        outside = frozenset(env)
+        changes = [c for node in chain for c in self._changes.get(self._key(node), ())]
+        for node in self._in_order([*chain, *changes]):
+            key = self._key(node)
+            if node in changes and key not in outside:
+                graph.node_copy(node, lambda n: env[self._key(n)])
+            elif key not in env and not self._gives_operand(node):
+                self._check_view(node, env, outside)
+                env[key] = graph.node_copy(node, lambda n: env[self._key(n)])
+        graph.output(tuple(env[self._key(node)] for node in results))
         return _compiled(graph)
 
-    def _check_view(self, node: fx.Node, env: dict[fx.Node, fx.Node]) -> None:
-        if not all(operand in env for operand in node.all_input_nodes):
+    def _check_view(self, node: fx.Node, env: dict[Any, fx.Node], outside: frozenset[Any]) -> None:
+        keys = [self._key(operand) for operand in node.all_input_nodes]
+        if not all(key in env for key in keys):
             raise Refusal(f"%{node.name} is a view that also depends on other tensors")
+        later = (c for key in keys if key in outside for c in self._changes.get(key, ()))
+        if any(self._order[change] > self._order[node] for change in later):
+            raise Refusal(f"%{node.name} is a view of a tensor whose shape is changed afterwards")
         entry = self._seen[self._inputs[0]].has_grad_mode if self._inputs else True
         if self._seen[node].has_grad_mode is not entry:
             raise Refusal(f"%{node.name} is a view made where gradients are in another mode")

@@ -124,6 +124,8 @@ class FunctionalProgram:
             )
         computed = self._compute(inputs)
         count = len(flat.values)
+        if flat.reshape is not None:
+            flat.reshape(*inputs)
         written = computed[count + len(flat.read) :]
         for position, value in zip(flat.mutated, written, strict=True):
             _write(inputs[position], value, position in flat.observation.unnoticed)
@@ -154,6 +156,8 @@ class FunctionalProgram:
         flat, nodes = self._flat, self.graph_module.graph.nodes
         given = [*args, *self.tensors]
         if flat.checks is not None or any(n.target in SIDE_NODES for n in nodes):
+            return None
+        if flat.reshape is not None:
             return None
         if self.backward is None or not all(t.is_leaf for t in given):
             return None
@@ -228,7 +232,7 @@ def _current(gm: fx.GraphModule) -> Run:
 
 def _is_followed_alone(flat: FlatProgram) -> bool:
     """Tell whether nothing is done around the functional graph: its values are the results."""
-    around = flat.mutated or flat.checks is not None or flat.tail is not None or flat.read
+    around = flat.copied or flat.checks is not None or flat.tail is not None or flat.read
     return not around and all(result.kind == VALUE for result in flat.results)
 
 
@@ -310,7 +314,7 @@ def _name_inputs(flat: FlatProgram, *graphs: fx.GraphModule) -> None:
 def _drop_copies(forward: fx.GraphModule, flat: FlatProgram) -> None:
     """Drop the copies of written inputs and of results that only torch's tracing wants."""
     inputs = list(forward.graph.find_nodes(op="placeholder"))
-    for position in flat.mutated:
+    for position in flat.copied:
         for user in list(inputs[position].users) if position < len(inputs) else ():
             if user.target is _CLONE and not any(_may_keep(other) for other in user.users):
                 _replace(user, inputs[position])

@@ -26,6 +26,8 @@ def as_module(forward: fx.GraphModule, root: fx.GraphModule, flat: FlatProgram) 
     written = computed[len(seen) : len(seen) + len(flat.mutated)]
     if flat.checks is not None:
         _inlined(graph, _graph_of(flat.checks), [*inputs, *seen])
+    if flat.reshape is not None:
+        _inlined(graph, _graph_of(flat.reshape), inputs)
     tail = [] if flat.tail is None else _inlined(graph, _graph_of(flat.tail), [*inputs, *values])
     for position, value in zip(flat.mutated, written, strict=True):
         graph.call_function(torch.ops.aten.copy_.default, (inputs[position], value))

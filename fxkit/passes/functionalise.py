@@ -17,7 +17,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, requires_grad, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.layout.layout import laid_out_as
+from fxkit.passes.decomposition.strides import laid_out_as
 from fxkit.passes.layout.written_memory import Tensor, WrittenMemory
 from fxkit.passes.properties import property_named
 

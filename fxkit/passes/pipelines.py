@@ -9,19 +9,18 @@ from dataclasses import replace
 
 from fxkit.passes.base import Pass
 from fxkit.passes.canonicalise import Canonicalise
+from fxkit.passes.canonicalise_copies import CanonicaliseCopies
 from fxkit.passes.common_subexpression_elimination import CommonSubexpressionElimination
 from fxkit.passes.complex_by_parts import ComplexByParts
 from fxkit.passes.constant_folding import ConstantFolding
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
-from fxkit.passes.decompose_to_aten import DecomposeToAten
+from fxkit.passes.decompose import DecomposeForKernels, DecomposeToAten
 from fxkit.passes.fold_batch_norm import FoldBatchNorm
 from fxkit.passes.merge_layers import MergeLayers
 from fxkit.passes.recompose import Recompose
 from fxkit.passes.remove_inference_no_ops import RemoveInferenceNoOps
 from fxkit.passes.sink_casts import SinkCasts
 from fxkit.passes.sink_transposes import SinkTransposes
-from fxkit.passes.spell_out import SpellOut
-from fxkit.passes.spell_out_copies import SpellOutCopies
 from fxkit.passes.type_propagation import TypePropagation
 
 SIMPLIFY: tuple[Pass, ...] = (
@@ -59,31 +58,36 @@ TRAINING: tuple[Pass, ...] = (
     DeadCodeElimination(),
 )
 """What keeps gradients, random numbers and running statistics; no parameter or buffer is taken as a
-constant, and attention stays as it is spelled, whose gradients are more exact."""
+constant, and attention stays as it is written, whose gradients are more exact."""
 
 # Rules that find work for torch's libraries. What the others find, kernels compute as it is
-# spelled, with the roundings and the infinities of eager.
+# written, with the roundings and the infinities of eager.
 _LIBRARY_CALLS = ("attention", "convolution", "linear", "softmax_in_float32")
 
 
-def _as_spelled(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
+def _as_written(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
     return tuple(replace(p, only=_LIBRARY_CALLS) if isinstance(p, Recompose) else p for p in passes)
 
 
 _SIMPLIFY_IN_EVAL = (*SIMPLIFY[:-1], RemoveInferenceNoOps(), *SIMPLIFY[-1:])
 
-LOWERING = (SpellOut(), ComplexByParts(), *_as_spelled(_SIMPLIFY_IN_EVAL), SpellOutCopies())
-"""What `fxkit.compile` runs: `SIMPLIFY`, but of operators that were spelled out only attention,
-convolution and products are put together; and what torch spells out itself is spelled out first,
+LOWERING = (
+    DecomposeForKernels(),
+    ComplexByParts(),
+    *_as_written(_SIMPLIFY_IN_EVAL),
+    CanonicaliseCopies(),
+)
+"""What `fxkit.compile` runs: `SIMPLIFY`, but of operators that were written out only attention,
+convolution and products are put together; what torch computes by other calls is decomposed first,
 sizes of complex numbers are computed from their parts, copies that nobody can tell from what they
 copy are left out, and what else copies is called a copy."""
 
-LOWERING_FAST = (SpellOut(), ComplexByParts(), *_SIMPLIFY_IN_EVAL, SpellOutCopies())
+LOWERING_FAST = (DecomposeForKernels(), ComplexByParts(), *_SIMPLIFY_IN_EVAL, CanonicaliseCopies())
 """The same where results may be nearer to float64 than eager's."""
 
-LOWERING_TRAINING = _as_spelled(TRAINING)
+LOWERING_TRAINING = _as_written(TRAINING)
 """What `fxkit.compile` runs where gradients are asked for: `TRAINING`, but of operators that were
-spelled out only convolution and products are put together."""
+written out only convolution and products are put together."""
 
 QUANTIZATION_READY: tuple[Pass, ...] = (
     Canonicalise(),

@@ -29,7 +29,7 @@ from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.decomposition.core_operators import is_core
-from fxkit.passes.decomposition.functional_forms import is_shape_change
+from fxkit.passes.decomposition.functional_forms import write_back
 from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload
 
 Complaint = tuple[fx.Node, str]
@@ -178,31 +178,6 @@ def functional(gm: fx.GraphModule) -> Iterator[Complaint]:
 
 def _first_write(effects: Effects) -> str:
     return next(part for part in effects.describe().split("; ") if part.startswith("writes"))
-
-
-def write_back(graph: fx.Graph) -> set[fx.Node]:
-    """Return the calls at the end of a graph that bring inputs and attributes up to date."""
-    found: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
-        if node.op == "output":
-            continue
-        call = resolve(node)
-        if call is None or not (call.name == "aten.copy_" or is_shape_change(call)):
-            break
-        target = call.arguments.get("self")
-        if any(user.op != "output" and user not in found for user in node.users):
-            break
-        if not isinstance(target, fx.Node) or not _is_outside(target):
-            break
-        found.add(node)
-    return found
-
-
-def _is_outside(node: fx.Node) -> bool:
-    """Tell whether a node is an input or attribute, or one whose shape was changed in place."""
-    while (call := resolve(node)) is not None and is_shape_change(call):
-        node = call.arguments["self"]
-    return isinstance(node, fx.Node) and node.op in ("placeholder", "get_attr")
 
 
 _OVERLOADS = (OpOverload, HigherOrderOperator)

@@ -19,12 +19,12 @@ from fxkit.lower.building.toolchain import has_compiler
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost, has_kernel
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.canonicalise_copies import CanonicaliseCopies
 from fxkit.passes.layers.layers import Layer, layer_of
 from fxkit.passes.layers.refused import Refused
 from fxkit.passes.layout.layout_spreading import Spreader
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.manager import PassManager
-from fxkit.passes.spell_out_copies import SpellOutCopies
 
 # Fewer multiplications than these, in all convolutions of a graph, cost less than what a packed
 # convolution takes to find its weight: nothing is packed then, but kernels pay.
@@ -60,7 +60,7 @@ def pack_convolutions(
         instruments: What is told of the passes.
     """
     if any((call := resolve(node)) and call.name == "aten.conv2d" for node in gm.graph.nodes):
-        passes = (PackConvolutions(), SpellOutCopies())
+        passes = (PackConvolutions(), CanonicaliseCopies())
         PassManager(
             passes,
             verify="structure",

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.binding import is_out_variant
-from fxkit.ir.op import Call
+from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.decomposition.drawn_masks import drawn_mask, memory_order
 
@@ -87,6 +87,31 @@ def is_shape_change(call: Call) -> bool:
         return False
     is_tagged = torch.Tag.inplace_view in overload.tags and call.name not in _RESIZES
     return is_tagged or call.name in _SHAPE_CHANGES
+
+
+def write_back(graph: fx.Graph) -> set[fx.Node]:
+    """Return the calls at the end of a graph that bring inputs and attributes up to date."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output":
+            continue
+        call = resolve(node)
+        if call is None or not (call.name == "aten.copy_" or is_shape_change(call)):
+            break
+        target = call.arguments.get("self")
+        if any(user.op != "output" and user not in found for user in node.users):
+            break
+        if not isinstance(target, fx.Node) or not _is_outside(target):
+            break
+        found.add(node)
+    return found
+
+
+def _is_outside(node: fx.Node) -> bool:
+    """Tell whether a node is an input or attribute, or one whose shape was changed in place."""
+    while (call := resolve(node)) is not None and is_shape_change(call):
+        node = call.arguments["self"]
+    return isinstance(node, fx.Node) and node.op in ("placeholder", "get_attr")
 
 
 # Those that torch does not tag, since they call others.

@@ -42,15 +42,8 @@ def computation_of(overload: Any) -> Callable[..., Any]:
     return overload if found is None else found
 
 
-@functools.cache
-def _core_table() -> dict[Any, Callable[..., Any]]:
-    return core_table()
-
-
-@functools.cache
-def _whole_table() -> dict[Any, Callable[..., Any]]:
-    """Return every decomposition, also those that torch's own core set does not ask for."""
-    return whole_table()
+_core_table = functools.cache(core_table)
+_whole_table = functools.cache(whole_table)
 
 
 @functools.cache

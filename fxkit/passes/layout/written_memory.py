@@ -21,9 +21,9 @@ from fxkit.passes.decomposition.functional_forms import (
     functional_form,
     is_shape_change,
     without_writing,
+    write_back,
 )
 from fxkit.passes.layout.view_inverses import Inverse, inverse_of, shares_memory
-from fxkit.passes.properties import write_back
 
 
 @dataclass(frozen=True)

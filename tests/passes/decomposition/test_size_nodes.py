@@ -13,12 +13,10 @@ from fxkit.analysis.type_inference.type_facts import concrete_numbers
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import type_of
 from fxkit.lower.compiling.specialising import holds_expressions
-from fxkit.passes.decompose_to_aten import DecomposeToAten
-from fxkit.passes.decompose_to_core import DecomposeToCore
+from fxkit.passes.decompose import DecomposeForKernels, DecomposeToAten, DecomposeToCore
 from fxkit.passes.decomposition.size_nodes import SizeNodes
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.passes.manager.manager import PassManager
-from fxkit.passes.spell_out import SpellOut
 
 PROGRAMS: dict[str, Any] = {
     "einsum": lambda x: torch.einsum("bij,bkj->bik", x, x),
@@ -28,7 +26,9 @@ PROGRAMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("passes", [(SpellOut(),), (DecomposeToAten(), DecomposeToCore())])
+@pytest.mark.parametrize(
+    "passes", [(DecomposeForKernels(),), (DecomposeToAten(), DecomposeToCore())]
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_graph_of_free_sizes_runs_at_others(name: str, passes: Any) -> None:
     gm = fx.symbolic_trace(PROGRAMS[name])

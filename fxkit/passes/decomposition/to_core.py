@@ -1,119 +1,78 @@
-"""Lower every operator to the closed core set."""
+"""Operators by those of the closed core set, as torch's own decompositions compute them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fxkit.ir.op import resolve
+from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, set_type, type_of
-from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.base import PassContext
 from fxkit.passes.decomposition.core_operators import is_core
-from fxkit.passes.decomposition.recording import OperatorRecording, form_of_call, record, replay
+from fxkit.passes.decomposition.decompositions import Decomposition, Entry
+from fxkit.passes.decomposition.functional_forms import write_back
+from fxkit.passes.decomposition.strides import laid_out_as
 from fxkit.passes.decomposition.torch_decompositions import computation_of, expansion_of
 from fxkit.passes.decomposition.unrecordable import Unrecordable
-from fxkit.passes.layout.layout import laid_out_as
-from fxkit.passes.properties import write_back
-from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.operators import OpOverload
 
-
-@dataclass(frozen=True)
-class DecomposeToCore(Pass):
-    """Compute every operator by those of the core set, as torch's own decompositions do.
-
-    The set is the table in `fxkit.passes.decomposition.core_operators`. What an operator becomes
-    depends on the recorded types, and equal calls are worked out once. Results keep their types and
-    strides. What torch has no decomposition for, and operators outside of ATen, stay, with a note.
-
-    Rewrites:
-        return torch.ops.aten.linear.default(%x, %w, %b)
-            →  %t = torch.ops.aten.permute.default(%w, [1, 0])
-               return torch.ops.aten.addmm.default(%b, %x, %t)
-
-    Source: torch/_decomp, through `fxkit.passes.decomposition.torch_decompositions`.
-    """
-
-    requires: ClassVar[tuple[str, ...]] = ("shapes_known", "aten", "functional")
-    ensures: ClassVar[tuple[str, ...]] = ("core_aten",)
-    preserves: ClassVar[tuple[str, ...]] = ("aten", "functional", "shapes_known")
-    numerics: ClassVar[str] = "close"
-
-    def apply(self, edit: EditSession, context: PassContext) -> None:
-        """Visit the nodes in order. Cost: linear in the edges."""
-        lowering, epilogue = _Lowering(edit, context), write_back(edit.graph)
-        for node in list(edit.graph.nodes):
-            if node not in epilogue:
-                lowering.visit(node)
+_aten = torch.ops.aten
 
 
-class _Lowering:
-    def __init__(self, edit: EditSession, context: PassContext) -> None:
-        self.edit = edit
-        self.context = context
-        self.recordings: dict[Any, OperatorRecording] = {}
+class ToCore(Decomposition):
+    """Every operator of ATen outside of the core set, but for what writes results back."""
 
-    def visit(self, node: fx.Node) -> None:
+    def __init__(self, edit: EditSession, context: PassContext, name: str) -> None:
+        super().__init__(edit, context, name)
+        self._epilogue = write_back(edit.graph)
+
+    def entry(self, node: fx.Node, call: Call) -> Entry | None:
+        """Return what puts operators of the core set in the place of an operator."""
         target = node.target
-        if not isinstance(target, OpOverload) or is_core(target):
-            return
+        if not isinstance(target, OpOverload) or is_core(target) or node in self._epilogue:
+            return None
         if target.namespace != "aten":
-            self.context.notes.append(f"%{node.name} stays: {target} is no operator of ATen")
-            return
-        try:
-            with self.edit.on_behalf_of([node], "decompose_to_core"):
-                self._lower(node)
-        except Unrecordable as reason:
-            self.context.notes.append(f"%{node.name} stays a call of {target}: {reason}")
+            raise Unrecordable("it is no operator of ATen")
+        own = {_aten.dim.default: self._count_axes, _aten.item.default: self._read_number}
+        return own.get(target, self._compute)
 
-    def _lower(self, node: fx.Node) -> None:
-        if node.target is torch.ops.aten.dim.default:
-            self._give_number(node, len(type_of(node.all_input_nodes[0]).shape))
-            return
-        if node.target is torch.ops.aten.item.default:
-            number = torch.ops.aten._local_scalar_dense.default
-            new = self.edit.call(number, *node.args, before=node)
-            set_type(new, type_of(node))
-            self.edit.replace(node, new)
-            return
-        operands = list(dict.fromkeys(node.all_input_nodes))
-        recording = self._recording(node, operands)
+    def expansion(self, overload: Any) -> Callable[..., Any] | None:
+        """Return what computes an operator; None for one of the core set."""
+        return expansion_of(overload)
+
+    def operand_type(self, node: fx.Node) -> Any:
+        """Return the type of what an operator takes: a number, too, that types tell."""
+        known = type_of(node)
+        if isinstance(known, (TensorType, Symbol)) or _holds_tensors(known):
+            return known
+        if known is not None and _is_told_by_types(node):
+            return known
+        raise Unrecordable(f"it depends on %{node.name}, which may differ from call to call")
+
+    def _count_axes(self, node: fx.Node, call: Call) -> None:
+        self._give_number(node, len(type_of(node.all_input_nodes[0]).shape))
+
+    def _read_number(self, node: fx.Node, call: Call) -> None:
+        number = _aten._local_scalar_dense.default
+        self.take_over(node, self.edit.call(number, *node.args, before=node))
+
+    def _compute(self, node: fx.Node, call: Call) -> None:
         mark = self.edit.mark()
-        result = replay(self.edit, recording, operands, node)
         try:
-            self._give(node, result)
+            self.replay(node, computation_of(node.target), (node.args, node.kwargs))
         except Unrecordable:
             self.edit.undo(mark)
             raise
 
-    def _recording(self, node: fx.Node, operands: list[fx.Node]) -> OperatorRecording:
-        """Return what the operator becomes for operands of these types."""
-        leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-        key = form_of_call((node.target, str(spec)), leaves)
-        if key is not None and key in self.recordings:
-            return self.recordings[key]
-
-        compute = computation_of(node.target)
-
-        def run(*values: Any) -> Any:
-            given = dict(zip(operands, values, strict=True))
-            filled = [given[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
-            args, kwargs = pytree.tree_unflatten(filled, spec)
-            return compute(*args, **kwargs)
-
-        types = [_fakeable(operand) for operand in operands]
-        recording = record(run, types, expansion_of)
-        if key is not None:
-            self.recordings[key] = recording
-        return recording
-
-    def _give(self, node: fx.Node, result: Any) -> None:
+    def give(self, node: fx.Node, result: Any) -> None:
+        """Let a node's users use what replaces it, with the types and layouts that they had."""
         known = type_of(node)
         if isinstance(known, TensorType):
             self._give_tensor(node, result, known)
@@ -178,15 +137,6 @@ def _put(edit: EditSession, user: fx.Node, old: fx.Node, value: Any) -> None:
         map_arg(user.args, lambda n: value if n is old else n),
         map_arg(user.kwargs, lambda n: value if n is old else n),
     )
-
-
-def _fakeable(node: fx.Node) -> Any:
-    known = type_of(node)
-    if isinstance(known, (TensorType, Symbol)) or _holds_tensors(known):
-        return known
-    if known is not None and _is_told_by_types(node):
-        return known
-    raise Unrecordable(f"it depends on %{node.name}, which may differ from call to call")
 
 
 def _holds_tensors(known: Any) -> bool:

@@ -13,8 +13,7 @@ from fxkit.analysis.editing import edit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import PostconditionError
 from fxkit.passes import Functionalise, PassContext
-from fxkit.passes.decompose_to_aten import DecomposeToAten
-from fxkit.passes.decompose_to_core import DecomposeToCore
+from fxkit.passes.decompose import DecomposeToAten, DecomposeToCore
 from fxkit.passes.decomposition import torch_decompositions
 from fxkit.passes.decomposition.core_operators import CORE_OPERATORS, core_operators_page, is_core
 from fxkit.passes.manager.manager import PassManager
@@ -139,13 +138,11 @@ def test_pooling_of_whole_images_keeps_its_layout(x):
 
 
 def test_equal_layers_are_worked_out_once(monkeypatch):
-    from fxkit.passes import decompose_to_core
+    from fxkit.passes.decomposition import decompositions
 
     calls = []
-    record = decompose_to_core.record
-    monkeypatch.setattr(
-        decompose_to_core, "record", lambda *given: calls.append(1) or record(*given)
-    )
+    record = decompositions.record
+    monkeypatch.setattr(decompositions, "record", lambda *given: calls.append(1) or record(*given))
     lowered(nn.Sequential(*(nn.Linear(4, 4) for _ in range(12))), torch.randn(2, 4))
     assert len(calls) == 1
 

@@ -1,23 +1,20 @@
-"""Put what some functions of torch call in their place, where that can be lowered better."""
+"""Functions and operators of torch by what they call, where kernels compute that better."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
 
 from fxkit.analysis.tensor_types import infer_type
-from fxkit.ir.op import resolve
-from fxkit.ir.session import EditSession
+from fxkit.ir.op import Call
 from fxkit.ir.types import TensorType, type_of
-from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.decomposition.aten_spelling import AtenSpelling, fakeable, function_of, nodes_in
+from fxkit.passes.decomposition.decompositions import Decomposition, Entry, function_of, nodes_in
 from fxkit.passes.decomposition.recording import RecordedValue, replay
 from fxkit.passes.decomposition.torch_calls import record_calls
 from fxkit.passes.decomposition.unrecordable import Unrecordable
@@ -70,50 +67,18 @@ LOSSES: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class SpellOut(Pass):
-    """Spell out calls that torch itself computes by other calls.
+class ForKernels(Decomposition):
+    """What torch itself computes by other calls, where kernels take those in."""
 
-    Only those of `FUNCTIONS` and `OPERATORS`: what they are made of joins its neighbours in a
-    kernel, and what the call as a whole would do is not faster. A call whose numbers decide what it
-    calls stays, with a note. A mean or sum of `LOSSES` becomes one of the losses of each row.
-
-    Rewrites:
-        return aten.isclose(%x, %y)
-            →  %d = aten.sub(%x, %y); …; return aten.logical_or(%near, %same)
-    """
-
-    numerics: ClassVar[str] = "close"
-
-    def apply(self, edit: EditSession, context: PassContext) -> None:
-        """Visit the nodes in order. Cost: linear in the edges."""
-        spelling = _Spelling(edit, context)
-        for node in list(edit.graph.nodes):
-            spelling.visit(node)
-
-
-class _Spelling(AtenSpelling):
-    def visit(self, node: fx.Node) -> None:
-        call = resolve(node)
-        if call is None:
-            return
+    def entry(self, node: fx.Node, call: Call) -> Entry | None:
+        """Return what puts the calls that a call makes in its place, where a table has it."""
         if node.target is LOSSES.get(call.name):
-            with self.edit.on_behalf_of([node], "spell_out"):
-                self._by_rows(node)
-            return
-        is_function = FUNCTIONS.get(call.name, _never)(call.arguments)
-        if not is_function and not OPERATORS.get(call.name, _never)(call.arguments):
-            return
-        try:
-            with self.edit.on_behalf_of([node], "spell_out"):
-                if is_function:
-                    self._by_functions(node)
-                else:
-                    self._by_operators(node)
-        except Unrecordable as reason:
-            self.context.notes.append(f"%{node.name} stays a call of {call.name}: {reason}")
+            return self._by_rows
+        if FUNCTIONS.get(call.name, _never)(call.arguments):
+            return self._by_functions
+        return self._by_operators if OPERATORS.get(call.name, _never)(call.arguments) else None
 
-    def _by_rows(self, node: fx.Node) -> None:
+    def _by_rows(self, node: fx.Node, call: Call) -> None:
         """Reduce a loss to a number for each row, and these."""
         function: Any = node.target
         bound = inspect.signature(function).bind(*node.args, **node.kwargs)
@@ -138,7 +103,7 @@ class _Spelling(AtenSpelling):
         infer_type(new)
         return new
 
-    def _by_operators(self, node: fx.Node) -> None:
+    def _by_operators(self, node: fx.Node, call: Call) -> None:
         if node.op not in ("call_function", "call_method"):
             raise Unrecordable("it is a module")
         known = set(self.edit.graph.find_nodes(op="call_function", target=_BMM))
@@ -155,7 +120,7 @@ class _Spelling(AtenSpelling):
         dots = self._made(node, torch.ops.aten.sum.dim_IntList, product, [-1], True)
         self.edit.replace(node, dots)
 
-    def _by_functions(self, node: fx.Node) -> None:
+    def _by_functions(self, node: fx.Node, call: Call) -> None:
         if node.op != "call_function" or not isinstance(node.target, FunctionType):
             raise Unrecordable("it is called in another way than as a function")
         nodes = list(dict.fromkeys(nodes_in(pytree.tree_leaves((node.args, node.kwargs)))))
@@ -163,7 +128,7 @@ class _Spelling(AtenSpelling):
         args, kwargs = pytree.tree_map_only(
             fx.Node, places.__getitem__, (tuple(node.args), dict(node.kwargs))
         )
-        recording = record_calls(node.target, args, kwargs, [fakeable(n) for n in nodes])
+        recording = record_calls(node.target, args, kwargs, [self.operand_type(n) for n in nodes])
         self.give(node, replay(self.edit, recording, nodes, node))
 
 

@@ -8,17 +8,17 @@ import torch
 import fxkit
 from fxkit.ir.op import resolve
 from fxkit.ir.types import type_of
-from fxkit.passes import SpellOutCopies
+from fxkit.passes import CanonicaliseCopies
 from fxkit.passes.manager.manager import PassManager
 
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
 IMAGE = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
 
 
-def spelled_out(function, *args):
+def canonicalised(function, *args):
     """Return the names of a program's operators once the pass has run; numbers are the same."""
     gm = fxkit.symbolic_trace(function)
-    PassManager([SpellOutCopies()], verify="numerics", args=args).run(gm)
+    PassManager([CanonicaliseCopies()], verify="numerics", args=args).run(gm)
     calls = [call for n in gm.graph.nodes if (call := resolve(n)) is not None]
     made, wanted = gm(*args), function(*args)
     assert made.stride() == wanted.stride()
@@ -41,7 +41,7 @@ COPIES = {
 @pytest.mark.parametrize("name", COPIES)
 def test_copies(name):
     function, wanted = COPIES[name]
-    assert spelled_out(function, X)[-len(wanted) :] == wanted
+    assert canonicalised(function, X)[-len(wanted) :] == wanted
 
 
 VIEWS = {
@@ -54,13 +54,13 @@ VIEWS = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_stay(name):
-    assert "aten.clone" not in spelled_out(VIEWS[name], X)
+    assert "aten.clone" not in canonicalised(VIEWS[name], X)
 
 
 @pytest.mark.parametrize("kind", [torch.channels_last, torch.contiguous_format])
 def test_memory_formats(kind):
     image = IMAGE if kind == torch.channels_last else IMAGE.to(memory_format=torch.channels_last)
-    assert spelled_out(lambda x: x.contiguous(memory_format=kind), image) == ["aten.clone"]
+    assert canonicalised(lambda x: x.contiguous(memory_format=kind), image) == ["aten.clone"]
 
 
 def test_what_is_written_to_a_copy_stays_in_it():
@@ -69,7 +69,7 @@ def test_what_is_written_to_a_copy_stays_in_it():
         y.add_(1)
         return y * x.sum()
 
-    assert "aten.clone" in spelled_out(program, X)
+    assert "aten.clone" in canonicalised(program, X)
 
 
 class TestCompiled:

@@ -1,4 +1,4 @@
-"""What torch computes by other calls is spelled out, with eager's numbers."""
+"""What torch computes by other calls is decomposed, with eager's numbers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from torch import Tensor, fx, nn
 
 import fxkit
 from fxkit.ir.op import resolve
+from fxkit.passes.decompose import DecomposeForKernels
+from fxkit.passes.decomposition.for_kernels import FUNCTIONS, OPERATORS
 from fxkit.passes.manager.manager import PassManager
-from fxkit.passes.spell_out import FUNCTIONS, OPERATORS, SpellOut
 from tests.sampling import one_in
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1))
 
 
-def spelled(program: Any, *args: Tensor) -> fx.GraphModule:
-    """Capture and spell out, with numbers compared."""
+def decomposed(program: Any, *args: Tensor) -> fx.GraphModule:
+    """Capture and decompose, with numbers compared."""
     gm = fxkit.capture(program, args).graph_module
-    PassManager([SpellOut()], verify="numerics", args=args).run(gm)
+    PassManager([DecomposeForKernels()], verify="numerics", args=args).run(gm)
     return gm
 
 
@@ -54,25 +55,25 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_are_spelled_out_with_the_same_numbers(name: str) -> None:
-    gm = spelled(CALLS[name], X, Y)
+def test_calls_are_decomposed_with_the_same_numbers(name: str) -> None:
+    gm = decomposed(CALLS[name], X, Y)
     assert not set(names(gm)) & ({*OPERATORS, *FUNCTIONS} - {"aten.diff"})
     (found,) = (gm(X, Y),)
     torch.testing.assert_close(found, CALLS[name](X, Y))
 
 
 def test_single_differences_stay() -> None:
-    assert names(spelled(lambda x: torch.diff(x), X)) == ["aten.diff"]
+    assert names(decomposed(lambda x: torch.diff(x), X)) == ["aten.diff"]
 
 
 def test_rows_times_columns_are_summed() -> None:
-    gm = spelled(CALLS["einsum of dots"], X, Y)
+    gm = decomposed(CALLS["einsum of dots"], X, Y)
     assert "aten.sum" in names(gm) and "aten.bmm" not in names(gm)
 
 
 def test_what_raises_for_numbers_of_a_tensor_stays() -> None:
     q = torch.tensor([0.25, 0.5])
-    assert "aten.quantile" in names(spelled(lambda x, q: torch.quantile(x, q), X, q))
+    assert "aten.quantile" in names(decomposed(lambda x, q: torch.quantile(x, q), X, q))
     fast = fxkit.compile(lambda x, q: torch.quantile(x, q))
     with torch.no_grad():
         torch.testing.assert_close(fast(X, q), torch.quantile(X, q))
@@ -100,7 +101,7 @@ def test_attention_of_many_heads_is_products_and_attention(
         other = x if shared else y
         return layer(x, other, other, need_weights=weighs, **options)
 
-    gm = spelled(program, X, Y)
+    gm = decomposed(program, X, Y)
     found = names(gm)
     assert "aten.linear" in found and not any(name.startswith("opaque") for name in found)
     assert ("aten.softmax" if weighs else "aten.scaled_dot_product_attention") in found
@@ -111,7 +112,7 @@ def test_attention_of_many_heads_is_products_and_attention(
     assert any(region.kernel for region in fast.compiled_modules[0].regions)
 
 
-def test_attention_of_other_sizes_is_spelled_out_for_them() -> None:
+def test_attention_of_other_sizes_is_decomposed_for_them() -> None:
     layer = nn.MultiheadAttention(8, 2).eval()
     fast = fxkit.compile(lambda x: layer(x, x, x)[0], dynamic=True)
     with torch.no_grad():
@@ -145,7 +146,7 @@ def test_losses_are_reduced_after_their_rows(name: str, kind: str) -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         return LOSSES[name](x, y, kind)
 
-    gm = spelled(program, X, Y)
+    gm = decomposed(program, X, Y)
     assert (f"aten.{kind}" in names(gm) or "aten.sum" in names(gm)) == (kind != "none")
     fast = fxkit.compile(program)
     with torch.no_grad():
@@ -162,7 +163,7 @@ def test_losses_without_rows_stay() -> None:
         lambda x, y: F.cross_entropy(x, y.softmax(1)),
         lambda x, y: F.cross_entropy(x[0, :, 0], TARGET[0]),
     ):
-        gm = spelled(program, X, Y)
+        gm = decomposed(program, X, Y)
         assert "aten.cross_entropy_loss" in names(gm) and "aten.sum" not in names(gm)
         torch.testing.assert_close(gm(X, Y), program(X, Y))
 

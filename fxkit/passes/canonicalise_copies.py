@@ -18,7 +18,7 @@ _RESHAPES = frozenset(("aten.reshape", "aten.reshape_as", "aten.flatten", "aten.
 
 
 @dataclass(frozen=True)
-class SpellOutCopies(Pass):
+class CanonicaliseCopies(Pass):
     """Replace a reshape, or a `contiguous`, that can't return a view by a copy and a view of that.
 
     Where elements end up is then known, and a kernel may write them there. A call that returns a
@@ -34,11 +34,11 @@ class SpellOutCopies(Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the nodes."""
         for node in list(edit.graph.nodes):
-            with edit.on_behalf_of([node], "spell_out_copies"):
-                _spell_out(node, edit)
+            with edit.on_behalf_of([node], "canonicalise_copies"):
+                _canonicalise(node, edit)
 
 
-def _spell_out(node: fx.Node, edit: EditSession) -> None:
+def _canonicalise(node: fx.Node, edit: EditSession) -> None:
     call, known = resolve(node), type_of(node)
     if call is None or not isinstance(known, TensorType):
         return

@@ -34,7 +34,10 @@ READY := $(VENV)/.ready
 WANTED := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c '$(WANTED)' >/dev/null 2>&1 && { echo $$p; break; }; done)
-TORCH ?= 2.13.0
+# Another torch may ask for another version of what it is installed with.
+PINNED_TORCH := 2.13.0
+TORCH ?= $(PINNED_TORCH)
+OTHER_TORCH := $(filter-out $(PINNED_TORCH),$(TORCH))
 CONSTRAINTS := $(VENV)/constraints.txt
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRAINTS)
 
@@ -58,7 +61,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or newer with its venv module, got none"; \
 		echo "  hint: install it, or name it: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
-	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS)
+	@sed 's/^torch==.*/torch==$(TORCH)/; $(if $(OTHER_TORCH),/^setuptools==/d)' constraints.txt > $(CONSTRAINTS)
 	@echo "installing torch $(TORCH) (a CPU build is 200 MB, one for CUDA 5 GB)"
 	@$(PIP_INSTALL) "torch==$(TORCH)" setuptools
 	@echo "installing fxkit and its tools"

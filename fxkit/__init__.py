@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fxkit.gc_pause import paused_collector
 
 if TYPE_CHECKING:
-    from fxkit import lower, passes, testing
+    from fxkit import lower, passes, quantization, testing
     from fxkit.analysis.abstract_interpretation import Analysis, transfer
     from fxkit.analysis.cost import flop_formula
     from fxkit.analysis.editing import edit
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fxkit.patterns.engine import find, rewrite
     from fxkit.patterns.reasons import explain
     from fxkit.patterns.rewriting import rule
+    from fxkit.quantization.calibration import quantize
     from fxkit.reporting import report
     from fxkit.tracing import capture, opaque, symbolic_trace
     from fxkit.view import diff, draw, profile, timeline, tree
@@ -62,10 +63,13 @@ _HOMES = {
     "profile": "fxkit.view",
     "timeline": "fxkit.view",
     "flop_formula": "fxkit.analysis.cost",
+    "quantize": "fxkit.quantization.calibration",
     "report": "fxkit.reporting",
 }
 
-_PACKAGES = ("ir", "analysis", "tracing", "patterns", "passes", "lower", "view", "testing")
+_PACKAGES = (
+    "ir", "analysis", "tracing", "patterns", "passes", "lower", "quantization", "view", "testing",
+)  # fmt: skip
 
 __all__ = [
     "Analysis",
@@ -88,6 +92,8 @@ __all__ = [
     "passes",
     "profile",
     "propagate_types",
+    "quantization",
+    "quantize",
     "report",
     "rewrite",
     "rule",

@@ -81,7 +81,15 @@ def test_the_documentation_has_the_row_of_every_variable(hold_page: HoldPage) ->
 
 @pytest.mark.parametrize(
     "package",
-    ["fxkit", "fxkit.patterns", "fxkit.passes", "fxkit.lower", "fxkit.view", "fxkit.testing"],
+    [
+        "fxkit",
+        "fxkit.patterns",
+        "fxkit.passes",
+        "fxkit.lower",
+        "fxkit.quantization",
+        "fxkit.view",
+        "fxkit.testing",
+    ],
 )
 def test_the_reference_has_every_public_name(package: str) -> None:
     page = (ROOT / "docs" / "reference.md").read_text()

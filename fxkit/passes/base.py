@@ -103,6 +103,8 @@ class Pass:
         is_idempotent: Whether a second run right after the first changes nothing.
         numerics: `exact`: the very same numbers; `close`: at most twice the error, against float64,
             of the module before; `changed`: other numbers on purpose.
+        adds_effects: Whether it adds calls that are noticed outside of the graph, as probes are:
+            then each call of a captured program has to run the graph, its first one too.
     """
 
     requires: ClassVar[tuple[str, ...]] = ()
@@ -110,6 +112,7 @@ class Pass:
     preserves: ClassVar[tuple[str, ...]] = ()
     is_idempotent: ClassVar[bool] = True
     numerics: ClassVar[str] = "exact"
+    adds_effects: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the options of fxkit's own passes, when they are not those that they have anyway.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
@@ -89,6 +89,8 @@ class Chosen:
     module: str | None = None
     source: str | None = None
     where: Callable[[GraphNode], bool] | None = None
+
+    adds_effects: ClassVar[bool] = True
 
     def nodes(self, gm: fx.GraphModule, context: PassContext) -> list[fx.Node]:
         """Return the chosen nodes that may hold a tensor, other probes left out.

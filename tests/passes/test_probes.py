@@ -174,3 +174,16 @@ def test_nothing_happens_on_fake_tensors_and_copies_look_too():
     assert seen == []
     copy.deepcopy(gm)(X)
     assert seen[0] == "x"
+
+
+def test_a_captured_program_is_seen_from_the_first_call_of_each_kind():
+    seen = []
+    captured = fxkit.capture(f, (X,))
+    observe = ObserveValues(operator="aten.log", callback=lambda value, place: seen.append(value))
+    PassManager([observe]).run(captured)
+    captured(X)
+    with torch.no_grad():
+        captured(X)
+    captured(torch.cat([X, X]))
+    captured(X.double())
+    assert [tuple(value.shape) for value in seen] == [(2, 2), (2, 2), (4, 2), (2, 2)]

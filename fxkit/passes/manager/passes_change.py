@@ -12,14 +12,14 @@ from fxkit.passes.manager.protocols import Manager
 
 
 def alters_results(current: Pass) -> bool:
-    """Tell whether results may be others after a pass, on purpose.
+    """Tell whether a call may do something else after a pass, on purpose.
 
     What a pass of the user's says of its numbers is taken for granted by nobody but the pass
     manager, which can check it.
     """
     made_of = getattr(current, "function", type(current))
     is_own = str(getattr(made_of, "__module__", "")).startswith("fxkit.")
-    return not is_own or current.numerics == "changed"
+    return not is_own or current.numerics == "changed" or current.adds_effects
 
 
 @dataclass(eq=False)

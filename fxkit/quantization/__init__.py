@@ -1,0 +1,51 @@
+"""Quantisation: observe a program's values, and let its operators take integers.
+
+    spec = fxkit.quantization.int8_static()
+    prepared = fxkit.quantization.prepare(model, args, spec)    # computes what the model does
+    for batch in batches:
+        prepared(*batch)
+    quantized = fxkit.quantization.convert(prepared)            # quantise and dequantise nodes
+    fast = fxkit.compile(quantized)
+
+Each step is a graph of plain `torch.fx` nodes that runs and can be drawn.
+"""
+
+from __future__ import annotations
+
+from fxkit.quantization.calibration import calibrate, quantize
+from fxkit.quantization.config import QuantizationConfig
+from fxkit.quantization.conversion import QuantizeOperands, convert
+from fxkit.quantization.observers import OBSERVERS, RangeObserver, ValueRange
+from fxkit.quantization.preparation import InsertObservers, PreparedProgram, prepare
+from fxkit.quantization.quantization_report import QuantizationReport, QuantizationRow, report
+from fxkit.quantization.specs import (
+    QuantizationSpec,
+    TensorSpec,
+    int4_weight_only,
+    int8_dynamic,
+    int8_static,
+    int8_weight_only,
+)
+
+__all__ = [
+    "OBSERVERS",
+    "InsertObservers",
+    "PreparedProgram",
+    "QuantizationConfig",
+    "QuantizationReport",
+    "QuantizationRow",
+    "QuantizationSpec",
+    "QuantizeOperands",
+    "RangeObserver",
+    "TensorSpec",
+    "ValueRange",
+    "calibrate",
+    "convert",
+    "int4_weight_only",
+    "int8_dynamic",
+    "int8_static",
+    "int8_weight_only",
+    "prepare",
+    "quantize",
+    "report",
+]

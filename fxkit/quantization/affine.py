@@ -1,0 +1,73 @@
+"""Scales and zero points of a range, and the integers that they make of a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fxkit.quantization.specs import TensorSpec
+
+LEAST_SCALE = torch.finfo(torch.float32).eps
+"""As in torch's observers: a range of zeros gets it."""
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizationParameters:
+    """What stands beside the integers of a tensor.
+
+    Attributes:
+        scale: float32, one number or one for each channel or group.
+        zero_point: int64 of the same shape: the integer that stands for 0.
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+
+
+def parameters_of(low: Tensor, high: Tensor, spec: TensorSpec) -> QuantizationParameters:
+    """Return the scale and zero point with which a range is stored; 0 is always exact.
+
+    Args:
+        low: float64, the least value; several where several ranges have a scale each.
+        high: float64 of the same shape, the largest.
+        spec: Range of integers and scheme.
+    """
+    low, high = low.double().clamp(max=0), high.double().clamp(min=0)
+    if spec.scheme == "symmetric":
+        middle = (spec.low + spec.high + 1) // 2
+        scale = torch.maximum(-low, high) / ((spec.high - spec.low) / 2)
+        scale = scale.clamp(min=LEAST_SCALE)
+        return QuantizationParameters(scale.float(), torch.full_like(scale, middle).long())
+    scale = ((high - low) / (spec.high - spec.low)).clamp(min=LEAST_SCALE).float()
+    zero_point = spec.low - (low / scale.double()).round()
+    return QuantizationParameters(scale, zero_point.clamp(spec.low, spec.high).long())
+
+
+def quantized_tensor(
+    values: Tensor, parameters: QuantizationParameters, spec: TensorSpec
+) -> Tensor:
+    """Return the integers of a tensor, with scales that broadcast over it.
+
+    Args:
+        values: Floating point, finite.
+        parameters: With scales of a shape that broadcasts.
+        spec: Type and range of the integers.
+    """
+    steps = (values.float() * (1.0 / parameters.scale)).round() + parameters.zero_point
+    return steps.clamp(spec.low, spec.high).to(spec.dtype)
+
+
+def signal_to_noise(exact: Tensor, other: Tensor) -> float:
+    """Return the ratio of a signal's power to that of the difference, in dB; inf where they agree.
+
+    Args:
+        exact: The signal, any shape.
+        other: What stands for it, of the same shape.
+    """
+    signal = float(exact.double().square().sum())
+    noise = float((exact.double() - other.double()).square().sum())
+    if not noise:
+        return float("inf")
+    return float(10 * torch.log10(torch.tensor(signal / noise, dtype=torch.float64)))

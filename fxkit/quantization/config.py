@@ -1,0 +1,74 @@
+"""Which spec holds for which operator of a program."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from fxkit.analysis.objects import GraphNode, graph
+from fxkit.errors import UnsupportedError
+from fxkit.ir.op import operator_name, resolve
+from fxkit.quantization.operand_table import OPERATORS
+from fxkit.quantization.specs import QuantizationSpec
+
+
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """Specs by operator and by module; the most particular one holds.
+
+    A module's pattern goes before an operator, an operator before `spec`. None keeps in float.
+
+    Attributes:
+        spec: What holds where nothing else says so, or None.
+        by_module: Specs by glob over the path of the module that an operator ran in.
+        by_operator: Specs by operator in any spelling, such as `F.conv2d`.
+        where: Tells whether an operator is quantised at all; it takes an object of `fxkit.graph`.
+    """
+
+    spec: QuantizationSpec | None
+    by_module: Mapping[str, QuantizationSpec | None] = field(default_factory=dict)
+    by_operator: Mapping[Any, QuantizationSpec | None] = field(default_factory=dict)
+    where: Callable[[GraphNode], bool] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the specs are and that operators are known.
+
+        Raises:
+            UnsupportedError: When a value is no spec, or a key of `by_operator` is no operator that
+                can be quantised.
+        """
+        for value in (self.spec, *self.by_module.values(), *self.by_operator.values()):
+            if value is not None and not isinstance(value, QuantizationSpec):
+                raise UnsupportedError(
+                    f"expected a QuantizationSpec or None, got {value!r}",
+                    hint="fxkit.quantization.int8_static() makes one",
+                )
+        for operator in self.by_operator:
+            if operator_name(operator) not in OPERATORS:
+                raise UnsupportedError(
+                    f"expected an operator that can be quantised, got {operator!r}",
+                    hint=f"these can be: {', '.join(OPERATORS)}",
+                )
+
+    def spec_of(self, node: GraphNode) -> tuple[QuantizationSpec | None, str]:
+        """Return the spec of an operator, and where it comes from, as text."""
+        if self.where is not None and not self.where(node):
+            return None, "config: where"
+        path = node.module_path
+        for pattern, spec in self.by_module.items():
+            if fnmatch.fnmatchcase(path, pattern):
+                return spec, f"config: by_module[{pattern!r}]"
+        call = resolve(node.fx_node)
+        for operator, spec in self.by_operator.items():
+            if call is not None and call.name == operator_name(operator):
+                return spec, f"config: by_operator[{call.name}]"
+        return self.spec, "config: spec"
+
+
+def nodes_of(gm: fx.GraphModule) -> dict[fx.Node, GraphNode]:
+    """Return the objects of a graph by their nodes."""
+    return {node.fx_node: node for node in graph(gm)}

@@ -1,0 +1,227 @@
+"""Put quantise and dequantise nodes where observers were, and integers where weights were."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from fxkit.errors import UnsupportedError
+from fxkit.ir.attributes import find_attribute
+from fxkit.ir.session import EditSession
+from fxkit.ir.types import TensorType, type_of
+from fxkit.passes.base import Pass, PassContext
+from fxkit.quantization.affine import QuantizationParameters, parameters_of, quantized_tensor
+from fxkit.quantization.config import QuantizationConfig
+from fxkit.quantization.placement import QuantizedOperand, placements
+from fxkit.quantization.preparation import PreparedProgram, Program, apply, observed
+from fxkit.quantization.specs import TensorSpec
+from fxkit.torch_adapters.quantized_operators import quantized_operators
+
+
+@dataclass(frozen=True)
+class QuantizeOperands(Pass):
+    """Let operators take operands that were quantised and dequantised: the reference graph.
+
+    Rewrites:
+        %y = aten.linear(%x, %w)
+        →
+        %q = quantized_decomposed.quantize_per_tensor(%x, 0.02, 128, 0, 255, torch.uint8)
+        %d = quantized_decomposed.dequantize_per_tensor(%q, 0.02, 128, 0, 255, torch.uint8)
+        %v = quantized_decomposed.dequantize_per_channel(%wq, %s, %z, 0, -127, 127, torch.int8)
+        %y = aten.linear(%d, %v)
+
+    Attributes:
+        config: What is quantised, and how.
+        ranges: Scale and zero point of activations, by the names of the nodes that make them.
+    """
+
+    config: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(None))
+    ranges: Mapping[str, QuantizationParameters] = field(default_factory=dict)
+
+    is_idempotent: ClassVar[bool] = False
+    numerics: ClassVar[str] = "changed"
+
+    def apply(self, edit: EditSession, context: PassContext) -> None:
+        """Rewrite each operator that is placed. Cost: linear, and that of reading the weights."""
+        _Converter(edit, self.ranges).run(self.config)
+
+
+class _Converter:
+    def __init__(self, edit: EditSession, ranges: Mapping[str, QuantizationParameters]) -> None:
+        self.edit = edit
+        self.ranges = ranges
+        self.ops = quantized_operators()
+        self.nodes = {node.name: node for node in edit.graph.nodes}
+        self.made: dict[QuantizedOperand, fx.Node] = {}
+
+    def run(self, config: QuantizationConfig) -> None:
+        for placement in placements(self.edit.gm, config):
+            node = self.nodes[placement.node]
+            missing = [
+                operand.producer
+                for operand in placement.operands
+                if not operand.is_weight
+                and not operand.spec.is_dynamic
+                and operand.producer not in self.ranges
+            ]
+            if missing:  # a graph for other inputs, with a node that calibration never met
+                continue
+            with self.edit.on_behalf_of([node], "quantize_operands"):
+                taken = {self.nodes[o.producer]: self._operand(o) for o in placement.operands}
+            if taken:
+                self._take(node, taken)
+        for operand in self.made:
+            read = self.nodes[operand.producer]
+            if operand.is_weight and not read.users:
+                self.edit.erase(read)
+
+    def _take(self, node: fx.Node, taken: Mapping[fx.Node, fx.Node]) -> None:
+        def substitute(operand: fx.Node) -> fx.Node:
+            return taken.get(operand, operand)
+
+        kwargs = dict(map_arg(node.kwargs, substitute))
+        self.edit.set_args(node, map_arg(node.args, substitute), kwargs)
+
+    def _operand(self, operand: QuantizedOperand) -> fx.Node:
+        """Return what stands for an operand; it is made once for all its users."""
+        if operand not in self.made:
+            producer = self.nodes[operand.producer]
+            make = self._weight if operand.is_weight else self._activation
+            self.made[operand] = make(producer, operand)
+        return self.made[operand]
+
+    def _activation(self, producer: fx.Node, operand: QuantizedOperand) -> fx.Node:
+        spec, known = operand.spec, type_of(producer)
+        dtype = known.dtype if isinstance(known, TensorType) else torch.float32
+        bounds = (spec.low, spec.high, spec.dtype)
+        after = _Chain(self.edit, producer)
+        if spec.is_dynamic:
+            is_affine = spec.scheme == "affine"
+            choose = self.ops.choose_qparams_per_token_asymmetric.default
+            choose = choose if is_affine else self.ops.choose_qparams_per_token.default
+            chosen = after.call(choose, producer, spec.dtype)
+            scales = after.call(operator.getitem, chosen, 0)
+            zeros = after.call(operator.getitem, chosen, 1)
+            quantise = self.ops.quantize_per_token.default
+            integers = after.call(quantise, producer, scales, zeros, *bounds)
+            dequantise = self.ops.dequantize_per_token.default
+            return after.call(dequantise, integers, scales, zeros, *bounds, dtype)
+        found = self.ranges[operand.producer]
+        numbers = (float(found.scale), int(found.zero_point))
+        integers = after.call(self.ops.quantize_per_tensor.default, producer, *numbers, *bounds)
+        keywords = {} if dtype == torch.float32 else {"out_dtype": dtype}
+        dequantise = self.ops.dequantize_per_tensor.default
+        return after.call(dequantise, integers, *numbers, *bounds, **keywords)
+
+    def _weight(self, read: fx.Node, operand: QuantizedOperand) -> fx.Node:
+        weight = find_attribute(self.edit.gm, str(read.target)).detach()
+        spec, name = operand.spec, str(read.target).replace(".", "_")
+        stored = stored_weight(weight, operand.axis, spec)
+        first = self.edit.add_attribute(f"{name}_quantized", stored.integers, before=read)
+        after = _Chain(self.edit, first)
+        bounds = (spec.low, spec.high, spec.dtype)
+        if spec.granularity == "per_tensor":
+            found = stored.parameters
+            return after.call(
+                self.ops.dequantize_per_tensor.default,
+                first, float(found.scale), int(found.zero_point), *bounds,
+                **({} if weight.dtype == torch.float32 else {"out_dtype": weight.dtype}),
+            )  # fmt: skip
+        scales = self.edit.add_attribute(f"{name}_scale", stored.parameters.scale, before=first)
+        zeros = None
+        if spec.scheme == "affine":
+            found = stored.parameters.zero_point
+            zeros = self.edit.add_attribute(f"{name}_zero_point", found, before=first)
+        if spec.granularity == "per_group":
+            target = self.ops.dequantize_per_channel_group.default
+            size = spec.group_size
+            return after.call(target, first, scales, zeros, *bounds, size, weight.dtype)
+        target = self.ops.dequantize_per_channel.default
+        keywords = {} if weight.dtype == torch.float32 else {"out_dtype": weight.dtype}
+        return after.call(target, first, scales, zeros, operand.axis, *bounds, **keywords)
+
+
+class _Chain:
+    """Inserts nodes one after the other."""
+
+    def __init__(self, edit: EditSession, last: fx.Node) -> None:
+        self.edit = edit
+        self.last = last
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        self.last = self.edit.call(target, *args, after=self.last, **kwargs)
+        return self.last
+
+
+@dataclass(frozen=True, eq=False)
+class StoredWeight:
+    """A weight as integers.
+
+    Attributes:
+        integers: Of the weight's shape.
+        parameters: One scale; or one for each channel; or [channels, groups].
+    """
+
+    integers: Tensor
+    parameters: QuantizationParameters
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        """Return how many bytes the graph keeps: zero points only where they are not all 0."""
+        zeros = self.parameters.zero_point.nbytes if spec.scheme == "affine" else 0
+        return self.integers.nbytes + self.parameters.scale.nbytes + zeros
+
+
+def stored_weight(weight: Tensor, axis: int, spec: TensorSpec) -> StoredWeight:
+    """Return a weight as integers, with scales from its least and largest elements.
+
+    Args:
+        weight: Floating point, finite, any shape; for groups [channels, elements].
+        axis: The axis of channels.
+        spec: How it is stored.
+    """
+    if spec.granularity == "per_tensor":
+        found = parameters_of(weight.double().amin(), weight.double().amax(), spec)
+        return StoredWeight(quantized_tensor(weight, found, spec), found)
+    if spec.granularity == "per_group":
+        groups = weight.unflatten(1, (-1, spec.group_size or 1))
+        found = parameters_of(groups.double().amin(-1), groups.double().amax(-1), spec)
+        wide = QuantizationParameters(found.scale[..., None], found.zero_point[..., None])
+        return StoredWeight(quantized_tensor(groups, wide, spec).flatten(1), found)
+    others = [other for other in range(weight.ndim) if other != axis]
+    found = parameters_of(weight.double().amin(others), weight.double().amax(others), spec)
+    shape = [-1 if other == axis else 1 for other in range(weight.ndim)]
+    wide = QuantizationParameters(found.scale.reshape(shape), found.zero_point.reshape(shape))
+    return StoredWeight(quantized_tensor(weight, wide, spec), found)
+
+
+def convert(prepared: PreparedProgram) -> Program:
+    """Return the reference graph of a calibrated program: it quantises and dequantises.
+
+    The prepared program stays as it is, and can be calibrated further.
+
+    Args:
+        prepared: What `prepare` returned.
+
+    Returns:
+        A captured program, or a graph where a graph was prepared.
+
+    Raises:
+        UnsupportedError: When calibration was never run and scales are needed from it.
+    """
+    specs = observed(placements(prepared.graph_module, prepared.config))
+    if specs and not any(observer.count for observer in prepared.observers.values()):
+        raise UnsupportedError(
+            "expected a calibrated program, got one whose observers have seen no values",
+            hint="call the prepared program with some batches first",
+        )
+    ranges = {}
+    for name, observer in prepared.observers.items():
+        seen = observer.value_range()
+        ranges[name] = parameters_of(seen.low, seen.high, specs[name])
+    return apply(prepared.remake(), QuantizeOperands(prepared.config, ranges))

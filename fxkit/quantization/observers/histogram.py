@@ -1,0 +1,169 @@
+"""Histograms of values, and the ranges that they suggest."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fxkit.errors import UnsupportedError
+from fxkit.quantization.observers.range_observer import RangeObserver
+
+BINS = 8192
+TAIL = 1e-4
+"""The share of values that `percentile` leaves out, half of it at either end."""
+
+
+class HistogramObserver(RangeObserver):
+    """Counts values in bins that are symmetric about 0 and grow by powers of two.
+
+    Growing joins whole bins, so that what was counted before stays exact, and the histogram of two
+    halves of the data is that of the whole.
+    """
+
+    def __init__(self, bits: int = 8, axis: int | None = None) -> None:
+        if axis is not None:
+            raise UnsupportedError(
+                f"expected one range for {self.label}, got one for each channel",
+                hint='use observer="min_max" for channels',
+            )
+        super().__init__(bits, axis)
+        self.counts = torch.zeros(BINS, dtype=torch.float64)
+        self.exponent: int | None = None
+        self.low = torch.tensor(torch.inf, dtype=torch.float64)
+        self.high = torch.tensor(-torch.inf, dtype=torch.float64)
+
+    def watch(self, values: Tensor, finite: Tensor) -> None:
+        """Count values, in wider bins when they have to be."""
+        values = values[finite].cpu()
+        self.low, self.high = self._extremes(values.amin(), values.amax())
+        largest = float(values.abs().amax())
+        _, needed = torch.frexp(torch.tensor(max(largest, 1e-300), dtype=torch.float64))
+        self._grow(int(needed))
+        bound = self.bound
+        places = ((values + bound) * (BINS / (2 * bound))).long().clamp(0, BINS - 1)
+        self.counts += torch.bincount(places, minlength=BINS).double()
+
+    @property
+    def bound(self) -> float:
+        """The histogram reaches from minus this to this."""
+        return 2.0 ** (self.exponent or 0)
+
+    @property
+    def centres(self) -> Tensor:
+        """float64[BINS], the middle of each bin."""
+        width = 2 * self.bound / BINS
+        return torch.arange(BINS, dtype=torch.float64) * width - self.bound + width / 2
+
+    def _extremes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.minimum(self.low, low), torch.maximum(self.high, high)
+
+    def _grow(self, exponent: int) -> None:
+        if self.exponent is None:
+            self.exponent = exponent
+        while self.exponent < exponent:
+            inner = self.counts.reshape(BINS // 2, 2).sum(1)
+            self.counts = torch.zeros_like(self.counts)
+            self.counts[BINS // 4 : BINS // 4 + BINS // 2] = inner
+            self.exponent += 1
+
+    def merge_state(self, other: RangeObserver) -> None:
+        """Add the counts of another histogram."""
+        assert isinstance(other, HistogramObserver) and other.exponent is not None
+        self._grow(other.exponent)
+        theirs, exponent = other.counts, other.exponent
+        assert self.exponent is not None
+        while exponent < self.exponent:
+            inner = theirs.reshape(BINS // 2, 2).sum(1)
+            theirs = torch.zeros_like(theirs)
+            theirs[BINS // 4 : BINS // 4 + BINS // 2] = inner
+            exponent += 1
+        self.counts += theirs
+        self.low, self.high = self._extremes(other.low, other.high)
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        """Return the range that the histogram suggests, within what was seen."""
+        low, high = self.suggested()
+        return low.clamp(min=self.low).reshape(1), high.clamp(max=self.high).reshape(1)
+
+    @abstractmethod
+    def suggested(self) -> tuple[Tensor, Tensor]:
+        """Return a range, float64[] each."""
+
+
+class PercentileObserver(HistogramObserver):
+    """Leaves out a ten-thousandth of the values, half of it at either end."""
+
+    label: ClassVar[str] = "percentile"
+
+    def suggested(self) -> tuple[Tensor, Tensor]:
+        """Return the bounds of the share that is kept."""
+        share = self.counts.cumsum(0) / self.counts.sum()
+        width = 2 * self.bound / BINS
+        first = torch.searchsorted(share, torch.tensor(TAIL / 2, dtype=torch.float64))
+        last = torch.searchsorted(share, torch.tensor(1 - TAIL / 2, dtype=torch.float64))
+        return first * width - self.bound, (last + 1) * width - self.bound
+
+
+class LeastSquaresObserver(HistogramObserver):
+    """Chooses the range, about 0 or about the middle, with the least squared error of rounding.
+
+    Of values inside, the error is that of rounding to a step; of those outside, their distance to
+    the bound. Source: "Loss Aware Post-training Quantization", Nahshan et al., 2019, with p = 2.
+    """
+
+    label: ClassVar[str] = "mse"
+
+    def suggested(self) -> tuple[Tensor, Tensor]:
+        """Try ranges that shrink towards 0 from what was seen."""
+        factors = torch.linspace(0.2, 1.0, 161, dtype=torch.float64)
+        low = self.low.clamp(max=0) * factors
+        high = self.high.clamp(min=0) * factors
+        best = self._errors(low, high).argmin()
+        return low[best], high[best]
+
+    def _errors(self, low: Tensor, high: Tensor) -> Tensor:
+        """Return the squared error of each range, float64[ranges]."""
+        centres = self.centres
+        outside = (centres - high[:, None]).clamp(min=0) + (low[:, None] - centres).clamp(min=0)
+        step = (high - low) / (2**self.bits - 1)
+        inside = (step * step / 12)[:, None] * (outside == 0)
+        return ((outside.square() + inside) * self.counts).sum(1)
+
+
+class EntropyObserver(HistogramObserver):
+    """Chooses the range whose quantised distribution has the least relative entropy to the values'.
+
+    Source: "8-bit Inference with TensorRT", Migacz, GTC 2017.
+    """
+
+    label: ClassVar[str] = "entropy"
+
+    def suggested(self) -> tuple[Tensor, Tensor]:
+        """Try symmetric ranges that end at each thirty-second bin."""
+        magnitudes = self.counts[BINS // 2 :] + self.counts[: BINS // 2].flip(0)
+        levels = 2 ** (self.bits - 1)
+        ends = range(levels, BINS // 2 + 1, 32)
+        divergences = [_divergence(magnitudes, end, levels) for end in ends]
+        best = min(range(len(divergences)), key=divergences.__getitem__)
+        bound = torch.tensor(ends[best] * 2 * self.bound / BINS, dtype=torch.float64)
+        return -bound, bound
+
+
+def _divergence(counts: Tensor, end: int, levels: int) -> float:
+    """Return the relative entropy of counts to what `levels` steps up to a bin keep of them."""
+    kept = counts[:end].clone()
+    kept[-1] += counts[end:].sum()
+    places = torch.arange(end) * levels // end
+    ones = (counts[:end] > 0).double()
+    sums = torch.zeros(levels, dtype=torch.float64).index_add(0, places, counts[:end])
+    filled = torch.zeros(levels, dtype=torch.float64).index_add(0, places, ones)
+    spread = (sums / filled.clamp(min=1))[places] * ones
+    if not float(spread.sum()):
+        return torch.inf
+    p, q = kept / kept.sum(), spread / spread.sum()
+    is_lost = (p > 0) & (q == 0)
+    q = q.where(~is_lost, 1e-9)
+    return float((p * (p / q).log()).where(p > 0, 0).sum())

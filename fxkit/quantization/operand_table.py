@@ -1,0 +1,38 @@
+"""Which operands an operator may take quantised: one row an operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class QuantizableOperator:
+    """An operator that multiplies, or looks up, quantised numbers.
+
+    Attributes:
+        activations: Operands that may be activations, by the names of the schema.
+        weight: The operand that is a weight where it is a parameter or buffer.
+        channels: The weight's axis of output channels.
+        summed: The weight's axis that is summed over, along which groups lie; None where groups
+            are none.
+    """
+
+    activations: tuple[str, ...]
+    weight: str | None = None
+    channels: int = 0
+    summed: int | None = None
+
+
+_CONVOLUTION = QuantizableOperator(("input",), "weight", 0)
+
+OPERATORS = {
+    "aten.linear": QuantizableOperator(("input",), "weight", 0, 1),
+    "aten.conv1d": _CONVOLUTION,
+    "aten.conv2d": _CONVOLUTION,
+    "aten.conv3d": _CONVOLUTION,
+    "aten.addmm": QuantizableOperator(("mat1", "mat2"), "mat2", -1),
+    "aten.mm": QuantizableOperator(("self", "mat2"), "mat2", -1),
+    "aten.bmm": QuantizableOperator(("self", "mat2")),
+    "aten.matmul": QuantizableOperator(("self", "other"), "other", -1),
+    "aten.embedding": QuantizableOperator((), "weight", 0, 1),
+}

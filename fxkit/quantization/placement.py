@@ -1,0 +1,148 @@
+"""Where a graph is quantised: which operands of which operators, and why others are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from fxkit.analysis.objects import GraphNode, graph
+from fxkit.ir.attributes import find_attribute
+from fxkit.ir.op import resolve
+from fxkit.ir.types import TensorType, type_of
+from fxkit.quantization.config import QuantizationConfig
+from fxkit.quantization.operand_table import OPERATORS, QuantizableOperator
+from fxkit.quantization.specs import QuantizationSpec, TensorSpec
+
+
+@dataclass(frozen=True)
+class QuantizedOperand:
+    """An operand that is quantised.
+
+    Attributes:
+        producer: Name of the node that makes it.
+        spec: How.
+        is_weight: Whether it is a parameter or buffer, whose integers are stored.
+        axis: A weight's axis of output channels.
+    """
+
+    producer: str
+    spec: TensorSpec
+    is_weight: bool = False
+    axis: int = 0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What is decided for one operator that could be quantised.
+
+    Attributes:
+        node: Name of its node.
+        operator: Its name.
+        source: The user's line, or None.
+        operands: What is quantised; empty where it stays in floating point.
+        reason: Where the decision comes from, or why it stays.
+    """
+
+    node: str
+    operator: str
+    source: str | None
+    operands: tuple[QuantizedOperand, ...]
+    reason: str
+
+
+def placements(gm: fx.GraphModule, config: QuantizationConfig) -> tuple[Placement, ...]:
+    """Decide for each operator of a graph that can be quantised. Cost: linear in the nodes.
+
+    Args:
+        gm: The graph; where types are known, operands of other types than float are seen.
+        config: Whose specs are wanted where.
+    """
+    return tuple(
+        _placement(gm, node, OPERATORS[node.operator], config)
+        for node in graph(gm)
+        if node.operator in OPERATORS
+    )
+
+
+def _placement(
+    gm: fx.GraphModule, node: GraphNode, row: QuantizableOperator, config: QuantizationConfig
+) -> Placement:
+    spec, origin = config.spec_of(node)
+    found: tuple[QuantizedOperand, ...] | str = f"{origin} keeps it in floating point"
+    if spec is not None:
+        found = _operands(gm, node.fx_node, row, spec)
+    reason = found if isinstance(found, str) else origin
+    operands = () if isinstance(found, str) else found
+    source = str(node.source) if node.source is not None else None
+    return Placement(node.name, node.operator or "", source, operands, reason)
+
+
+def _operands(
+    gm: fx.GraphModule, node: fx.Node, row: QuantizableOperator, spec: QuantizationSpec
+) -> tuple[QuantizedOperand, ...] | str:
+    """Return the operands to quantise, or why there are none."""
+    call = resolve(node)
+    arguments = call.arguments if call is not None else {}
+    weight = arguments.get(row.weight) if row.weight is not None else None
+    stored = _stored(gm, weight)
+    found: list[QuantizedOperand] = []
+    if stored is not None and isinstance(weight, fx.Node):
+        refused = _refused_weight(stored, row, spec.weights)
+        if refused:
+            return refused
+        found.append(QuantizedOperand(weight.name, spec.weights, True, row.channels % stored.ndim))
+    elif spec.activations is None:
+        return "its operands are activations, which the spec keeps in floating point"
+    for name in row.activations:
+        operand = arguments.get(name)
+        if not isinstance(operand, fx.Node) or (operand is weight and stored is not None):
+            continue
+        if spec.activations is None:
+            continue
+        refused = _refused_activation(operand, call.name if call else "", spec.activations)
+        if refused:
+            return refused
+        found.append(QuantizedOperand(operand.name, spec.activations))
+    return tuple(found) or "it has no operand in floating point"
+
+
+def _stored(gm: fx.GraphModule, operand: object) -> Tensor | None:
+    """Return the tensor that an operand reads from the module, or None."""
+    if not isinstance(operand, fx.Node) or operand.op != "get_attr":
+        return None
+    value = find_attribute(gm, str(operand.target))
+    return value if isinstance(value, Tensor) else None
+
+
+def _refused_weight(weight: Tensor, row: QuantizableOperator, spec: TensorSpec) -> str | None:
+    if not weight.is_floating_point():
+        return f"its weight is {_short(weight.dtype)}"
+    if not weight.numel():
+        return "its weight is empty"
+    if not bool(weight.isfinite().all()):
+        return "its weight is not finite"
+    if spec.granularity != "per_group":
+        return None
+    if row.summed is None or weight.ndim != 2:
+        return "its weight has no groups: only rows of linear layers and embeddings have"
+    length, size = weight.shape[row.summed], spec.group_size or 1
+    if length % size:
+        return f"its rows of {length} elements are not divided by groups of {size}"
+    return None
+
+
+def _refused_activation(operand: fx.Node, operator: str, spec: TensorSpec) -> str | None:
+    known = type_of(operand)
+    if isinstance(known, TensorType) and not known.dtype.is_floating_point:
+        return f"its operand %{operand.name} is {_short(known.dtype)}"
+    if spec.is_dynamic and "conv" in operator:
+        return "a convolution sums over several tokens: scales per token do not fit"
+    if spec.is_dynamic and operator in ("aten.bmm", "aten.matmul", "aten.mm", "aten.addmm"):
+        return "its second operand is summed along tokens: scales per token do not fit"
+    return None
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

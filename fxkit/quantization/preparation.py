@@ -1,0 +1,181 @@
+"""Put observers into a program, which go on computing what it computed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import fx, nn
+
+from fxkit.errors import UnsupportedError
+from fxkit.ir.session import EditSession
+from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.manager.manager import PassManager
+from fxkit.passes.probes import Probe, ProbeSite, insert_probe
+from fxkit.quantization.config import QuantizationConfig
+from fxkit.quantization.observers import OBSERVERS, RangeObserver
+from fxkit.quantization.placement import Placement, placements
+from fxkit.quantization.specs import QuantizationSpec, TensorSpec
+from fxkit.tracing.capture_modes import capture
+from fxkit.tracing.captured import Captured
+
+Program = Captured | fx.GraphModule
+
+
+class ObserverProbe(Probe):
+    """Shows the value of a node to an observer.
+
+    Args:
+        place: The node.
+        observer: What looks at it.
+    """
+
+    def __init__(self, place: ProbeSite, observer: RangeObserver) -> None:
+        super().__init__(place)
+        self.observer = observer
+
+    def look(self, *values: Any) -> None:
+        """Let the observer look."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self.observer(value)
+
+
+@dataclass(frozen=True)
+class InsertObservers(Pass):
+    """Observe each activation that is going to be quantised; results stay bit for bit.
+
+    Rewrites:
+        %y = aten.linear(%x, %w)  →  opaque.ObserverProbe(%x); %y = aten.linear(%x, %w)
+
+    Attributes:
+        config: What is quantised, and how.
+        observers: The observers by the names of the nodes that they look at; new ones are added.
+    """
+
+    config: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(None))
+    observers: dict[str, RangeObserver] = field(default_factory=dict)
+
+    is_idempotent: ClassVar[bool] = False
+    adds_effects: ClassVar[bool] = True
+
+    def apply(self, edit: EditSession, context: PassContext) -> None:
+        """Insert a probe after each node whose range is needed. Cost: linear."""
+        nodes = {node.name: node for node in edit.graph.nodes}
+        for name, spec in observed(placements(edit.gm, self.config)).items():
+            if name not in self.observers:
+                self.observers[name] = new_observer(spec)
+            place = ProbeSite.of(nodes[name])
+            insert_probe(edit, nodes[name], ObserverProbe(place, self.observers[name]))
+
+
+def observed(decided: Iterable[Placement]) -> dict[str, TensorSpec]:
+    """Return the activations whose range calibration has to find, by the names of their nodes."""
+    return {
+        operand.producer: operand.spec
+        for placement in decided
+        for operand in placement.operands
+        if not operand.is_weight and not operand.spec.is_dynamic
+    }
+
+
+def new_observer(spec: TensorSpec) -> RangeObserver:
+    """Return a new observer of the kind that a spec names.
+
+    Raises:
+        FxkitError: When no observer has the name.
+    """
+    return OBSERVERS[spec.observer](bits=spec.bits)
+
+
+class PreparedProgram:
+    """A program whose activations are observed in each call. Made by `prepare`.
+
+    Attributes:
+        program: The captured program or graph that runs.
+        config: What is going to be quantised, and how.
+        observers: By the names of the nodes that they look at.
+    """
+
+    def __init__(self, remake: Callable[[], Program], config: QuantizationConfig) -> None:
+        self.remake = remake
+        self.config = config
+        self.observers: dict[str, RangeObserver] = {}
+        self.program = apply(remake(), InsertObservers(config, self.observers))
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The graph, with its observers."""
+        program = self.program
+        return program if isinstance(program, fx.GraphModule) else program.graph_module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program, and let the observers look."""
+        return self.program(*args, **kwargs)
+
+    def merge(self, other: PreparedProgram) -> None:
+        """Add what another one of the same program has seen, so that data can be shared out.
+
+        Raises:
+            UnsupportedError: When it observes other nodes, or with other observers.
+        """
+        if self.observers.keys() != other.observers.keys():
+            differing = sorted(self.observers.keys() ^ other.observers.keys())
+            raise UnsupportedError(
+                f"expected a program with the same observers, got others at {differing[:3]}",
+                hint="prepare both from one model, with one config",
+            )
+        for name, observer in self.observers.items():
+            observer.merge(other.observers[name])
+
+
+def prepare(
+    model: Any,
+    args: tuple[Any, ...] = (),
+    config: QuantizationConfig | QuantizationSpec | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+) -> PreparedProgram:
+    """Return a program that computes what `model` does and observes what will be quantised.
+
+    Args:
+        model: A module, function or captured program; or a `torch.fx.GraphModule`, of which a copy
+            is changed that shares its parameters.
+        args: Example inputs to capture with.
+        config: What is quantised, and how; a spec alone holds for all operators.
+        kwargs: Example keyword inputs.
+
+    Raises:
+        CaptureError: When the model is not one graph.
+        UnsupportedError: When `config` is none.
+    """
+    if isinstance(config, QuantizationSpec):
+        config = QuantizationConfig(config)
+    if not isinstance(config, QuantizationConfig):
+        raise UnsupportedError(
+            f"expected a QuantizationConfig or QuantizationSpec, got {config!r}",
+            hint="fxkit.quantization.int8_static() is a spec to begin with",
+        )
+    return PreparedProgram(lambda: _graph_of(model, args, kwargs), config)
+
+
+def _graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Program:
+    """Return a new graph of a model, which can be changed without changing the model."""
+    if isinstance(model, fx.GraphModule):
+        return fx.GraphModule(model, copy.deepcopy(model.graph))
+    fn = model.fn if isinstance(model, Captured) else model
+    if isinstance(fn, nn.Module) and fn.training:
+        raise UnsupportedError(
+            "expected a model in eval mode, got one in training mode",
+            hint="call model.eval() first: batch norms and dropout are calibrated as they run",
+        )
+    return capture(fn, args, dict(kwargs or {}))
+
+
+def apply(program: Program, current: Pass) -> Program:
+    """Run one pass over a program; where it has several graphs, over each."""
+    PassManager([current]).run(program)
+    return program

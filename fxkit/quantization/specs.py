@@ -1,0 +1,163 @@
+"""How a tensor is quantised: type, range of integers, scheme, granularity and observer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from fxkit.errors import UnsupportedError
+
+SCHEMES = ("symmetric", "affine")
+GRANULARITIES = ("per_tensor", "per_channel", "per_group", "per_token")
+
+_LIMITS = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-32768, 32767)}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """How one kind of tensor is quantised.
+
+    An element x is stored as clamp(round(x / scale) + zero_point, low, high).
+
+    Attributes:
+        dtype: The type that integers are stored in.
+        low: The least integer that is used.
+        high: The largest one.
+        scheme: `symmetric`: zero stands in the middle, `affine`: anywhere.
+        granularity: What shares a scale: the tensor, a channel, `group_size` elements of a
+            channel, or a token (a row along the last axis).
+        group_size: Elements of a group, for `per_group`.
+        observer: Registry name of what finds the range, see `fxkit.quantization.OBSERVERS`.
+        is_dynamic: Whether scales are computed in each call, from what is quantised.
+
+    Raises:
+        UnsupportedError: When the values contradict each other.
+    """
+
+    dtype: torch.dtype = torch.int8
+    low: int = -128
+    high: int = 127
+    scheme: str = "symmetric"
+    granularity: str = "per_tensor"
+    group_size: int | None = None
+    observer: str = "min_max"
+    is_dynamic: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        limits = _LIMITS.get(self.dtype)
+        if limits is None:
+            _refuse("dtype", f"one of {[str(t) for t in _LIMITS]}", self.dtype)
+        elif not limits[0] <= self.low < self.high <= limits[1]:
+            _refuse("range", f"low < high within {limits}", (self.low, self.high))
+        if self.scheme not in SCHEMES:
+            _refuse("scheme", f"one of {SCHEMES}", self.scheme)
+        if self.granularity not in GRANULARITIES:
+            _refuse("granularity", f"one of {GRANULARITIES}", self.granularity)
+        if (self.granularity == "per_group") != (self.group_size is not None):
+            _refuse("group_size", "a size for per_group, and none else", self.group_size)
+        if self.group_size is not None and self.group_size < 1:
+            _refuse("group_size", "at least 1", self.group_size)
+        if (self.granularity == "per_token") != self.is_dynamic:
+            _refuse("is_dynamic", "true for per_token, else false", self.is_dynamic)
+
+    @property
+    def bits(self) -> int:
+        """Bits that the integers need."""
+        return (self.high - self.low).bit_length()
+
+    def __str__(self) -> str:
+        group = f" {self.group_size}" if self.group_size else ""
+        kind = "u" if self.low == 0 else "s"
+        return f"{kind}{self.bits} {self.scheme} {self.granularity}{group}"
+
+
+@dataclass(frozen=True)
+class QuantizationSpec:
+    """How operators are quantised that multiply activations by weights.
+
+    Attributes:
+        activations: How activations are, or None where they stay in floating point.
+        weights: How weights are.
+    """
+
+    activations: TensorSpec | None
+    weights: TensorSpec
+
+    def with_observer(self, name: str) -> QuantizationSpec:
+        """Return the same with another observer of activations."""
+        if self.activations is None:
+            return self
+        return replace(self, activations=replace(self.activations, observer=name))
+
+
+def int8_static(
+    activations: str = "per_tensor",
+    weights: str = "per_channel",
+    *,
+    scheme: str = "affine",
+    observer: str = "min_max",
+) -> QuantizationSpec:
+    """Return activations of 8 bits whose scales are found by calibration, and int8 weights.
+
+    Args:
+        activations: Granularity of activations: `per_tensor`.
+        weights: Granularity of weights: `per_channel` or `per_tensor`.
+        scheme: Of activations: `affine` (uint8) or `symmetric` (int8).
+        observer: What finds the range of activations.
+
+    Raises:
+        UnsupportedError: When a granularity is none of these.
+    """
+    if activations != "per_tensor":
+        _refuse("granularity of activations", "per_tensor", activations)
+    is_affine = scheme == "affine"
+    return QuantizationSpec(
+        TensorSpec(
+            torch.uint8 if is_affine else torch.int8,
+            0 if is_affine else -128,
+            255 if is_affine else 127,
+            scheme,
+            activations,
+            observer=observer,
+        ),
+        _int8_weights(weights),
+    )
+
+
+def int8_dynamic(weights: str = "per_channel", *, scheme: str = "affine") -> QuantizationSpec:
+    """Return activations of 8 bits whose scales are computed per token in each call.
+
+    Args:
+        weights: Granularity of weights: `per_channel` or `per_tensor`.
+        scheme: Of activations.
+    """
+    spec = TensorSpec(scheme=scheme, granularity="per_token", is_dynamic=True)
+    return QuantizationSpec(spec, _int8_weights(weights))
+
+
+def int8_weight_only(weights: str = "per_channel") -> QuantizationSpec:
+    """Return int8 weights; activations stay in floating point."""
+    return QuantizationSpec(None, _int8_weights(weights))
+
+
+def int4_weight_only(group_size: int = 128, *, scheme: str = "affine") -> QuantizationSpec:
+    """Return weights of 4 bits in groups along their inner axis.
+
+    Args:
+        group_size: Elements that share a scale; it has to divide the length of a row.
+        scheme: `affine`, with zero points, or `symmetric`.
+    """
+    weights = TensorSpec(torch.int8, -8, 7, scheme, "per_group", group_size)
+    return QuantizationSpec(None, weights)
+
+
+def _int8_weights(granularity: str) -> TensorSpec:
+    if granularity not in ("per_channel", "per_tensor"):
+        _refuse("granularity of weights", "per_channel or per_tensor", granularity)
+    return TensorSpec(torch.int8, -127, 127, "symmetric", granularity)
+
+
+def _refuse(what: str, expected: str, got: object) -> None:
+    raise UnsupportedError(f"expected {what}: {expected}, got {got!r}")

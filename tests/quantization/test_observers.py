@@ -1,0 +1,97 @@
+"""Observers: their ranges, odd values, and merging."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxkit.errors import FxkitError
+from fxkit.quantization import OBSERVERS, RangeObserver
+
+ONE_RANGE = sorted(OBSERVERS)
+BY_CHANNEL = ["min_max", "moving_average"]
+
+
+def seen_by(name: str, *batches: torch.Tensor, axis: int | None = None) -> RangeObserver:
+    observer = OBSERVERS[name](axis=axis)
+    for batch in batches:
+        observer(batch)
+    return observer
+
+
+def test_the_files_of_the_folder_are_the_observers() -> None:
+    assert ONE_RANGE == ["entropy", "min_max", "moving_average", "mse", "percentile"]
+    with pytest.raises(FxkitError, match="min_max"):
+        OBSERVERS["none"]
+
+
+@pytest.mark.parametrize("name", ONE_RANGE)
+def test_a_range_lies_within_what_was_seen_and_holds_most_of_it(name: str) -> None:
+    batches = [torch.randn(64, 100) * 3 + 1 for _ in range(4)]
+    found = seen_by(name, *batches).value_range()
+    values = torch.cat(batches).double()
+    assert values.min() <= found.low and found.high <= values.max()
+    inside = (values >= found.low) & (values <= found.high)
+    assert inside.double().mean() > 0.98
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize("name", ["min_max", "mse", "percentile", "entropy"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e5])
+def test_two_halves_merged_are_the_whole(name: str, scale: float) -> None:
+    batches = [torch.randn(50, 8) * scale * 4**index for index in range(4)]
+    whole = seen_by(name, *batches).value_range()
+    first, second = seen_by(name, *batches[:2]), seen_by(name, *batches[2:])
+    first.merge(second)
+    assert torch.equal(first.value_range().low, whole.low)
+    assert torch.equal(first.value_range().high, whole.high)
+    assert first.count == 4 * 50 * 8
+
+
+@pytest.mark.parametrize("name", ONE_RANGE)
+def test_outliers_that_are_not_finite_are_counted_and_left_out(name: str) -> None:
+    values = torch.rand(100)
+    values[3], values[4], values[5] = torch.nan, torch.inf, -torch.inf
+    found = seen_by(name, values, torch.full((4,), torch.nan)).value_range()
+    assert 0 <= found.low <= found.high <= 1
+    assert found.notes == ("7 values are not finite",)
+
+
+@pytest.mark.parametrize("name", ONE_RANGE)
+def test_what_saw_nothing_or_only_zeros_says_so(name: str) -> None:
+    nothing = seen_by(name, torch.empty(0, 3), torch.tensor([1, 2]))
+    assert nothing.value_range().notes == ("no value was seen in calibration",)
+    zeros = seen_by(name, torch.zeros(5)).value_range()
+    assert zeros.low == zeros.high == 0
+    assert zeros.notes == ("all values are 0",)
+
+
+@pytest.mark.parametrize("name", BY_CHANNEL)
+def test_channels_have_ranges_of_their_own(name: str) -> None:
+    values = torch.stack([torch.linspace(-k, 2 * k, 7) for k in (1.0, 10.0, 0.1)], 1)
+    found = seen_by(name, values[None], axis=2).value_range()
+    torch.testing.assert_close(found.low, torch.tensor([-1, -10, -0.1]).double())
+    torch.testing.assert_close(found.high, torch.tensor([2, 20, 0.2]).double())
+    empty = values.clone()
+    empty[:, 1] = torch.nan
+    assert seen_by(name, empty, axis=1).value_range().high[1] == 0
+
+
+@pytest.mark.parametrize("name", sorted({*ONE_RANGE} - {*BY_CHANNEL}))
+def test_histograms_have_no_channels(name: str) -> None:
+    with pytest.raises(FxkitError, match="got one for each channel"):
+        OBSERVERS[name](axis=1)
+
+
+def test_observers_of_another_kind_are_not_merged() -> None:
+    with pytest.raises(FxkitError, match="expected an observer like MinMaxObserver"):
+        seen_by("min_max").merge(seen_by("moving_average"))
+
+
+def test_ranges_against_outliers() -> None:
+    values = torch.randn(100_000)
+    values[0] = 300.0
+    high = {name: float(seen_by(name, values).value_range().high) for name in ONE_RANGE}
+    assert high["min_max"] == 300
+    assert high["percentile"] < 6
+    assert high["entropy"] < 30

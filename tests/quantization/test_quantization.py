@@ -1,0 +1,275 @@
+"""From a model to its reference graph: observed, converted, reported and compiled."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import fxkit
+from fxkit import quantization as q
+from fxkit.errors import FxkitError, UnsupportedError
+from fxkit.quantization.affine import signal_to_noise
+
+SPECS = {
+    "static": q.int8_static(),
+    "static symmetric": q.int8_static(scheme="symmetric"),
+    "static per tensor": q.int8_static(weights="per_tensor"),
+    "static, mse": q.int8_static(observer="mse"),
+    "dynamic": q.int8_dynamic(),
+    "dynamic symmetric": q.int8_dynamic(scheme="symmetric"),
+    "weight only": q.int8_weight_only(),
+    "four bits": q.int4_weight_only(32),
+    "four bits, symmetric": q.int4_weight_only(16, scheme="symmetric"),
+}
+LEAST_DB = {"four bits": 15, "four bits, symmetric": 13}
+
+
+def perceptron() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32)).eval()
+
+
+class Convolutional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, groups=8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.second(torch.relu(self.first(x))))
+        return self.head(y.mean((2, 3)))
+
+
+def batches(count: int = 4, *shape: int) -> list[tuple[Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randn(shape or (8, 64)),) for _ in range(count)]
+
+
+def targets(gm: fx.GraphModule) -> list[str]:
+    return [str(node.target).split(".")[-2] for node in gm.graph.nodes
+            if "quantized_decomposed" in str(node.target)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_model_is_observed_and_converted(name: str) -> None:
+    model, data = perceptron(), batches()
+    before = copy.deepcopy(model.state_dict())
+    prepared = q.prepare(model, data[0], SPECS[name])
+    with torch.no_grad():
+        for (x,) in data:
+            assert torch.equal(prepared(x), model(x))
+        quantized = q.convert(prepared)
+        error = signal_to_noise(model(data[0][0]), quantized(*data[0]))
+        assert LEAST_DB.get(name, 30) < error < 60
+        for rows in (1, 8, 13):  # other sizes are the same program
+            x = torch.randn(rows, 64)
+            assert LEAST_DB.get(name, 28) - 4 < signal_to_noise(model(x), quantized(x))
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_compiled_reference_graph_is_the_graph(name: str) -> None:
+    model, data = perceptron(), batches()
+    quantized = q.quantize(model, SPECS[name], data)
+    fast = fxkit.compile(quantized)
+    with torch.no_grad():
+        for rows in (8, 3, 5):
+            x = torch.randn(rows, 64)
+            expected = quantized(x)
+            torch.testing.assert_close(fast(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_network_of_convolutions() -> None:
+    torch.manual_seed(0)
+    model, data = Convolutional().eval(), batches(3, 2, 3, 16, 16)
+    quantized = q.quantize(model, q.int8_static(), data)
+    with torch.no_grad():
+        assert signal_to_noise(model(*data[0]), quantized(*data[0])) > 25
+    assert targets(quantized.graph_module).count("dequantize_per_channel") == 3
+
+
+def test_operands_are_quantised_once_for_all_their_users() -> None:
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(64, 16) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.softmax(self.q(x) @ self.k(x).mT, -1) @ self.v(x)
+
+    quantized = q.quantize(Three().eval(), q.int8_static(), batches())
+    found = targets(quantized.graph_module)
+    # x, both operands of the scores, and both of the sum
+    assert found.count("quantize_per_tensor") == found.count("dequantize_per_tensor") == 5
+    assert found.count("dequantize_per_channel") == 3
+
+
+def test_tied_weights_are_stored_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(20, 64)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return F.linear(self.table(ids), self.table.weight)
+
+    data = [(torch.randint(20, (4, 5)),)]
+    quantized = q.quantize(Tied().eval(), q.int8_static(), data)
+    gm = quantized.graph_module
+    assert sum(name.endswith("_quantized") for name, _ in gm.named_buffers()) == 1
+
+
+def test_configs_say_what_holds_where() -> None:
+    model, data = perceptron(), batches()
+    config = q.QuantizationConfig(
+        q.int8_static(),
+        by_module={"2": None},
+        by_operator={F.linear: q.int8_weight_only()},
+    )
+    prepared = q.prepare(model, data[0], config)
+    assert not prepared.observers
+    report = q.report(q.convert(prepared), prepared, data)
+    first, second = report.rows
+    assert first.how == "weight s8 symmetric per_channel"
+    assert first.reason == "config: by_operator[aten.linear]"
+    assert not second.is_quantized
+    assert second.reason == "config: by_module['2'] keeps it in floating point"
+    left = q.QuantizationConfig(q.int8_static(), where=lambda node: False)
+    assert q.prepare(model, data[0], left).observers == {}
+
+
+def test_a_report_has_a_row_for_each_operator() -> None:
+    model, data = perceptron(), batches()
+    prepared = q.prepare(model, data[0], q.int8_static())
+    q.calibrate(prepared, data, progress=False)
+    quantized = q.convert(prepared)
+    report = q.report(quantized, prepared, data)
+    assert [row.operator for row in report.rows] == ["aten.linear", "aten.linear"]
+    for row in report.rows:
+        assert row.weight_sqnr is not None and row.weight_sqnr > 35
+        assert row.bytes_after < 0.3 * row.bytes_before
+        assert row.activation.startswith("[") and row.notes == ()
+        assert row.source is not None
+    (error,) = report.sqnr
+    with torch.no_grad():
+        exact = torch.cat([model(x) for (x,) in data])
+        found = torch.cat([quantized(x) for (x,) in data])
+    assert error == pytest.approx(signal_to_noise(exact, found), abs=0.01)
+    assert "2 of 2 operators quantised" in str(report)
+
+
+def test_calibration_can_be_shared_out() -> None:
+    model, data = perceptron(), batches(4)
+    spec = q.int8_static(observer="mse")
+    whole, *parts = (q.prepare(model, data[0], spec) for _ in range(3))
+    assert q.calibrate(whole, data) == 4
+    for part, share in zip(parts, (data[:1], data[1:]), strict=True):
+        q.calibrate(part, share)
+    parts[0].merge(parts[1])
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        assert torch.equal(q.convert(whole)(x), q.convert(parts[0])(x))
+    with pytest.raises(UnsupportedError, match="same observers"):
+        whole.merge(q.prepare(model, data[0], q.int8_weight_only()))
+
+
+def test_a_graph_is_copied_and_keeps_its_parameters() -> None:
+    model, data = perceptron(), batches()
+    gm = fxkit.symbolic_trace(model)
+    text = str(gm.graph)
+    quantized: Any = q.quantize(gm, q.int8_static(), data)
+    assert isinstance(quantized, fx.GraphModule)
+    assert str(gm.graph) == text
+    with torch.no_grad():
+        assert torch.equal(gm(*data[0]), model(*data[0]))
+        assert signal_to_noise(model(*data[0]), quantized(*data[0])) > 30
+
+
+def test_half_precision_models_keep_their_type() -> None:
+    model, data = perceptron().bfloat16(), [(x.bfloat16(),) for (x,) in batches()]
+    for spec in (q.int8_static(), q.int8_weight_only(), q.int4_weight_only(32)):
+        quantized = q.quantize(model, spec, data)
+        with torch.no_grad():
+            found, expected = quantized(*data[0]), model(*data[0])
+        assert found.dtype == torch.bfloat16
+        assert signal_to_noise(expected, found) > 13
+
+
+def test_what_can_not_be_quantised_stays_and_says_why() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines, self.windows = nn.Linear(64, 6), nn.Conv1d(1, 2, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.lines(x), self.windows(x[:, None])
+
+    model, data = Odd().eval(), batches()
+
+    def reasons(spec: q.QuantizationSpec) -> list[str]:
+        prepared = q.prepare(model, data[0], spec)
+        q.calibrate(prepared, data)
+        return [row.reason for row in q.report(q.convert(prepared), prepared).rows]
+
+    uneven = "its rows of 64 elements are not divided by groups of 48"
+    groupless = "its weight has no groups: only rows of linear layers and embeddings have"
+    assert reasons(q.int4_weight_only(48)) == [uneven, groupless]
+    by_token = "a convolution sums over several tokens: scales per token do not fit"
+    assert reasons(q.int8_dynamic()) == ["config: spec", by_token]
+    with torch.no_grad():
+        model.lines.weight[0, 0] = torch.nan
+    assert reasons(q.int8_static()) == ["its weight is not finite", "config: spec"]
+
+
+def test_what_calibration_met_is_noted() -> None:
+    model, data = perceptron(), batches()
+    prepared = q.prepare(model, data[0], q.int8_static())
+    broken = data[0][0].clone()
+    broken[0, 0] = torch.inf
+    q.calibrate(prepared, [(broken,), (torch.zeros(2, 64),)])
+    first, *_ = q.report(q.convert(prepared), prepared).rows
+    assert first.notes == ("%input_1: 1 values are not finite",)
+
+
+def test_faults_of_the_caller() -> None:
+    model, data = perceptron(), batches()
+    prepared = q.prepare(model, data[0], q.int8_static())
+    with pytest.raises(UnsupportedError, match="observers have seen no values"):
+        q.convert(prepared)
+    with pytest.raises(UnsupportedError, match="expected a QuantizationConfig or"):
+        q.prepare(model, data[0], None)
+    with pytest.raises(UnsupportedError, match="expected a QuantizationSpec or None"):
+        q.QuantizationConfig("int8")  # type: ignore[arg-type]
+    with pytest.raises(FxkitError):
+        q.QuantizationConfig(q.int8_static(), by_operator={"aten.lineer": None})
+    with pytest.raises(UnsupportedError, match="eval mode"):
+        q.prepare(perceptron().train(), data[0], q.int8_static())
+    with pytest.raises(FxkitError, match="name of a observer, got 'best'"):
+        q.prepare(model, data[0], q.int8_static(observer="best"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": torch.float16},
+        {"low": -200},
+        {"low": 3, "high": 3},
+        {"scheme": "odd"},
+        {"granularity": "per_row"},
+        {"granularity": "per_group"},
+        {"group_size": 4},
+        {"granularity": "per_group", "group_size": 0},
+        {"is_dynamic": True},
+        {"granularity": "per_token"},
+    ],
+)
+def test_specs_that_contradict_themselves_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match="expected "):
+        q.TensorSpec(**options)

@@ -34,7 +34,7 @@ class QuantizedOperand:
 
 
 @dataclass(frozen=True)
-class Placement:
+class QuantizedOperator:
     """What is decided for one operator that could be quantised.
 
     Attributes:
@@ -52,7 +52,7 @@ class Placement:
     reason: str
 
 
-def placements(gm: fx.GraphModule, config: QuantizationConfig) -> tuple[Placement, ...]:
+def placements(gm: fx.GraphModule, config: QuantizationConfig) -> tuple[QuantizedOperator, ...]:
     """Decide for each operator of a graph that can be quantised. Cost: linear in the nodes.
 
     Args:
@@ -68,7 +68,7 @@ def placements(gm: fx.GraphModule, config: QuantizationConfig) -> tuple[Placemen
 
 def _placement(
     gm: fx.GraphModule, node: GraphNode, row: QuantizableOperator, config: QuantizationConfig
-) -> Placement:
+) -> QuantizedOperator:
     spec, origin = config.spec_of(node)
     found: tuple[QuantizedOperand, ...] | str = f"{origin} keeps it in floating point"
     if spec is not None:
@@ -76,7 +76,7 @@ def _placement(
     reason = found if isinstance(found, str) else origin
     operands = () if isinstance(found, str) else found
     source = str(node.source) if node.source is not None else None
-    return Placement(node.name, node.operator or "", source, operands, reason)
+    return QuantizedOperator(node.name, node.operator or "", source, operands, reason)
 
 
 def _operands(

@@ -17,7 +17,7 @@ from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.probes import Probe, ProbeSite, insert_probe
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.observers import OBSERVERS, RangeObserver
-from fxkit.quantization.placement import Placement, placements
+from fxkit.quantization.placement import QuantizedOperator, placements
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
 from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
@@ -72,7 +72,7 @@ class InsertObservers(Pass):
             insert_probe(edit, nodes[name], ObserverProbe(place, self.observers[name]))
 
 
-def observed(decided: Iterable[Placement]) -> dict[str, TensorSpec]:
+def observed(decided: Iterable[QuantizedOperator]) -> dict[str, TensorSpec]:
     """Return the activations whose range calibration has to find, by the names of their nodes."""
     return {
         operand.producer: operand.spec

@@ -12,7 +12,7 @@ from torch import Tensor
 from fxkit.ir.attributes import find_attribute
 from fxkit.quantization.affine import parameters_of, signal_to_noise
 from fxkit.quantization.conversion import stored_weight
-from fxkit.quantization.placement import Placement, placements
+from fxkit.quantization.placement import QuantizedOperator, placements
 from fxkit.quantization.preparation import PreparedProgram
 from fxkit.torch_adapters import pytree
 
@@ -135,7 +135,7 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().double().reshape(-1) for tensor in tensors])
 
 
-def _row(prepared: PreparedProgram, placement: Placement) -> QuantizationRow:
+def _row(prepared: PreparedProgram, placement: QuantizedOperator) -> QuantizationRow:
     gm, notes, ranges = prepared.graph_module, [], []
     before = after = 0
     sqnr = None

@@ -75,15 +75,15 @@ class RangeObserver(nn.Module):
             values: float64[channels, n], n > 0.
             finite: bool[channels, n], which of them count; at least one does.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no method watch")
 
     def found(self) -> tuple[Tensor, Tensor]:
         """Return the range by channel, float64[channels] each; some value was seen."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no method found")
 
     def merge_state(self, other: RangeObserver) -> None:
         """Learn what another observer of the same class and options has learnt."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no method merge_state")
 
     def merge(self, other: RangeObserver) -> None:
         """Add what another observer has seen, so that calibration can be shared out.

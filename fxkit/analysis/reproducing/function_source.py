@@ -139,6 +139,9 @@ def _tree_of(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
             return found[0]
         if found:
             raise _refusal(function, "its file has several functions in that line")
+    # Python 3.13 keeps the text of `python -c` under the name that `exec` gives to any other.
+    if function.__code__.co_filename == "<string>":
+        raise _refusal(function, "its source is in no file")
     raise _refusal(function, "it is decorated, or its file has changed")
 
 

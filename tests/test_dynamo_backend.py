@@ -138,7 +138,7 @@ def _count_training(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(stages.to_cpp_in_stages(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr("fxkit.compiling.compiler.to_cpp_in_stages", make)
+    monkeypatch.setattr("fxkit.compiling.graph_compiler.to_cpp_in_stages", make)
     return made
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import fxkit
-from fxkit.compiling import compiler
+from fxkit.compiling import graph_compiler
 from fxkit.errors import PassError
 from fxkit.passes import Pass
 from fxkit.passes.canonicalise import Canonicalise
@@ -179,7 +179,7 @@ def test_a_graph_that_lowering_fails_at_runs_in_eager(monkeypatch: pytest.Monkey
     def raises(*_: Any, **__: Any) -> None:
         raise Wanted("no kernels")
 
-    monkeypatch.setattr(compiler, "lower", raises)
+    monkeypatch.setattr(graph_compiler, "lower", raises)
     args, compiled = inputs(), fxkit.compile(attends)
     with (
         torch.no_grad(),

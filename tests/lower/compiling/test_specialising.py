@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fxkit
-from fxkit.compiling import compiler
+from fxkit.compiling import graph_compiler
 from fxkit.ir.types import set_type, type_of
 from fxkit.lower.compiling import specialising
 from fxkit.lower.compiling.specialising import Specialiser
@@ -127,13 +127,13 @@ def test_expressions_that_are_not_right_are_not_used(propagated: list[fx.GraphMo
 def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return whether sizes were free, each time that passes run from now on."""
     made: list[bool] = []
-    real = compiler.Compiled._rewritten
+    real = graph_compiler.GraphCompiler._rewritten
 
     def rewritten(*args: Any, has_free_sizes: bool = False) -> fx.GraphModule:
         made.append(has_free_sizes)
         return real(*args, has_free_sizes=has_free_sizes)
 
-    monkeypatch.setattr(compiler.Compiled, "_rewritten", rewritten)
+    monkeypatch.setattr(graph_compiler.GraphCompiler, "_rewritten", rewritten)
     return made
 
 

@@ -26,6 +26,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import fxkit.compiling.compiler
+import fxkit.compiling.graph_compiler
 from fxkit.analysis.equivalence import assert_equivalent
 from fxkit.lower import Policy
 from fxkit.lower.training import training_module
@@ -295,7 +296,7 @@ def main(file: str, kind: str, count: int, first: int, skipped: int, step: int, 
     """Check every STEP-th operator from the FIRST on, that one without its SKIPPED first calls."""
     warnings.simplefilter("ignore")
     # Compile whatever can be, be it ever so small.
-    vars(fxkit.compiling.compiler)["Policy"] = functools.partial(Policy, min_members=1)
+    vars(fxkit.compiling.graph_compiler)["Policy"] = functools.partial(Policy, min_members=1)
     training_module.CALL_SECONDS = -1.0
     if kind == AS_CUDA_TEXT:
         compile_as_cuda_text(Path(f"{file}_built"))

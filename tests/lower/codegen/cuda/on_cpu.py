@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-import fxkit.compiling.compiler
+import fxkit.compiling.graph_compiler
 from fxkit.lower import CompiledModule
 from fxkit.lower.building.build import Library
 from fxkit.lower.codegen.cuda.printer import print_unit
@@ -115,5 +115,5 @@ def compile_as_cuda_text(folder: Path) -> None:
     """Let `fxkit.compile` make CUDA text, and run it under a shim, in all of this process."""
     folder.mkdir(exist_ok=True)
     lower = Lowering(folder)
-    vars(fxkit.compiling.compiler)["is_on_gpu"] = lambda gm, args: True
+    vars(fxkit.compiling.graph_compiler)["is_on_gpu"] = lambda gm, args: True
     vars(cuda_lowering)["to_cuda"] = lambda gm, args, **_: lower(gm, args)

@@ -1,0 +1,318 @@
+"""From a captured graph to what runs in its place: passes, then kernels, training or a backend."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit import config
+from fxkit.compiling.compile_dump import CompileDump
+from fxkit.compiling.own_faults import OwnFaults
+from fxkit.errors import CaptureError, FxkitError, InvalidGraphError, UnsupportedError
+from fxkit.gc_pause import paused_collector
+from fxkit.ir.code_tracer import CodeTracer
+from fxkit.ir.graph_copies import copy_nodes
+from fxkit.lower import CompiledModule, Policy
+from fxkit.lower.compiling.eager_module import eager_module
+from fxkit.lower.compiling.kernel_cache import KernelCache
+from fxkit.lower.compiling.lowering import cpp_target, to_cpp_as_recorded
+from fxkit.lower.compiling.pipeline import Lowering, lower
+from fxkit.lower.compiling.specialising import Specialiser, assumptions, holds_expressions
+from fxkit.lower.dispatch.eager_fallback import left_because
+from fxkit.lower.dispatch.shape_cache import ShapeCache, has_free_sizes
+from fxkit.lower.runtime.devices import is_on_gpu
+from fxkit.lower.training.stages import StagedModule, to_cpp_in_stages
+from fxkit.lower.training.training_module import TrainingModule
+from fxkit.passes.base import Pass
+from fxkit.passes.manager.instruments import Instrument
+from fxkit.passes.manager.manager import PassManager
+from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
+from fxkit.torch_adapters.fake_tensors import why_untyped
+from fxkit.torch_adapters.fx_graphs import codegen_of
+from fxkit.tracing.recording.dynamic_inputs import Request
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """The options of `fxkit.compile`; see there.
+
+    Attributes:
+        passes: The passes to run; None for the default ones.
+        train: Whether gradients are compiled.
+        dynamic: Which sizes are left open.
+        tune: Whether kernels are timed against eager.
+        fast: Whether results may be nearer to float64 than eager's.
+        backend: What makes a callable of each graph, instead of kernels.
+        instruments: What is told of each pass and step.
+        dump: A folder for every stage, or None.
+    """
+
+    passes: tuple[Pass, ...] | None = None
+    train: bool | None = None
+    dynamic: Request = None
+    tune: bool = False
+    fast: bool = False
+    backend: Backend | None = None
+    instruments: tuple[Instrument, ...] = ()
+    dump: Path | None = None
+
+
+@dataclass(frozen=True)
+class _FreeForms:
+    """A graph of free sizes, from which the graph for certain sizes is made.
+
+    Attributes:
+        gm: The graph.
+        captured: Makes it of the graph as it was captured; the passes are still to run.
+        rewritten: Makes it of the graph that the passes have run on, where they could.
+    """
+
+    gm: fx.GraphModule
+    captured: Specialiser
+    rewritten: Specialiser | None
+
+    def at(self, args: tuple[torch.Tensor, ...]) -> tuple[fx.GraphModule, bool]:
+        """Return the graph for the sizes of some inputs, and whether the passes have run on it."""
+        try:
+            found = None if self.rewritten is None else self.rewritten.quickly_at(args)
+            return (self.captured.at(args), False) if found is None else (found, True)
+        except InvalidGraphError:  # of which the passes say the same
+            return self.gm, False
+
+
+# What runs in the place of a captured graph for certain sizes.
+Lowered = CompiledModule | TrainingModule | StagedModule
+
+# Makes a callable of a graph and of the tensors that it takes.
+Backend = Callable[[fx.GraphModule, tuple[torch.Tensor, ...]], Callable[..., Any]]
+
+
+class GraphCompiler:
+    """Compiles the captured graphs of one program.
+
+    Args:
+        options: How.
+        alters_results: Whether something that was done to the program changes its results.
+        note: Is told of each module that was made for a captured graph.
+
+    Attributes:
+        modules: What was compiled; the last one last.
+        stock: The kernels, for use at other sizes.
+    """
+
+    def __init__(
+        self,
+        options: CompileOptions,
+        alters_results: Callable[[], bool],
+        note: Callable[[Lowered], None],
+    ) -> None:
+        self._options = options
+        self._alters_results = alters_results
+        self._note = note
+        self._policy = Policy(rounds=not options.fast, splits=options.fast)
+        self._own_faults = OwnFaults()
+        self.modules: list[CompiledModule | TrainingModule] = []
+        self.stock = KernelCache()
+        self._lowered_shapes: set[tuple[torch.Size, ...]] = set()  # by graphs without free sizes
+
+    def backend(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+        """Return what runs in the place of a captured graph."""
+        if self._options.backend is not None:
+            run = self._options.backend(self._rewritten_or_recorded(gm, args), args)
+            if not callable(run):
+                raise UnsupportedError(
+                    f"expected the backend to return something to call, got {type(run).__name__}",
+                    hint="return gm to run the graph as it is, or leave backend out to get kernels",
+                )
+            return run
+        reason = why_untyped() or left_because(gm, args)
+        is_changed = self._alters_results()
+        if reason is not None:
+            copied = self._rewritten_or_recorded(gm, args) if is_changed else _copied(gm)
+            return self._noted(eager_module(copied, reason))
+        if not has_free_sizes(gm):
+            return self._lower_as_it_is(gm, args)
+        lower = functools.partial(self._lower_for_sizes, gm, {})
+        run = ShapeCache(gm, lower, may_run_graph=not is_changed)
+        run.prepare(*args)
+        return run
+
+    def _lower_as_it_is(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Lowered:
+        """Compile a graph for these sizes.
+
+        A second one for the same may be the first with another number in it: its kernels read at
+        run time what sets them apart from those in stock.
+        """
+        shapes = tuple(tensor.shape for tensor in args)
+        is_first = shapes not in self._lowered_shapes
+        module = self._lower(gm, args, None if is_first else self.stock)
+        self._lowered_shapes.add(shapes)
+        self.stock.see(args)
+        if is_first and isinstance(module, CompiledModule):
+            self.stock.note(module.kernels)
+        return module
+
+    def _lower_for_sizes(
+        self, gm: fx.GraphModule, forms: dict[bool, _FreeForms], args: tuple[torch.Tensor, ...]
+    ) -> Lowered:
+        is_trained = self._is_trained(gm, args)
+        if is_trained not in forms:
+            forms[is_trained] = _FreeForms(gm, Specialiser(gm), self._rewritten_form(gm, args))
+        self.stock.see(args)
+        graph, is_rewritten = forms[is_trained].at(args)
+        return self._lower(graph, args, self.stock, is_rewritten)
+
+    def _rewritten_form(
+        self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]
+    ) -> Specialiser | None:
+        """Run the default passes once for all sizes, if they can do without numbers."""
+        if self._options.passes is not None:
+            return None
+        try:
+            rewritten = self._rewritten(gm, args, has_free_sizes=True)
+        except FxkitError:
+            return None
+        if holds_expressions(rewritten):
+            return None
+        return Specialiser(rewritten, assumptions(gm))
+
+    def _lower(
+        self,
+        gm: fx.GraphModule,
+        args: tuple[torch.Tensor, ...],
+        stock: KernelCache | None = None,
+        is_rewritten: bool = False,
+    ) -> Lowered:
+        policy = self._policy
+        instruments = self._watching()
+        for instrument in instruments:
+            instrument.begin(gm)
+        try:
+            copied = gm if is_rewritten else self._rewritten(gm, args, instruments)
+            is_trained = self._is_trained(gm, args)
+            module = self._kernels_for(copied, args, is_trained, stock, instruments)
+        except InvalidGraphError as error:
+            copied = _copied(gm)
+            module = to_cpp_as_recorded(copied, error.message, policy, instruments)
+            is_fused = any(region.kernel is not None for region in module.regions)
+            how = "is compiled as it was recorded" if is_fused else "runs in eager"
+            warnings.warn(f"{error}\n  The captured graph {how}.", stacklevel=2)
+        return self._noted(module)
+
+    def _watching(self) -> tuple[Instrument, ...]:
+        """Return what is told of the stages of a compile."""
+        options = self._options
+        folders = [f for f in (options.dump, config.current().dump) if f is not None]
+        return (*options.instruments, *map(CompileDump, folders))
+
+    def _kernels_for(
+        self,
+        gm: fx.GraphModule,
+        args: tuple[torch.Tensor, ...],
+        is_trained: bool,
+        stock: KernelCache | None,
+        instruments: tuple[Instrument, ...],
+    ) -> Lowered:
+        """Lower a graph that the passes have run on; in eager, with a warning, where that fails."""
+        policy = self._policy
+        try:
+            if is_trained:
+                return to_cpp_in_stages(
+                    gm, args, policy=policy, stock=stock, instruments=instruments
+                )
+            if is_on_gpu(gm, args):
+                from fxkit.lower.compiling.cuda_lowering import to_cuda
+
+                return to_cuda(gm, args, policy=policy, instruments=instruments)
+            return lower(
+                Lowering(
+                    gm,
+                    args,
+                    policy=policy,
+                    target=cpp_target(gm, policy, stock),
+                    tunes=self._options.tune,
+                    packs=True,
+                    on_failure=self._own_faults.leaves_out,
+                    instruments=instruments,
+                )
+            )
+        except (InvalidGraphError, Warning):
+            raise
+        except Exception as error:
+            outcome = "The graph runs in eager."
+            return eager_module(gm, self._own_faults.note("lowering", error, outcome))
+
+    def _noted(self, module: Lowered) -> Lowered:
+        """Take note of a module that was made for a captured graph."""
+        self._note(module)
+        for part in module.parts if self._options.train else ():
+            if isinstance(part, TrainingModule) and part.reason is not None:
+                warnings.warn(f"trained in eager: {part.reason}", stacklevel=2)
+        self.modules += module.parts
+        return module
+
+    def with_numbers(self, gm: fx.GraphModule) -> Callable[..., Any]:
+        """Return what runs in the place of a graph that takes numbers, which no kernel does."""
+        return self._rewritten(gm, (), has_free_sizes=True).forward
+
+    def _is_trained(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:
+        return self._options.train is not False and _asks_for_gradients(gm, args)
+
+    def _rewritten_or_recorded(
+        self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]
+    ) -> fx.GraphModule:
+        try:
+            return self._rewritten(gm, args)
+        except InvalidGraphError as error:
+            warnings.warn(f"{error}\n  The graph stays as it was recorded.", stacklevel=2)
+            return _copied(gm)
+
+    def _rewritten(
+        self,
+        gm: fx.GraphModule,
+        args: tuple[torch.Tensor, ...],
+        instruments: tuple[Instrument, ...] | None = None,
+        *,
+        has_free_sizes: bool = False,
+    ) -> fx.GraphModule:
+        """Return a copy of a captured graph that the passes have run on."""
+        passes = self._options.passes
+        if passes is None:
+            inference, training = (
+                (LOWERING_FAST, TRAINING) if self._options.fast else (LOWERING, LOWERING_TRAINING)
+            )
+            passes = training if self._is_trained(gm, args) else inference
+        with paused_collector(keeps_all=False):
+            copied = _copied(gm)
+            example = None if has_free_sizes else args
+            # Passes that can't do without sizes are no fault: they run again when sizes are known.
+            on_failure = None if has_free_sizes else self._own_faults.leaves_out
+            PassManager(
+                passes,
+                verify="structure",
+                args=example,
+                on_failure=on_failure,
+                instruments=self._options.instruments if instruments is None else instruments,
+            ).run(copied)
+        return copied
+
+
+def _asks_for_gradients(gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:
+    tensors = (*args, *gm.parameters(), *gm.buffers())
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """Copy a graph with its types and provenance, so that a pipeline leaves the captured one."""
+    graph = fx.Graph(tracer_cls=CodeTracer)
+    copy_nodes(gm.graph.nodes, graph, {})
+    if codegen_of(gm.graph) is None:
+        raise CaptureError("expected a graph with code, got none")
+    return fx.GraphModule(gm, graph)

@@ -56,6 +56,7 @@ def shown(notebook: Any) -> list[str]:
     """Return each code cell with all that is shown below it, as text.
 
     Line numbers are left out: those of torch and of model libraries move with their versions.
+    Quotes in the text of an SVG are written as such by Python 3.13's XML, and as entities before.
     """
     return [
         "\n".join([f"In [{cell.execution_count}]:", cell.source, *map(_text, cell.outputs)])
@@ -70,7 +71,7 @@ def _text(output: Any) -> str:
         text = f"{output.name}: {output.text}"
     else:
         text = f"{output.output_type}: {dict(sorted(output.data.items()))}"
-    return _LINE.sub(r"\1:_", text)
+    return _LINE.sub(r"\1:_", text.replace("&quot;", '"'))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -14,7 +14,8 @@ from fxkit.passes.common_subexpression_elimination import CommonSubexpressionEli
 from fxkit.passes.complex_by_parts import ComplexByParts
 from fxkit.passes.constant_folding import ConstantFolding
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
-from fxkit.passes.decompose import DecomposeForKernels, DecomposeToAten
+from fxkit.passes.decompose_for_kernels import DecomposeForKernels
+from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.fold_batch_norm import FoldBatchNorm
 from fxkit.passes.merge_layers import MergeLayers
 from fxkit.passes.recompose import Recompose

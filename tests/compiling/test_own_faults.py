@@ -21,7 +21,7 @@ from fxkit.passes.canonicalise import Canonicalise
 from fxkit.passes.common_subexpression_elimination import CommonSubexpressionElimination
 from fxkit.passes.constant_folding import ConstantFolding
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
-from fxkit.passes.decompose import DecomposeForKernels
+from fxkit.passes.decompose_for_kernels import DecomposeForKernels
 from fxkit.passes.pipelines import LOWERING
 from fxkit.passes.recompose import Recompose
 from fxkit.passes.remove_inference_no_ops import RemoveInferenceNoOps

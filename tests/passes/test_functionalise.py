@@ -17,7 +17,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import PostconditionError, PreconditionError
 from fxkit.ir.printer import format_graph
 from fxkit.passes import PassContext
-from fxkit.passes.decompose import DecomposeToAten
+from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.functionalise import Functionalise
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.properties import property_named

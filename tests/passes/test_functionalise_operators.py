@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import InvalidGraphError
-from fxkit.passes.decompose import DecomposeToAten
+from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.functionalise import Functionalise
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.properties import property_named

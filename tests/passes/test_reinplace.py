@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 
 import fxkit
-from fxkit.passes.decompose import DecomposeToAten
+from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.functionalise import Functionalise
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.reinplace import Reinplace

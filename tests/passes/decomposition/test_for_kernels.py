@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import fxkit
 from fxkit.ir.op import resolve
-from fxkit.passes.decompose import DecomposeForKernels
+from fxkit.passes.decompose_for_kernels import DecomposeForKernels
 from fxkit.passes.decomposition.for_kernels import FUNCTIONS, OPERATORS
 from fxkit.passes.manager.manager import PassManager
 from tests.sampling import one_in

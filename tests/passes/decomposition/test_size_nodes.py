@@ -13,7 +13,9 @@ from fxkit.analysis.type_inference.type_facts import concrete_numbers
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import type_of
 from fxkit.lower.compiling.specialising import holds_expressions
-from fxkit.passes.decompose import DecomposeForKernels, DecomposeToAten, DecomposeToCore
+from fxkit.passes.decompose_for_kernels import DecomposeForKernels
+from fxkit.passes.decompose_to_aten import DecomposeToAten
+from fxkit.passes.decompose_to_core import DecomposeToCore
 from fxkit.passes.decomposition.size_nodes import SizeNodes
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.passes.manager.manager import PassManager

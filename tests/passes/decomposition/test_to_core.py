@@ -13,7 +13,8 @@ from fxkit.analysis.editing import edit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.errors import PostconditionError
 from fxkit.passes import Functionalise, PassContext
-from fxkit.passes.decompose import DecomposeToAten, DecomposeToCore
+from fxkit.passes.decompose_to_aten import DecomposeToAten
+from fxkit.passes.decompose_to_core import DecomposeToCore
 from fxkit.passes.decomposition import torch_decompositions
 from fxkit.passes.decomposition.core_operators import CORE_OPERATORS, core_operators_page, is_core
 from fxkit.passes.manager.manager import PassManager

@@ -63,7 +63,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
 	@sed 's/^torch==.*/torch==$(TORCH)/; $(if $(OTHER_TORCH),/^setuptools==/d)' constraints.txt > $(CONSTRAINTS)
 	@echo "installing torch $(TORCH) (a CPU build is 200 MB, one for CUDA 5 GB)"
-	@$(PIP_INSTALL) "torch==$(TORCH)" setuptools
+	@$(PIP_INSTALL) "torch==$(TORCH)" "setuptools>=77"
 	@echo "installing fxkit and its tools"
 	@$(PIP_INSTALL) --no-build-isolation -e ".[demo,dev,docs,notebook]"
 	@echo "installing the demo's weights"

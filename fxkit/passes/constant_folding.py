@@ -15,6 +15,7 @@ from fxkit.ir.attributes import find_attribute
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.options import check_at_least
+from fxkit.passes.properties import is_dequantised
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,13 @@ class ConstantFolding(Pass):
     Attributes:
         max_bytes: Largest result to keep, in bytes.
         fold_parameters: Whether parameters are constants: for inference only.
+        fold_dequantized: Whether quantised weights become floating point, which takes four to eight
+            times the memory.
     """
 
     max_bytes: int = 16 * 2**20
     fold_parameters: bool = False
+    fold_dequantized: bool = False
 
     def drops_gradients(self) -> bool:
         """Tell whether parameters are constants."""
@@ -73,6 +77,8 @@ class _Folder:
             self._read(node)
             return
         if node.op not in ("call_function", "call_method") or self.has_modes:
+            return
+        if is_dequantised(node) and not self.options.fold_dequantized:
             return
         operands = node.all_input_nodes
         if any(operand not in self.values for operand in operands):

@@ -357,11 +357,12 @@ def quantized(gm: fx.GraphModule) -> Iterator[Complaint]:
     for node, call in _calls(gm):
         for name in _PRODUCTS.get(call.name, ()):
             operand = call.arguments.get(name)
-            if not isinstance(operand, fx.Node) or not _is_dequantised(operand):
+            if not isinstance(operand, fx.Node) or not is_dequantised(operand):
                 yield node, f"takes its {name} in floating point"
                 break
 
 
-def _is_dequantised(node: fx.Node) -> bool:
+def is_dequantised(node: fx.Node) -> bool:
+    """Tell whether a node turns stored integers into floating point."""
     call = resolve(node)
     return call is not None and call.name.rpartition(".")[2].startswith("dequantize")

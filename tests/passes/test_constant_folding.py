@@ -151,3 +151,14 @@ def test_folded_parameters_need_no_gradient_any_more():
     PassManager(passes, args=args).run(gm)
     assert not gm(*args).requires_grad
     torch.testing.assert_close(gm(*args), module(*args).detach())
+
+
+@pytest.mark.parametrize("spec", ["int8_weight_only", "int4_weight_only"])
+def test_quantised_weights_stay_integers(spec):
+    layer = nn.Linear(128, 4).eval()
+    x = torch.randn(2, 128)
+    gm = fxkit.quantize(layer, getattr(fxkit.quantization, spec)(), args=(x,)).graph_module
+    assert not PassManager([ConstantFolding(fold_parameters=True)], args=(x,)).run(gm).modified
+    assert gm.get_buffer("weight_quantized").dtype == torch.int8
+    folding = ConstantFolding(fold_parameters=True, fold_dequantized=True)
+    assert PassManager([folding], args=(x,)).run(gm).modified

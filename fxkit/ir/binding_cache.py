@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.ir.schema import as_float, signature_of
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 
@@ -35,19 +36,22 @@ class BoundForm:
         fixed: Schema name → what is the same in all of them.
         places: `(schema name, position)` of what differs, positions counted over arguments and then
             keyword arguments; several positions become one list.
+        floats: Names of those that are integers where a float belongs.
     """
 
-    __slots__ = ("fixed", "operator", "places")
+    __slots__ = ("fixed", "floats", "operator", "places")
 
     def __init__(
         self,
         operator: Any,
         fixed: dict[str, Any],
         places: tuple[tuple[str, int | tuple[int, ...]], ...],
+        floats: tuple[str, ...] = (),
     ) -> None:
         self.operator = operator
         self.fixed = fixed
         self.places = places
+        self.floats = floats
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a call's arguments by the schema's names."""
@@ -58,6 +62,8 @@ class BoundForm:
                 bound[name] = given[position]
             else:
                 bound[name] = [given[p] for p in position]
+        for name in self.floats:
+            bound[name] = as_float(bound[name])
         return bound
 
 
@@ -124,7 +130,10 @@ def learn(
             return None
         else:
             fixed[name] = value
-    return BoundForm(call.operator, fixed, tuple(places))
+    overload = call.operator.overload
+    known = frozenset[str]() if overload is None else signature_of(overload).floats
+    numbers = (name for name, _ in places if isinstance(call.arguments[name], _Int))
+    return BoundForm(call.operator, fixed, tuple(places), tuple(known.intersection(numbers)))
 
 
 def _kind(value: Any) -> Hashable | None:

@@ -358,3 +358,12 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 # Packet → the argument whose None says the same as the overload that does not have it.
 NONE_SAYS_NOTHING = {"div": "rounding_mode", "div_": "rounding_mode"}
+
+# Operators whose numbers say nothing of the result's dtype: `F.elu(x, alpha=1)` is `alpha=1.0`.
+NUMBERS_WITHOUT_DTYPE = frozenset(
+    """
+    elu celu hardtanh leaky_relu rrelu rrelu_with_noise threshold softplus hardshrink softshrink
+    norm native_norm dist renorm histc lerp linalg_norm linalg_vector_norm linalg_matrix_norm
+    linalg_cond
+    """.split()
+)

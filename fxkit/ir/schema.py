@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.attributes import Attribute
-from fxkit.ir.op_table import PARAMETER_NAMES
+from fxkit.ir.op_table import NUMBERS_WITHOUT_DTYPE, PARAMETER_NAMES
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters.operators import OpOverloadPacket
@@ -32,6 +32,7 @@ class _Parameter:
     length: int | None
     keyword_only: bool
     default: Any
+    is_float: bool
 
 
 class Signature:
@@ -43,10 +44,13 @@ class Signature:
 
     def __init__(self, overload: Any) -> None:
         self.overload = overload
-        self.parameters = tuple(_parameter(a) for a in overload._schema.arguments)
+        packet = overload._schema.name.partition("::")[2].removesuffix("_")
+        has_dtype = packet not in NUMBERS_WITHOUT_DTYPE
+        self.parameters = tuple(_parameter(a, has_dtype) for a in overload._schema.arguments)
         self.positional = tuple(p for p in self.parameters if not p.keyword_only)
         self.of_method = tuple(sorted(self.positional, key=lambda p: p.name != "self"))
         self.names = frozenset(p.name for p in self.parameters)
+        self.floats = frozenset(p.name for p in self.parameters if p.is_float)
         self._defaults = {p.name: p.default for p in self.parameters}
         self._required = [p.name for p in self.parameters if p.default is _REQUIRED]
         self._outs = tuple(a.name for a in overload._schema.arguments if a.is_out)
@@ -177,14 +181,34 @@ _KINDS = {
 }
 
 
-def _parameter(argument: Any) -> _Parameter:
+def _parameter(argument: Any, has_dtype: bool) -> _Parameter:
+    """Return what a schema says of a parameter.
+
+    Args:
+        argument: The parameter.
+        has_dtype: Whether numbers may change the dtype of the operator's results.
+    """
     text = str(argument.real_type)
     optional = text.startswith("Optional[")
     if optional:
         text = text.removeprefix("Optional[")[:-1]
     default = argument.default_value if argument.has_default_value() else _REQUIRED
     kind = _KINDS.get(text, "any")
-    return _Parameter(argument.name, kind, optional, argument.N, argument.kwarg_only, default)
+    is_float = kind == "float" or (kind == "number" and not has_dtype)
+    if is_float:
+        default = as_float(default)
+    return _Parameter(
+        argument.name, kind, optional, argument.N, argument.kwarg_only, default, is_float
+    )
+
+
+# Up to here each integer is a float64.
+_EXACT = 1 << 53
+
+
+def as_float(value: Any) -> Any:
+    """Return an integer as the float that it is where a float belongs."""
+    return float(value) if type(value) is int and abs(value) <= _EXACT else value
 
 
 def _fit(parameter: _Parameter, value: Any, lenient: bool) -> Any:
@@ -196,7 +220,8 @@ def _fit(parameter: _Parameter, value: Any, lenient: bool) -> Any:
     check = _CHECKS.get(parameter.kind)
     if check is None:
         return value
-    return check(value, parameter.length, lenient)
+    fit = check(value, parameter.length, lenient)
+    return as_float(fit) if parameter.is_float else fit
 
 
 def _fit_tensor(value: Any, _length: int | None, lenient: bool) -> Any:

@@ -56,6 +56,8 @@ class Compiled(GraphProgram):
     _fxkit_stands_for = "captured"
 
     def __init__(self, fn: Callable[..., Any], options: CompileOptions) -> None:
+        if not isinstance(fn, torch.nn.Module):
+            functools.update_wrapper(self, fn)  # first: it takes over attributes of any name
         self._options = options
         self._has_warned = False
         self._compiler = GraphCompiler(options, lambda: self.captured.alters_results, self._noted)
@@ -70,8 +72,6 @@ class Compiled(GraphProgram):
         self.captured.on_change(self._forget_entries)
         self._forget_entries()
         self._methods: dict[int, CompiledMethod] = {}
-        if not isinstance(fn, torch.nn.Module):
-            functools.update_wrapper(self, fn)
 
     @property
     def compiled_modules(self) -> list[CompiledModule | TrainingModule]:

@@ -597,3 +597,17 @@ def test_graphs_that_differ_in_a_number_share_kernels() -> None:
         weight = torch.tensor(0.05 * position)
         assert torch.allclose(compiled(x, weight), program(x, weight), atol=1e-6)
     assert len(compiled.compiled_modules) == 9
+
+
+def test_a_captured_program_keeps_its_attributes_to_itself() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * 2
+
+    captured = fxkit.capture(fn, (torch.ones(3),))
+    fxkit.rewrite(captured.graph_module, fxkit.rule(lambda x: x * 2, lambda x: x * 3))
+    vars(fn)["_options"] = {}  # as any function may have
+    for program, factor in ((captured, 3), (fn, 2)):
+        fast = fxkit.compile(program)
+        for size in (3, 3, 4):
+            assert torch.equal(fast(torch.ones(size)), torch.full((size,), float(factor)))
+        assert len(fast.compiled_modules) == 2

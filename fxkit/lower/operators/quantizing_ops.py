@@ -1,4 +1,4 @@
-"""Fake quantisation: rows that round to the numbers a quantised tensor would have."""
+"""Quantisation: rows that make integers of numbers and back, or round as if they did."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators import movement_table, scalar_table
 from fxkit.lower.operators.movement_table import Point
 from fxkit.lower.operators.row_table import Arguments, ReducedFrame, Shape, framed
-from fxkit.lower.operators.scalar_table import call, select
+from fxkit.lower.operators.scalar_table import Computes, call, select
 
 # Eager converts to integers of 64 bits; larger numbers become the lowest one.
 _INTEGERS = 2.0**63
@@ -34,6 +34,30 @@ def _per_channel(
     p: Point, self: Any, scale: Any, zero_point: Any, *, axis: int, quant_min: int, quant_max: int
 ) -> Ref:
     return _of_channel(p, self, scale, zero_point, axis, quant_min, quant_max)[0]
+
+
+@scalar_table.row("quantized_decomposed.quantize_per_tensor", computes=Computes.OWN)
+def _quantize(
+    input: Ref, *, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Ref:
+    value = input.cast(torch.float32)
+    level = call("rint", value * ctypes.c_float(1.0 / scale).value) + float(zero_point)
+    clamped = _clamped(level, quant_min, quant_max)
+    return select(level.differs(level), 0.0, clamped).cast(dtype)  # NaN becomes 0
+
+
+@scalar_table.row("quantized_decomposed.dequantize_per_tensor", computes=Computes.OWN)
+def _dequantize(input: Ref, *, scale: float, zero_point: int) -> Ref:
+    return (input.cast(torch.float32) - float(zero_point)) * ctypes.c_float(scale).value
+
+
+@movement_table.move("quantized_decomposed.dequantize_per_channel")
+def _dequantize_channels(p: Point, input: Any, scales: Any, zero_points: Any, *, axis: int) -> Ref:
+    place = (p.index[axis % len(p.shape)],)
+    level = p.read(input, p.index).cast(torch.float32)
+    if zero_points is not None:
+        level = level - p.read(zero_points, place).cast(torch.float32)
+    return level * p.read(scales, place)
 
 
 def _whole(

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 import fxkit
 from fxkit.lower import to_cpp
 from fxkit.lower.training.training_module import TrainingModule
+from fxkit.torch_adapters.quantized_operators import quantized_operators
 
 SPECIAL = [math.nan, math.inf, -math.inf, 1e20, -1e20, 2e10, 0.05, 0.15, 0.25, -0.05, 1e-45, -0.0]
 
@@ -102,3 +103,48 @@ def test_channels_in_training(axis: int) -> None:
     zero[1] = 500
     with pytest.raises(RuntimeError, match="must be between"):
         fast(x, scale, zero)
+
+
+RANGES = [
+    (0, 255, torch.uint8),
+    (-128, 127, torch.int8),
+    (-127, 127, torch.int8),
+    (-8, 7, torch.int8),
+]
+
+
+@pytest.mark.parametrize(("low", "high", "kind"), RANGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [0.1, 0.013, 3.0, 1e-9])
+def test_integers_are_eagers_and_so_are_the_numbers_that_they_stand_for(
+    low: int, high: int, kind: torch.dtype, dtype: torch.dtype, scale: float
+) -> None:
+    ops = quantized_operators()
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        level = ops.quantize_per_tensor.default(x * 1, scale, 3, low, high, kind)
+        bounds = (scale, 3, low, high, kind)
+        return level, ops.dequantize_per_tensor.default(level, *bounds, out_dtype=dtype)
+
+    x = numbers(7, 61).to(dtype)
+    module = to_cpp(fx.symbolic_trace(program), (x,))
+    assert all(region.kernel for region in module.regions)
+    for found, expected in zip(module(x), program(x), strict=True):
+        assert same(found, expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_channels_are_dequantised_as_in_eager(axis: int, has_zeros: bool) -> None:
+    ops, count = quantized_operators(), (6, 17, 5)[axis]
+
+    def program(x: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        bounds = (axis, -128, 127, torch.int8)
+        known = zeros if has_zeros else None
+        return ops.dequantize_per_channel.default(x, scales, known, *bounds).neg()
+
+    x = torch.randint(-128, 128, (6, 17, 5)).to(torch.int8)
+    args = (x, torch.rand(count), torch.randint(-100, 100, (count,)))
+    module = to_cpp(fx.symbolic_trace(program), args)
+    assert all(region.kernel for region in module.regions)
+    assert same(module(*args), program(*args))

@@ -91,6 +91,12 @@ class Tensor:
         return self.node.op in ("placeholder", "get_attr")
 
 
+def _is_laid_out_by_a_library(node: fx.Node) -> bool:
+    """Tell whether LAPACK or its like decides the strides of `out=`, which torch's fakes guess."""
+    name = str(node.target).removeprefix("aten.")
+    return name.startswith(("linalg_", "geqrf", "_linalg"))
+
+
 class WrittenMemory:
     """What a graph writes to, as far as it is understood; nothing is changed.
 
@@ -336,6 +342,8 @@ class WrittenMemory:
             return f"torch does not say which shape %{node.name} gives it" if is_doubtful else None
         if target.base is not None or target.has_views or target.is_outside:
             return f"%{node.name} resizes memory that others show"
+        if _is_laid_out_by_a_library(node):
+            return f"torch does not say how %{node.name} lays out what it resizes"
         self.resized.setdefault(node, {})[target] = target.known, known
         target.known = known
         return None

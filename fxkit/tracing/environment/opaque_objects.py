@@ -64,15 +64,21 @@ _READS_CLOCK = frozenset({("numpy", "datetime64")})
 @functools.lru_cache(maxsize=8192)
 def has_native_state(kind: type) -> bool:
     """Tell whether instances of a class keep state in C that no guard can compare."""
+    if _full_name(kind) in _IMMUTABLE:  # a type variable hides its dict since Python 3.12
+        return False
     if hides_attributes(kind):
         return True
     if module_of(kind).partition(".")[0] == "torch":
         return False
     base = _in_c(kind)
-    module, name = module_of(base), qualname_of(base)
-    if f"{module}.{name}" in _IMMUTABLE or issubclass(base, BaseException):
+    module = module_of(base)
+    if _full_name(base) in _IMMUTABLE or issubclass(base, BaseException):
         return False
     return module.partition(".")[0] not in ("torch", "numpy") or module.startswith("numpy.random")
+
+
+def _full_name(kind: type) -> str:
+    return f"{module_of(kind)}.{qualname_of(kind)}"
 
 
 def is_hidden(function: Any) -> bool:

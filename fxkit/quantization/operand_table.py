@@ -36,3 +36,16 @@ OPERATORS = {
     "aten.matmul": QuantizableOperator(("self", "other"), "other", -1),
     "aten.embedding": QuantizableOperator((), "weight", 0, 1),
 }
+
+NOT_QUANTIZED = {
+    "aten.scaled_dot_product_attention": "its two products are inside of one operator",
+    "aten.conv_transpose1d": "transposed convolutions have no row",
+    "aten.conv_transpose2d": "transposed convolutions have no row",
+    "aten.conv_transpose3d": "transposed convolutions have no row",
+    "aten.einsum": "sums by letters have no row",
+    "aten.baddbmm": "products that are added to have no row but addmm",
+    "aten.lstm": "recurrent layers are one operator",
+    "aten.gru": "recurrent layers are one operator",
+    "aten.embedding_bag": "sums of rows have no row",
+}
+"""Operators that multiply and stay in floating point, and why."""

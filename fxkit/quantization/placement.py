@@ -12,7 +12,7 @@ from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.quantization.config import QuantizationConfig
-from fxkit.quantization.operand_table import OPERATORS, QuantizableOperator
+from fxkit.quantization.operand_table import NOT_QUANTIZED, OPERATORS, QuantizableOperator
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
 
 
@@ -59,11 +59,14 @@ def placements(gm: fx.GraphModule, config: QuantizationConfig) -> tuple[Quantize
         gm: The graph; where types are known, operands of other types than float are seen.
         config: Whose specs are wanted where.
     """
-    return tuple(
-        _placement(gm, node, OPERATORS[node.operator], config)
-        for node in graph(gm)
-        if node.operator in OPERATORS
-    )
+    found = []
+    for node in graph(gm):
+        if node.operator in OPERATORS:
+            found.append(_placement(gm, node, OPERATORS[node.operator], config))
+        elif node.operator in NOT_QUANTIZED:
+            reason = NOT_QUANTIZED[node.operator]
+            found.append(QuantizedOperator(node.name, node.operator, _source(node), (), reason))
+    return tuple(found)
 
 
 def _placement(
@@ -75,8 +78,11 @@ def _placement(
         found = _operands(gm, node.fx_node, row, spec)
     reason = found if isinstance(found, str) else origin
     operands = () if isinstance(found, str) else found
-    source = str(node.source) if node.source is not None else None
-    return QuantizedOperator(node.name, node.operator or "", source, operands, reason)
+    return QuantizedOperator(node.name, node.operator or "", _source(node), operands, reason)
+
+
+def _source(node: GraphNode) -> str | None:
+    return str(node.source) if node.source is not None else None
 
 
 def _operands(

@@ -228,6 +228,18 @@ def test_what_can_not_be_quantised_stays_and_says_why() -> None:
     assert reasons(q.int8_static()) == ["its weight is not finite", "config: spec"]
 
 
+def test_products_without_a_row_are_named_too() -> None:
+    class Attending(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x) + torch.einsum("bij,bkj->bik", x, x)
+
+    x = torch.randn(2, 4, 4)
+    prepared = q.prepare(Attending(), (x,), q.int8_weight_only())
+    rows = q.report(q.convert(prepared), prepared, [(x,)]).rows
+    assert [row.how for row in rows] == ["float", "float"]
+    assert "two products" in rows[0].reason
+
+
 def test_what_calibration_met_is_noted() -> None:
     model, data = perceptron(), batches()
     prepared = q.prepare(model, data[0], q.int8_static())

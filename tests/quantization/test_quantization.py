@@ -234,7 +234,7 @@ def test_products_without_a_row_are_named_too() -> None:
             return F.scaled_dot_product_attention(x, x, x) + torch.einsum("bij,bkj->bik", x, x)
 
     x = torch.randn(2, 4, 4)
-    prepared = q.prepare(Attending(), (x,), q.int8_weight_only())
+    prepared = q.prepare(Attending().eval(), (x,), q.int8_weight_only())
     rows = q.report(q.convert(prepared), prepared, [(x,)]).rows
     assert [row.how for row in rows] == ["float", "float"]
     assert "two products" in rows[0].reason

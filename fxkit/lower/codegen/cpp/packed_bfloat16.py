@@ -18,7 +18,7 @@ import torch
 from fxkit.lower.codegen.cpp.lane_loops import MOST, gains_in_lanes, stands_in_lanes, unguarded
 from fxkit.lower.codegen.cpp.non_temporal_stores import streamed_accesses
 from fxkit.lower.codegen.cpp.row_invariants import common_values
-from fxkit.lower.codegen.cpp.rows import BLOCK, TILE, RowPrinter
+from fxkit.lower.codegen.cpp.rows import TILE, RowPrinter
 from fxkit.lower.codegen.cpp.runtime_parameters import is_free
 from fxkit.lower.codegen.cpp.text import calls_function
 from fxkit.lower.codegen.cpp.unroll_and_jam import is_ordered, step_type
@@ -182,7 +182,7 @@ class PackedBfloat16Printer(RowPrinter):
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name)
         self._half = ""
-        self._block = 2 * BLOCK  # as many additions after each other as for single elements
+        self._block *= 2  # as many additions after each other as for single elements
         self._words: dict[str, str] = {}
         self._rows: dict[tuple[int, tuple[int, ...]], str] = {}  # in words, where they are shared
         self._results: list[str] = []

@@ -1,9 +1,10 @@
 """The accuracy of float32 sums along a row, at most twice eager's error, vectorised or not.
 
 A vectorised loop adds the numbers of a block in lanes: with 16 lanes, each adds 64 of a block's
-1,024. Some loops are not vectorised by the compiler: the same text then adds 1,024 numbers one
-after the other, with up to 70 times eager's error. Such sums are accumulated in float64, and so are
-those of many numbers that may be equal.
+1,024. Blocks are shorter on processors with fewer than eight lanes. Some loops are not vectorised
+by the compiler: the same text then adds 1,024 numbers one after the other, with up to 70 times
+eager's error. Such sums are accumulated in float64, and so are those of many numbers that may be
+equal.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from collections.abc import Sequence
 
 import torch
 
+from fxkit import cpu_info
 from fxkit.lower.codegen.cpp.runtime_parameters import is_free
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.loop_ir.rounded_values import unrounded
 from fxkit.lower.scheduling.index_intervals import IndexInterval
 from fxkit.lower.scheduling.row_sweeps import RowSweep
+
+# Float sums are kept in float64 from one block to the next. A lane adds at most 128 elements of
+# one: 8 lanes those of the longer block, 4 lanes, of SSE or NEON, those of the shorter.
+_BLOCK, _BLOCK_OF_FEW_LANES = 1024, 512
 
 # Numbers that are the same are rounded the same way. Where there may be many of them, a sum in
 # float32 takes so many elements, or so many vectors in lanes, one after the other.
@@ -47,6 +53,11 @@ _LONG_VECTOR_CODE = frozenset({"load", "index", "add", "sub"})
 
 # Whole numbers up to here have no rounded sum within a block.
 _LARGEST_EXACT = 1 << 13
+
+
+def block_size() -> int:
+    """Return how many elements are summed in float32 on this processor, before float64 goes on."""
+    return _BLOCK if "avx" in cpu_info.features() else _BLOCK_OF_FEW_LANES
 
 
 class RowSums:

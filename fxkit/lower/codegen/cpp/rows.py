@@ -16,7 +16,7 @@ from fxkit.lower.codegen.cpp.kernel import PARTS
 from fxkit.lower.codegen.cpp.lane_loops import MOST, needed_values
 from fxkit.lower.codegen.cpp.prefetching import ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.codegen.cpp.row_invariants import CommonValues, common_values
-from fxkit.lower.codegen.cpp.row_sums import FEW, RowSums
+from fxkit.lower.codegen.cpp.row_sums import FEW, RowSums, block_size
 from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
 from fxkit.lower.codegen.cpp.softmax_powers import EarlyPowers, early_powers
 from fxkit.lower.codegen.cpp.softmax_without_maximum import SoftmaxWithoutMaximum
@@ -28,9 +28,6 @@ from fxkit.lower.scheduling.row_sweeps import MAX_BUFFER_BYTES, RowSweep, schedu
 
 # A row without reductions is cut into tiles of this many elements, for the threads to share.
 TILE = 4096
-
-# Float sums are kept in float64 from one block of this many elements to the next.
-BLOCK = 1024
 
 # Where there are fewer rows than this, threads share long rows.
 FEW_ROWS = 8
@@ -60,7 +57,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         self._is_stepped = is_stepped(kernel)
         if not self._is_cut:
             self._choose_streams()
-        self._block = BLOCK
+        self._block = block_size()
 
     def _attribute(self) -> str:
         if any(map(self._row_sums.has_whole_loops, self._schedule.passes)):
@@ -294,7 +291,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         """
         for stretch in self._stretches_of(one):
             first, last = self._clipped(stretch, begin, end)
-            block = BLOCK if one.reductions else HALVES
+            block = block_size() if one.reductions else HALVES
             bounds = Bounds(str(first), str(last), self._most(first, last), block)
             self._enter(stretch)
             if not self._half_loops(one, bounds, clause):

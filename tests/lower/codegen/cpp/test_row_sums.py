@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 import fxkit
 from fxkit.lower import to_cpp
+from fxkit.lower.codegen.cpp.row_sums import block_size
 from fxkit.lower.codegen.cpp.rows import LONG_ROW
 from tests.lower.kernels import ALWAYS, body, text_of
 
@@ -40,7 +41,7 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 # The shape, the shape of what is the same along a row, the axis, and what tells the printer.
 PLACES: dict[str, tuple[tuple[int, int], tuple[int, int], int, str]] = {
     "row": ((9, 1023), (9, 1), 1, "#pragma omp simd reduction"),
-    "blocks": ((9, 4100), (9, 1), 1, "block += 1024"),
+    "blocks": ((9, 4100), (9, 1), 1, f"block += {block_size()}"),
     "parts": ((2, LONG_ROW + 1), (2, 1), 1, "long part"),
     "columns": ((1023, 65), (1, 65), 0, "block += 16"),
     "short columns": ((63, 130), (1, 130), 0, "block += 16"),

@@ -12,6 +12,7 @@ Each step is a graph of plain `torch.fx` nodes that runs and can be drawn.
 
 from __future__ import annotations
 
+from fxkit.quantization.algorithms import SmoothActivations, smooth_quant
 from fxkit.quantization.calibration import calibrate, quantize
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.conversion import QuantizeOperands, convert
@@ -37,6 +38,7 @@ __all__ = [
     "QuantizationSpec",
     "QuantizeOperands",
     "RangeObserver",
+    "SmoothActivations",
     "TensorSpec",
     "ValueRange",
     "calibrate",
@@ -48,4 +50,5 @@ __all__ = [
     "prepare",
     "quantize",
     "report",
+    "smooth_quant",
 ]

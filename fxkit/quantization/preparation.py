@@ -17,6 +17,7 @@ from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.probes import Probe, ProbeSite, insert_probe
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.observers import OBSERVERS, RangeObserver
+from fxkit.quantization.open_layers import OpenLayers
 from fxkit.quantization.placement import QuantizedOperator, placements
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
 from fxkit.tracing.capture_modes import capture
@@ -159,20 +160,32 @@ def prepare(
             f"expected a QuantizationConfig or QuantizationSpec, got {config!r}",
             hint="fxkit.quantization.int8_static() is a spec to begin with",
         )
-    return PreparedProgram(lambda: _graph_of(model, args, kwargs), config)
+    return PreparedProgram(lambda: graph_of(model, args, kwargs), config)
 
 
-def _graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Program:
-    """Return a new graph of a model, which can be changed without changing the model."""
+def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Program:
+    """Return a new graph of a model, which can be changed without changing the model.
+
+    What was applied to a captured program is applied to the new one.
+
+    Raises:
+        CaptureError: When the model is not one graph.
+        UnsupportedError: When it is in training mode.
+    """
     if isinstance(model, fx.GraphModule):
-        return fx.GraphModule(model, copy.deepcopy(model.graph))
+        return apply(fx.GraphModule(model, copy.deepcopy(model.graph)), OpenLayers())
     fn = model.fn if isinstance(model, Captured) else model
     if isinstance(fn, nn.Module) and fn.training:
         raise UnsupportedError(
             "expected a model in eval mode, got one in training mode",
             hint="call model.eval() first: batch norms and dropout are calibrated as they run",
         )
-    return capture(fn, args, dict(kwargs or {}))
+    if not isinstance(model, Captured) or not model.changes:
+        return capture(fn, args, dict(kwargs or {}))
+    program = Captured(fn)
+    program.keep_changes(model.changes)
+    program(*args, **dict(kwargs or {}))
+    return program
 
 
 def apply(program: Program, current: Pass) -> Program:

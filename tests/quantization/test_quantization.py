@@ -111,6 +111,15 @@ def test_operands_are_quantised_once_for_all_their_users() -> None:
     assert found.count("dequantize_per_channel") == 3
 
 
+def test_layers_of_a_traced_graph_are_opened() -> None:
+    torch.manual_seed(0)
+    model, data = Convolutional().eval(), batches(3, 2, 3, 16, 16)
+    quantized: Any = q.quantize(fxkit.symbolic_trace(model), q.int8_static(), data)
+    assert targets(quantized).count("dequantize_per_channel") == 3
+    with torch.no_grad():
+        assert signal_to_noise(model(*data[0]), quantized(*data[0])) > 25
+
+
 def test_tied_weights_are_stored_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -187,6 +196,7 @@ def test_a_graph_is_copied_and_keeps_its_parameters() -> None:
     quantized: Any = q.quantize(gm, q.int8_static(), data)
     assert isinstance(quantized, fx.GraphModule)
     assert str(gm.graph) == text
+    assert targets(quantized).count("dequantize_per_channel") == 2
     with torch.no_grad():
         assert torch.equal(gm(*data[0]), model(*data[0]))
         assert signal_to_noise(model(*data[0]), quantized(*data[0])) > 30

@@ -27,7 +27,7 @@ from fxkit.lower.codegen.cpp.runtime_parameters import (
     packed_numbers,
     parted,
 )
-from fxkit.lower.compiling import plan as planning
+from fxkit.lower.compiling import whole_operators
 from fxkit.lower.compiling.plan import make_plan
 from fxkit.lower.cpp_printer import print_kernel, print_unit
 from fxkit.lower.fusion.partitioner import partition
@@ -120,7 +120,7 @@ CASES: dict[str, Case] = {
 def kernel_and_inputs(fn: Callable[..., Any], args: Made) -> tuple[Kernel, list[torch.Tensor]]:
     gm = fx.symbolic_trace(fn) if fn is not attend else _traced_attention()
     propagate_types(gm, args)
-    with mock.patch.object(planning, "objection", lambda *_: None):
+    with mock.patch.object(whole_operators, "objection", lambda *_: None):
         plan = make_plan(gm, partition(gm, Policy(min_members=1)))
     (kernel,) = plan.kernels.values()
     (call,) = plan.calls.values()

@@ -160,7 +160,7 @@ def cases(dtype: torch.dtype, shape: tuple[int, ...]) -> list[tuple[ScalarOp, li
     for row in TABLE.values():
         if row.name in ("aten.to", "aten._to_copy", "aten.type_as", "aten.positive"):
             continue
-        if row.name.startswith("quantized_decomposed."):  # for single dtypes; see test_quantizing_ops
+        if row.name.startswith("quantized_decomposed."):  # see test_quantizing_ops
             continue
         for attributes in ATTRIBUTES.get(row.name, [{}]):
             args = operands(row, dtype, shape)

@@ -9,6 +9,7 @@ import torch
 
 import fxkit
 from tests.lower.programs_by_sizes import Program, random_program
+from tests.sampling import one_in
 
 # So far apart that no dimension of a program happens to be as long as another one.
 SIZES = [(5, 23), (7, 31), (11, 43), (17, 61), (47, 13), (71, 29), (13, 67), (53, 19), (97, 23)]
@@ -50,7 +51,7 @@ def check(seed: int) -> None:
             compare(compiled, program, sizes)
 
 
-@pytest.mark.parametrize("seed", range(1000, 1008))
+@pytest.mark.parametrize("seed", one_in(2, range(1000, 1008)))
 def test_one_build_serves_all_sizes(seed: int) -> None:
     check(seed)
 

@@ -62,9 +62,16 @@ def _hardshrink(self: Ref, *, lambd: Number, result_dtype: torch.dtype) -> Ref:
     return select((self >= low) & (self <= high), const_like(self, 0), self)
 
 
+# Since torch 2.14 eager rounds the bound of softshrink to the dtype of the tensor first.
+_ROUNDS_SHRINKAGE = torch.__version__ >= "2.14"
+
+
 @row("aten.softshrink")
-def _softshrink(self: Ref, *, lambd: Number) -> Ref:
-    shrunk = select(self > lambd, self - lambd, select(self < -lambd, self + lambd, self * 0))
+def _softshrink(self: Ref, *, lambd: Number, result_dtype: torch.dtype) -> Ref:
+    bound: Ref | Number = lambd
+    if _ROUNDS_SHRINKAGE:
+        bound = rounded_number(self, lambd, result_dtype)
+    shrunk = select(self > bound, self - bound, select(self < -bound, self + bound, self * 0))
     return select(self.differs(self), self, shrunk)
 
 

@@ -128,7 +128,7 @@ def test_a_crash_counts_and_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_a_tenth_of_the_operators(tmp_path: Path) -> None:
-    check(tmp_path / "found", 30, "float32", 1, 10)
+    check(tmp_path / "found", 25, "float32", 1, 10)  # which they are differs from torch to torch
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("float32", ON_GPU, *AT_SIZES)])

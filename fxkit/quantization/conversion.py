@@ -59,6 +59,7 @@ class _Converter:
         self.ops = quantized_operators()
         self.nodes = {node.name: node for node in edit.graph.nodes}
         self.made: dict[QuantizedOperand, fx.Node] = {}
+        self.late_place = _after_inputs(edit.graph)
 
     def run(self, config: QuantizationConfig) -> None:
         for placement in placements(self.edit.gm, config):
@@ -123,7 +124,9 @@ class _Converter:
         weight = find_attribute(self.edit.gm, str(read.target)).detach()
         spec, name = operand.spec, str(read.target).replace(".", "_")
         stored = stored_weight(weight, operand.axis, spec)
-        first = self.edit.add_attribute(f"{name}_quantized", stored.integers, before=read)
+        first = self.edit.add_attribute(
+            f"{name}_quantized", stored.integers, before=self.late_place.get(read, read)
+        )
         after = _Chain(self.edit, first)
         bounds = (spec.low, spec.high, spec.dtype)
         if spec.granularity == "per_tensor":
@@ -145,6 +148,15 @@ class _Converter:
         target = self.ops.dequantize_per_channel.default
         keywords = {} if weight.dtype == torch.float32 else {"out_dtype": weight.dtype}
         return after.call(target, first, scales, zeros, operand.axis, *bounds, **keywords)
+
+
+def _after_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Return the node after the last input, for each node before that one, as torch.export has."""
+    nodes = list(graph.nodes)
+    inputs = [index for index, node in enumerate(nodes) if node.op == "placeholder"]
+    if not inputs:
+        return {}
+    return {node: nodes[inputs[-1] + 1] for node in nodes[: inputs[-1]]}
 
 
 class _Chain:

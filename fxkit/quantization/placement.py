@@ -125,6 +125,8 @@ def _stored(gm: fx.GraphModule, operand: object) -> Tensor | None:
 def _refused_weight(weight: Tensor, row: QuantizableOperator, spec: TensorSpec) -> str | None:
     if not weight.is_floating_point():
         return f"its weight is {_short(weight.dtype)}"
+    if weight.dtype == torch.float64:
+        return "its weight is float64, which torch's quantising operators don't take"
     if not weight.numel():
         return "its weight is empty"
     if not bool(weight.isfinite().all()):
@@ -143,6 +145,8 @@ def _refused_activation(operand: fx.Node, operator: str, spec: TensorSpec) -> st
     known = type_of(operand)
     if isinstance(known, TensorType) and not known.dtype.is_floating_point:
         return f"its operand %{operand.name} is {_short(known.dtype)}"
+    if isinstance(known, TensorType) and known.dtype == torch.float64:
+        return "its operand is float64, which torch's quantising operators don't take"
     if spec.is_dynamic and "conv" in operator:
         return "a convolution sums over several tokens: scales per token do not fit"
     if spec.is_dynamic and operator in ("aten.bmm", "aten.matmul", "aten.mm", "aten.addmm"):

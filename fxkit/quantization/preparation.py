@@ -107,6 +107,12 @@ class PreparedProgram:
         self.observers: dict[str, RangeObserver] = {}
         self.program = apply(remake(), InsertObservers(config, self.observers))
 
+    def __repr__(self) -> str:
+        """Say what runs, and how many observers there are."""
+        seen = sum(bool(observer.count) for observer in self.observers.values())
+        of = f"PreparedProgram of {type(self.program).__name__}"
+        return f"<{of}, {len(self.observers)} observers, {seen} have seen values>"
+
     @property
     def graph_module(self) -> fx.GraphModule:
         """The graph, with its observers."""

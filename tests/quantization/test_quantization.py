@@ -120,6 +120,25 @@ def test_layers_of_a_traced_graph_are_opened() -> None:
         assert signal_to_noise(model(*data[0]), quantized(*data[0])) > 25
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.export about itself
+def test_exported_graphs_read_their_weights_before_their_inputs() -> None:
+    model, data = perceptron(), batches()
+    exported: Any = torch.export.export(model, data[0]).module()
+    quantized = q.quantize(exported, q.int8_static(), data)
+    with torch.no_grad():
+        assert signal_to_noise(model(*data[0]), quantized(*data[0])) > 30
+
+
+def test_double_precision_stays_with_a_reason() -> None:
+    model, x = nn.Linear(8, 4).double().eval(), torch.randn(3, 8).double()
+    prepared = q.prepare(model, (x,), q.int8_static())
+    assert repr(prepared) == "<PreparedProgram of Captured, 0 observers, 0 have seen values>"
+    quantized = q.convert(prepared)
+    assert torch.equal(quantized(x), model(x))
+    (row,) = q.report(quantized, prepared).rows
+    assert "float64" in row.reason
+
+
 def test_tied_weights_are_stored_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -156,7 +156,8 @@ def _after_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     inputs = [index for index, node in enumerate(nodes) if node.op == "placeholder"]
     if not inputs:
         return {}
-    return {node: nodes[inputs[-1] + 1] for node in nodes[: inputs[-1]]}
+    after: fx.Node = nodes[inputs[-1] + 1]
+    return dict.fromkeys(nodes[: inputs[-1]], after)
 
 
 class _Chain:

@@ -48,9 +48,6 @@ class Compiled(GraphProgram):
 
     Attributes:
         captured: The captured program, with its guards and graphs.
-        compiled_modules: What was compiled, one for each captured graph, and for one of free sizes
-            one for each set of sizes that it ran with; one for each stage where results are
-            computed from one another in training. The last one last.
     """
 
     _fxkit_stands_for = "captured"
@@ -75,7 +72,12 @@ class Compiled(GraphProgram):
 
     @property
     def compiled_modules(self) -> list[CompiledModule | TrainingModule]:
-        """What was compiled; see the class."""
+        """What was compiled, the last one last.
+
+        There is one for each captured graph, and for one of free sizes one for each set of sizes
+        that it ran with; one for each stage where results are computed from one another in
+        training.
+        """
         return self._compiler.modules
 
     def _noted(self, module: Lowered) -> None:

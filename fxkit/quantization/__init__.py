@@ -1,4 +1,4 @@
-"""Quantisation: observe a program's values, and let its operators take integers.
+"""Quantisation: observe a program's values, and let its operators take integers::
 
     spec = fxkit.quantization.int8_static()
     prepared = fxkit.quantization.prepare(model, args, spec)    # computes what the model does

@@ -216,6 +216,7 @@ def _run_passes(options: argparse.Namespace) -> int:
         with torch.no_grad():
             torch.export.save(result.exported_program(), written)
         with writing(options.output):
-            options.output.write_bytes(written.getbuffer())
+            # Not a view: Python 3.12.1 dies in its garbage collector where an error keeps one.
+            options.output.write_bytes(written.getvalue())
         print(f"\n{options.output}")
     return EXIT_OK

@@ -30,7 +30,19 @@ from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_mode
 from fxkit.torch_adapters.operators import can_read_keys, dispatch_keys
 
 _NAME = "fxkit_binding"
-_PARTS = ("declarations", "tensors", "pool", "fingerprint", "program", "entry")
+# The first two know neither Python nor torch.
+_PARTS = (
+    "pool",
+    "kernel_run",
+    "declarations",
+    "tensors",
+    "fingerprint",
+    "program_parts",
+    "program",
+    "entry_parts",
+    "entry",
+    "module",
+)
 
 
 _loaded: list[Any] = []

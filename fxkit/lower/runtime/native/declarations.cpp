@@ -2,10 +2,8 @@
 // functions that libtorch exports, declared here, and through what `find_layout` has made sure of.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <pthread.h>
 #include <stdint.h>
 #include <structmember.h>
-#include <sys/mman.h>
 
 // The address of an at::Tensor, which is itself one pointer to a TensorImpl.
 typedef void* Handle;
@@ -132,7 +130,3 @@ bool requires_grad(PyObject* tensor);
 
 // Whether a value is a plain strided tensor of this type.
 bool fits(PyObject* value, const Spec* spec);
-
-// Memory that is kept for the next call. `pool_take` returns NULL when there is none left.
-void* pool_take(size_t bytes);
-void pool_give(void* block, size_t bytes);

@@ -1,4 +1,9 @@
-// Memory that is kept for the next call, in lists of blocks of similar size.
+// Memory that is kept for the next call, in lists of blocks of similar size. Neither Python nor torch
+// is known here.
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
 
 enum { CLASSES = 8 * 48, SMALLEST = 6, HUGE_PAGE = 1 << 21 };
 
@@ -57,7 +62,9 @@ static void* fresh_block(size_t bytes, size_t asked) {
   return found;
 }
 
-void* pool_take(size_t bytes) {
+extern "C" {
+// Returns memory, or NULL where there is none left.
+void* fx_pool_take(size_t bytes) {
   if (bytes > (size_t)1 << 46) return NULL;
   size_t asked = bytes;
   int index = class_of(&bytes);
@@ -80,7 +87,7 @@ void* pool_take(size_t bytes) {
   return found;
 }
 
-void pool_give(void* memory, size_t bytes) {
+void fx_pool_give(void* memory, size_t bytes) {
   int index = class_of(&bytes);
   pthread_mutex_lock(&mutex);
   used_bytes -= bytes;
@@ -107,29 +114,30 @@ static void after_fork_in_child(void) {
   pthread_mutex_unlock(&mutex);
 }
 
-void pool_start(void) { pthread_atfork(before_fork, after_fork, after_fork_in_child); }
+void fx_pool_start(void) { pthread_atfork(before_fork, after_fork, after_fork_in_child); }
 
-PyObject* memory_statistics(PyObject* module, PyObject* unused) {
+struct fx_pool_statistics {
+  unsigned long long used, peak, kept, limit, reused, fresh, dropped;  // bytes, then blocks
+};
+
+void fx_pool_read(fx_pool_statistics* found) {
   pthread_mutex_lock(&mutex);
-  unsigned long long values[] = {used_bytes, peak_bytes, kept_bytes, limit, reused, fresh, dropped};
+  *found = {used_bytes, peak_bytes, kept_bytes, limit, reused, fresh, dropped};
   pthread_mutex_unlock(&mutex);
-  return Py_BuildValue("(KKKKKKK)", values[0], values[1], values[2], values[3], values[4],
-                       values[5], values[6]);
 }
 
-PyObject* trim_memory(PyObject* module, PyObject* unused) {
+// Frees what is kept and returns how many bytes that was.
+size_t fx_pool_trim(void) {
   pthread_mutex_lock(&mutex);
   size_t freed = free_all();
   pthread_mutex_unlock(&mutex);
-  return PyLong_FromSize_t(freed);
+  return freed;
 }
 
-PyObject* limit_memory(PyObject* module, PyObject* bytes) {
-  size_t value = PyLong_AsSize_t(bytes);
-  if (PyErr_Occurred()) return NULL;
+void fx_pool_limit(size_t bytes) {
   pthread_mutex_lock(&mutex);
-  limit = value;
+  limit = bytes;
   if (kept_bytes > limit) free_all();
   pthread_mutex_unlock(&mutex);
-  Py_RETURN_NONE;
+}
 }

@@ -175,7 +175,7 @@ bool fits(PyObject* value, const Spec* spec) {
 // From this size on memory comes from the pool: below, the C library's is as fast.
 enum { POOLED_BYTES = 1 << 20 };
 
-static void give_back(void* block, void* bytes) { pool_give(block, (size_t)(uintptr_t)bytes); }
+static void give_back(void* block, void* bytes) { fx_pool_give(block, (size_t)(uintptr_t)bytes); }
 
 Handle new_tensor(const Spec* spec) {
   const int64_t *sizes = spec->geometry, *strides = sizes + spec->rank;
@@ -185,11 +185,11 @@ Handle new_tensor(const Spec* spec) {
                                     spec->device_index, &made)
                ? NULL
                : made;
-  void* block = pool_take(spec->bytes);
+  void* block = fx_pool_take(spec->bytes);
   if (!block) return NULL;
   if (torch_from_blob(block, spec->rank, sizes, strides, 0, spec->dtype, 0, -1, &made, 0, NULL, 0,
                       give_back, (void*)(uintptr_t)spec->bytes)) {
-    pool_give(block, spec->bytes);
+    fx_pool_give(block, spec->bytes);
     return NULL;
   }
   return made;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from torch import fx
 import fxkit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.demo.judge import relative_error
+from fxkit.lower.building import toolchain
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
 from fxkit.lower.codegen.cpp import matrix_unit
@@ -70,13 +72,13 @@ def test_samples_run_in_kernels(name: str) -> None:
     assert relative_error(found, exact) <= tolerance * eager
 
 
-def ways_of(kernel: Kernel) -> Iterator[Kernel]:
-    """Yield a kernel in each way that its family has for it, on this machine."""
+def ways_of(kernel: Kernel, has_unit: bool = matrix_unit.is_available()) -> Iterator[Kernel]:
+    """Yield a kernel in each way that its family has for it, on this machine or on one like it."""
     yield kernel
     first, *others = kernel.body
     for switch, may_be in (
         ("is_winograd", getattr(first.detail, "may_be_winograd", False)),
-        ("is_split", matrix_unit.is_available()),
+        ("is_split", has_unit),
     ):
         if may_be and hasattr(first.detail, switch):
             turned = replace(first, detail=replace(first.detail, **{switch: True}))
@@ -120,6 +122,26 @@ def test_each_text_computes_what_its_detail_says(name: str, is_free: bool) -> No
             (found,) = empty(made)
             call(getattr(handle, f"k{number}"), way, [*inputs, found])
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+# One that has a unit for matrices: what is printed for it is looked at where there is none, too.
+OTHER_PROCESSOR = "-march=sapphirerapids"
+
+
+@torch.no_grad()
+def test_the_texts_of_all_families_compile_together_for_another_processor() -> None:
+    tools = toolchain.current()
+    compiler = [tools.compiler, *tools.flags, OTHER_PROCESSOR, "-fsyntax-only", "-x", "c++", "-"]
+
+    def errors_of(text: str) -> str:
+        found = subprocess.run(compiler, input=text, capture_output=True, text=True, check=False)
+        return found.stderr if found.returncode else ""
+
+    if errors_of(""):
+        pytest.skip(f"the compiler does not know {OTHER_PROCESSOR}")
+    kernels = [kernel for name in SAMPLES for kernel, _ in kernels_of(name)]
+    ways = [way for kernel in kernels for way in ways_of(kernel, has_unit=True)]
+    assert not errors_of(print_unit(numbered(ways), vector_library()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fxkit.lower.families.products.printer import ProductPrinter, boolean
 
-# Columns of a panel; FX_WIDE in the text.
+# Columns of a panel; FX_PANEL in the text.
 COLUMNS = 64
 
 

@@ -6,7 +6,7 @@
 // The unit holds eight tiles of 16 rows by 64 bytes: here four of sums, two of A and two of B.
 // Tiles of A hold 32 terms of 16 rows; those of B 16 pairs of terms, each of 16 columns.
 
-enum { FX_WIDE = 64, FX_PARTS = 3, FX_TERMS = 32, FX_CHUNK = 128, FX_TILE_SIZE = 512 };
+enum { FX_PANEL = 64, FX_PARTS = 3, FX_SPLIT_TERMS = 32, FX_CHUNK = 128, FX_TILE_SIZE = 512 };
 
 // Numbers between nought and this are too near to those that the unit takes for nought.
 constexpr float FX_SMALL = 0x1p-40f;
@@ -33,7 +33,7 @@ static inline __attribute__((always_inline)) void fx_split(
   }
 }
 
-static inline fx_vector fx_larger(fx_vector x, fx_vector size) {
+static inline fx_vector fx_larger_size(fx_vector x, fx_vector size) {
   const fx_vector positive = (fx_vector)((fx_words)x & 0x7fffffffu);
   return positive > size ? positive : size;
 }
@@ -47,13 +47,13 @@ static inline bool fx_is_small(fx_vector size) {
 // 32 terms of a row, as far as there are so many.
 static inline __attribute__((always_inline)) void fx_terms(
     const float* from, long step, long count, fx_vector* low, fx_vector* high) {
-  if (step == 1 && count >= FX_TERMS) {
+  if (step == 1 && count >= FX_SPLIT_TERMS) {
     *low = *(const fx_vector*)from;
     *high = *(const fx_vector*)(from + 16);
     return;
   }
-  alignas(64) float terms[FX_TERMS] = {};
-  for (long k = 0; k < FX_TERMS && k < count; ++k) terms[k] = from[k * step];
+  alignas(64) float terms[FX_SPLIT_TERMS] = {};
+  for (long k = 0; k < FX_SPLIT_TERMS && k < count; ++k) terms[k] = from[k * step];
   *low = *(const fx_vector*)terms;
   *high = *(const fx_vector*)(terms + 16);
 }
@@ -61,7 +61,7 @@ static inline __attribute__((always_inline)) void fx_terms(
 // The parts of up to 16 rows of A: [terms / 32][part][16][32]. Tells whether a row is too small.
 static bool fx_split_rows(
     const float* a, long row, long step, long rows, long depth, unsigned short* tiles) {
-  const long blocks = (depth + FX_TERMS - 1) / FX_TERMS;
+  const long blocks = (depth + FX_SPLIT_TERMS - 1) / FX_SPLIT_TERMS;
   bool is_small = false;
   for (long r = 0; r < 16; ++r) {
     fx_vector size = {};
@@ -69,8 +69,8 @@ static bool fx_split_rows(
       fx_words parts[FX_PARTS] = {};
       if (r < rows) {
         fx_vector low, high;
-        fx_terms(a + r * row + n * FX_TERMS * step, step, depth - n * FX_TERMS, &low, &high);
-        size = fx_larger(high, fx_larger(low, size));
+        fx_terms(a + r * row + n * FX_SPLIT_TERMS * step, step, depth - n * FX_SPLIT_TERMS, &low, &high);
+        size = fx_larger_size(high, fx_larger_size(low, size));
         fx_split(low, high, parts);
       }
       for (int part = 0; part < FX_PARTS; ++part)
@@ -85,29 +85,29 @@ static bool fx_split_rows(
 static void fx_split_columns(
     const float* b, long step, long column, long columns, long depth, fx_vector* sizes,
     unsigned short* tiles) {
-  for (long k = 0; k < depth; k += FX_TERMS)
-    for (long c = 0; c < FX_WIDE; c += 16) {
-      alignas(64) float turned[16 * FX_TERMS];
+  for (long k = 0; k < depth; k += FX_SPLIT_TERMS)
+    for (long c = 0; c < FX_PANEL; c += 16) {
+      alignas(64) float turned[16 * FX_SPLIT_TERMS];
       const float* from = b + k * step + c * column;
-      const bool is_whole = depth - k >= FX_TERMS && columns - c >= 16;
+      const bool is_whole = depth - k >= FX_SPLIT_TERMS && columns - c >= 16;
       const bool is_turned = is_whole && column == 1 && step != 1;
       if (is_turned) {
-        fx_transpose(from, step, turned, FX_TERMS);
-        fx_transpose(from + 16 * step, step, turned + 16, FX_TERMS);
+        fx_transpose(from, step, turned, FX_SPLIT_TERMS);
+        fx_transpose(from + 16 * step, step, turned + 16, FX_SPLIT_TERMS);
       }
       alignas(64) fx_words parts[FX_PARTS][16];
       for (long j = 0; j < 16; ++j) {
         fx_vector low = {}, high = {};
         if (is_turned)
-          fx_terms(turned + j * FX_TERMS, 1, FX_TERMS, &low, &high);
+          fx_terms(turned + j * FX_SPLIT_TERMS, 1, FX_SPLIT_TERMS, &low, &high);
         else if (c + j < columns)
           fx_terms(from + j * column, step, depth - k, &low, &high);
-        sizes[c + j] = fx_larger(high, fx_larger(low, sizes[c + j]));
+        sizes[c + j] = fx_larger_size(high, fx_larger_size(low, sizes[c + j]));
         fx_words found[FX_PARTS];
         fx_split(low, high, found);
         for (int part = 0; part < FX_PARTS; ++part) parts[part][j] = found[part];
       }
-      unsigned short* to = tiles + (k / FX_TERMS * (FX_WIDE / 16) + c / 16) * 3 * FX_TILE_SIZE;
+      unsigned short* to = tiles + (k / FX_SPLIT_TERMS * (FX_PANEL / 16) + c / 16) * 3 * FX_TILE_SIZE;
       for (int part = 0; part < FX_PARTS; ++part)
         fx_transpose((const float*)parts[part], 16, (float*)(to + part * FX_TILE_SIZE), 16);
     }
@@ -144,7 +144,7 @@ static void fx_multiply_tiles(
   FX_CLEAR(2);
   FX_CLEAR(3);
   for (long n = 0; n < blocks; ++n) {
-    const long a = n * FX_PARTS * FX_TILE_SIZE, b = a * (FX_WIDE / 16);
+    const long a = n * FX_PARTS * FX_TILE_SIZE, b = a * (FX_PANEL / 16);
     FX_LOAD(4, upper + a);
     FX_LOAD(5, lower + a);
     FX_LOAD(6, left + b + THREE);
@@ -200,18 +200,18 @@ static __attribute__((noinline)) void fx_whole_panel(
           m.depth, found);
       for (long i = 0; i < rows; ++i)
         for (long j = 0; j < columns; ++j)
-          sums[(r - first + i) * FX_WIDE + c - from + j] = found[i * FX_COLUMNS + j];
+          sums[(r - first + i) * FX_PANEL + c - from + j] = found[i * FX_COLUMNS + j];
     }
 }
 
-// sums[rows][FX_WIDE] = A[first to last] B[from to `to`], of the parts of A. Sums over more than
+// sums[rows][FX_PANEL] = A[first to last] B[from to `to`], of the parts of A. Sums over more than
 // FX_CHUNK terms are sums of such sums. Tells whether all of them hold.
 static bool fx_split_panel(
     const fx_matrices& m, const unsigned short* tiles, long first, long last, long from, long to,
     float* sums) {
-  const long band = (m.depth + FX_TERMS - 1) / FX_TERMS * FX_PARTS * FX_TILE_SIZE;
-  alignas(64) unsigned short panel[FX_CHUNK / FX_TERMS * (FX_WIDE / 16) * FX_PARTS * FX_TILE_SIZE];
-  fx_vector sizes[FX_WIDE] = {}, doubt = {};
+  const long band = (m.depth + FX_SPLIT_TERMS - 1) / FX_SPLIT_TERMS * FX_PARTS * FX_TILE_SIZE;
+  alignas(64) unsigned short panel[FX_CHUNK / FX_SPLIT_TERMS * (FX_PANEL / 16) * FX_PARTS * FX_TILE_SIZE];
+  fx_vector sizes[FX_PANEL] = {}, doubt = {};
   fx_configure_tiles();
   for (long k = 0; k < m.depth; k += FX_CHUNK) {
     const long terms = m.depth - k < FX_CHUNK ? m.depth - k : FX_CHUNK;
@@ -221,16 +221,16 @@ static bool fx_split_panel(
       fx_ask_for(m.b + k + terms + from * m.column, m.column, to - from);
     for (long r = 0; r < last - first; r += 32) {
       const unsigned short* upper =
-          tiles + r / 16 * band + k / FX_TERMS * FX_PARTS * FX_TILE_SIZE;
+          tiles + r / 16 * band + k / FX_SPLIT_TERMS * FX_PARTS * FX_TILE_SIZE;
       for (long c = 0; c < to - from; c += 32) {
         alignas(64) float found[32 * 32];
         fx_multiply_tiles(
             upper, upper + band, panel + c / 16 * FX_PARTS * FX_TILE_SIZE,
-            (terms + FX_TERMS - 1) / FX_TERMS, found);
+            (terms + FX_SPLIT_TERMS - 1) / FX_SPLIT_TERMS, found);
         for (long i = 0; i < 32; ++i)
           for (long j = 0; j < 32; j += 16) {
             const fx_vector more = *(const fx_vector*)(found + i * 32 + j);
-            fx_vector* sum = (fx_vector*)(sums + (r + i) * FX_WIDE + c + j);
+            fx_vector* sum = (fx_vector*)(sums + (r + i) * FX_PANEL + c + j);
             *sum = k ? *sum + more : more;
             doubt += more * 0.0f;
           }
@@ -244,15 +244,15 @@ static bool fx_split_panel(
   return holds;
 }
 
-// Call finish(first, last, from, to, sums) for each block of A B: sums[last - first][FX_WIDE].
+// Call finish(first, last, from, to, sums) for each block of A B: sums[last - first][FX_PANEL].
 template <bool IS_ROW_MAJOR, class Finish>
 static void fx_split_product(const fx_matrices& m, long threads, const Finish& finish) {
   enum { MOST = 1024 };
   const long blocks = (m.rows + MOST - 1) / MOST;
   const long height = ((m.rows + blocks - 1) / blocks + 31) / 32 * 32;
-  const long band = (m.depth + FX_TERMS - 1) / FX_TERMS * FX_PARTS * FX_TILE_SIZE;
+  const long band = (m.depth + FX_SPLIT_TERMS - 1) / FX_SPLIT_TERMS * FX_PARTS * FX_TILE_SIZE;
   unsigned short* tiles = (unsigned short*)aligned_alloc(64, height / 16 * band * 2);
-  const long panels = (m.columns + FX_WIDE - 1) / FX_WIDE;
+  const long panels = (m.columns + FX_PANEL - 1) / FX_PANEL;
   for (long first = 0; first < m.rows; first += height) {
     const long last = m.rows - first < height ? m.rows : first + height;
     const long bands = (last - first + 31) / 32 * 2;
@@ -266,9 +266,9 @@ static void fx_split_product(const fx_matrices& m, long threads, const Finish& f
             tiles + n * band);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (long panel = 0; panel < panels; ++panel) {
-      const long from = panel * FX_WIDE;
-      const long to = m.columns - from < FX_WIDE ? m.columns : from + FX_WIDE;
-      alignas(64) float sums[MOST * FX_WIDE];
+      const long from = panel * FX_PANEL;
+      const long to = m.columns - from < FX_PANEL ? m.columns : from + FX_PANEL;
+      alignas(64) float sums[MOST * FX_PANEL];
       if (is_whole || !fx_split_panel(m, tiles, first, last, from, to, sums))
         fx_whole_panel<IS_ROW_MAJOR>(m, first, last, from, to, sums);
       finish(first, last, from, to, sums);

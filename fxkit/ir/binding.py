@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import inspect
 import operator
 import types
 import weakref
@@ -21,6 +20,13 @@ from torch import fx
 from fxkit.ir import op_table, schema
 from fxkit.ir.attributes import Attribute
 from fxkit.ir.call import OPERATOR_NAME, Call, Operator, operator_named
+from fxkit.ir.python_signatures import (
+    bound_arguments,
+    named_arguments,
+    named_arguments_of_method,
+    signature_named,
+    signature_of,
+)
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters.layers import is_function_in_c
 from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -106,7 +112,7 @@ def _new_binder(target: Any) -> _Binder | None:
 
 
 def _python_function_binder(target: Any, name: str) -> _Binder | None:
-    pure = functools.partial(_without_out, f"torch.nn.functional.{name}")
+    pure = functools.partial(_pure, f"torch.nn.functional.{name}")
     if target is getattr(F, name, None):
         if name in op_table.NN_FUNCTIONS:
             spelled = functools.partial(_spelled, name, op_table.NN_FUNCTIONS[name])
@@ -121,27 +127,33 @@ def _python_function_binder(target: Any, name: str) -> _Binder | None:
         if name in op_table.TORCH_FUNCTIONS:
             return functools.partial(_spelled, name, op_table.TORCH_FUNCTIONS[name])
         if name in op_table.PURE_TORCH_FUNCTIONS:
-            return functools.partial(_without_out, f"torch.{name}")
+            return functools.partial(_pure, f"torch.{name}")
     if target is getattr(torch.Tensor, name, None):
         return functools.partial(_method, name)
     return None
 
 
-def _without_out(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-    """Bind a call of a function that writes nothing, unless it is told where to."""
-    return schemaless_call(name, args, kwargs) if kwargs.get("out") is None else None
+def _pure(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_method: bool = False
+) -> Call | None:
+    """Bind a call of a Python function that writes nothing, unless it is told where to."""
+    if is_method:
+        named = named_arguments_of_method(name, args, kwargs)
+    else:
+        named = named_arguments(signature_named(name), args, kwargs)
+    if named is None:
+        return schemaless_call(name, args, kwargs) if kwargs.get("out") is None else None
+    return schemaless_call(name, (), named) if named.pop("out", None) is None else None
 
 
 def _without_dropout(
     target: Any, pure: _Binder, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Call | None:
     """Bind a call of a function that draws no random numbers where one of its options says so."""
-    try:
-        bound = inspect.signature(target).bind(*args, **kwargs)
-    except TypeError:
+    named = named_arguments(signature_of(target), args, kwargs)
+    if named is None:
         return None
-    bound.apply_defaults()
-    options = [bound.arguments[name] for name in op_table.PURE_WITHOUT_DROPOUT[target.__name__]]
+    options = [named[name] for name in op_table.PURE_WITHOUT_DROPOUT[target.__name__]]
     is_off = any(type(option) in (bool, int, float) and not option for option in options)
     return pure(args, kwargs) if is_off else None
 
@@ -174,7 +186,7 @@ def _method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call
     if name in _PYTHON_METHODS:
         return python_call(name, args, kwargs)
     if name in op_table.PURE_TORCH_FUNCTIONS:
-        return schemaless_call(f"torch.{name}", args, kwargs)
+        return _pure(f"torch.{name}", args, kwargs, is_method=True)
     if name == "to" and len(args) > 1 and isinstance(args[1], (str, torch.device)):
         names = ("device", "dtype", "non_blocking", "copy")
         return _aten("to", args[:1], {**dict(zip(names, args[1:], strict=False)), **kwargs})
@@ -210,7 +222,8 @@ def _spelled(
     if row.pack is not None:
         return _aten(packet, (*args[: row.pack], _operands(args[row.pack :])), kwargs)
     home = F if name in op_table.NN_FUNCTIONS else torch
-    given = _bind_python(getattr(home, row.signature_of or name), args, kwargs)
+    function = getattr(home, row.signature_of or name)
+    given = bound_arguments(signature_of(function), args, kwargs)
     if given is None or any(given.pop(key, value) != value for key, value in row.require.items()):
         return None
     for parameter in row.drop:
@@ -234,22 +247,6 @@ def _operands(args: tuple[Any, ...]) -> list[Any]:
     if len(args) == 1 and isinstance(args[0], (list, tuple)):
         return list(args[0])
     return list(args)
-
-
-def _bind_python(
-    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    try:
-        bound = _python_signature(function).bind(*args, **kwargs)
-    except TypeError:
-        return None
-    bound.apply_defaults()
-    return dict(bound.arguments)
-
-
-@functools.cache
-def _python_signature(function: Any) -> inspect.Signature:
-    return inspect.signature(function)
 
 
 def _aten(
@@ -373,10 +370,17 @@ def opaque_call(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     if isinstance(target, str):
         name = target
     else:
+        if _is_python_of_torch(target):
+            named = named_arguments(signature_of(target), args, kwargs)
+            args, kwargs = (args, kwargs) if named is None else ((), named)
         name = getattr(target, "__qualname__", None) or type(target).__qualname__
         home = getattr(target, "__module__", None)
         name = f"{home}.{name}" if home and home != "builtins" else name
     return schemaless_call(f"opaque.{name}", args, kwargs)
+
+
+def _is_python_of_torch(target: Any) -> bool:
+    return isinstance(target, types.FunctionType) and target.__module__.startswith("torch.")
 
 
 def _may_be_tensor(value: Any) -> bool:

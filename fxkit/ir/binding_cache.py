@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.ir.python_signatures import float_parameters
 from fxkit.ir.schema import as_float, signature_of
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
@@ -131,7 +132,8 @@ def learn(
         else:
             fixed[name] = value
     overload = call.operator.overload
-    known = frozenset[str]() if overload is None else signature_of(overload).floats
+    name = call.operator.name
+    known = float_parameters(name) if overload is None else signature_of(overload).floats
     numbers = (name for name, _ in places if isinstance(call.arguments[name], _Int))
     return BoundForm(call.operator, fixed, tuple(places), tuple(known.intersection(numbers)))
 

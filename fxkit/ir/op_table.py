@@ -167,7 +167,7 @@ PURE_FUNCTIONS = frozenset(
     upsample_nearest upsample_bilinear max_pool1d_with_indices max_pool2d_with_indices
     max_pool3d_with_indices adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices
     adaptive_max_pool3d_with_indices margin_ranking_loss poisson_nll_loss triplet_margin_loss
-    cosine_embedding_loss
+    cosine_embedding_loss max_unpool1d max_unpool2d max_unpool3d ctc_loss multilabel_margin_loss
     """.split()
 )
 

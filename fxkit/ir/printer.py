@@ -11,7 +11,7 @@ schema's default are left out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import fx
 
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.provenance import module_path, source_of
+from fxkit.ir.python_signatures import signature_named
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, short_dtype, type_of
 
@@ -93,10 +94,7 @@ def format_arguments(call: Call) -> str:
     """Return a call's arguments: required ones by position, others by name unless default."""
     schema = call.operator.schema
     if schema is None:
-        return ", ".join(
-            format_value(value) if key.isdigit() else f"{key}={format_value(value)}"
-            for key, value in call.arguments.items()
-        )
+        return ", ".join(_arguments_of_python(call))
     shown: list[str] = []
     for argument in schema.arguments:
         value = call.arguments[argument.name]
@@ -106,6 +104,16 @@ def format_arguments(call: Call) -> str:
         positional = not argument.has_default_value() and not argument.kwarg_only
         shown.append(text if positional else f"{argument.name}={text}")
     return ", ".join(shown)
+
+
+def _arguments_of_python(call: Call) -> Iterator[str]:
+    signature = signature_named(call.name)
+    for key, value in call.arguments.items():
+        parameter = None if signature is None else signature.parameters.get(key)
+        if key.isdigit() or (parameter is not None and parameter.default is parameter.empty):
+            yield format_value(value)
+        elif parameter is None or not is_default_value(value, parameter.default):
+            yield f"{key}={format_value(value)}"
 
 
 def format_value(value: Any) -> str:

@@ -14,6 +14,7 @@ from torch import fx
 
 import fxkit
 from fxkit.ir.op import resolve
+from fxkit.ir.printer import format_graph
 from fxkit.patterns.matching import is_floating
 from fxkit.patterns.pattern_nodes import is_same_constant
 from tests.operator_samples import Sample, is_same, samples
@@ -75,7 +76,7 @@ def misses(part: int, parts: int) -> tuple[int, list[str]]:
         warnings.simplefilter("ignore")
         for sample in samples(part, parts):
             call = resolve(sample.node)
-            if sample.node.op != "call_function" or call is None or not call.operator.overload:
+            if sample.node.op != "call_function" or call is None or call.name.startswith("python."):
                 continue
             wanted = outcome(sample, (sample.node.args, sample.node.kwargs))
             for form in written_out(sample):
@@ -117,6 +118,12 @@ FORMS = [
     (lambda x: F.hardtanh(x), lambda x: F.hardtanh(x, -1, 1)),
     (lambda x: F.leaky_relu(x, 1), lambda x: F.leaky_relu(x, 1.0)),
     (lambda x: F.layer_norm(x, (3,), eps=1), lambda x: F.layer_norm(x, (3,), eps=1.0)),
+    (lambda x: F.normalize(x), lambda x: F.normalize(x, 2, dim=1, eps=1e-12)),
+    (lambda x: F.interpolate(x, None, 2), lambda x: F.interpolate(x, scale_factor=2)),
+    (lambda x: x.norm(), lambda x: torch.norm(x, "fro", keepdim=False)),
+    (lambda x: x.unique(), lambda x: torch.unique(x, sorted=True)),
+    (lambda x: torch.cdist(x, x), lambda x: torch.cdist(x, x, p=2)),
+    (lambda x: F.max_unpool2d(x, x, 2), lambda x: F.max_unpool2d(x, x, 2, padding=0)),
 ]
 
 
@@ -135,6 +142,12 @@ def test_the_number_of_one_call_is_not_taken_for_that_of_another() -> None:
     x = graph.placeholder("x")
     calls = [resolve(graph.call_function(F.elu, (x, alpha))) for alpha in (1, 2, 3.5, 2**60)]
     assert [call and call.arguments["alpha"] for call in calls] == [1.0, 2.0, 3.5, 2**60]
+
+
+def test_defaults_of_functions_without_schema_are_not_printed() -> None:
+    gm = fxkit.symbolic_trace(lambda x: F.normalize(x, 2, dim=0) + x.norm(p=2.0))
+    assert "torch.nn.functional.normalize(%x, dim=0)" in format_graph(gm)
+    assert "torch.norm(%x, p=2.0)" in format_graph(gm)
 
 
 def test_a_number_that_decides_a_dtype_keeps_its_type() -> None:

@@ -6,14 +6,11 @@ types, or raises `Unfusable` with the reason, in words for the person who reads 
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx
 
 from fxkit.ir.attributes import find_attribute
@@ -179,30 +176,15 @@ def _no_row(call: Call | None) -> str:
     return f"the table of operators has no row for {name}"
 
 
-# Parameters of Python functions: memory to write to, and old ways to say how a loss is reduced.
-_OLD_FORMS = ("out", "size_average", "reduce")
+# Parameters of Python functions: old ways to say how a loss is reduced.
+_OLD_FORMS = ("size_average", "reduce")
 
 
 def _arguments(call: Call) -> Mapping[str, Any]:
-    """Return arguments by name, also for a Python function that has no schema."""
+    """Return arguments by name, also for Python's indexing, which has no schema."""
     if call.name == "python.getitem":
         return {"self": call.arguments["0"], "key": call.arguments["1"]}
-    signature = _signature(call.name)
-    if signature is None:
-        return call.arguments
-    positions = sorted((k for k in call.arguments if k.isdigit()), key=int)
-    named = {k: v for k, v in call.arguments.items() if not k.isdigit()}
-    bound = signature.bind(*(call.arguments[k] for k in positions), **named)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-@functools.cache
-def _signature(name: str) -> inspect.Signature | None:
-    """Return the parameters of a function of torch that is no operator."""
-    home, _, function = name.rpartition(".")
-    found = getattr({"torch.nn.functional": F, "torch": torch}.get(home), function, None)
-    return inspect.signature(found) if inspect.isfunction(found) else None
+    return call.arguments
 
 
 def _first(value_type: Any) -> Any:

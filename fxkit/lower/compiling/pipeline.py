@@ -25,6 +25,7 @@ from fxkit.lower.compiling.compiled_module import CompiledModule
 from fxkit.lower.compiling.eager_module import eager_module, module_without_kernels
 from fxkit.lower.compiling.inferred_types import typed
 from fxkit.lower.compiling.kernel_builds import BuiltKernels, build_kernels
+from fxkit.lower.compiling.multiply_integers import multiply_integers
 from fxkit.lower.compiling.pack_convolutions import pack_convolutions
 from fxkit.lower.compiling.plan import Plan, make_plan
 from fxkit.lower.compiling.tuning import TunedPolicy, spread, tuned
@@ -146,6 +147,14 @@ def _pack_convolutions(state: Lowering) -> None:
         pack_convolutions(state.gm, state.args, state.on_failure, state.instruments)
 
 
+def _multiply_integers(state: Lowering) -> None:
+    """Multiply the integers of a quantised graph, where the graph may change."""
+    if not state.packs or state.args is None:
+        return
+    if multiply_integers(state.gm, state.args, state.on_failure, state.instruments):
+        typed(state.gm, state.args, state.kwargs)
+
+
 def _partition(state: Lowering) -> None:
     """Find which nodes share a kernel. What a region costs is read off its loop IR: it is emitted
     here, once."""
@@ -235,6 +244,13 @@ LOWER: tuple[LoweringStep, ...] = (
         "pack_convolutions",
         "graph → graph whose convolutions have packed weights",
         _pack_convolutions,
+        _graph_text,
+        True,
+    ),
+    LoweringStep(
+        "multiply_integers",
+        "quantised graph → graph that multiplies its integers",
+        _multiply_integers,
         _graph_text,
         True,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from fxkit.lower.fusion.emit import Operand
@@ -27,10 +28,11 @@ class ProductNode:
     Attributes:
         node: The node.
         product: What is summed, from the first two operands: buffers 0 and 1.
-        operands: The tensors that are read; all after the second have one number for each column.
-        strides: Of each of those, the stride in elements.
+        operands: The tensors that are read. The last ones have one number for each column.
+        strides: Of each of those last ones, the stride in elements.
         finish: Makes the node's value of a sum.
         is_convolution: Whether it is a packed convolution, else a product of matrices.
+        dtypes: Of the first operands, those that are not float32 throughout.
     """
 
     node: fx.Node
@@ -39,3 +41,8 @@ class ProductNode:
     strides: tuple[int, ...] = ()
     finish: Finish = _as_it_is
     is_convolution: bool = False
+    dtypes: tuple[torch.dtype, ...] = ()
+
+    def dtype_of(self, position: int) -> torch.dtype:
+        """Return the dtype of an operand."""
+        return self.dtypes[position] if position < len(self.dtypes) else torch.float32

@@ -29,11 +29,13 @@ class TensorOp(ABC):
 
     Attributes:
         functions: Those of fxkit's own functions that the family's text calls.
+        dtype: That of the value.
     """
 
     __slots__ = ()
 
     functions: ClassVar[frozenset[str]] = frozenset()
+    dtype: ClassVar[torch.dtype] = torch.float32
 
     @property
     @abstractmethod

@@ -64,7 +64,7 @@ def matrix_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     left, right, bias, is_transposed = _OPERATORS[call.name](call.arguments)
     result = checked_type(type_of(node), "its result")
     x, y = (checked_operand(v, root, what) for v, what in ((left, "left"), (right, "right")))
-    product = _geometry(x, y, result, is_transposed)
+    product = geometry(x, y, result, is_transposed)
     if bias is None:
         return ProductNode(node, product, (left, right))
     row = checked_operand(bias, root, "added")
@@ -77,7 +77,9 @@ def _with_bias(_: Builder, total: Ref, columns: Sequence[Ref]) -> Ref:
     return total + columns[0]
 
 
-def checked_operand(operand: Any, root: torch.nn.Module, what: str) -> TensorType:
+def checked_operand(
+    operand: Any, root: torch.nn.Module, what: str, dtype: torch.dtype = torch.float32
+) -> TensorType:
     """Return the type of an operand that a product can read.
 
     Raises:
@@ -86,10 +88,10 @@ def checked_operand(operand: Any, root: torch.nn.Module, what: str) -> TensorTyp
     if not isinstance(operand, (fx.Node, Attribute)):
         raise Unfusable(f"its {what} operand is no tensor")
     known = type_of(operand) if isinstance(operand, fx.Node) else operand_type(operand, root)
-    return checked_type(known, f"its {what} operand")
+    return checked_type(known, f"its {what} operand", dtype)
 
 
-def checked_type(known: Any, what: str) -> TensorType:
+def checked_type(known: Any, what: str, dtype: torch.dtype = torch.float32) -> TensorType:
     """Return a type if it is one that a product reads or writes; see `checked_operand`."""
     if not isinstance(known, TensorType):
         raise Unfusable(f"the type of {what} is not known")
@@ -97,7 +99,7 @@ def checked_type(known: Any, what: str) -> TensorType:
         raise Unfusable(f"{what} is on {known.device}, whose library computes products")
     if known.stride is None:
         raise Unfusable(f"{what} is no strided tensor")
-    if known.dtype != torch.float32:
+    if known.dtype != dtype:
         raise Unfusable(
             f"{what} is {short_dtype(known.dtype)}, whose products the library computes"
         )
@@ -108,7 +110,7 @@ def checked_type(known: Any, what: str) -> TensorType:
     return known
 
 
-def _geometry(x: TensorType, y: TensorType, result: TensorType, is_transposed: bool) -> Product:
+def geometry(x: TensorType, y: TensorType, result: TensorType, is_transposed: bool) -> Product:
     """Return sizes and strides of a product.
 
     Raises:

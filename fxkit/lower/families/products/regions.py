@@ -45,8 +45,9 @@ def alone(found: ProductNode) -> Emitted:
     product = found.product
     sizes = (product.count * product.rows, product.columns)
     in_order = tuple(row_major(sizes))
-    buffers = (Buffer("in0", torch.float32, False), Buffer("out0", torch.float32, True))
-    load = Instruction("load", (), torch.float32, Access(0, in_order))
+    dtype = product.dtype
+    buffers = (Buffer("in0", dtype, False), Buffer("out0", dtype, True))
+    load = Instruction("load", (), dtype, Access(0, in_order))
     store = Store(Access(1, in_order), 0)
     copy = Kernel(sizes, 1, buffers, (load,), (store,))
     return _joined(found, copy, 0, (), ((found.node, 0),))
@@ -89,7 +90,7 @@ def _joined(
     kept = [p for p in range(len(kernel.buffers)) if p != buffer]
     place = {old: new for new, old in enumerate(kept, len(operands))}
     inputs = len(operands) + len(others)
-    buffers = [Buffer(f"in{p}", torch.float32, False) for p in range(len(operands))]
+    buffers = [Buffer(f"in{p}", found.dtype_of(p), False) for p in range(len(operands))]
     for old in kept:
         is_output = kernel.buffers[old].is_output
         position = len(buffers) - inputs if is_output else len(buffers)
@@ -117,10 +118,12 @@ def _joined(
 def _product_body(found: ProductNode, rank: int) -> tuple[list[Instruction], int]:
     """Return the instructions of a product, and the position of its node's value."""
     builder = Builder()
-    total = builder.append(Instruction(found.product.op, (), torch.float32, found.product))
+    product = found.product
+    total = builder.append(Instruction(product.op, (), product.dtype, product))
+    first = len(found.operands) - len(found.strides)
     columns = [
-        builder.load(Access(buffer, (*[0] * (rank - 1), stride)), torch.float32)
-        for buffer, stride in enumerate(found.strides, 2)
+        builder.load(Access(buffer, (*[0] * (rank - 1), stride)), found.dtype_of(buffer))
+        for buffer, stride in enumerate(found.strides, first)
     ]
     value = found.finish(builder, total, columns)
     return builder.body, value.position

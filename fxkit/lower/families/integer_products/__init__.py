@@ -1,0 +1,1 @@
+"""Exact matrix products of 8-bit integers."""

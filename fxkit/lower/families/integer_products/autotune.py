@@ -1,0 +1,120 @@
+"""Autotuning of integer products: kernel against torch's library; see `times`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from fxkit.lower.autotuning import times
+from fxkit.lower.autotuning.times import MIN_TERMS, near, strided
+from fxkit.lower.families.integer_products.operator import integer_product
+from fxkit.lower.families.integer_products.printer import COLUMNS, IntegerProductPrinter
+from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.families.products.printer import boolean
+from fxkit.lower.loop_ir.integer_product import IntegerProduct
+
+# Of larger products a part of this size is timed.
+MAX_ROWS = 384
+
+
+def objection(found: ProductNode) -> str | None:
+    """Return why torch's library is as fast for a product, or None where a kernel is faster.
+
+    Either has to make numbers of float32 of the sums, as what follows a product begins with.
+    """
+    product = found.product
+    assert isinstance(product, IntegerProduct)
+    if product.terms < MIN_TERMS:
+        return None
+    part = replace(product, rows=min(product.rows, MAX_ROWS))
+    left, right = operands(part)
+
+    def library() -> None:
+        integer_product(left, right, zero=zero).to(torch.float32)
+
+    zero = int(part.zeros is not None or part.zero)
+    measure = functools.partial(times_beside, part, left, right, library)
+    key = f"integers {part} {part.right_strides} {part.has_tiles}"
+    return times.slower(f"multiplies {product}", key, measure, IntegerProductPrinter.texts())
+
+
+def objection_by_kind(found: ProductNode) -> str | None:
+    """Do as `objection` for one of many sizes: what was measured for sizes near by serves."""
+    product = found.product
+    assert isinstance(product, IntegerProduct)
+    depth, columns = near(product.depth), near(product.columns)
+    term = product.right_strides[0]
+    alike = replace(
+        product,
+        rows=near(product.rows),
+        columns=columns,
+        depth=depth,
+        left_strides=(depth, 1),
+        right_strides=(1, depth) if term == 1 else (columns, 1),
+    )
+    return objection(replace(found, product=alike))
+
+
+def reason_to_stay_float(product: IntegerProduct) -> str | None:
+    """Return why a layer is as fast with numbers of float32, or None where integers are faster."""
+    if product.terms < MIN_TERMS:
+        return None
+    part = replace(product, rows=min(product.rows, MAX_ROWS))
+    left, right = operands(part)
+    numbers, weight = left.float(), right.t().float().contiguous()
+
+    def library() -> None:
+        F.linear(numbers, weight)
+
+    measure = functools.partial(times_beside, part, left, right, library)
+    key = f"integers or float {part} {part.has_tiles}"
+    return times.slower(f"multiplies {product}", key, measure, IntegerProductPrinter.texts())
+
+
+def operands(product: IntegerProduct) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return operands of a product's sizes and strides."""
+    left = strided((product.rows, product.depth), (product.depth, 1), torch.int8)
+    return left, strided((product.depth, product.columns), product.right_strides, torch.int8)
+
+
+def times_beside(
+    product: IntegerProduct,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    library: Callable[[], None],
+) -> tuple[float, float]:
+    """Return the seconds of a kernel for a product, and of what is called in its place."""
+    trial = _TRIAL.replace("HAS_TILES", boolean(product.has_tiles))
+    function = times.trial_function("\n".join([*IntegerProductPrinter.texts(), trial]))
+    function.argtypes = [ctypes.c_void_p] * 4
+    result = torch.empty(product.rows, product.columns)
+    numbers = (product.rows, product.depth, product.columns, *product.right_strides,
+               torch.get_num_threads())  # fmt: skip
+    sizes = (ctypes.c_long * 6)(*numbers)
+    pointers = [t.data_ptr() for t in (left, right, result)]
+
+    def kernel() -> None:
+        function(*pointers, ctypes.addressof(sizes))
+
+    return times.fastest(kernel, library)
+
+
+_TRIAL = f"""
+extern "C" void fx_trial(const signed char* a, const signed char* b, float* c, const long* n) {{
+  const long rows = n[0], depth = n[1], columns = n[2], term = n[3], step = n[4];
+#pragma omp parallel for num_threads(n[5]) if (n[5] > 1) schedule(static)
+  for (long from = 0; from < columns; from += {COLUMNS}) {{
+    alignas(64) int sums[{MAX_ROWS * COLUMNS}];
+    const long wide = columns - from < {COLUMNS} ? columns - from : {COLUMNS};
+    fx_integer_product<HAS_TILES>(a, depth, b + from * step, term, step, rows, wide, depth,
+                                  fx_zeros{{nullptr, 0, 3}}, sums);
+    for (long r = 0; r < rows; ++r)
+      for (long j = 0; j < wide; ++j) c[r * columns + from + j] = sums[r * {COLUMNS} + j];
+  }}
+}}
+"""

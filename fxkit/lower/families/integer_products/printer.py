@@ -1,0 +1,48 @@
+"""Kernels that begin with a matrix product of 8-bit integers; the C++ is `integer_product.h`."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.families.products.printer import BLOCKS, ProductPrinter, boolean
+from fxkit.lower.loop_ir.integer_product import IntegerProduct
+
+# Columns of a panel; FX_PANEL_COLUMNS in the text.
+COLUMNS = 64
+
+
+class IntegerProductPrinter(ProductPrinter):
+    """Writes a kernel that begins with a product of integers."""
+
+    @classmethod
+    @functools.cache
+    def texts(cls) -> tuple[str, ...]:
+        """Return the text of such products."""
+        return (Path(__file__).with_name("integer_product.h").read_text(),)
+
+    def _panel_width(self) -> int:
+        return COLUMNS
+
+    def _declare(self) -> None:
+        rows = self._product.rows
+        if is_free(rows) or rows > BLOCKS[0]:
+            rows = BLOCKS[0]
+        self._add(f"alignas(64) int sums[{int(ceil_div(rows, 8)) * 8 * COLUMNS}];")
+
+    def _multiply(self) -> None:
+        """Sum a block of the product."""
+        product = self._product
+        assert isinstance(product, IntegerProduct)
+        row, _ = product.left_strides
+        term, column = product.right_strides
+        zeros = f"{{nullptr, 0, {product.zero}}}"
+        if product.zeros is not None:
+            step = product.zeros_stride
+            zeros = f"{{in{product.zeros} + first * {step}, {step}, 0}}"
+        self._add(
+            f"fx_integer_product<{boolean(product.has_tiles)}>(in{product.left} + first * {row}, "
+            f"{row}, in{product.right} + from * {column}, {term}, {column}, last - first, "
+            f"to - from, {product.depth}, {zeros}, sums);"
+        )

@@ -1,0 +1,151 @@
+"""Quantised graphs, compiled: their integers are multiplied, and results are the graph's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fxkit
+from fxkit import quantization as q
+from fxkit.lower.compiling import multiply_integers
+
+SPECS = {
+    "static": q.int8_static(),
+    "static, symmetric": q.int8_static(scheme="symmetric"),
+    "static, one scale": q.int8_static(weights="per_tensor"),
+    "dynamic": q.int8_dynamic(),
+    "dynamic, symmetric": q.int8_dynamic("per_tensor", scheme="symmetric"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch):
+    """Multiply integers also where float32 is as fast."""
+    monkeypatch.setattr(multiply_integers, "reason_to_stay_float", lambda _: None)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 40, inner: int = 70, bias: bool = True) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, inner, bias)
+        self.down = nn.Linear(inner, width, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(x)))
+
+
+def quantized(model: nn.Module, spec: q.QuantizationSpec, *batches: Tensor):
+    return fxkit.quantize(model.eval(), spec, [(batch,) for batch in batches])
+
+
+def integers_multiplied(compiled) -> int:
+    graph = compiled.compiled_modules[-1].graph_module.graph
+    return sum("integer_product" in str(node.target) for node in graph.nodes)
+
+
+def noise(expected: Tensor, found: Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("shape", [(12, 40), (2, 5, 40), (1, 40), (40,), (2, 3, 4, 40)])
+@pytest.mark.parametrize("spec", SPECS)
+@torch.no_grad()
+def test_results_are_those_of_the_graph(spec, shape):
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    reference = quantized(Block(), SPECS[spec], x)
+    compiled = fxkit.compile(reference)
+    compiled(x)  # the first call runs the program itself
+    found, expected = compiled(x), reference(x)
+    assert integers_multiplied(compiled) == 2
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    assert noise(expected, found) < 2e-3  # a few elements may be a step off
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@torch.no_grad()
+def test_one_layer_differs_by_a_step_at_most(spec):
+    torch.manual_seed(0)
+    x = torch.randn(256, 96) * torch.rand(256, 1) * 10
+    reference = quantized(nn.Linear(96, 80), SPECS[spec], x)
+    compiled = fxkit.compile(reference)
+    compiled(x)
+    expected, found = reference(x), compiled(x)
+    scale = float(expected.abs().max()) / 127
+
+    def steps(value: Tensor) -> Tensor:
+        return (value / scale).round()
+
+    off = (steps(found) - steps(expected)).abs()
+    assert off.max() <= 1 and off.count_nonzero() <= 0.001 * off.numel()
+
+
+@torch.no_grad()
+def test_without_bias_and_other_batches():
+    torch.manual_seed(0)
+    reference = quantized(Block(bias=False), q.int8_dynamic(), torch.randn(6, 40))
+    compiled = fxkit.compile(reference, dynamic=True)
+    for rows in (6, 6, 1, 33, 33, 0, 0, 5):
+        x = torch.randn(rows, 40)
+        torch.testing.assert_close(compiled(x), reference(x), rtol=1e-2, atol=1e-2)
+
+
+@torch.no_grad()
+def test_weights_are_read_at_each_call():
+    torch.manual_seed(0)
+    x = torch.randn(8, 40)
+    reference = quantized(nn.Linear(40, 30), q.int8_static(), x).graph_module
+    compiled = fxkit.compile(reference)
+    before = compiled(x)
+    for buffer in reference.buffers():
+        if buffer.dtype == torch.int8:
+            buffer.neg_()
+    assert not torch.allclose(before, compiled(x))
+    torch.testing.assert_close(compiled(x), reference(x), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_layer_that_does_not_gain_stays_in_float32(monkeypatch):
+    monkeypatch.setattr(multiply_integers, "reason_to_stay_float", lambda _: "it is as fast")
+    torch.manual_seed(0)
+    x = torch.randn(8, 40)
+    reference = quantized(Block(), q.int8_static(), x)
+    compiled = fxkit.compile(reference)
+    compiled(x)
+    torch.testing.assert_close(compiled(x), reference(x), rtol=1e-4, atol=1e-4)
+    assert not integers_multiplied(compiled)
+
+
+@pytest.mark.parametrize("spec", [q.int8_weight_only(), q.int4_weight_only(20)])
+@torch.no_grad()
+def test_activations_in_float_are_multiplied_in_float(spec):
+    torch.manual_seed(0)
+    x = torch.randn(8, 40)
+    reference = quantized(nn.Linear(40, 30), spec, x)
+    compiled = fxkit.compile(reference)
+    compiled(x)
+    torch.testing.assert_close(compiled(x), reference(x), rtol=1e-5, atol=1e-5)
+    assert not integers_multiplied(compiled)
+
+
+@torch.no_grad()
+def test_scales_of_tokens_that_are_returned_stay_what_they_are():
+    ops = torch.ops.quantized_decomposed
+    weight = torch.randint(-127, 128, (30, 40), dtype=torch.int8)
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        scale, zero = ops.choose_qparams_per_token_asymmetric(x, torch.int8)
+        bounds = (-128, 127, torch.int8)
+        integers = ops.quantize_per_token(x, scale, zero, *bounds)
+        y = ops.dequantize_per_token(integers, scale, zero, *bounds, torch.float32)
+        w = ops.dequantize_per_tensor(weight, 0.02, 0, -127, 127, torch.int8)
+        return F.linear(y, w), scale
+
+    x = torch.randn(6, 40)
+    compiled = fxkit.compile(program)
+    compiled(x)
+    found, expected = compiled(x), program(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert found[1].dtype == torch.float64

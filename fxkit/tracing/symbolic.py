@@ -419,8 +419,9 @@ def _refuse_hooks(module: torch.nn.Module, followed: str) -> None:
         CaptureError: When there are such hooks.
     """
     full, _ = global_hooks()
-    if full:
-        found = f"{full[0][1]}, which run at calls of all modules"
+    at_calls = [path for _, path in full if not path.endswith("_registration_hooks")]
+    if at_calls:
+        found = f"{at_calls[0]}, which run at calls of all modules"
     elif followed and (module._backward_hooks or module._backward_pre_hooks):
         found = f"those of {followed} for gradients"
     else:

@@ -99,6 +99,7 @@ def in_float64() -> Iterator[None]:
 class _InFloat64(OperatorMode):
     supports_higher_order_operators = True
 
+    @torch.compiler.disable  # TorchDynamo of torch 2.11 follows it, and fails
     def __torch_dispatch__(
         self,
         func: Any,

@@ -50,6 +50,8 @@ def shares_memory(node: fx.Node, operand: fx.Node) -> bool | None:
     if call.operator.overload is None:
         if not call.name.startswith("python."):
             return False  # the functions that are known without a schema all make new tensors
+        if _picks_by_list(node, call, operand):
+            return False
         is_sure = _is_container(operand) or _takes_a_view(node, call)
     else:
         is_sure = call.name not in MAY_COPY and call.name not in UNDECLARED_ALIASES
@@ -290,6 +292,21 @@ def _takes_a_view(node: fx.Node, call: Call) -> bool:
     index = node.args[1]
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is ... or type(part) in (int, slice, type(None)) for part in parts)
+
+
+def _picks_by_list(node: fx.Node, call: Call, operand: fx.Node) -> bool:
+    """Tell whether a tensor is indexed by lists of numbers, alone or among others: that copies."""
+    if call.name != "python.getitem" or not isinstance(type_of(operand), TensorType):
+        return False
+    index = node.args[1]
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, (list, tuple)) and _holds_numbers(part) for part in parts)
+
+
+def _holds_numbers(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_holds_numbers, value))
+    return type(value) in (int, bool)
 
 
 def _shares_when_run(node: fx.Node, call: Call, operand: fx.Node) -> bool | None:

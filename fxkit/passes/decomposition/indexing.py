@@ -19,6 +19,9 @@ from fxkit.passes.decomposition.unrecordable import Unrecordable
 
 _aten = torch.ops.aten
 
+# Lists of more items are positions, whatever they hold.
+_MOST_ITEMS = 32
+
 
 @dataclass
 class _Indexed:
@@ -117,7 +120,7 @@ def write(edit: EditSession, tensor: fx.Node, index: Any, value: Any, before: fx
 
 
 def _indexed(edit: EditSession, tensor: fx.Node, index: Any, before: fx.Node) -> _Indexed:
-    items = list(index) if isinstance(index, tuple) else [index]
+    items = list(index) if isinstance(index, tuple) or _is_taken_for_tuple(index) else [index]
     known = type_of(tensor)
     indexed = _Indexed(edit, before, tensor)
     if len(items) == 1 and _is_mask_over_several(items[0]):
@@ -126,6 +129,22 @@ def _indexed(edit: EditSession, tensor: fx.Node, index: Any, before: fx.Node) ->
     for item in _without_ellipsis(items, len(known.shape)):
         indexed.apply(item)
     return indexed
+
+
+def _is_taken_for_tuple(index: Any) -> bool:
+    """Tell whether torch takes a list for the tuple of its items, with a warning, as it does yet.
+
+    Source: torch/csrc/autograd/python_variable_indexing.cpp, `treatSequenceAsTuple`.
+    """
+    if not isinstance(index, list) or len(index) >= _MOST_ITEMS:
+        return False
+    return any(
+        item is None
+        or item is Ellipsis
+        or isinstance(item, (list, tuple, slice))
+        or (isinstance(item, fx.Node) and isinstance(type_of(item), TensorType))
+        for item in index
+    )
 
 
 def _without_ellipsis(items: Sequence[Any], rank: int) -> list[Any]:

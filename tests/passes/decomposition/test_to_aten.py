@@ -58,6 +58,15 @@ def test_constant_indexing_is_that_of_python(index):
     lowered(lambda x: x[index], X)
 
 
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+@pytest.mark.parametrize(
+    "index",
+    [[1, 0], [True, False, True, True], [[0, 1], [1, 1]], [slice(1), 1], (slice(None), [1, 0])],
+)
+def test_lists_are_positions_masks_or_tuples_as_torch_takes_them(index):
+    lowered(lambda x: (x[index], x), X)
+
+
 def test_indexing_by_tensors():
     assert "aten.index.Tensor" in targets(lowered(lambda x, i: x[i], X, ROWS))
     lowered(lambda x, i: x[:, 1:4, i], X, ROWS)

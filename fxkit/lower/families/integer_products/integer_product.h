@@ -178,36 +178,39 @@ static inline __attribute__((always_inline)) void fx_dot_tiles(const signed char
   FX_DOT_TILES("tdpbssd", 5, 7, 3);
 }
 
-// 32 rows by a panel in the tiles of the processor, added to sums[32][64].
+// 32 rows by 32 columns of a panel in the tiles of the processor, added to sums[32][64].
 template <class Left>
-static void fx_tiles_by_panel(const Left* a, long row, const signed char* panel, long terms,
-                              int* sums) {
-  alignas(64) Left rest[32 * 64] = {};
+static inline void fx_square_in_tiles(const Left* a, long row, const signed char* panel, long terms,
+                                      int* sums) {
+  alignas(64) Left rest[32 * 64];
   const long whole = terms / 64 * 64, width = FX_PANEL_COLUMNS * sizeof(int);
-  for (long r = 0; whole < terms && r < 32; ++r)
-    __builtin_memcpy(rest + r * 64, a + r * row + whole, terms - whole);
-  for (long c = 0; c < FX_PANEL_COLUMNS; c += 32) {
-    FX_READ_TILE(0, sums + c, width);
-    FX_READ_TILE(1, sums + c + 16, width);
-    FX_READ_TILE(2, sums + c + 16 * FX_PANEL_COLUMNS, width);
-    FX_READ_TILE(3, sums + c + 16 * FX_PANEL_COLUMNS + 16, width);
-    for (long k = 0; k < terms; k += 64) {
-      const Left* const from = k < whole ? a + k : rest;
-      const long step = k < whole ? row : 64;
-      FX_READ_TILE(4, from, step);
-      FX_READ_TILE(6, panel + k * 64 + c * 4, 256);
-      FX_READ_TILE(7, panel + k * 64 + c * 4 + 64, 256);
-      FX_READ_TILE(5, from + 16 * step, step);
-      fx_dot_tiles(a);
-    }
-    FX_WRITE_TILE(0, sums + c, width);
-    FX_WRITE_TILE(1, sums + c + 16, width);
-    FX_WRITE_TILE(2, sums + c + 16 * FX_PANEL_COLUMNS, width);
-    FX_WRITE_TILE(3, sums + c + 16 * FX_PANEL_COLUMNS + 16, width);
+  FX_READ_TILE(0, sums, width);
+  FX_READ_TILE(1, sums + 16, width);
+  FX_READ_TILE(2, sums + 16 * FX_PANEL_COLUMNS, width);
+  FX_READ_TILE(3, sums + 16 * FX_PANEL_COLUMNS + 16, width);
+  const auto step = [&](const Left* from, long row, const signed char* to)
+      __attribute__((always_inline)) {
+        FX_READ_TILE(4, from, row);
+        FX_READ_TILE(6, to, 256);
+        FX_READ_TILE(7, to + 64, 256);
+        FX_READ_TILE(5, from + 16 * row, row);
+        fx_dot_tiles(from);
+      };
+  for (long k = 0; k < whole; k += 64) step(a + k, row, panel + k * 64);
+  if (whole < terms) {
+    __builtin_memset(rest, 0, sizeof rest);
+    for (long r = 0; r < 32; ++r)
+      __builtin_memcpy(rest + r * 64, a + r * row + whole, terms - whole);
+    step(rest, 64, panel + whole * 64);
   }
+  FX_WRITE_TILE(0, sums, width);
+  FX_WRITE_TILE(1, sums + 16, width);
+  FX_WRITE_TILE(2, sums + 16 * FX_PANEL_COLUMNS, width);
+  FX_WRITE_TILE(3, sums + 16 * FX_PANEL_COLUMNS + 16, width);
 }
 
-// As many rows as tiles take by a panel; returns how many those are.
+// As many rows as tiles take by a panel; returns how many those are. Half of the panel stays in the
+// first cache meanwhile.
 template <class Left>
 static long fx_rows_in_tiles(const Left* a, long row, long rows, const signed char* panel,
                              long terms, int* sums) {
@@ -215,11 +218,12 @@ static long fx_rows_in_tiles(const Left* a, long row, long rows, const signed ch
   alignas(64) unsigned char shapes[64] = {1};
   for (int tile = 0; tile < 8; ++tile) shapes[16 + 2 * tile] = 64, shapes[48 + tile] = 16;
   asm volatile("ldtilecfg %0" : : "m"(shapes));
-  long r = 0;
-  for (; r + 32 <= rows; r += 32)
-    fx_tiles_by_panel(a + r * row, row, panel, terms, sums + r * FX_PANEL_COLUMNS);
+  const long done = rows / 32 * 32;
+  for (long c = 0; c < FX_PANEL_COLUMNS; c += 32)
+    for (long r = 0; r < done; r += 32)
+      fx_square_in_tiles(a + r * row, row, panel + c * 4, terms, sums + r * FX_PANEL_COLUMNS + c);
   asm volatile("tilerelease" : :);
-  return r;
+  return done;
 }
 #else
 template <class Left>

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from fxkit.quantization.batches import Batch, call_with, inputs_to_capture
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.conversion import convert
 from fxkit.quantization.preparation import PreparedProgram, Program, prepare
 from fxkit.quantization.specs import QuantizationSpec
 
 
-def calibrate(prepared: PreparedProgram, batches: Iterable[Any], *, progress: bool = True) -> int:
+def calibrate(prepared: PreparedProgram, batches: Iterable[Batch], *, progress: bool = True) -> int:
     """Show batches to the observers of a program, without gradients.
 
     Args:
@@ -29,7 +30,7 @@ def calibrate(prepared: PreparedProgram, batches: Iterable[Any], *, progress: bo
     shows = progress and sys.stderr.isatty()
     with torch.no_grad():
         for count, batch in enumerate(batches, 1):
-            prepared(**batch) if isinstance(batch, dict) else prepared(*batch)
+            call_with(prepared, batch)
             if shows:
                 print(f"\rcalibrated with {count} batches", end="", file=sys.stderr, flush=True)
     if shows and count:
@@ -40,7 +41,7 @@ def calibrate(prepared: PreparedProgram, batches: Iterable[Any], *, progress: bo
 def quantize(
     model: Any,
     config: QuantizationConfig | QuantizationSpec,
-    batches: Iterable[Any] = (),
+    batches: Iterable[Batch] = (),
     *,
     args: tuple[Any, ...] | None = None,
 ) -> Program:
@@ -61,9 +62,7 @@ def quantize(
         UnsupportedError: When calibration is needed and there are no batches.
     """
     batches = list(batches)
-    first = batches[0] if batches else ()
-    keywords = first if isinstance(first, dict) and args is None else None
-    inputs = args if args is not None else () if isinstance(first, dict) else tuple(first)
+    inputs, keywords = inputs_to_capture(batches, args)
     prepared = prepare(model, inputs, config, kwargs=keywords)
     calibrate(prepared, batches, progress=False)
     return convert(prepared)

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import fx
-
-from fxkit.analysis.objects import GraphNode, graph
+from fxkit.analysis.objects import GraphNode
 from fxkit.errors import UnsupportedError
 from fxkit.ir.op import operator_name, resolve
 from fxkit.quantization.operand_table import OPERATORS
@@ -67,8 +65,3 @@ class QuantizationConfig:
             if call is not None and call.name == operator_name(operator):
                 return spec, f"config: by_operator[{call.name}]"
         return self.spec, "config: spec"
-
-
-def nodes_of(gm: fx.GraphModule) -> dict[fx.Node, GraphNode]:
-    """Return the objects of a graph by their nodes."""
-    return {node.fx_node: node for node in graph(gm)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.fx.node import map_arg
 
 from fxkit.errors import UnsupportedError
@@ -16,11 +17,11 @@ from fxkit.ir.attributes import find_attribute
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.quantization.affine import QuantizationParameters, parameters_of, quantized_tensor
+from fxkit.quantization.affine import QuantizationParameters, parameters_of
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.placement import QuantizedOperand, placements
 from fxkit.quantization.preparation import PreparedProgram, Program, apply, observed
-from fxkit.quantization.specs import TensorSpec
+from fxkit.quantization.stored_weight import StoredWeight
 from fxkit.torch_adapters.quantized_operators import quantized_operators
 
 
@@ -49,7 +50,17 @@ class QuantizeOperands(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Rewrite each operator that is placed. Cost: linear, and that of reading the weights."""
-        _Converter(edit, self.ranges).run(self.config)
+        converter = _Converter(edit, self.ranges)
+        converter.run(self.config)
+        if converter.unseen:
+            nodes = ", ".join(f"%{name}" for name in converter.unseen)
+            context.notes.append(f"{nodes} stay in float: calibration never met what they take")
+            warnings.warn(
+                f"expected activations that calibration has met, got new ones at {nodes}: they "
+                "stay in float, in a graph that was captured for other inputs.\n"
+                "  hint: calibrate with such inputs, too",
+                stacklevel=2,
+            )
 
 
 class _Converter:
@@ -60,6 +71,7 @@ class _Converter:
         self.nodes = {node.name: node for node in edit.graph.nodes}
         self.made: dict[QuantizedOperand, fx.Node] = {}
         self.late_place = _after_inputs(edit.graph)
+        self.unseen: list[str] = []
 
     def run(self, config: QuantizationConfig) -> None:
         for placement in placements(self.edit.gm, config):
@@ -72,6 +84,7 @@ class _Converter:
                 and operand.producer not in self.ranges
             ]
             if missing:  # a graph for other inputs, with a node that calibration never met
+                self.unseen.append(node.name)
                 continue
             with self.edit.on_behalf_of([node], "quantize_operands"):
                 taken = {self.nodes[o.producer]: self._operand(o) for o in placement.operands}
@@ -123,7 +136,7 @@ class _Converter:
     def _weight(self, read: fx.Node, operand: QuantizedOperand) -> fx.Node:
         weight = find_attribute(self.edit.gm, str(read.target)).detach()
         spec, name = operand.spec, str(read.target).replace(".", "_")
-        stored = stored_weight(weight, operand.axis, spec)
+        stored = StoredWeight.of(weight, operand.axis, spec)
         first = self.edit.add_attribute(
             f"{name}_quantized", stored.integers, before=self.late_place.get(read, read)
         )
@@ -170,47 +183,6 @@ class _Chain:
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         self.last = self.edit.call(target, *args, after=self.last, **kwargs)
         return self.last
-
-
-@dataclass(frozen=True, eq=False)
-class StoredWeight:
-    """A weight as integers.
-
-    Attributes:
-        integers: Of the weight's shape.
-        parameters: One scale; or one for each channel; or [channels, groups].
-    """
-
-    integers: Tensor
-    parameters: QuantizationParameters
-
-    def nbytes(self, spec: TensorSpec) -> int:
-        """Return how many bytes the graph keeps: zero points only where they are not all 0."""
-        zeros = self.parameters.zero_point.nbytes if spec.scheme == "affine" else 0
-        return self.integers.nbytes + self.parameters.scale.nbytes + zeros
-
-
-def stored_weight(weight: Tensor, axis: int, spec: TensorSpec) -> StoredWeight:
-    """Return a weight as integers, with scales from its least and largest elements.
-
-    Args:
-        weight: Floating point, finite, any shape; for groups [channels, elements].
-        axis: The axis of channels.
-        spec: How it is stored.
-    """
-    if spec.granularity == "per_tensor":
-        found = parameters_of(weight.double().amin(), weight.double().amax(), spec)
-        return StoredWeight(quantized_tensor(weight, found, spec), found)
-    if spec.granularity == "per_group":
-        groups = weight.unflatten(1, (-1, spec.group_size or 1))
-        found = parameters_of(groups.double().amin(-1), groups.double().amax(-1), spec)
-        wide = QuantizationParameters(found.scale[..., None], found.zero_point[..., None])
-        return StoredWeight(quantized_tensor(groups, wide, spec).flatten(1), found)
-    others = [other for other in range(weight.ndim) if other != axis]
-    found = parameters_of(weight.double().amin(others), weight.double().amax(others), spec)
-    shape = [-1 if other == axis else 1 for other in range(weight.ndim)]
-    wide = QuantizationParameters(found.scale.reshape(shape), found.zero_point.reshape(shape))
-    return StoredWeight(quantized_tensor(weight, wide, spec), found)
 
 
 def convert(prepared: PreparedProgram) -> Program:

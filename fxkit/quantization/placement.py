@@ -51,6 +51,17 @@ class QuantizedOperator:
     operands: tuple[QuantizedOperand, ...]
     reason: str
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any operand is quantised."""
+        return bool(self.operands)
+
+    @property
+    def how(self) -> str:
+        """The specs of its operands, or `float`."""
+        kinds = [f"{'weight' if o.is_weight else 'input'} {o.spec}" for o in self.operands]
+        return ", ".join(kinds) or "float"
+
 
 def placements(gm: fx.GraphModule, config: QuantizationConfig) -> tuple[QuantizedOperator, ...]:
     """Decide for each operator of a graph that can be quantised. Cost: linear in the nodes.

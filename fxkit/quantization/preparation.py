@@ -84,12 +84,13 @@ def observed(decided: Iterable[QuantizedOperator]) -> dict[str, TensorSpec]:
 
 
 def new_observer(spec: TensorSpec) -> RangeObserver:
-    """Return a new observer of the kind that a spec names.
+    """Return a new observer of the kind that a spec asks for.
 
     Raises:
         FxkitError: When no observer has the name.
     """
-    return OBSERVERS[spec.observer](bits=spec.bits)
+    kind = OBSERVERS[spec.observer] if isinstance(spec.observer, str) else spec.observer
+    return kind(bits=spec.bits)
 
 
 class PreparedProgram:
@@ -157,7 +158,8 @@ def prepare(
 
     Raises:
         CaptureError: When the model is not one graph.
-        UnsupportedError: When `config` is none.
+        UnsupportedError: When `config` is none, or the model is in training mode or was captured in
+            another mode than "whole".
     """
     if isinstance(config, QuantizationSpec):
         config = QuantizationConfig(config)
@@ -176,10 +178,15 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 
     Raises:
         CaptureError: When the model is not one graph.
-        UnsupportedError: When it is in training mode.
+        UnsupportedError: When it is in training mode, or a program of another mode of capture.
     """
     if isinstance(model, fx.GraphModule):
         return apply(fx.GraphModule(model, copy.deepcopy(model.graph)), OpenLayers())
+    if type(model) is not Captured and hasattr(model, "graph_module"):
+        raise UnsupportedError(
+            f"expected a model, a graph, or a program captured in mode 'whole', got {_kind(model)}",
+            hint="give what it was captured from, or its graph with parameters: program.module()",
+        )
     fn = model.fn if isinstance(model, Captured) else model
     if isinstance(fn, nn.Module) and fn.training:
         raise UnsupportedError(
@@ -192,6 +199,10 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
     program.keep_changes(model.changes)
     program(*args, **dict(kwargs or {}))
     return program
+
+
+def _kind(model: Any) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}"
 
 
 def apply(program: Program, current: Pass) -> Program:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from fxkit.ir.attributes import find_attribute
 from fxkit.quantization.affine import parameters_of, signal_to_noise
-from fxkit.quantization.conversion import stored_weight
+from fxkit.quantization.batches import Batch, call_with
 from fxkit.quantization.placement import QuantizedOperator, placements
 from fxkit.quantization.preparation import PreparedProgram
+from fxkit.quantization.stored_weight import StoredWeight
 from fxkit.torch_adapters import pytree
 
 
 @dataclass(frozen=True)
-class QuantizationRow:
-    """One operator that can be quantised.
+class QuantizationRow(QuantizedOperator):
+    """One operator that can be quantised, and what its quantisation costs.
 
     Attributes:
-        node: Name of its node.
-        operator: Its name.
-        source: The user's line, or None.
-        how: The specs of its operands, or `float`.
-        reason: Where the decision comes from, or why it stays in floating point.
         weight_sqnr: dB of the weight's signal over the error of its integers, or None.
         activation: The range and scale of its activations, as text.
         bytes_before: Bytes of the weight.
@@ -34,21 +30,11 @@ class QuantizationRow:
         notes: What was odd about values in calibration.
     """
 
-    node: str
-    operator: str
-    source: str | None
-    how: str
-    reason: str
-    weight_sqnr: float | None
-    activation: str
-    bytes_before: int
-    bytes_after: int
-    notes: tuple[str, ...]
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether any operand is quantised."""
-        return self.how != "float"
+    weight_sqnr: float | None = None
+    activation: str = ""
+    bytes_before: int = 0
+    bytes_after: int = 0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,30 +84,32 @@ class QuantizationReport:
 
 
 def report(
-    quantized: Any, prepared: PreparedProgram, batches: Iterable[tuple[Any, ...]] = ()
+    quantized: Any, prepared: PreparedProgram, batches: Iterable[Batch] = ()
 ) -> QuantizationReport:
     """Tell how each operator is quantised or why not, and how far results are off.
 
     Args:
         quantized: What `convert` or `fxkit.compile` of it returned.
         prepared: What was converted: it computes what the float model does.
-        batches: Inputs to compare results for, a tuple of positional inputs each.
+        batches: Inputs to compare results for: for each call a tuple of positional inputs, or a
+            dict of keyword inputs.
     """
     decided = placements(prepared.graph_module, prepared.config)
-    rows = tuple(_row(prepared, placement) for placement in decided)
+    nodes = {node.name: node for node in prepared.graph_module.graph.nodes}
+    rows = tuple(_row(prepared, placement, nodes) for placement in decided)
     return QuantizationReport(rows, _errors(quantized, prepared, batches))
 
 
 def _errors(
-    quantized: Any, prepared: PreparedProgram, batches: Iterable[tuple[Any, ...]]
+    quantized: Any, prepared: PreparedProgram, batches: Iterable[Batch]
 ) -> tuple[float, ...]:
     exact: list[list[Tensor]] = []
     found: list[list[Tensor]] = []
     fresh = prepared.remake()
     with torch.no_grad():
         for batch in batches:
-            exact.append(_float_tensors(fresh(*batch)))
-            found.append(_float_tensors(quantized(*batch)))
+            exact.append(_float_tensors(call_with(fresh, batch)))
+            found.append(_float_tensors(call_with(quantized, batch)))
     pairs = zip(zip(*exact, strict=True), zip(*found, strict=True), strict=True)
     return tuple(signal_to_noise(_flat(ours), _flat(theirs)) for ours, theirs in pairs)
 
@@ -135,18 +123,19 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().double().reshape(-1) for tensor in tensors])
 
 
-def _row(prepared: PreparedProgram, placement: QuantizedOperator) -> QuantizationRow:
+def _row(
+    prepared: PreparedProgram, placement: QuantizedOperator, nodes: Mapping[str, fx.Node]
+) -> QuantizationRow:
     gm, notes, ranges = prepared.graph_module, [], []
     before = after = 0
     sqnr = None
-    nodes = {node.name: node for node in gm.graph.nodes}
     for operand in placement.operands:
         if operand.is_weight:
             weight = find_attribute(gm, str(nodes[operand.producer].target)).detach()
-            stored = stored_weight(weight, operand.axis, operand.spec)
+            stored = StoredWeight.of(weight, operand.axis, operand.spec)
             before += weight.nbytes
-            after += stored.nbytes(operand.spec)
-            sqnr = signal_to_noise(weight, _restored(stored, operand.axis, weight))
+            after += stored.nbytes
+            sqnr = signal_to_noise(weight, stored.restored())
         elif operand.producer in prepared.observers:
             seen = prepared.observers[operand.producer].value_range()
             scale = float(parameters_of(seen.low, seen.high, operand.spec).scale)
@@ -154,27 +143,11 @@ def _row(prepared: PreparedProgram, placement: QuantizedOperator) -> Quantizatio
             notes += [f"%{operand.producer}: {note}" for note in seen.notes]
         else:
             ranges.append("scales in each call")
-    kinds = [f"{'weight' if o.is_weight else 'input'} {o.spec}" for o in placement.operands]
     return QuantizationRow(
-        placement.node,
-        placement.operator,
-        placement.source,
-        ", ".join(kinds) or "float",
-        placement.reason,
-        sqnr,
-        ", ".join(ranges),
-        before,
-        after,
-        tuple(notes),
+        **{field.name: getattr(placement, field.name) for field in fields(placement)},
+        weight_sqnr=sqnr,
+        activation=", ".join(ranges),
+        bytes_before=before,
+        bytes_after=after,
+        notes=tuple(notes),
     )
-
-
-def _restored(stored: Any, axis: int, weight: Tensor) -> Tensor:
-    scale, zero = stored.parameters.scale, stored.parameters.zero_point
-    if scale.ndim == 2:
-        size = weight.shape[1] // scale.shape[1]
-        scale, zero = (t.repeat_interleave(size, 1) for t in (scale, zero))
-    elif scale.ndim == 1:
-        shape = [-1 if other == axis else 1 for other in range(weight.ndim)]
-        scale, zero = scale.reshape(shape), zero.reshape(shape)
-    return (stored.integers.double() - zero) * scale.double()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from fxkit.errors import UnsupportedError
+from fxkit.quantization.observers.range_observer import RangeObserver
 
 SCHEMES = ("symmetric", "affine")
 GRANULARITIES = ("per_tensor", "per_channel", "per_group", "per_token")
@@ -28,7 +29,8 @@ class TensorSpec:
         granularity: What shares a scale: the tensor, a channel, `group_size` elements of a
             channel, or a token (a row along the last axis).
         group_size: Elements of a group, for `per_group`.
-        observer: Registry name of what finds the range, see `fxkit.quantization.OBSERVERS`.
+        observer: What finds the range: a name of `fxkit.quantization.OBSERVERS`, or a class of
+            `RangeObserver`.
         is_dynamic: Whether scales are computed in each call, from what is quantised.
 
     Raises:
@@ -41,7 +43,7 @@ class TensorSpec:
     scheme: str = "symmetric"
     granularity: str = "per_tensor"
     group_size: int | None = None
-    observer: str = "min_max"
+    observer: str | type[RangeObserver] = "min_max"
     is_dynamic: bool = False
 
     def __post_init__(self) -> None:
@@ -59,6 +61,9 @@ class TensorSpec:
             _refuse("group_size", "a size for per_group, and none else", self.group_size)
         if self.group_size is not None and self.group_size < 1:
             _refuse("group_size", "at least 1", self.group_size)
+        is_class = isinstance(self.observer, type) and issubclass(self.observer, RangeObserver)
+        if not is_class and not isinstance(self.observer, str):
+            _refuse("observer", "a name, or a class of RangeObserver", self.observer)
         if (self.granularity == "per_token") != self.is_dynamic:
             _refuse("is_dynamic", "true for per_token, else false", self.is_dynamic)
 
@@ -85,19 +90,13 @@ class QuantizationSpec:
     activations: TensorSpec | None
     weights: TensorSpec
 
-    def with_observer(self, name: str) -> QuantizationSpec:
-        """Return the same with another observer of activations."""
-        if self.activations is None:
-            return self
-        return replace(self, activations=replace(self.activations, observer=name))
-
 
 def int8_static(
     activations: str = "per_tensor",
     weights: str = "per_channel",
     *,
     scheme: str = "affine",
-    observer: str = "min_max",
+    observer: str | type[RangeObserver] = "min_max",
 ) -> QuantizationSpec:
     """Return activations of 8 bits whose scales are found by calibration, and int8 weights.
 
@@ -105,7 +104,7 @@ def int8_static(
         activations: Granularity of activations: `per_tensor`.
         weights: Granularity of weights: `per_channel` or `per_tensor`.
         scheme: Of activations: `affine` (uint8) or `symmetric` (int8).
-        observer: What finds the range of activations.
+        observer: What finds the range of activations: a name, or a class of `RangeObserver`.
 
     Raises:
         UnsupportedError: When a granularity is none of these.

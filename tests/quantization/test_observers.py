@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from fxkit.errors import FxkitError
+from fxkit import quantization as q
+from fxkit.errors import FxkitError, UnsupportedError
 from fxkit.quantization import OBSERVERS, RangeObserver
 
 ONE_RANGE = sorted(OBSERVERS)
@@ -95,3 +97,32 @@ def test_ranges_against_outliers() -> None:
     assert high["min_max"] == 300
     assert high["percentile"] < 6
     assert high["entropy"] < 30
+
+
+class SecondLargest(RangeObserver):
+    """Keeps the second largest magnitude: one outlier does not count."""
+
+    def __init__(self, bits: int = 8, axis: int | None = None) -> None:
+        super().__init__(bits, axis)
+        self.largest = torch.zeros(2, dtype=torch.float64)
+
+    def watch(self, values: torch.Tensor, finite: torch.Tensor) -> None:
+        self.largest = torch.cat((self.largest, values[finite].abs())).topk(2).values
+
+    def found(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return -self.largest[1:], self.largest[1:]
+
+    def merge_state(self, other: RangeObserver) -> None:
+        assert isinstance(other, SecondLargest)
+        self.largest = torch.cat((self.largest, other.largest)).topk(2).values
+
+
+def test_a_class_of_ones_own_is_an_observer() -> None:
+    data = [(torch.tensor([[1.0, -2.0, 0.5, 50.0]]),)]
+    spec = q.int8_static(observer=SecondLargest)
+    prepared = q.prepare(nn.Linear(4, 3).eval(), data[0], spec)
+    q.calibrate(prepared, data)
+    (observer,) = prepared.observers.values()
+    assert float(observer.value_range().high) == 2.0
+    with pytest.raises(UnsupportedError, match="a name, or a class of RangeObserver"):
+        q.TensorSpec(observer=nn.Linear)  # type: ignore[arg-type]

@@ -314,3 +314,44 @@ def test_faults_of_the_caller() -> None:
 def test_specs_that_contradict_themselves_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match="expected "):
         q.TensorSpec(**options)
+
+
+@pytest.mark.parametrize("mode", ["aten", "export"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.export about itself
+def test_programs_of_other_modes_are_refused(mode: str) -> None:
+    x = torch.randn(2, 4)
+    program = fxkit.capture(nn.Linear(4, 3).eval(), (x,), mode=mode)
+    with pytest.raises(UnsupportedError, match="captured in mode 'whole'") as error:
+        q.prepare(program, (x,), q.int8_static())
+    assert "program.module()" in str(error.value)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.sin() if x.shape[0] > 3 else x)
+
+
+def test_what_calibration_never_met_stays_in_float_with_a_warning() -> None:
+    few, many = torch.randn(2, 4), torch.randn(5, 4)
+    prepared = q.prepare(Branching().eval(), (few,), q.int8_static())
+    q.calibrate(prepared, [(few,)])
+    quantized = q.convert(prepared)
+    quantized(few)
+    with pytest.warns(UserWarning, match="hint: calibrate with such inputs"):
+        found = quantized(many)
+    torch.testing.assert_close(found, prepared(many))
+
+
+def test_batches_are_tuples_or_dicts() -> None:
+    model = nn.Linear(4, 3).eval()
+    batches = [{"input": torch.randn(2, 4)} for _ in range(3)]
+    prepared = q.prepare(model, (), q.int8_static(), kwargs=batches[0])
+    q.calibrate(prepared, batches)
+    quantized = q.convert(prepared)
+    assert q.report(quantized, prepared, batches).sqnr[0] > 20
+    with pytest.raises(UnsupportedError, match="a tuple or dict each, got a Tensor"):
+        q.calibrate(prepared, [torch.randn(2, 4)])

@@ -22,6 +22,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.observe_values import ObserveValues
+from fxkit.quantization.batches import Batch, call_with, inputs_to_capture
 from fxkit.quantization.observers.min_max import MinMaxObserver
 from fxkit.quantization.preparation import Program, apply, graph_of
 
@@ -103,7 +104,7 @@ def _weight(gm: fx.GraphModule, layer: fx.Node) -> Tensor:
 
 def smooth_quant(
     model: Any,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     *,
     alpha: float = 0.5,
 ) -> Program:
@@ -125,8 +126,7 @@ def smooth_quant(
         raise UnsupportedError("expected some batches to find the channels' maxima with, got none")
     if not 0 <= alpha <= 1:
         raise UnsupportedError(f"expected alpha between 0 and 1, got {alpha}")
-    first = batches[0]
-    inputs = ((), first) if isinstance(first, dict) else (tuple(first), None)
+    inputs = inputs_to_capture(batches)
     observed, observers = graph_of(model, *inputs), {}
 
     def watch(value: Any, place: Any) -> None:
@@ -140,7 +140,7 @@ def smooth_quant(
     apply(observed, ObserveValues(where=is_input, callback=watch))
     with torch.no_grad():
         for batch in batches:
-            observed(**batch) if isinstance(batch, dict) else observed(*batch)
+            call_with(observed, batch)
     ranges = {name: observer.value_range() for name, observer in observers.items()}
     maxima = {
         name: torch.maximum(-seen.low, seen.high)

@@ -60,26 +60,16 @@ class HistogramObserver(RangeObserver):
         return torch.minimum(self.low, low), torch.maximum(self.high, high)
 
     def _grow(self, exponent: int) -> None:
-        if self.exponent is None:
-            self.exponent = exponent
-        while self.exponent < exponent:
-            inner = self.counts.reshape(BINS // 2, 2).sum(1)
-            self.counts = torch.zeros_like(self.counts)
-            self.counts[BINS // 4 : BINS // 4 + BINS // 2] = inner
-            self.exponent += 1
+        self.exponent = exponent if self.exponent is None else self.exponent
+        self.counts = _widened(self.counts, exponent - self.exponent)
+        self.exponent = max(self.exponent, exponent)
 
     def merge_state(self, other: RangeObserver) -> None:
         """Add the counts of another histogram."""
         assert isinstance(other, HistogramObserver) and other.exponent is not None
         self._grow(other.exponent)
-        theirs, exponent = other.counts, other.exponent
         assert self.exponent is not None
-        while exponent < self.exponent:
-            inner = theirs.reshape(BINS // 2, 2).sum(1)
-            theirs = torch.zeros_like(theirs)
-            theirs[BINS // 4 : BINS // 4 + BINS // 2] = inner
-            exponent += 1
-        self.counts += theirs
+        self.counts += _widened(other.counts, self.exponent - other.exponent)
         self.low, self.high = self._extremes(other.low, other.high)
 
     def found(self) -> tuple[Tensor, Tensor]:
@@ -90,6 +80,15 @@ class HistogramObserver(RangeObserver):
     def suggested(self) -> tuple[Tensor, Tensor]:
         """Return a range, float64[] each; one without a rule of its own keeps all."""
         return self.low, self.high
+
+
+def _widened(counts: Tensor, times: int) -> Tensor:
+    """Return a histogram whose bins are twice as wide, so many times."""
+    for _ in range(times):
+        inner = counts.reshape(BINS // 2, 2).sum(1)
+        counts = torch.zeros_like(counts)
+        counts[BINS // 4 : BINS // 4 + BINS // 2] = inner
+    return counts
 
 
 class PercentileObserver(HistogramObserver):

@@ -1,0 +1,79 @@
+"""Weights as integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fxkit.quantization.affine import QuantizationParameters, parameters_of, quantized_tensor
+from fxkit.quantization.specs import TensorSpec
+
+
+@dataclass(frozen=True, eq=False)
+class StoredWeight:
+    """A weight as integers.
+
+    Attributes:
+        integers: Of the weight's shape.
+        parameters: One scale; or one for each channel; or [channels, groups].
+        axis: The axis of channels.
+        spec: How it is stored.
+    """
+
+    integers: Tensor
+    parameters: QuantizationParameters
+    axis: int
+    spec: TensorSpec
+
+    @classmethod
+    def of(cls, weight: Tensor, axis: int, spec: TensorSpec) -> StoredWeight:
+        """Return a weight as integers, with scales from its least and largest elements.
+
+        Args:
+            weight: Floating point, finite, any shape; for groups [channels, elements].
+            axis: The axis of channels.
+            spec: How it is stored.
+        """
+        parts = _in_groups(weight, spec)
+        others = _shared_axes(parts, axis, spec)
+        low, high = parts.double().amin(others), parts.double().amax(others)
+        found = parameters_of(low, high, spec)
+        wide = _over(parts, found, others)
+        integers = quantized_tensor(parts, wide, spec).reshape(weight.shape)
+        return cls(integers, found, axis, spec)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the graph keeps: zero points only where they are not all 0."""
+        zeros = self.parameters.zero_point.nbytes if self.spec.scheme == "affine" else 0
+        return self.integers.nbytes + self.parameters.scale.nbytes + zeros
+
+    def restored(self) -> Tensor:
+        """Return the weight that the integers stand for, float64 of its shape."""
+        parts = _in_groups(self.integers, self.spec)
+        wide = _over(parts, self.parameters, _shared_axes(parts, self.axis, self.spec))
+        values = (parts.double() - wide.zero_point) * wide.scale.double()
+        return values.reshape(self.integers.shape)
+
+
+def _in_groups(values: Tensor, spec: TensorSpec) -> Tensor:
+    """Return elements that share a scale along axes of their own: [channels, groups, size]."""
+    return values.unflatten(1, (-1, spec.group_size)) if spec.group_size else values
+
+
+def _shared_axes(parts: Tensor, axis: int, spec: TensorSpec) -> list[int]:
+    """Return the axes along which elements share a scale."""
+    if spec.granularity == "per_tensor":
+        return list(range(parts.ndim))
+    if spec.granularity == "per_group":
+        return [2]
+    return [other for other in range(parts.ndim) if other != axis]
+
+
+def _over(
+    parts: Tensor, found: QuantizationParameters, shared: list[int]
+) -> QuantizationParameters:
+    """Return scales and zero points that broadcast over the elements."""
+    shape = [1 if axis in shared else size for axis, size in enumerate(parts.shape)]
+    return QuantizationParameters(found.scale.reshape(shape), found.zero_point.reshape(shape))

@@ -17,7 +17,11 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.families.integer_products.autotune import reason_to_stay_float
 from fxkit.lower.families.integer_products.operator import operator as integer_product
+from fxkit.lower.families.weight_products import autotune as weights
+from fxkit.lower.families.weight_products.operator import operator as weight_product
+from fxkit.lower.families.weight_products.printer import FEW_ROWS
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
+from fxkit.lower.loop_ir.weight_product import WeightProduct
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
 from fxkit.passes.manager.instruments import Instrument
@@ -68,14 +72,16 @@ class _Integers:
     """What a dequantised operand is made of.
 
     Attributes:
-        node: int8 or uint8.
+        node: int8 or uint8; float32 where an activation was not quantised.
         scale: A number, or float32 by row or column.
         zero: The zero point, or int32[..., 1] with one for each row.
+        is_float: Whether it was not quantised.
     """
 
     node: fx.Node
     scale: fx.Node | float
     zero: fx.Node | int
+    is_float: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,8 @@ class MultiplyIntegers(Pass):
 
     Sums are exact in 32 bits; scales, bias and what follows are applied to them in float32. Scales
     and zero points of tokens are computed in float32, where the operators of torch take float64.
-    A layer that float32 multiplies as fast stays as it is.
+    Where activations are floats, a few rows of them read the integers of the weight: memory is what
+    such a layer waits for. A layer that float32 multiplies as fast stays as it is.
 
     Rewrites:
         %x = quantized_decomposed.dequantize_per_tensor(%q, 0.1, 3, 0, 255, torch.uint8)
@@ -105,8 +112,10 @@ class MultiplyIntegers(Pass):
             call = resolve(node)
             if call is None or call.name != "aten.linear":
                 continue
-            left = _integers_of(call.arguments["input"], tokens)
             right = _weight_of(call.arguments["weight"])
+            left = _integers_of(call.arguments["input"], tokens)
+            if left is None:
+                left = _floats_of(call.arguments["input"])
             if left is None or right is None:
                 continue
             reason = _reason_to_stay(left, right)
@@ -132,6 +141,15 @@ def _integers_of(value: Any, tokens: Mapping[fx.Node, _Integers]) -> _Integers |
     scale, zero = call.arguments["scale"], call.arguments["zero_point"]
     is_constant = isinstance(scale, float) and isinstance(zero, int)
     return _Integers(integers, scale, zero) if integers is not None and is_constant else None
+
+
+def _floats_of(value: Any) -> _Integers | None:
+    """Return an activation that was not quantised, if it is one that a kernel reads."""
+    known = type_of(value) if isinstance(value, fx.Node) else None
+    if not isinstance(known, TensorType) or known.dtype != torch.float32 or known.is_symbolic:
+        return None
+    serves = known.device.type == "cpu" and known.stride is not None and known.numel
+    return _Integers(value, 1.0, 0, is_float=True) if serves and len(known.shape) else None
 
 
 def _weight_of(value: Any) -> _Integers | None:
@@ -182,6 +200,11 @@ def _reason_to_stay(left: _Integers, right: _Integers) -> str | None:
     rows = 1
     for size in x.shape[:-1]:
         rows *= int(size)
+    if left.is_float:
+        if rows > FEW_ROWS:
+            return f"its activations are floats, {rows} rows of them"
+        sizes = (0, 1, (), rows, int(columns), int(depth), (int(depth), 1), (1, int(depth)))
+        return weights.reason_to_stay_float(WeightProduct(*sizes))
     detail = IntegerProduct(
         0, 1, (), rows, int(columns), int(depth), (int(depth), 1), (1, int(depth)),
         has_tiles=matrix_unit.multiplies_bytes(),
@@ -202,16 +225,27 @@ class _Layer:
         columns, depth = (int(size) for size in type_of(right.node).shape)  # type: ignore[union-attr]
         is_flat = len(shape) == 2
         rows = left.node if is_flat else self._call(aten.reshape.default, left.node, [-1, depth])
+        if left.is_float:
+            value = self._call(weight_product(), rows, right.node)
+            return self._finished(
+                self._call(aten.mul.Tensor, value, right.scale), bias, shape, columns
+            )
         turned = self._call(aten.t.default, right.node)
         zeros, zero = (None, left.zero) if isinstance(left.zero, int) else (left.zero, 0)
         if zeros is not None and not is_flat:
             zeros = self._call(aten.reshape.default, zeros, [-1, 1])
         sums = self._call(integer_product(), rows, turned, zeros, zero)
         value = self._call(aten.to.dtype, sums, torch.float32)
-        value = self._scaled(value, left, right, is_flat)
+        return self._finished(self._scaled(value, left, right, is_flat), bias, shape, columns)
+
+    def _finished(
+        self, value: fx.Node, bias: fx.Node | None, shape: list[int], columns: int
+    ) -> fx.Node:
         if bias is not None:
             value = self._call(aten.add.Tensor, value, bias)
-        return value if is_flat else self._call(aten.reshape.default, value, [*shape[:-1], columns])
+        if len(shape) == 2:
+            return value
+        return self._call(aten.reshape.default, value, [*shape[:-1], columns])
 
     def _scaled(self, value: fx.Node, left: _Integers, right: _Integers, is_flat: bool) -> fx.Node:
         by_row, by_column = left.scale, right.scale

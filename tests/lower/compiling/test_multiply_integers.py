@@ -118,9 +118,22 @@ def test_a_layer_that_does_not_gain_stays_in_float32(monkeypatch):
     assert not integers_multiplied(compiled)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4])
+@torch.no_grad()
+def test_few_rows_of_floats_read_the_integers_of_the_weight(rows, monkeypatch):
+    monkeypatch.setattr(multiply_integers.weights, "reason_to_stay_float", lambda _: None)
+    torch.manual_seed(0)
+    x = torch.randn(rows, 1, 300)
+    reference = quantized(nn.Linear(300, 130), q.int8_weight_only(), x)
+    compiled = fxkit.compile(reference)
+    compiled(x)
+    torch.testing.assert_close(compiled(x), reference(x), rtol=1e-5, atol=1e-5)
+    assert "fx_weight_product(" in compiled.compiled_modules[-1].source
+
+
 @pytest.mark.parametrize("spec", [q.int8_weight_only(), q.int4_weight_only(20)])
 @torch.no_grad()
-def test_activations_in_float_are_multiplied_in_float(spec):
+def test_many_rows_of_floats_are_multiplied_in_float(spec):
     torch.manual_seed(0)
     x = torch.randn(8, 40)
     reference = quantized(nn.Linear(40, 30), spec, x)

@@ -52,7 +52,8 @@ def sample_of(name: str) -> Sample:
 
 
 def test_each_folder_is_a_family() -> None:
-    assert list(FAMILIES) == ["attention", "convolutions", "products"]
+    products = ["integer_products", "products", "weight_products"]
+    assert list(FAMILIES) == ["attention", "convolutions", *products]
     ways = [way for _, family in FAMILIES.items() for way in family.printers]
     assert len(set(ways)) == len(ways)
 

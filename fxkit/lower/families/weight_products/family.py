@@ -1,0 +1,39 @@
+"""Products of a few rows of float32 by 8-bit integers as a family of kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from fxkit.lower.families.family import Family, Joined, Sample
+from fxkit.lower.families.weight_products.autotune import objection, objection_by_kind
+from fxkit.lower.families.weight_products.nodes import is_weight_product, weight_product
+from fxkit.lower.families.weight_products.operator import operator
+from fxkit.lower.families.weight_products.printer import WeightProductPrinter
+
+
+def _samples() -> dict[str, Sample]:
+    made = torch.Generator().manual_seed(0)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randint(-128, 128, shape, dtype=torch.int8, generator=made)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=made)
+
+    multiply = operator()
+    return {
+        "one row": (multiply, (rand(1, 300), weight(130, 300))),
+        "three rows": (multiply, (rand(3, 70), weight(65, 70))),
+        "followed": (
+            lambda a, b, scale: torch.relu(multiply(a, b) * scale),
+            (rand(2, 100), weight(48, 100), rand(48)),
+        ),
+    }
+
+
+FAMILY = Family(
+    computes=is_weight_product,
+    printers={"weight_product": WeightProductPrinter},
+    kernels=Joined(weight_product, objection, objection_by_kind),
+    samples=_samples,
+)

@@ -16,6 +16,7 @@ from benchmarks import (
     partitioning,
     passes,
     precision,
+    quantization,
     rewriting,
     training,
     types,
@@ -40,6 +41,7 @@ SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
     "constructs": lambda options: constructs.run(with_peer=options.peer),
     "training": lambda options: training.run(options.rounds, with_peer=options.peer),
     "precision": lambda options: precision.run(options.rounds),
+    "quantization": lambda options: quantization.run(options.rounds, with_peer=options.peer),
     "import": lambda options: import_time.run(options.rounds),
 }
 

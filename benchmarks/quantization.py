@@ -1,0 +1,132 @@
+"""Quantised programs beside float32 and torch's dynamic quantisation: speed and noise."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxkit
+from fxkit import quantization as q
+from fxkit.demo.model import load
+from fxkit.demo.sentences import ALL
+from fxkit.quantization.affine import signal_to_noise
+from fxkit.timing import in_turn
+from fxkit.view.texts.text_table import duration, table
+
+Inputs = tuple[torch.Tensor, ...]
+
+SPECS: Mapping[str, q.QuantizationSpec] = {
+    "int8 static": q.int8_static(),
+    "int8 dynamic": q.int8_dynamic(),
+    "int8 weights only": q.int8_weight_only(),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and what it is calibrated with and judged by.
+
+    Attributes:
+        name: What it is called.
+        make: Returns the model, the batches to calibrate with, and the inputs to time and judge.
+        specs: Names of the specs that suit it.
+    """
+
+    name: str
+    make: Callable[[], tuple[nn.Module, list[Inputs], Inputs]]
+    specs: tuple[str, ...] = ("int8 static", "int8 dynamic")
+
+
+def run(rounds: int, *, with_peer: bool) -> str:
+    """Quantise each model in each way that suits it, and return a table; one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = [row for case in CASES for row in _rows(case, rounds, with_peer)]
+    finally:
+        torch.set_num_threads(threads)
+    headers = ["one thread", "way", "median", "× eager float32", "dB"]
+    return table(headers, rows, align="<<>>>")
+
+
+@torch.no_grad()
+def _rows(case: Case, rounds: int, with_peer: bool) -> list[list[str]]:
+    torch.manual_seed(0)
+    model, batches, inputs = case.make()
+    ways: dict[str, Callable[..., Any]] = {"eager, float32": model}
+    ways["fxkit, float32"] = fxkit.compile(model)
+    for name in case.specs:
+        config = q.QuantizationConfig(SPECS[name], by_operator={F.embedding: None})
+        ways[f"fxkit, {name}"] = fxkit.compile(fxkit.quantize(model, config, batches))
+    if with_peer and (peer := _torchs_own(model)) is not None:
+        ways["torch quantize_dynamic"] = peer
+    exact = model(*inputs)
+    for way in ways.values():
+        for _ in range(2):  # the first call runs the program itself
+            way(*inputs)
+    noise = {name: signal_to_noise(exact, way(*inputs)) for name, way in ways.items()}
+    seconds = in_turn({n: _called(way, inputs) for n, way in ways.items()}, rounds=rounds)
+    eager = seconds["eager, float32"]
+    return [
+        [case.name, name, duration(took), f"{eager / took:.2f}", f"{noise[name]:.1f}"]
+        for name, took in seconds.items()
+    ]
+
+
+def _called(way: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return way(*inputs)
+
+    return call
+
+
+def _torchs_own(model: nn.Module) -> nn.Module | None:
+    """Return the model with torch's dynamically quantised layers; None where torch has none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _mlp() -> tuple[nn.Module, list[Inputs], Inputs]:
+    first, middle, last = nn.Linear(512, 2048), nn.Linear(2048, 2048), nn.Linear(2048, 512)
+    model = nn.Sequential(first, nn.GELU(), middle, nn.GELU(), last).eval()
+    batches: list[Inputs] = [(torch.randn(128, 512),) for _ in range(4)]
+    return model, batches, (torch.randn(128, 512),)
+
+
+def _layer(rows: int, width: int) -> Callable[[], tuple[nn.Module, list[Inputs], Inputs]]:
+    def make() -> tuple[nn.Module, list[Inputs], Inputs]:
+        batches: list[Inputs] = [(torch.randn(rows, width),) for _ in range(4)]
+        return nn.Sequential(nn.Linear(width, width)).eval(), batches, (torch.randn(rows, width),)
+
+    return make
+
+
+def _sentences() -> tuple[nn.Module, list[Inputs], Inputs]:
+    """Calibrate with every other sentence of the demo, and judge by the others, twice each."""
+    demo = load()
+    seen, judged = ALL[::2], ALL[1::2] * 2
+    batches: list[Inputs] = [demo.inputs(seen[at : at + 8]) for at in range(0, len(seen), 8)]
+    return demo.encoder, batches, demo.inputs(judged)
+
+
+CASES = (
+    Case("MLP 512-2048-2048-512, 128 rows", _mlp),
+    Case("linear 1024 × 1024, 32 rows", _layer(32, 1024)),
+    Case(
+        "linear 4096 × 4096, 1 row",
+        _layer(1, 4096),
+        ("int8 static", "int8 dynamic", "int8 weights only"),
+    ),
+    Case("all-MiniLM-L6-v2, 48 sentences", _sentences),
+)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from fxkit.quantization.algorithms import SmoothActivations, smooth_quant
 from fxkit.quantization.calibration import calibrate, quantize
+from fxkit.quantization.comparison import ComparedOperator, QuantizationComparison, compare
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.conversion import QuantizeOperands, convert
 from fxkit.quantization.observers import OBSERVERS, RangeObserver, ValueRange
@@ -30,8 +31,10 @@ from fxkit.quantization.specs import (
 
 __all__ = [
     "OBSERVERS",
+    "ComparedOperator",
     "InsertObservers",
     "PreparedProgram",
+    "QuantizationComparison",
     "QuantizationConfig",
     "QuantizationReport",
     "QuantizationRow",
@@ -42,6 +45,7 @@ __all__ = [
     "TensorSpec",
     "ValueRange",
     "calibrate",
+    "compare",
     "convert",
     "int4_weight_only",
     "int8_dynamic",

@@ -442,16 +442,21 @@ class EditSession(JournalledGraph):
         return name
 
     def unregister(self, name: str) -> None:
-        """Take an attribute that nothing reads any more off the root module.
+        """Take an attribute that nothing reads any more off the module that holds it.
+
+        Args:
+            name: Its path. Below the root module it has to lie in a plain `nn.Module`, which holds
+                attributes for this graph alone.
 
         Raises:
-            RewriteError: When the root module itself has no such attribute.
+            RewriteError: When there is no such attribute, or it belongs to a layer.
         """
-        gm = self.gm
+        full, (path, _, name) = name, name.rpartition(".")
+        gm = self.gm.get_submodule(path) if path else self.gm
         tables: tuple[Any, ...] = (gm._parameters, gm._buffers, gm._modules, gm.__dict__)
         table = next((table for table in tables if name in table), None)
-        if table is None:
-            raise RewriteError(f"expected an attribute of the root module, got {name!r}",
+        if table is None or (path and type(gm) is not torch.nn.Module):
+            raise RewriteError(f"expected an attribute that the graph's module holds, got {full!r}",
                                hint="give the name that edit.register returned")  # fmt: skip
         value, names = table[name], list(table)
         following = names[names.index(name) + 1 :]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.fx.node import map_arg
 
 from fxkit.errors import UnsupportedError
@@ -94,6 +94,15 @@ class _Converter:
             read = self.nodes[operand.producer]
             if operand.is_weight and not read.users:
                 self.edit.erase(read)
+                self._drop(str(read.target))
+
+    def _drop(self, path: str) -> None:
+        """Take a float weight that nothing reads any more off the graph's own modules."""
+        owner = self.edit.gm.get_submodule(path.rpartition(".")[0])
+        is_own = owner is self.edit.gm or type(owner) is nn.Module
+        reads = self.edit.graph.find_nodes(op="get_attr")
+        if is_own and all(str(other.target) != path for other in reads):
+            self.edit.unregister(path)
 
     def _take(self, node: fx.Node, taken: Mapping[fx.Node, fx.Node]) -> None:
         def substitute(operand: fx.Node) -> fx.Node:

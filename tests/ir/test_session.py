@@ -181,7 +181,7 @@ _ERRORS: dict[str, tuple[Callable[[EditSession, dict[str, fx.Node]], Any], str]]
     "wrapped": (lambda e, n: e.replace(n["relu"], e.call(torch.sin, n["relu"])),
                 "expected a node that does without %relu in its place, got %sin, which uses it"),
     "no such attribute": (lambda e, n: e.unregister("linear.weight"),
-                          "expected an attribute of the root module, got 'linear.weight'"),
+                          "that the graph's module holds, got 'linear.weight'"),
     "moved before an operand": (lambda e, n: e.move(n["mul"], before=n["relu"]),
                                 "expected %mul between its operands and its users"),
     "moved after a user": (lambda e, n: e.move(n["relu"], after=n["add"]),

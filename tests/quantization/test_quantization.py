@@ -355,3 +355,16 @@ def test_batches_are_tuples_or_dicts() -> None:
     assert q.report(quantized, prepared, batches).sqnr[0] > 20
     with pytest.raises(UnsupportedError, match="a tuple or dict each, got a Tensor"):
         q.calibrate(prepared, [torch.randn(2, 4)])
+
+
+def test_float_weights_that_nothing_reads_are_gone() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
+    x = torch.randn(4, 64)
+    quantized = q.quantize(model, q.int8_static(), [(x,)])
+    graph = quantized.graph_module  # type: ignore[union-attr]
+    kept = sum(value.nbytes for value in graph.state_dict().values())
+    assert kept <= 0.3 * sum(value.nbytes for value in model.state_dict().values())
+    assert [name for name, value in graph.named_parameters()] == ["0.bias", "2.bias"]
+    exported = torch.export.export(graph, (x,))
+    torch.testing.assert_close(exported.module()(x), quantized(x))
+    torch.testing.assert_close(model(x), q.prepare(model, (x,), q.int8_static())(x))

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxkit.analysis.type_inference.declared_types import declare_type
+from fxkit.analysis.type_inference.own_operators import define_operator
 from fxkit.ir.types import TensorType
 from fxkit.lower.library_calls import onednn
 from fxkit.lower.library_calls.onednn import Settings
@@ -77,7 +77,6 @@ class _Slot:
 
 _slots: dict[int, _Slot] = {}
 _numbers = itertools.count()
-_libraries: list[torch.library.Library] = []
 
 
 def is_available() -> bool:
@@ -93,13 +92,7 @@ def new_slot() -> int:
 @functools.cache
 def operator() -> Any:
     """Return the operator, registered when it is first needed."""
-    library = torch.library.Library("fxkit", "FRAGMENT")
-    library.define(_SCHEMA)
-    library.impl("convolution", convolution, "CompositeImplicitAutograd")
-    _libraries.append(library)
-    made = torch.ops.fxkit.convolution.default
-    declare_type(made)(_type)
-    return made
+    return define_operator(_SCHEMA, convolution, _type)
 
 
 def _type(input: TensorType, weight: TensorType, *given: Any) -> TensorType:
@@ -126,7 +119,8 @@ def without_dispatcher(target: Any) -> Any:
 
     Where no mode watches the call, that saves the way through torch's dispatcher.
     """
-    return convolution if _libraries and target is operator() else target
+    is_defined = operator.cache_info().currsize > 0
+    return convolution if is_defined and target is operator() else target
 
 
 def convolution(

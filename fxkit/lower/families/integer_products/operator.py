@@ -9,25 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxkit.analysis.type_inference.declared_types import declare_type
+from fxkit.analysis.type_inference.own_operators import define_operator
 from fxkit.ir.types import TensorType
 
 NAME = "fxkit.integer_product"
 
 _SCHEMA = "integer_product(Tensor left, Tensor right, Tensor? zeros=None, int zero=0) -> Tensor"
-_libraries: list[torch.library.Library] = []
 
 
 @functools.cache
 def operator() -> Any:
     """Return the operator, registered when it is first needed."""
-    library = torch.library.Library("fxkit", "FRAGMENT")
-    library.define(_SCHEMA)
-    library.impl("integer_product", integer_product, "CompositeImplicitAutograd")
-    _libraries.append(library)
-    made = torch.ops.fxkit.integer_product.default
-    declare_type(made)(_type)
-    return made
+    return define_operator(_SCHEMA, integer_product, _type)
 
 
 def _type(left: TensorType, right: TensorType, *_: Any) -> TensorType:

@@ -6,28 +6,21 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxkit.analysis.type_inference.declared_types import declare_type
+from fxkit.analysis.type_inference.own_operators import define_operator
 from fxkit.ir.types import TensorType
 
 NAME = "fxkit.weight_product"
-
-_libraries: list[torch.library.Library] = []
 
 
 @functools.cache
 def operator() -> Any:
     """Return the operator, registered when it is first needed."""
-    library = torch.library.Library("fxkit", "FRAGMENT")
-    library.define("weight_product(Tensor left, Tensor weight) -> Tensor")
-    library.impl("weight_product", weight_product, "CompositeImplicitAutograd")
-    _libraries.append(library)
-    made = torch.ops.fxkit.weight_product.default
-    declare_type(made)(_type)
-    return made
+    return define_operator(
+        "weight_product(Tensor left, Tensor weight) -> Tensor", weight_product, _type
+    )
 
 
 def _type(left: TensorType, weight: TensorType) -> TensorType:

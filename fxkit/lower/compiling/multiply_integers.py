@@ -35,6 +35,9 @@ _CHOOSES = {
 _PER_TOKEN = f"{_NAMESPACE}quantize_per_token"
 _FROM_TOKENS = f"{_NAMESPACE}dequantize_per_token"
 
+# Terms of so many products of 8 bits, moved by a zero point, fit into 32 bits whatever they are.
+MOST_TERMS = (2**31 - 1) // (255 * 128)
+
 aten = torch.ops.aten
 
 
@@ -197,6 +200,8 @@ def _reason_to_stay(left: _Integers, right: _Integers) -> str | None:
     columns, depth = y.shape
     if x.shape[-1] != depth:
         return "its operands do not fit"
+    if depth > MOST_TERMS and not left.is_float:
+        return f"sums of {depth} products may need more than 32 bits"
     rows = 1
     for size in x.shape[:-1]:
         rows *= int(size)

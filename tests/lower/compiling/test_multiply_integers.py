@@ -144,6 +144,19 @@ def test_many_rows_of_floats_are_multiplied_in_float(spec):
 
 
 @torch.no_grad()
+def test_sums_that_may_not_fit_into_32_bits_stay_in_float32():
+    model = nn.Linear(70_000, 2)
+    model.weight.fill_(1.0)
+    x = torch.ones(3, 70_000)
+    reference = quantized(model, q.int8_static(), x)
+    compiled = fxkit.compile(reference)
+    compiled(x)
+    torch.testing.assert_close(compiled(x), reference(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-2, atol=1e-2)
+    assert not integers_multiplied(compiled)
+
+
+@torch.no_grad()
 def test_scales_of_tokens_that_are_returned_stay_what_they_are():
     ops = torch.ops.quantized_decomposed
     weight = torch.randint(-127, 128, (30, 40), dtype=torch.int8)

@@ -77,7 +77,8 @@ class _Integers:
     Attributes:
         node: int8 or uint8; float32 where an activation was not quantised.
         scale: A number, or float32 by row or column.
-        zero: The zero point, or int32[..., 1] with one for each row.
+        zero: The zero point; or int32[..., 1] with one for each row of an activation, or integers
+            with one for each row of a weight.
         is_float: Whether it was not quantised.
     """
 
@@ -156,7 +157,7 @@ def _floats_of(value: Any) -> _Integers | None:
 
 
 def _weight_of(value: Any) -> _Integers | None:
-    """Return what a weight was dequantised from, whose zero point is 0: int8[N, K]."""
+    """Return what a weight was dequantised from: int8[N, K]."""
     call = resolve(value) if isinstance(value, fx.Node) else None
     if call is None or not _dequantizes(call) or not _is_float32(value):
         return None
@@ -169,13 +170,10 @@ def _weight_of(value: Any) -> _Integers | None:
         is_plain = isinstance(arguments["scale"], float) and arguments["zero_point"] == 0
         return _Integers(integers, arguments["scale"], 0) if is_plain else None
     is_by_row = call.name == f"{_NAMESPACE}dequantize_per_channel" and arguments["axis"] in (0, -2)
-    if (
-        not is_by_row
-        or arguments["zero_points"] is not None
-        or not _is_float32(arguments["scales"])
-    ):
+    if not is_by_row or not _is_float32(arguments["scales"]):
         return None
-    return _Integers(integers, arguments["scales"], 0)
+    zeros = arguments["zero_points"]
+    return _Integers(integers, arguments["scales"], 0 if zeros is None else zeros)
 
 
 def _operand(call: Call, dtypes: tuple[torch.dtype, ...]) -> fx.Node | None:
@@ -200,7 +198,10 @@ def _reason_to_stay(left: _Integers, right: _Integers) -> str | None:
     columns, depth = y.shape
     if x.shape[-1] != depth:
         return "its operands do not fit"
-    if depth > MOST_TERMS and not left.is_float:
+    if left.is_float and isinstance(right.zero, fx.Node):
+        return "its activations are floats, and its weight has zero points"
+    most = MOST_TERMS if right.zero == 0 else MOST_TERMS // 2
+    if depth > most and not left.is_float:
         return f"sums of {depth} products may need more than 32 bits"
     rows = 1
     for size in x.shape[:-1]:
@@ -240,8 +241,22 @@ class _Layer:
         if zeros is not None and not is_flat:
             zeros = self._call(aten.reshape.default, zeros, [-1, 1])
         sums = self._call(integer_product(), rows, turned, zeros, zero)
+        if isinstance(right.zero, fx.Node):
+            sums = self._less_zeros(sums, rows, right.zero, depth, zero if zeros is None else zeros)
         value = self._call(aten.to.dtype, sums, torch.float32)
         return self._finished(self._scaled(value, left, right, is_flat), bias, shape, columns)
+
+    def _less_zeros(
+        self, sums: fx.Node, rows: fx.Node, by_column: fx.Node, depth: int, zero: fx.Node | int
+    ) -> fx.Node:
+        """Subtract what the zero points of a weight add: each times the sum of a row."""
+        total = self._edit.call(
+            aten.sum.dim_IntList, rows, [-1], True, dtype=torch.int32, before=self._node
+        )
+        moved = zero * depth if isinstance(zero, int) else self._call(aten.mul.Tensor, zero, depth)
+        total = self._call(aten.sub.Tensor, total, moved)
+        column = self._call(aten.to.dtype, by_column, torch.int32)
+        return self._call(aten.sub.Tensor, sums, self._call(aten.mul.Tensor, total, column))
 
     def _finished(
         self, value: fx.Node, bias: fx.Node | None, shape: list[int], columns: int

@@ -82,6 +82,23 @@ def test_one_layer_differs_by_a_step_at_most(spec):
     assert off.max() <= 1 and off.count_nonzero() <= 0.001 * off.numel()
 
 
+AFFINE = q.TensorSpec(torch.int8, -128, 127, "affine", "per_channel")
+
+
+@pytest.mark.parametrize("activations", ["static", "static, symmetric", "dynamic"])
+@torch.no_grad()
+def test_weights_may_have_zero_points(activations):
+    torch.manual_seed(0)
+    model, x = nn.Linear(96, 80), torch.randn(2, 20, 96)
+    model.weight += 0.3
+    spec = q.QuantizationSpec(SPECS[activations].activations, AFFINE)
+    reference = quantized(model, spec, x)
+    compiled = fxkit.compile(reference)
+    compiled(x)
+    assert integers_multiplied(compiled) == 1
+    assert noise(reference(x), compiled(x)) < 1e-3
+
+
 @torch.no_grad()
 def test_without_bias_and_other_batches():
     torch.manual_seed(0)

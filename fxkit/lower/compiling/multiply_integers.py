@@ -38,6 +38,8 @@ _FROM_TOKENS = f"{_NAMESPACE}dequantize_per_token"
 # Terms of so many products of 8 bits, moved by a zero point, fit into 32 bits whatever they are.
 MOST_TERMS = (2**31 - 1) // (255 * 128)
 
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
 aten = torch.ops.aten
 
 
@@ -137,14 +139,16 @@ def _dequantizes(call: Call) -> bool:
 def _integers_of(value: Any, tokens: Mapping[fx.Node, _Integers]) -> _Integers | None:
     """Return what an activation was dequantised from, with a scale for all or for each row."""
     if value in tokens:
-        return tokens[value]
+        return tokens[value] if _serves(tokens[value].node, (torch.int8,)) else None
     call = resolve(value) if isinstance(value, fx.Node) else None
     if call is None or call.name != f"{_NAMESPACE}dequantize_per_tensor" or not _is_float32(value):
         return None
     integers = _operand(call, (torch.int8, torch.uint8))
     scale, zero = call.arguments["scale"], call.arguments["zero_point"]
-    is_constant = isinstance(scale, float) and isinstance(zero, int)
-    return _Integers(integers, scale, zero) if integers is not None and is_constant else None
+    if integers is None or not isinstance(scale, float) or not isinstance(zero, int):
+        return None
+    limits = torch.iinfo(type_of(integers).dtype)  # type: ignore[union-attr]
+    return _Integers(integers, scale, zero) if limits.min <= zero <= limits.max else None
 
 
 def _floats_of(value: Any) -> _Integers | None:
@@ -173,17 +177,24 @@ def _weight_of(value: Any) -> _Integers | None:
     if not is_by_row or not _is_float32(arguments["scales"]):
         return None
     zeros = arguments["zero_points"]
-    return _Integers(integers, arguments["scales"], 0 if zeros is None else zeros)
+    if zeros is None:
+        return _Integers(integers, arguments["scales"], 0)
+    given = type_of(zeros) if isinstance(zeros, fx.Node) else None
+    is_integer = isinstance(given, TensorType) and given.dtype in _INTEGERS
+    return _Integers(integers, arguments["scales"], zeros) if is_integer else None
 
 
 def _operand(call: Call, dtypes: tuple[torch.dtype, ...]) -> fx.Node | None:
     """Return the integers that a call dequantises, if their type is known and serves."""
     node = call.arguments["input"]
+    return node if _serves(node, dtypes) else None
+
+
+def _serves(node: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
     known = type_of(node) if isinstance(node, fx.Node) else None
     if not isinstance(known, TensorType) or known.dtype not in dtypes or known.is_symbolic:
-        return None
-    serves = known.device.type == "cpu" and known.stride is not None and known.numel
-    return node if serves else None
+        return False
+    return bool(known.device.type == "cpu" and known.stride is not None and known.numel)
 
 
 def _is_float32(value: Any) -> bool:
@@ -200,8 +211,7 @@ def _reason_to_stay(left: _Integers, right: _Integers) -> str | None:
         return "its operands do not fit"
     if left.is_float and isinstance(right.zero, fx.Node):
         return "its activations are floats, and its weight has zero points"
-    most = MOST_TERMS if right.zero == 0 else MOST_TERMS // 2
-    if depth > most and not left.is_float:
+    if depth > MOST_TERMS and not left.is_float:
         return f"sums of {depth} products may need more than 32 bits"
     rows = 1
     for size in x.shape[:-1]:
@@ -249,13 +259,15 @@ class _Layer:
     def _less_zeros(
         self, sums: fx.Node, rows: fx.Node, by_column: fx.Node, depth: int, zero: fx.Node | int
     ) -> fx.Node:
-        """Subtract what the zero points of a weight add: each times the sum of a row."""
+        """Subtract what a weight's zero points add: each times the sum of a row, in 64 bits."""
         total = self._edit.call(
             aten.sum.dim_IntList, rows, [-1], True, dtype=torch.int32, before=self._node
         )
         moved = zero * depth if isinstance(zero, int) else self._call(aten.mul.Tensor, zero, depth)
         total = self._call(aten.sub.Tensor, total, moved)
-        column = self._call(aten.to.dtype, by_column, torch.int32)
+        total, column, sums = (
+            self._call(aten.to.dtype, one, torch.int64) for one in (total, by_column, sums)
+        )
         return self._call(aten.sub.Tensor, sums, self._call(aten.mul.Tensor, total, column))
 
     def _finished(

@@ -192,3 +192,56 @@ def test_scales_of_tokens_that_are_returned_stay_what_they_are():
     found, expected = compiled(x), program(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert found[1].dtype == torch.float64
+
+
+def of_weight(zeros: Tensor | None = None, zero: int = 3):
+    ops = torch.ops.quantized_decomposed
+    made = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (48, 64), dtype=torch.int8, generator=made)
+    scales = torch.rand(48, generator=made) * 0.01 + 0.001
+
+    def program(integers: Tensor) -> Tensor:
+        x = ops.dequantize_per_tensor(integers, 0.02, zero, 0, 255, torch.uint8)
+        w = ops.dequantize_per_channel(weight, scales, zeros, 0, -128, 127, torch.int8)
+        return F.linear(x, w)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "is_multiplied"),
+    [
+        (of_weight(torch.randint(-5, 6, (48,))), True),
+        (of_weight(torch.full((48,), 1_000_000)), True),
+        (of_weight(torch.rand(48)), False),
+        (of_weight(zero=200_000), False),
+        (of_weight(zero=-1), False),
+    ],
+    ids=["integers", "far away", "fractions", "a far zero point", "one out of range"],
+)
+@torch.no_grad()
+def test_zero_points_of_any_size_and_type(program, is_multiplied):
+    x = torch.randint(0, 256, (40, 64), dtype=torch.uint8)
+    compiled = fxkit.compile(program)
+    compiled(x)
+    assert noise(program(x), compiled(x)) < 1e-5
+    assert bool(integers_multiplied(compiled)) == is_multiplied
+
+
+@torch.no_grad()
+def test_tokens_of_16_bits_are_multiplied_in_float32():
+    ops = torch.ops.quantized_decomposed
+    weight = torch.randint(-127, 128, (48, 64), dtype=torch.int8)
+    bounds = (-32768, 32767, torch.int16)
+
+    def program(x: Tensor) -> Tensor:
+        scale, zero = ops.choose_qparams_per_token(x, torch.int8)
+        integers = ops.quantize_per_token(x, scale, zero, *bounds)
+        y = ops.dequantize_per_token(integers, scale, zero, *bounds, torch.float32)
+        return F.linear(y, ops.dequantize_per_tensor(weight, 0.02, 0, -127, 127, torch.int8))
+
+    x = torch.randn(40, 64)
+    compiled = fxkit.compile(program)
+    compiled(x)
+    torch.testing.assert_close(compiled(x), program(x), rtol=1e-4, atol=1e-4)
+    assert not integers_multiplied(compiled)

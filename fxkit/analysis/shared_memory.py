@@ -300,12 +300,13 @@ def _picks_by_list(node: fx.Node, call: Call, operand: fx.Node) -> bool:
         return False
     index = node.args[1]
     parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(part, (list, tuple)) and _holds_numbers(part) for part in parts)
+    return any(isinstance(part, (list, tuple)) and holds_numbers(part) for part in parts)
 
 
-def _holds_numbers(value: Any) -> bool:
+def holds_numbers(value: Any) -> bool:
+    """Tell whether an index is made of integers and booleans, in lists or not."""
     if isinstance(value, (list, tuple)):
-        return bool(value) and all(map(_holds_numbers, value))
+        return all(map(holds_numbers, value))
     return type(value) in (int, bool)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +69,11 @@ def signal_to_noise(exact: Tensor, other: Tensor) -> float:
     """
     signal = float(exact.double().square().sum())
     noise = float((exact.double() - other.double()).square().sum())
+    return decibels(signal, noise)
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Return the ratio of two powers in dB; inf without noise, -inf without a signal."""
     if not noise:
-        return float("inf")
-    return float(10 * torch.log10(torch.tensor(signal / noise, dtype=torch.float64)))
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from fxkit.analysis.objects import GraphNode, graph
 from fxkit.errors import UnsupportedError
 from fxkit.ir.op import operator_of
 from fxkit.ir.text_table import table
+from fxkit.quantization.affine import decibels
 from fxkit.quantization.batches import Batch, arguments_of
 from fxkit.quantization.preparation import PreparedProgram, Program
 
@@ -153,22 +153,16 @@ class _Noise:
     by_activations: float = 0.0
     by_weight: float = 0.0
 
-    def decibels(self, noise: float) -> float:
-        """Return the ratio of the signal to a noise."""
-        if not noise:
-            return math.inf
-        return 10 * math.log10(self.signal / noise) if self.signal else -math.inf
-
 
 def _row(node: GraphNode, noise: _Noise) -> ComparedOperator:
     return ComparedOperator(
         node.name,
         node.operator or "",
         None if node.source is None else str(node.source),
-        noise.decibels(noise.total),
-        noise.decibels(noise.added),
-        noise.decibels(noise.by_activations),
-        noise.decibels(noise.by_weight),
+        decibels(noise.signal, noise.total),
+        decibels(noise.signal, noise.added),
+        decibels(noise.signal, noise.by_activations),
+        decibels(noise.signal, noise.by_weight),
     )
 
 

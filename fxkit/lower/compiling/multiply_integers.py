@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
+from fxkit.lower.compiling.token_scales import NAMESPACE, Factor, aten, is_float32, spell_out_tokens
 from fxkit.lower.families.integer_products.autotune import reason_to_stay_float
 from fxkit.lower.families.integer_products.operator import operator as integer_product
 from fxkit.lower.families.weight_products import autotune as weights
@@ -27,20 +28,10 @@ from fxkit.passes.dead_code_elimination import DeadCodeElimination
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.manager import PassManager
 
-_NAMESPACE = "quantized_decomposed."
-_CHOOSES = {
-    f"{_NAMESPACE}choose_qparams_per_token": "symmetric",
-    f"{_NAMESPACE}choose_qparams_per_token_asymmetric": "affine",
-}
-_PER_TOKEN = f"{_NAMESPACE}quantize_per_token"
-_FROM_TOKENS = f"{_NAMESPACE}dequantize_per_token"
-
 # Terms of so many products of 8 bits, moved by a zero point, fit into 32 bits whatever they are.
 MOST_TERMS = (2**31 - 1) // (255 * 128)
 
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-
-aten = torch.ops.aten
 
 
 def multiply_integers(
@@ -73,24 +64,6 @@ def multiply_integers(
 
 
 @dataclass(frozen=True)
-class _Integers:
-    """What a dequantised operand is made of.
-
-    Attributes:
-        node: int8 or uint8; float32 where an activation was not quantised.
-        scale: A number, or float32 by row or column.
-        zero: The zero point; or int32[..., 1] with one for each row of an activation, or integers
-            with one for each row of a weight.
-        is_float: Whether it was not quantised.
-    """
-
-    node: fx.Node
-    scale: fx.Node | float
-    zero: fx.Node | int
-    is_float: bool = False
-
-
-@dataclass(frozen=True)
 class MultiplyIntegers(Pass):
     """Multiply integers where a linear layer takes dequantised activations and weights.
 
@@ -113,7 +86,7 @@ class MultiplyIntegers(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Rewrite each layer that gains. Cost: linear, and trials of sizes not met before."""
-        tokens = _spell_out_tokens(edit)
+        tokens = spell_out_tokens(edit)
         for node in list(edit.graph.nodes):
             call = resolve(node)
             if call is None or call.name != "aten.linear":
@@ -133,55 +106,52 @@ class MultiplyIntegers(Pass):
 
 
 def _dequantizes(call: Call) -> bool:
-    return call.name.startswith(f"{_NAMESPACE}dequantize")
+    return call.name.startswith(f"{NAMESPACE}dequantize")
 
 
-def _integers_of(value: Any, tokens: Mapping[fx.Node, _Integers]) -> _Integers | None:
+def _integers_of(value: Any, tokens: Mapping[fx.Node, Factor]) -> Factor | None:
     """Return what an activation was dequantised from, with a scale for all or for each row."""
     if value in tokens:
         return tokens[value] if _serves(tokens[value].node, (torch.int8,)) else None
     call = resolve(value) if isinstance(value, fx.Node) else None
-    if call is None or call.name != f"{_NAMESPACE}dequantize_per_tensor" or not _is_float32(value):
+    if call is None or call.name != f"{NAMESPACE}dequantize_per_tensor" or not is_float32(value):
         return None
     integers = _operand(call, (torch.int8, torch.uint8))
     scale, zero = call.arguments["scale"], call.arguments["zero_point"]
     if integers is None or not isinstance(scale, float) or not isinstance(zero, int):
         return None
     limits = torch.iinfo(type_of(integers).dtype)  # type: ignore[union-attr]
-    return _Integers(integers, scale, zero) if limits.min <= zero <= limits.max else None
+    return Factor(integers, scale, zero) if limits.min <= zero <= limits.max else None
 
 
-def _floats_of(value: Any) -> _Integers | None:
+def _floats_of(value: Any) -> Factor | None:
     """Return an activation that was not quantised, if it is one that a kernel reads."""
-    known = type_of(value) if isinstance(value, fx.Node) else None
-    if not isinstance(known, TensorType) or known.dtype != torch.float32 or known.is_symbolic:
-        return None
-    serves = known.device.type == "cpu" and known.stride is not None and known.numel
-    return _Integers(value, 1.0, 0, is_float=True) if serves and len(known.shape) else None
+    serves = _serves(value, (torch.float32,)) and type_of(value).shape
+    return Factor(value, 1.0, 0, is_float=True) if serves else None
 
 
-def _weight_of(value: Any) -> _Integers | None:
+def _weight_of(value: Any) -> Factor | None:
     """Return what a weight was dequantised from: int8[N, K]."""
     call = resolve(value) if isinstance(value, fx.Node) else None
-    if call is None or not _dequantizes(call) or not _is_float32(value):
+    if call is None or not _dequantizes(call) or not is_float32(value):
         return None
     integers = _operand(call, (torch.int8,))
     known = None if integers is None else type_of(integers)
     if integers is None or not isinstance(known, TensorType) or len(known.shape) != 2:
         return None
     arguments = call.arguments
-    if call.name == f"{_NAMESPACE}dequantize_per_tensor":
+    if call.name == f"{NAMESPACE}dequantize_per_tensor":
         is_plain = isinstance(arguments["scale"], float) and arguments["zero_point"] == 0
-        return _Integers(integers, arguments["scale"], 0) if is_plain else None
-    is_by_row = call.name == f"{_NAMESPACE}dequantize_per_channel" and arguments["axis"] in (0, -2)
-    if not is_by_row or not _is_float32(arguments["scales"]):
+        return Factor(integers, arguments["scale"], 0) if is_plain else None
+    is_by_row = call.name == f"{NAMESPACE}dequantize_per_channel" and arguments["axis"] in (0, -2)
+    if not is_by_row or not is_float32(arguments["scales"]):
         return None
     zeros = arguments["zero_points"]
     if zeros is None:
-        return _Integers(integers, arguments["scales"], 0)
+        return Factor(integers, arguments["scales"], 0)
     given = type_of(zeros) if isinstance(zeros, fx.Node) else None
     is_integer = isinstance(given, TensorType) and given.dtype in _INTEGERS
-    return _Integers(integers, arguments["scales"], zeros) if is_integer else None
+    return Factor(integers, arguments["scales"], zeros) if is_integer else None
 
 
 def _operand(call: Call, dtypes: tuple[torch.dtype, ...]) -> fx.Node | None:
@@ -191,18 +161,14 @@ def _operand(call: Call, dtypes: tuple[torch.dtype, ...]) -> fx.Node | None:
 
 
 def _serves(node: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
+    """Tell whether a node is a tensor of one of some types that a kernel can read."""
     known = type_of(node) if isinstance(node, fx.Node) else None
     if not isinstance(known, TensorType) or known.dtype not in dtypes or known.is_symbolic:
         return False
     return bool(known.device.type == "cpu" and known.stride is not None and known.numel)
 
 
-def _is_float32(value: Any) -> bool:
-    known = type_of(value) if isinstance(value, fx.Node) else None
-    return isinstance(known, TensorType) and known.dtype == torch.float32
-
-
-def _reason_to_stay(left: _Integers, right: _Integers) -> str | None:
+def _reason_to_stay(left: Factor, right: Factor) -> str | None:
     """Return why a layer of these sizes does not gain by integers, or None."""
     x, y = type_of(left.node), type_of(right.node)
     assert isinstance(x, TensorType) and isinstance(y, TensorType)
@@ -213,9 +179,7 @@ def _reason_to_stay(left: _Integers, right: _Integers) -> str | None:
         return "its activations are floats, and its weight has zero points"
     if depth > MOST_TERMS and not left.is_float:
         return f"sums of {depth} products may need more than 32 bits"
-    rows = 1
-    for size in x.shape[:-1]:
-        rows *= int(size)
+    rows = math.prod(int(size) for size in x.shape[:-1])
     if left.is_float:
         if rows > FEW_ROWS:
             return f"its activations are floats, {rows} rows of them"
@@ -235,7 +199,7 @@ class _Layer:
         self._edit = edit
         self._node = node
 
-    def of(self, left: _Integers, right: _Integers, bias: fx.Node | None) -> fx.Node:
+    def of(self, left: Factor, right: Factor, bias: fx.Node | None) -> fx.Node:
         """Return the node that computes what the layer did."""
         shape = [int(size) for size in type_of(left.node).shape]  # type: ignore[union-attr]
         columns, depth = (int(size) for size in type_of(right.node).shape)  # type: ignore[union-attr]
@@ -279,7 +243,7 @@ class _Layer:
             return value
         return self._call(aten.reshape.default, value, [*shape[:-1], columns])
 
-    def _scaled(self, value: fx.Node, left: _Integers, right: _Integers, is_flat: bool) -> fx.Node:
+    def _scaled(self, value: fx.Node, left: Factor, right: Factor, is_flat: bool) -> fx.Node:
         by_row, by_column = left.scale, right.scale
         if isinstance(by_row, fx.Node):
             flat = by_row if is_flat else self._call(aten.reshape.default, by_row, [-1, 1])
@@ -292,101 +256,3 @@ class _Layer:
 
     def _call(self, target: Any, *args: Any) -> fx.Node:
         return self._edit.call(target, *args, before=self._node)
-
-
-def _spell_out_tokens(edit: EditSession) -> dict[fx.Node, _Integers]:
-    """Write what quantises tokens in ATen, so that it fuses; return what each dequantises from."""
-    found: dict[fx.Node, _Integers] = {}
-    for node in list(edit.graph.nodes):
-        call = resolve(node)
-        if call is not None and call.name in _CHOOSES and _is_float32(call.arguments["input"]):
-            users = _users_of_tokens(node, call.arguments["input"])
-            if users is not None:
-                with edit.on_behalf_of([node, *users], "multiply_integers"):
-                    found |= _Tokens(edit, node).spell_out(_CHOOSES[call.name], users)
-    return found
-
-
-def _users_of_tokens(node: fx.Node, source: fx.Node) -> list[fx.Node] | None:
-    """Return what quantises and dequantises by chosen scales; None where others read them."""
-    taken = [user for user in node.users if user.target is operator.getitem]
-    users = list(dict.fromkeys(user for one in taken for user in one.users))
-    for user in users:
-        call = resolve(user)
-        if call is None or call.name not in (_PER_TOKEN, _FROM_TOKENS):
-            return None
-        if call.name == _PER_TOKEN and call.arguments["input"] is not source:
-            return None
-        if call.name == _FROM_TOKENS and call.arguments["output_dtype"] != torch.float32:
-            return None
-    return users if len(taken) == len(node.users) else None
-
-
-class _Tokens:
-    """Spells out how the tokens of one tensor are quantised, in float32."""
-
-    def __init__(self, edit: EditSession, chosen: fx.Node) -> None:
-        self._edit = edit
-        self._place = chosen
-        self._source = chosen.args[0]
-
-    def spell_out(self, scheme: str, users: list[fx.Node]) -> dict[fx.Node, _Integers]:
-        """Replace the users of the scales; return what each of the dequantised ones is made of."""
-        scale, zero = self._affine() if scheme == "affine" else (self._symmetric(), 0)
-        whole: fx.Node | int = 0
-        if isinstance(zero, fx.Node):
-            whole = self._call(aten.to.dtype, zero, torch.int32)
-        found: dict[fx.Node, _Integers] = {}
-        for user in sorted(users):
-            call = resolve(user)
-            assert call is not None
-            self._place = user
-            if call.name == _PER_TOKEN:
-                self._edit.replace(user, self._quantized(call, scale, zero))
-                continue
-            integers = call.arguments["input"]
-            moved = self._call(aten.to.dtype, integers, torch.float32)
-            if isinstance(zero, fx.Node):
-                moved = self._call(aten.sub.Tensor, moved, zero)
-            new = self._call(aten.mul.Tensor, moved, scale)
-            self._edit.replace(user, new)
-            found[new] = _Integers(integers, scale, whole)
-        return found
-
-    def _symmetric(self) -> fx.Node:
-        largest = self._call(
-            aten.amax.default, self._call(aten.abs.default, self._source), [-1], True
-        )
-        return self._call(aten.div.Tensor, self._call(aten.clamp.default, largest, 1e-5), 127)
-
-    def _affine(self) -> tuple[fx.Node, fx.Node]:
-        low = self._call(aten.amin.default, self._source, [-1], True)
-        high = self._call(aten.amax.default, self._source, [-1], True)
-        low = self._call(aten.clamp.default, low, None, 0)
-        high = self._call(aten.clamp.default, high, 0)
-        scale = self._call(aten.div.Tensor, self._call(aten.sub.Tensor, high, low), 255.0)
-        scale = self._call(aten.clamp.default, scale, torch.finfo(torch.float32).eps)
-        low = self._call(aten.div.Tensor, low, scale)
-        high = self._call(aten.div.Tensor, high, scale)
-        from_low = self._call(aten.add.Tensor, low, -128)
-        from_high = self._call(aten.add.Tensor, high, 127)
-        is_low = self._call(aten.gt.Scalar, self._call(aten.add.Tensor, from_low, from_high), 0)
-        of_low = self._call(aten.rsub.Scalar, low, -128)
-        of_high = self._call(aten.rsub.Scalar, high, 127)
-        zero = self._call(aten.where.self, is_low, of_low, of_high)
-        zero = self._call(aten.clamp.default, zero, -128, 127)
-        return scale, self._call(aten.round.default, zero)
-
-    def _quantized(self, call: Call, scale: fx.Node, zero: fx.Node | int) -> fx.Node:
-        value = self._call(
-            aten.mul.Tensor, self._source, self._call(aten.reciprocal.default, scale)
-        )
-        if isinstance(zero, fx.Node):
-            value = self._call(aten.add.Tensor, value, zero)
-        value = self._call(aten.round.default, value)
-        low, high = call.arguments["quant_min"], call.arguments["quant_max"]
-        value = self._call(aten.clamp.default, value, low, high)
-        return self._call(aten.to.dtype, value, call.arguments["dtype"])
-
-    def _call(self, target: Any, *args: Any) -> fx.Node:
-        return self._edit.call(target, *args, before=self._place)

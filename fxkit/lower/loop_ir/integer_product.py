@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 
 from fxkit.lower.loop_ir.product import Product
-from fxkit.lower.loop_ir.tensor_op import Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,6 @@ class IntegerProduct(Product):
     def cost(self) -> int:
         """Estimate of the operations for one element; a fourth of those with floats."""
         return 1 + self.depth // 32
-
-    def renumbered(self, numbers: Numbers) -> IntegerProduct:
-        """Return it with its sizes and strides replaced."""
-        return super(IntegerProduct, self).renumbered(numbers)  # type: ignore[return-value]
 
     def evaluated(self, memory: Sequence[torch.Tensor]) -> torch.Tensor:
         """Multiply by torch, in 64 bits; the result is what 32 bits keep of it."""

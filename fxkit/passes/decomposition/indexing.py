@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.analysis.shared_memory import holds_numbers
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
@@ -49,7 +50,7 @@ class _Indexed:
 
     def _pick(self, item: Any) -> None:
         """Keep a tensor of positions for the end; a single position is a number."""
-        if isinstance(item, (list, tuple)) and _holds_numbers(item):
+        if isinstance(item, (list, tuple)) and holds_numbers(item):
             tensor = torch.tensor(list(item))
             self._record(self.edit.add_attribute("_constant", tensor, before=self.before))
             return
@@ -170,12 +171,6 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, fx.Node):
         return isinstance(type_of(value), (int, torch.SymInt))
     return type(value) is int
-
-
-def _holds_numbers(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(_holds_numbers(item) for item in value)
-    return type(value) in (int, bool)
 
 
 def _bounds(item: slice) -> list[Any]:

@@ -22,11 +22,6 @@ def objection(found: ProductNode) -> str | None:
     return None
 
 
-def objection_by_kind(found: ProductNode) -> str | None:
-    """Return what `objection` does."""
-    return None
-
-
 def reason_to_stay_float(product: WeightProduct) -> str | None:
     """Return why a layer is as fast with a weight of float32, or None where integers are faster."""
     if product.terms < MIN_TERMS:

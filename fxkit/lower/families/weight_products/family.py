@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fxkit.lower.families.family import Family, Joined, Sample
-from fxkit.lower.families.weight_products.autotune import objection, objection_by_kind
+from fxkit.lower.families.weight_products.autotune import objection
 from fxkit.lower.families.weight_products.nodes import is_weight_product, weight_product
 from fxkit.lower.families.weight_products.operator import operator
 from fxkit.lower.families.weight_products.printer import WeightProductPrinter
@@ -34,6 +34,6 @@ def _samples() -> dict[str, Sample]:
 FAMILY = Family(
     computes=is_weight_product,
     printers={"weight_product": WeightProductPrinter},
-    kernels=Joined(weight_product, objection, objection_by_kind),
+    kernels=Joined(weight_product, objection, objection_by_kind=objection),
     samples=_samples,
 )

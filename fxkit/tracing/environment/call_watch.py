@@ -75,6 +75,7 @@ class Watcher:
         self._listener = listener
         self._streams: _Streams | None = None
         self._special: tuple[FrameType, Callable[[Any], None]] | None = None
+        self._refused: FrameType | None = None
         self.is_muted = False
         self._is_on = False
         self._depth = 0
@@ -171,6 +172,9 @@ class Watcher:
                 self._opaque.enter(frame)
         elif self._special is not None:
             self._see_inside_special(frame, event, function)
+        elif self._refused is not None:
+            if event == "return" and frame is self._refused:
+                self._refused = None
         elif event == "call":
             code = frame.f_code
             if is_wrapper_of_checkpoints(code):
@@ -179,6 +183,8 @@ class Watcher:
                 import_at_once(FOR_CONTROL_OPERATORS)  # not watched here, as it is in the call
                 self.blame_user(frame)
                 self._listener.refuse(f"the program calls torch.{code.co_name}", None, watch=True)
+                self._refused = frame  # TorchDynamo's own calls, tens of thousands, say no more
+                return
             if code in SPECIAL:
                 self._special = self._listener.begin_special(frame)
             if code not in self.codes and code not in self._trusted:

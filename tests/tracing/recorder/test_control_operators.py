@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import fxkit
 from fxkit.torch_adapters.late_imports import FOR_CONTROL_OPERATORS
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.environment import call_watch
+from fxkit.tracing.environment.environment_walk import EnvironmentWalk
 from tests.tracing.faithful import assert_same
 
 gain = 2.0
@@ -162,3 +165,18 @@ def test_what_torch_imports_for_such_a_call_is_not_watched(monkeypatch: pytest.M
     x = torch.ones(2)
     fxkit.capture(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), (x,))
     assert FOR_CONTROL_OPERATORS in imported
+
+
+def test_what_torch_calls_for_such_a_call_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[str] = []
+    enter = EnvironmentWalk.enter
+
+    def noted(walk: EnvironmentWalk, frame: FrameType) -> None:
+        entered.append(frame.f_code.co_filename)
+        enter(walk, frame)
+
+    monkeypatch.setattr(EnvironmentWalk, "enter", noted)
+    x = torch.ones(2)
+    captured = fxkit.capture(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), (x,))
+    assert torch.ops.higher_order.cond in _targets(captured)
+    assert set(entered) - {logging.__file__} == {__file__}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from fxkit.lower.codegen.cpp.columns import ColumnPrinter, runs_down_columns
 from fxkit.lower.codegen.cpp.flattened_rows import FlattenedRowsPrinter, flattened_rows
-from fxkit.lower.codegen.cpp.kernel import KernelPrinter
+from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter
 from fxkit.lower.codegen.cpp.loop_form import with_loops
 from fxkit.lower.codegen.cpp.packed_bfloat16 import PackedBfloat16Printer, is_packed_bfloat16
 from fxkit.lower.codegen.cpp.preamble import preamble

@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 from torch import fx
 
-from fxkit.lower.codegen.cpp.kernel import KernelPrinter
+from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.fusion.emit import Emitted
 from fxkit.lower.loop_ir.loop_ir import Kernel

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cpp.kernel import PARTS, KernelPrinter, scaled
+from fxkit.lower.codegen.cpp.kernel_printer import PARTS, KernelPrinter, scaled
 from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
 from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel

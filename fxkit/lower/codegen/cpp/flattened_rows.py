@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cpp.kernel import scaled
+from fxkit.lower.codegen.cpp.kernel_printer import scaled
 from fxkit.lower.codegen.cpp.rows import RowPrinter
 from fxkit.lower.codegen.cpp.runtime_parameters import free_numbers, is_free
 from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel, Store

@@ -12,7 +12,7 @@ import torch
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.float16_bit_copies import only_moves
 from fxkit.lower.codegen.cpp.float16_staging import BLOCK as HALVES
-from fxkit.lower.codegen.cpp.kernel import PARTS
+from fxkit.lower.codegen.cpp.kernel_printer import PARTS
 from fxkit.lower.codegen.cpp.lane_loops import MOST, needed_values
 from fxkit.lower.codegen.cpp.prefetching import ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.codegen.cpp.row_invariants import CommonValues, common_values

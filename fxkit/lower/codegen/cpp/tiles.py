@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cpp.kernel import KernelPrinter, scaled
+from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter, scaled
 from fxkit.lower.codegen.cpp.non_temporal_stores import streamed_accesses
 from fxkit.lower.codegen.cpp.prefetching import prefetch
 from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free

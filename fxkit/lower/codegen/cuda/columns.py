@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cuda.kernel import Tile
+from fxkit.lower.codegen.cuda.kernel_printer import Tile
 from fxkit.lower.codegen.cuda.layout import ACROSS, Layout
 from fxkit.lower.codegen.cuda.reducing import ReducingPrinter
 from fxkit.lower.loop_ir.loop_ir import Kernel

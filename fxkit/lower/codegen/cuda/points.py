@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cuda.kernel import CudaPrinter, Launch, Tile
+from fxkit.lower.codegen.cuda.kernel_printer import CudaPrinter, Launch, Tile
 
 # Blocks of a launch, at most; with more tiles than that, threads compute several.
 MAX_BLOCKS = 1 << 16

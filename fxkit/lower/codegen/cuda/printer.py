@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cuda.columns import CudaColumnPrinter
-from fxkit.lower.codegen.cuda.kernel import CudaPrinter, Launch
+from fxkit.lower.codegen.cuda.kernel_printer import CudaPrinter, Launch
 from fxkit.lower.codegen.cuda.layout import ThreadGroup, lay_out
 from fxkit.lower.codegen.cuda.points import PointPrinter
 from fxkit.lower.codegen.cuda.reducing import ReducingPrinter

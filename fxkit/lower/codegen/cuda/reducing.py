@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cuda.kernel import CudaPrinter, Launch, Tile
+from fxkit.lower.codegen.cuda.kernel_printer import CudaPrinter, Launch, Tile
 from fxkit.lower.codegen.cuda.layout import FOLDS, Layout
 from fxkit.lower.codegen.cuda.registers import Held, held_in_registers
 from fxkit.lower.loop_ir.loop_ir import Kernel

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from fxkit.lower.codegen.cuda.kernel import Tile
+from fxkit.lower.codegen.cuda.kernel_printer import Tile
 from fxkit.lower.codegen.cuda.reducing import ReducingPrinter
 
 

@@ -12,7 +12,7 @@ import torch
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, near, strided
 from fxkit.lower.codegen.cpp import matrix_unit
-from fxkit.lower.codegen.cpp.kernel import SHARED
+from fxkit.lower.codegen.cpp.kernel_printer import SHARED
 from fxkit.lower.families.products import printer, split_printer
 from fxkit.lower.loop_ir.product import Batch, Product
 

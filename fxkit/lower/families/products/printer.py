@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.kernel import SHARED, scaled
+from fxkit.lower.codegen.cpp.kernel_printer import SHARED, scaled
 from fxkit.lower.codegen.cpp.lane_loops import MOST, finish_gains_in_lanes
 from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_free
 from fxkit.lower.codegen.cpp.vector_loops import Lanes, Loop

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cpp.kernel import scaled
+from fxkit.lower.codegen.cpp.kernel_printer import scaled
 from fxkit.lower.codegen.cpp.lines import Lines
 from fxkit.lower.codegen.cuda.layout import (
     Layout,

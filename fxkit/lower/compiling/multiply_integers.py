@@ -11,11 +11,20 @@ import torch
 from torch import fx
 
 from fxkit.errors import PassError
-from fxkit.ir.op import Call, resolve
+from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
-from fxkit.lower.compiling.token_scales import NAMESPACE, Factor, aten, is_float32, spell_out_tokens
+from fxkit.lower.compiling.convolve_integers import ConvolveIntegers
+from fxkit.lower.compiling.quantized_operands import (
+    MOST_TERMS,
+    dequantizes,
+    floats_of,
+    integers_of,
+    is_read_as,
+    weight_of,
+)
+from fxkit.lower.compiling.token_scales import Factor, aten, spell_out_tokens
 from fxkit.lower.families.integer_products.autotune import reason_to_stay_float
 from fxkit.lower.families.integer_products.operator import operator as integer_product
 from fxkit.lower.families.weight_products import autotune as weights
@@ -24,14 +33,10 @@ from fxkit.lower.families.weight_products.printer import FEW_ROWS
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
 from fxkit.lower.loop_ir.weight_product import WeightProduct
 from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.canonicalise_copies import CanonicaliseCopies
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.manager import PassManager
-
-# Terms of so many products of 8 bits, moved by a zero point, fit into 32 bits whatever they are.
-MOST_TERMS = (2**31 - 1) // (255 * 128)
-
-_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def multiply_integers(
@@ -40,10 +45,10 @@ def multiply_integers(
     on_failure: Callable[[Pass, PassError], bool] | None = None,
     instruments: Iterable[Instrument] = (),
 ) -> bool:
-    """Run `MultiplyIntegers` on a graph whose types are known, if it dequantises anything.
+    """Run `MultiplyIntegers` and `ConvolveIntegers` on a graph, if it dequantises anything.
 
     Args:
-        gm: The graph.
+        gm: The graph; its types are known.
         args: Its inputs.
         on_failure: As `PassManager` takes it.
         instruments: What is told of the pass.
@@ -51,10 +56,10 @@ def multiply_integers(
     Returns:
         Whether the graph was changed: new nodes have no types yet.
     """
-    if not any((call := resolve(n)) and _dequantizes(call) for n in gm.graph.nodes):
+    if not any((call := resolve(n)) and dequantizes(call) for n in gm.graph.nodes):
         return False
     manager = PassManager(
-        (MultiplyIntegers(), DeadCodeElimination()),
+        (MultiplyIntegers(), ConvolveIntegers(), CanonicaliseCopies(), DeadCodeElimination()),
         verify="structure",
         args=args,
         on_failure=on_failure,
@@ -91,10 +96,10 @@ class MultiplyIntegers(Pass):
             call = resolve(node)
             if call is None or call.name != "aten.linear":
                 continue
-            right = _weight_of(call.arguments["weight"])
+            right = weight_of(call.arguments["weight"])
             left = _integers_of(call.arguments["input"], tokens)
             if left is None:
-                left = _floats_of(call.arguments["input"])
+                left = floats_of(call.arguments["input"])
             if left is None or right is None:
                 continue
             reason = _reason_to_stay(left, right)
@@ -105,67 +110,11 @@ class MultiplyIntegers(Pass):
                 edit.replace(node, _Layer(edit, node).of(left, right, call.arguments["bias"]))
 
 
-def _dequantizes(call: Call) -> bool:
-    return call.name.startswith(f"{NAMESPACE}dequantize")
-
-
 def _integers_of(value: Any, tokens: Mapping[fx.Node, Factor]) -> Factor | None:
     """Return what an activation was dequantised from, with a scale for all or for each row."""
     if value in tokens:
-        return tokens[value] if _serves(tokens[value].node, (torch.int8,)) else None
-    call = resolve(value) if isinstance(value, fx.Node) else None
-    if call is None or call.name != f"{NAMESPACE}dequantize_per_tensor" or not is_float32(value):
-        return None
-    integers = _operand(call, (torch.int8, torch.uint8))
-    scale, zero = call.arguments["scale"], call.arguments["zero_point"]
-    if integers is None or not isinstance(scale, float) or not isinstance(zero, int):
-        return None
-    limits = torch.iinfo(type_of(integers).dtype)  # type: ignore[union-attr]
-    return Factor(integers, scale, zero) if limits.min <= zero <= limits.max else None
-
-
-def _floats_of(value: Any) -> Factor | None:
-    """Return an activation that was not quantised, if it is one that a kernel reads."""
-    serves = _serves(value, (torch.float32,)) and type_of(value).shape
-    return Factor(value, 1.0, 0, is_float=True) if serves else None
-
-
-def _weight_of(value: Any) -> Factor | None:
-    """Return what a weight was dequantised from: int8[N, K]."""
-    call = resolve(value) if isinstance(value, fx.Node) else None
-    if call is None or not _dequantizes(call) or not is_float32(value):
-        return None
-    integers = _operand(call, (torch.int8,))
-    known = None if integers is None else type_of(integers)
-    if integers is None or not isinstance(known, TensorType) or len(known.shape) != 2:
-        return None
-    arguments = call.arguments
-    if call.name == f"{NAMESPACE}dequantize_per_tensor":
-        is_plain = isinstance(arguments["scale"], float) and arguments["zero_point"] == 0
-        return Factor(integers, arguments["scale"], 0) if is_plain else None
-    is_by_row = call.name == f"{NAMESPACE}dequantize_per_channel" and arguments["axis"] in (0, -2)
-    if not is_by_row or not is_float32(arguments["scales"]):
-        return None
-    zeros = arguments["zero_points"]
-    if zeros is None:
-        return Factor(integers, arguments["scales"], 0)
-    given = type_of(zeros) if isinstance(zeros, fx.Node) else None
-    is_integer = isinstance(given, TensorType) and given.dtype in _INTEGERS
-    return Factor(integers, arguments["scales"], zeros) if is_integer else None
-
-
-def _operand(call: Call, dtypes: tuple[torch.dtype, ...]) -> fx.Node | None:
-    """Return the integers that a call dequantises, if their type is known and serves."""
-    node = call.arguments["input"]
-    return node if _serves(node, dtypes) else None
-
-
-def _serves(node: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Tell whether a node is a tensor of one of some types that a kernel can read."""
-    known = type_of(node) if isinstance(node, fx.Node) else None
-    if not isinstance(known, TensorType) or known.dtype not in dtypes or known.is_symbolic:
-        return False
-    return bool(known.device.type == "cpu" and known.stride is not None and known.numel)
+        return tokens[value] if is_read_as(tokens[value].node, (torch.int8,)) else None
+    return integers_of(value)
 
 
 def _reason_to_stay(left: Factor, right: Factor) -> str | None:

@@ -16,13 +16,13 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.autotuning.times import MIN_TERMS
 from fxkit.lower.building.toolchain import has_compiler
+from fxkit.lower.compiling.layout_of_images import ImageSpreader
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost, has_kernel
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.canonicalise_copies import CanonicaliseCopies
 from fxkit.passes.layers.layers import Layer, layer_of
 from fxkit.passes.layers.refused import Refused
-from fxkit.passes.layout.layout_spreading import Spreader
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.manager import PassManager
 
@@ -38,9 +38,6 @@ MIN_USES = 32
 
 # Fewer convolutions of dense windows gain less than it costs to turn their images, in and out.
 FEWEST_DENSE = 2
-
-# What warns of operands that are not contiguous.
-_SEARCHES = frozenset(["aten.bucketize", "aten.searchsorted"])
 
 
 def pack_convolutions(
@@ -119,7 +116,7 @@ class _Found:
         return self.layer.node if self.norm is None else self.norm
 
 
-class _Packer(Spreader):
+class _Packer(ImageSpreader):
     """Replaces convolutions, and lets what reads them follow their layout."""
 
     def __init__(self, edit: EditSession) -> None:
@@ -216,24 +213,6 @@ class _Packer(Spreader):
         """Return an image whose channels are innermost, whatever the strides of single pixels."""
         return image if has_channels_innermost(known) else super()._image(image, known, layer)
 
-    def _needs_old_layout(self, node: fx.Node) -> bool:
-        """Tell it of what eager computes more exactly in its layout, or without a warning."""
-        call = resolve(node)
-        if call is None or call.name.startswith("aten.conv") or call.name in _SEARCHES:
-            return True
-        if call.name == "aten.batch_norm" and call.arguments["training"] is not False:
-            return True
-        return super()._needs_old_layout(node)
-
-    def _call(
-        self, is_aten: bool, operand: fx.Node, options: dict[str, Any], place: fx.Node
-    ) -> fx.Node:
-        """Copy where `contiguous` would leave the strides as they are, as for one pixel."""
-        known = type_of(operand)
-        if not options and isinstance(known, TensorType) and _is_in_order(known):
-            is_aten, options = True, {"memory_format": torch.contiguous_format}
-        return super()._call(is_aten, operand, options, place)
-
     def _with_norm(self, layer: Layer) -> _Found:
         arguments = layer.call.arguments
         settings = (
@@ -262,18 +241,6 @@ class _Packer(Spreader):
 def _is_without_gaps(weight: torch.Tensor) -> bool:
     """Tell whether a weight lies in order, with its windows or its channels innermost."""
     return weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
-
-
-def _is_in_order(known: TensorType) -> bool:
-    """Tell whether elements lie in order, whatever the strides are where a size is one."""
-    if known.stride is None:
-        return False
-    expected = 1
-    for size, stride in zip(reversed(known.shape), reversed(known.stride), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _work(layer: Layer) -> int:

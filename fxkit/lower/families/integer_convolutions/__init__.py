@@ -1,0 +1,1 @@
+"""Exact convolutions of 8-bit integers."""

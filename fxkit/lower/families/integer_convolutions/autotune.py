@@ -1,0 +1,130 @@
+"""Autotuning of convolutions of integers: kernel against oneDNN's in float32; see `times`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from fxkit.lower.autotuning import times
+from fxkit.lower.autotuning.times import MIN_TERMS
+from fxkit.lower.families.convolutions.autotune import MAX_PIXELS
+from fxkit.lower.families.integer_convolutions.printer import ROOM, IntegerConvolutionPrinter
+from fxkit.lower.families.integer_products.autotune import reason_to_stay_float as of_product
+from fxkit.lower.families.integer_products.printer import COLUMNS
+from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.families.products.printer import BLOCKS, block_rows, boolean
+from fxkit.lower.library_calls import packed_convolution as packed
+from fxkit.lower.loop_ir.integer_convolution import IntegerConvolution
+from fxkit.lower.loop_ir.integer_product import IntegerProduct
+
+
+def objection(found: ProductNode) -> None:
+    """Return None: torch has nothing that convolves integers."""
+
+
+def reason_to_stay_float(one: IntegerConvolution | IntegerProduct) -> str | None:
+    """Return why a layer is as fast with numbers of float32, or None where integers are faster."""
+    if isinstance(one, IntegerProduct):
+        return of_product(one)
+    if one.terms < MIN_TERMS:
+        return None
+    part = _part_of(one)
+    text = f"integers or float {part} {part.steps} {part.padding} {part.dilation} {part.has_tiles}"
+    measure = functools.partial(_measured, part)
+    return times.slower(f"convolves {part}", text, measure, IntegerConvolutionPrinter.texts())
+
+
+def _part_of(one: IntegerConvolution) -> IntegerConvolution:
+    """Return a convolution of one image, or a part of it, that is like another one."""
+    height, width = one.result
+    fewer = height - min(height, max(1, MAX_PIXELS // width))
+    image = (one.image[0] - fewer * one.steps[0], one.image[1])
+    pixel = one.channels or one.columns
+    strides = (0, image[1] * pixel, pixel)
+    return replace(
+        one, count=1, image=image, result=(height - fewer, width), strides=strides, zero=3
+    )
+
+
+def _measured(one: IntegerConvolution) -> tuple[float, float]:
+    """Time a convolution, and oneDNN's of float32 with a pass over its result."""
+    channels = one.channels or one.columns
+    image = torch.ones(1, channels, *one.image).contiguous(memory_format=torch.channels_last)
+    weight = torch.ones(one.columns, one.channels or 1, *one.window)
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    groups = 1 if one.channels else channels
+    settings = (one.steps, one.padding, one.dilation, groups)
+    slot = packed.new_slot()
+
+    def library() -> None:
+        if packed.is_available():
+            packed.convolution(
+                image, weight, None, None, None, None, None, 0.0, one.steps, one.padding,
+                one.dilation, groups, slot,
+            ).relu_()  # fmt: skip
+        else:
+            F.conv2d(image, weight, None, *settings).relu_()
+
+    return times.fastest(_kernel(one, image, weight), library)
+
+
+def _kernel(
+    one: IntegerConvolution, image: torch.Tensor, weight: torch.Tensor
+) -> Callable[[], None]:
+    """Return a call of the kernel that convolves."""
+    threads = torch.get_num_threads()
+    integers = [
+        image.permute(0, 2, 3, 1).to(torch.uint8),
+        weight.permute(0, 2, 3, 1).to(torch.int8),
+    ]
+    result = torch.empty(one.rows, one.columns)
+    lengths = [*one.image, *one.strides[1:], one.channels or 1, *one.window, *one.steps]
+    lengths += [*one.padding, *one.dilation, one.result[1], one.rows, one.columns]
+    numbers = (ctypes.c_long * 17)(*lengths, block_rows(one, threads))
+    trial = _TRIAL.replace("HAS_TILES", boolean(one.has_tiles))
+    function = times.trial_function("\n".join([*IntegerConvolutionPrinter.texts(), trial]))
+    function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
+    pointers = [tensor.data_ptr() for tensor in (*integers, result)]
+
+    def kernel() -> None:
+        function(*pointers, ctypes.addressof(numbers), threads)
+
+    # The tensors live as long as what has their addresses.
+    kernel.tensors = (*integers, result)  # type: ignore[attr-defined]
+    return kernel
+
+
+_TRIAL = f"""
+extern "C" void fx_trial(const unsigned char* image, const signed char* weight, float* out,
+                         const long* n, long threads) {{
+  const fx_windows_of<unsigned char> g = {{image, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7],
+                                           n[8], n[9], n[10], n[11], n[12], n[13]}};
+  const long rows = n[14], columns = n[15], height = n[16];
+  const long depth = n[4] * n[5] * n[6];
+  const long panels = (columns + {COLUMNS - 1}) / {COLUMNS};
+  const long blocks = (rows + height - 1) / height;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {{
+    alignas(64) unsigned char windows[{ROOM}];
+    long held = -1;
+#pragma omp for schedule(static)
+    for (long tile = 0; tile < panels * blocks; ++tile) {{
+      const long from = tile % panels * {COLUMNS}, first = tile / panels * height;
+      const long wide = columns - from < {COLUMNS} ? columns - from : {COLUMNS};
+      const long last = rows - first < height ? rows : first + height;
+      alignas(64) int sums[{BLOCKS[0] * COLUMNS}];
+      fx_integer_convolution<HAS_TILES>(g, weight + from * depth, first, last, wide, 3, windows,
+                                        {ROOM}, held == tile / panels, sums);
+      held = tile / panels;
+      for (long r = first; r < last; ++r)
+        for (long j = 0; j < wide; ++j)
+          out[r * columns + from + j] = sums[(r - first) * {COLUMNS} + j];
+    }}
+  }}
+}}
+"""

@@ -1,0 +1,105 @@
+// Exact convolutions of 8-bit integers: the windows of a block of pixels are gathered into rows, and
+// those multiplied by the weight as matrices are. What lies beyond an image is its zero point.
+static const long FX_TILE_ROWS = 32;
+
+// An image, how its windows lie in it, and how wide a result is; down, then across. Channels of a
+// pixel lie side by side.
+template <class Left>
+struct fx_windows_of {
+  const Left* first;
+  long height, width, row, pixel, channels;
+  long window_height, window_width, down, across, above, left, row_step, step;
+  long result_width;
+};
+
+typedef char fx_sixteen __attribute__((vector_size(16), aligned(1), may_alias));
+typedef char fx_sixty_four __attribute__((vector_size(64), aligned(1), may_alias));
+
+static inline void fx_copy_bytes(char* to, const char* from, long count) {
+  long i = 0;
+  for (; i + 64 <= count; i += 64) *(fx_sixty_four*)(to + i) = *(const fx_sixty_four*)(from + i);
+  for (; i + 16 <= count; i += 16) *(fx_sixteen*)(to + i) = *(const fx_sixteen*)(from + i);
+  for (; i < count; ++i) to[i] = from[i];
+}
+
+static inline void fx_fill_bytes(char* to, char value, long count) {
+  for (long i = 0; i < count; ++i) to[i] = value;
+}
+
+// Bytes from begin to end of a line of count bytes, those from low to high from memory, the others
+// the zero point.
+static inline void fx_part_of_line(char* to, const char* line, long begin, long end, long low, long high,
+                                   char zero) {
+  low = low < begin ? begin : low > end ? end : low;
+  high = high < low ? low : high > end ? end : high;
+  fx_fill_bytes(to, zero, low - begin);
+  fx_copy_bytes(to + low - begin, line + low, high - low);
+  fx_fill_bytes(to + high - begin, zero, end - high);
+}
+
+// Terms from begin to end of the window of one pixel, whose terms are counted row by row of the
+// window, element by element, channel by channel.
+template <class Left>
+static inline void fx_gather_window(const fx_windows_of<Left>& g, long at, long begin, long end,
+                                    char zero, char* to) {
+  const long y = at / g.result_width * g.down - g.above;
+  const long x = at % g.result_width * g.across - g.left;
+  const long length = g.window_width * g.channels;
+  const bool is_line = g.step == 1 && g.pixel == g.channels;
+  for (long h = begin / length; h * length < end; ++h) {
+    const long from = begin > h * length ? begin - h * length : 0;
+    const long stop = end < (h + 1) * length ? end - h * length : length;
+    const long at_row = y + h * g.row_step;
+    if (at_row < 0 || at_row >= g.height) {
+      fx_fill_bytes(to, zero, stop - from);
+      to += stop - from;
+      continue;
+    }
+    const char* const row = (const char*)g.first + at_row * g.row;
+    if (is_line) {
+      fx_part_of_line(to, row + x * g.pixel, from, stop, -x * g.pixel, (g.width - x) * g.pixel, zero);
+      to += stop - from;
+      continue;
+    }
+    for (long w = from / g.channels; w * g.channels < stop; ++w) {
+      const long one = w * g.channels, column = x + w * g.step;
+      const long low = from > one ? from - one : 0;
+      const long high = stop < one + g.channels ? stop - one : g.channels;
+      const bool is_within = column >= 0 && column < g.width;
+      if (is_within)
+        fx_copy_bytes(to, row + column * g.pixel + low, high - low);
+      else
+        fx_fill_bytes(to, zero, high - low);
+      to += high - low;
+    }
+  }
+}
+
+// sums[last - first][64]: pixels of the result, counted row by row, and channels. Rows of windows
+// have room up to whole tiles. HOLDS tells that all of them were gathered before.
+template <bool HAS_TILES, class Left>
+static void fx_integer_convolution(const fx_windows_of<Left>& g, const signed char* weight, long first,
+                                   long last, long columns, int zero, unsigned char* windows,
+                                   long room, bool holds, int* sums) {
+  const long depth = g.window_height * g.window_width * g.channels, rows = last - first;
+  const long height = HAS_TILES && rows > FX_FEW_ROWS
+      ? (rows + FX_TILE_ROWS - 1) / FX_TILE_ROWS * FX_TILE_ROWS : rows;
+  const long most = room / height >= depth ? depth : room / height / 64 * 64;
+  const fx_zeros zeros = {nullptr, 0, zero};
+  const Left* const gathered = (const Left*)windows;
+  for (long k = 0; k < depth; k += most) {
+    const long terms = depth - k < most ? depth - k : most;
+    if (!holds || most < depth)
+      for (long r = 0; r < rows; ++r)
+        fx_gather_window(g, first + r, k, k + terms, (char)zero, (char*)windows + r * terms);
+    if (k == 0) {
+      fx_integer_product<HAS_TILES>(
+          gathered, terms, weight, 1, depth, height, columns, terms, zeros, sums);
+      continue;
+    }
+    alignas(64) int more[384 * FX_PANEL_COLUMNS];
+    fx_integer_product<HAS_TILES>(
+        gathered, terms, weight + k, 1, depth, height, columns, terms, zeros, more);
+    for (long i = 0; i < rows * FX_PANEL_COLUMNS; ++i) sums[i] += more[i];
+  }
+}

@@ -1,0 +1,101 @@
+"""Nodes that convolve 8-bit integers, as what a kernel can compute.
+
+A convolution of single pixels multiplies matrices: each pixel's channels are a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.ir.op import resolve
+from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.codegen.cpp import matrix_unit
+from fxkit.lower.families.convolutions.nodes import has_channels_innermost
+from fxkit.lower.families.integer_convolutions.operator import NAME
+from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.families.products.matrices import checked_operand, checked_type
+from fxkit.lower.loop_ir.integer_convolution import IntegerConvolution
+from fxkit.lower.loop_ir.integer_product import IntegerProduct
+from fxkit.lower.loop_ir.loop_ir import Unfusable
+
+
+def is_integer_convolution(node: fx.Node) -> bool:
+    """Tell whether a node calls `fxkit::integer_convolution`."""
+    call = resolve(node)
+    return call is not None and call.name == NAME
+
+
+def integer_convolution(node: fx.Node, root: torch.nn.Module) -> ProductNode:
+    """Return a node as a convolution that a kernel can compute, or as a product.
+
+    Raises:
+        Unfusable: When no kernel can.
+    """
+    call = resolve(node)
+    if call is None or call.name != NAME:
+        raise Unfusable("it convolves no integers")
+    left, right = call.arguments["input"], call.arguments["weight"]
+    known = type_of(left)
+    is_unsigned = isinstance(known, TensorType) and known.dtype == torch.uint8
+    dtypes = (torch.uint8 if is_unsigned else torch.int8, torch.int8)
+    image = checked_operand(left, root, "left", dtypes[0])
+    weight = checked_operand(right, root, "right", dtypes[1])
+    result = checked_type(type_of(node), "its result", torch.int32)
+    if not has_channels_innermost(image) or not has_channels_innermost(result):
+        raise Unfusable("its images do not have their channels innermost")
+    detail = convolution_of(image, weight, result, call.arguments)
+    return ProductNode(node, detail, (left, right), is_convolution=True, dtypes=dtypes)
+
+
+def convolution_of(
+    image: TensorType, weight: TensorType, result: TensorType, arguments: Mapping[str, Any]
+) -> IntegerConvolution | IntegerProduct:
+    """Return what is summed for images, a weight and a result.
+
+    Args:
+        image: int8 or uint8[B, C, H, W], its channels innermost.
+        weight: int8[N, C / groups, h, w].
+        result: int32[B, N, H', W'], its channels innermost.
+        arguments: Those of the operator that are not tensors.
+
+    Raises:
+        Unfusable: When no kernel sums it.
+    """
+    count, channels, *sizes = image.shape
+    out, each, *window = weight.shape
+    steps, padding, dilation = (
+        tuple(arguments[name]) for name in ("stride", "padding", "dilation")
+    )
+    batch, _, row, pixel = image.stride or (0,) * 4
+    has_tiles, zero = matrix_unit.multiplies_bytes(), arguments["zero"]
+    if arguments["groups"] != 1:
+        raise Unfusable("it convolves groups of channels")
+    if not _is_innermost(weight):
+        raise Unfusable("its weight does not have its channels innermost")
+    is_single = tuple(window) == steps == (1, 1) and padding == (0, 0)
+    pixels = math.prod(sizes)
+    if is_single and (count == 1 or batch == pixels * channels):
+        return IntegerProduct(
+            0, 1, (), count * pixels, out, channels, (channels, 1), (1, channels),
+            zero=zero, has_tiles=has_tiles,
+        )  # fmt: skip
+    return IntegerConvolution(
+        0, 1, count, each, out, (sizes[0], sizes[1]), (result.shape[2], result.shape[3]),
+        (batch, row, pixel), (window[0], window[1]), steps, padding, dilation, (1, each),
+        zero=zero, has_tiles=has_tiles,
+    )  # fmt: skip
+
+
+def _is_innermost(weight: TensorType) -> bool:
+    """Tell whether windows lie one after the other, each with its channels innermost."""
+    _, channels, height, width = weight.shape
+    wanted = (channels * height * width, 1, width * channels, channels)
+    return weight.stride is not None and all(
+        size == 1 or stride == step
+        for size, stride, step in zip(weight.shape, weight.stride, wanted, strict=True)
+    )

@@ -1,0 +1,89 @@
+"""Kernels that begin with a convolution of 8-bit integers; the C++ is `integer_convolution.h`."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from fxkit.lower.codegen.cpp.kernel_printer import SHARED_IN_TEAM, TEAM
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.families.integer_products.printer import COLUMNS, IntegerProductPrinter
+from fxkit.lower.families.products.printer import BLOCKS, boolean
+from fxkit.lower.loop_ir.integer_convolution import IntegerConvolution
+from fxkit.lower.loop_ir.loop_ir import Kernel
+
+# Bytes of the windows of a block, which the panels of a block share; a multiple of FX_TILE_ROWS
+# rows of 64 bytes. Longer windows are gathered part by part, for each panel again.
+ROOM = 1 << 19
+
+# Rows of a tile, FX_TILE_ROWS in the text: a block has room for whole tiles.
+TILE_ROWS = 32
+
+
+class IntegerConvolutionPrinter(IntegerProductPrinter):
+    """Writes a kernel that begins with a convolution of integers.
+
+    The windows of a block of pixels are gathered into rows, once for all panels that follow each
+    other in a thread.
+    """
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__(kernel, name)
+        self._detail: IntegerConvolution = kernel.body[0].detail
+        self._is_shared = False
+
+    @classmethod
+    @functools.cache
+    def texts(cls) -> tuple[str, ...]:
+        """Return the text of such convolutions, behind that of products."""
+        own = Path(__file__).with_name("integer_convolution.h").read_text()
+        return (*IntegerProductPrinter.texts(), own)
+
+    def _share_tiles(self) -> None:
+        """Let threads share the tiles; each has room for windows of its own."""
+        most = self._detail.count * self._panels * ceil_div(self._detail.rows, BLOCKS[-1])
+        self._is_shared = bool(is_free(most) or (most > 1 and not self._is_small))
+        if self._is_shared:
+            self._add(TEAM)
+        self._open("{")
+        self._add(f"alignas(64) unsigned char windows[{self._room_for_windows()}];")
+        self._add("long held = -1;")
+        if self._is_shared:
+            self._add(SHARED_IN_TEAM)
+
+    def _room_for_windows(self) -> int:
+        """Return how many bytes the windows of a block need, at most `ROOM`."""
+        one = self._detail
+        if is_free(one.rows) or is_free(one.depth):
+            return ROOM
+        return min(ROOM, _tiles_of(min(one.rows, BLOCKS[0])) * (-(-one.depth // 64) * 64))
+
+    def _declare(self) -> None:
+        rows = self._detail.rows
+        size = BLOCKS[0] if is_free(rows) or rows > BLOCKS[0] else _tiles_of(rows)
+        self._add(f"alignas(64) int sums[{size * COLUMNS}];")
+
+    def _multiply(self) -> None:
+        one = self._detail
+        numbers = [*one.image, *one.strides[1:], one.channels, *one.window, *one.steps]
+        numbers += [*one.padding, *one.dilation, one.result[1]]
+        listed = ", ".join(map(str, numbers))
+        kind = "unsigned" if self._kernel.buffers[one.left].dtype.is_signed is False else "signed"
+        self._add(
+            f"const fx_windows_of<{kind} char> image = "
+            f"{{in{one.left} + batch * {one.strides[0]}, {listed}}};"
+        )
+        self._add(
+            f"fx_integer_convolution<{boolean(one.has_tiles)}>(image, in{one.right} + from * "
+            f"{one.depth}, first, last, to - from, {one.zero}, windows, sizeof windows, "
+            f"held == tile / {self._panels}, sums);"
+        )
+        self._add(f"held = tile / {self._panels};")
+
+    def _end_tiles(self) -> None:
+        self._close()
+
+
+def _tiles_of(rows: int) -> int:
+    """Round a number of rows up to whole tiles."""
+    return -(-rows // TILE_ROWS) * TILE_ROWS

@@ -12,13 +12,25 @@ Each step is a graph of plain `torch.fx` nodes that runs and can be drawn.
 
 from __future__ import annotations
 
-from fxkit.quantization.algorithms import SmoothActivations, smooth_quant
+from fxkit.quantization.algorithms import (
+    CorrectedBias,
+    EqualizeLayers,
+    ScaleInputs,
+    SmoothActivations,
+    WeightChoice,
+    awq,
+    correct_biases,
+    equalize,
+    gptq,
+    smooth_quant,
+)
 from fxkit.quantization.calibration import calibrate, quantize
 from fxkit.quantization.comparison import ComparedOperator, QuantizationComparison, compare
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.conversion import QuantizeOperands, convert
 from fxkit.quantization.observers import OBSERVERS, RangeObserver, ValueRange
 from fxkit.quantization.preparation import InsertObservers, PreparedProgram, prepare
+from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.quantization_report import QuantizationReport, QuantizationRow, report
 from fxkit.quantization.specs import (
     QuantizationSpec,
@@ -32,8 +44,11 @@ from fxkit.quantization.specs import (
 __all__ = [
     "OBSERVERS",
     "ComparedOperator",
+    "CorrectedBias",
+    "EqualizeLayers",
     "InsertObservers",
     "PreparedProgram",
+    "QuantizationChoices",
     "QuantizationComparison",
     "QuantizationConfig",
     "QuantizationReport",
@@ -41,12 +56,18 @@ __all__ = [
     "QuantizationSpec",
     "QuantizeOperands",
     "RangeObserver",
+    "ScaleInputs",
     "SmoothActivations",
     "TensorSpec",
     "ValueRange",
+    "WeightChoice",
+    "awq",
     "calibrate",
     "compare",
     "convert",
+    "correct_biases",
+    "equalize",
+    "gptq",
     "int4_weight_only",
     "int8_dynamic",
     "int8_static",

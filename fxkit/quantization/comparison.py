@@ -16,7 +16,7 @@ from fxkit.ir.op import operator_of
 from fxkit.ir.text_table import table
 from fxkit.quantization.affine import decibels
 from fxkit.quantization.batches import Batch, arguments_of
-from fxkit.quantization.preparation import PreparedProgram, Program
+from fxkit.quantization.preparation import PreparedProgram, Program, graph_module_of
 
 _NAMESPACE = "quantized_decomposed."
 
@@ -105,7 +105,7 @@ def compare(
             common.
     """
     program = exact.remake() if isinstance(exact, PreparedProgram) else exact
-    before, after = _graph_of(program), _graph_of(quantized)
+    before, after = graph_module_of(program), graph_module_of(quantized)
     floats = {node.name: node for node in before.graph.nodes}
     operators = [node for node in graph(after) if node.name in floats and _takes_quantized(node)]
     found = {node.fx_node: _Noise() for node in operators}
@@ -125,10 +125,6 @@ def compare(
 
 def _figures(row: ComparedOperator) -> tuple[float, ...]:
     return row.total, row.added, row.by_activations, row.by_weight
-
-
-def _graph_of(program: Program) -> fx.GraphModule:
-    return program if isinstance(program, fx.GraphModule) else program.graph_module
 
 
 def _takes_quantized(node: GraphNode) -> bool:

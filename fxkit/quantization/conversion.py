@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
-from torch.fx.node import map_arg
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.attributes import find_attribute
@@ -18,10 +17,12 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.quantization.affine import QuantizationParameters, parameters_of
+from fxkit.quantization.biases import correct_bias
 from fxkit.quantization.config import QuantizationConfig
+from fxkit.quantization.operands import take_instead
 from fxkit.quantization.placement import QuantizedOperand, placements
 from fxkit.quantization.preparation import PreparedProgram, Program, apply, observed
-from fxkit.quantization.stored_weight import StoredWeight
+from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.torch_adapters.quantized_operators import quantized_operators
 
 
@@ -40,17 +41,19 @@ class QuantizeOperands(Pass):
     Attributes:
         config: What is quantised, and how.
         ranges: Scale and zero point of activations, by the names of the nodes that make them.
+        choices: Integers and corrections of biases that algorithms chose.
     """
 
     config: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(None))
     ranges: Mapping[str, QuantizationParameters] = field(default_factory=dict)
+    choices: QuantizationChoices = field(default_factory=QuantizationChoices)
 
     is_idempotent: ClassVar[bool] = False
     numerics: ClassVar[str] = "changed"
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Rewrite each operator that is placed. Cost: linear, and that of reading the weights."""
-        converter = _Converter(edit, self.ranges)
+        converter = _Converter(edit, self.ranges, self.choices)
         converter.run(self.config)
         if converter.unseen:
             nodes = ", ".join(f"%{name}" for name in converter.unseen)
@@ -64,9 +67,15 @@ class QuantizeOperands(Pass):
 
 
 class _Converter:
-    def __init__(self, edit: EditSession, ranges: Mapping[str, QuantizationParameters]) -> None:
+    def __init__(
+        self,
+        edit: EditSession,
+        ranges: Mapping[str, QuantizationParameters],
+        choices: QuantizationChoices,
+    ) -> None:
         self.edit = edit
         self.ranges = ranges
+        self.choices = choices
         self.ops = quantized_operators()
         self.nodes = {node.name: node for node in edit.graph.nodes}
         self.made: dict[QuantizedOperand, fx.Node] = {}
@@ -89,7 +98,8 @@ class _Converter:
             with self.edit.on_behalf_of([node], "quantize_operands"):
                 taken = {self.nodes[o.producer]: self._operand(o) for o in placement.operands}
             if taken:
-                self._take(node, taken)
+                take_instead(self.edit, node, taken)
+                self._correct(node)
         for operand in self.made:
             read = self.nodes[operand.producer]
             if operand.is_weight and not read.users:
@@ -104,12 +114,13 @@ class _Converter:
         if is_own and all(str(other.target) != path for other in reads):
             self.edit.unregister(path)
 
-    def _take(self, node: fx.Node, taken: Mapping[fx.Node, fx.Node]) -> None:
-        def substitute(operand: fx.Node) -> fx.Node:
-            return taken.get(operand, operand)
-
-        kwargs = dict(map_arg(node.kwargs, substitute))
-        self.edit.set_args(node, map_arg(node.args, substitute), kwargs)
+    def _correct(self, layer: fx.Node) -> None:
+        """Add what was chosen to the bias of a layer, or to its result where it takes no bias."""
+        added = self.choices.biases.get(layer.name)
+        if added is None:
+            return
+        with self.edit.on_behalf_of([layer], "quantize_operands"):
+            correct_bias(self.edit, layer, added)
 
     def _operand(self, operand: QuantizedOperand) -> fx.Node:
         """Return what stands for an operand; it is made once for all its users."""
@@ -145,7 +156,7 @@ class _Converter:
     def _weight(self, read: fx.Node, operand: QuantizedOperand) -> fx.Node:
         weight = find_attribute(self.edit.gm, str(read.target)).detach()
         spec, name = operand.spec, str(read.target).replace(".", "_")
-        stored = StoredWeight.of(weight, operand.axis, spec)
+        stored = self.choices.stored(str(read.target), weight, operand.axis, spec)
         first = self.edit.add_attribute(
             f"{name}_quantized", stored.integers, before=self.late_place.get(read, read)
         )
@@ -218,4 +229,5 @@ def convert(prepared: PreparedProgram) -> Program:
     for name, observer in prepared.observers.items():
         seen = observer.value_range()
         ranges[name] = parameters_of(seen.low, seen.high, specs[name])
-    return apply(prepared.remake(), QuantizeOperands(prepared.config, ranges))
+    choices = QuantizationChoices(dict(prepared.choices.weights), dict(prepared.choices.biases))
+    return apply(prepared.remake(), QuantizeOperands(prepared.config, ranges, choices))

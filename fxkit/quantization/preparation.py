@@ -19,6 +19,7 @@ from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.observers import OBSERVERS, RangeObserver
 from fxkit.quantization.open_layers import OpenLayers
 from fxkit.quantization.placement import QuantizedOperator, placements
+from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
 from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
@@ -100,12 +101,14 @@ class PreparedProgram:
         program: The captured program or graph that runs.
         config: What is going to be quantised, and how.
         observers: By the names of the nodes that they look at.
+        choices: What algorithms chose: integers of weights and corrections of biases.
     """
 
     def __init__(self, remake: Callable[[], Program], config: QuantizationConfig) -> None:
         self.remake = remake
         self.config = config
         self.observers: dict[str, RangeObserver] = {}
+        self.choices = QuantizationChoices()
         self.program = apply(remake(), InsertObservers(config, self.observers))
 
     def __repr__(self) -> str:
@@ -117,8 +120,7 @@ class PreparedProgram:
     @property
     def graph_module(self) -> fx.GraphModule:
         """The graph, with its observers."""
-        program = self.program
-        return program if isinstance(program, fx.GraphModule) else program.graph_module
+        return graph_module_of(self.program)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program, and let the observers look."""
@@ -161,6 +163,16 @@ def prepare(
         UnsupportedError: When `config` is none, or the model is in training mode or was captured in
             another mode than "whole".
     """
+    config = as_config(config)
+    return PreparedProgram(lambda: graph_of(model, args, kwargs), config)
+
+
+def as_config(config: QuantizationConfig | QuantizationSpec | None) -> QuantizationConfig:
+    """Return a config; a spec alone holds for all operators.
+
+    Raises:
+        UnsupportedError: When it is neither.
+    """
     if isinstance(config, QuantizationSpec):
         config = QuantizationConfig(config)
     if not isinstance(config, QuantizationConfig):
@@ -168,7 +180,7 @@ def prepare(
             f"expected a QuantizationConfig or QuantizationSpec, got {config!r}",
             hint="fxkit.quantization.int8_static() is a spec to begin with",
         )
-    return PreparedProgram(lambda: graph_of(model, args, kwargs), config)
+    return config
 
 
 def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Program:
@@ -203,6 +215,11 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 
 def _kind(model: Any) -> str:
     return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def graph_module_of(program: Program) -> fx.GraphModule:
+    """Return the graph of a program: itself, or the one that ran last."""
+    return program if isinstance(program, fx.GraphModule) else program.graph_module
 
 
 def apply(program: Program, current: Pass) -> Program:

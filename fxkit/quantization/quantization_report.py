@@ -14,7 +14,6 @@ from fxkit.quantization.affine import parameters_of, signal_to_noise
 from fxkit.quantization.batches import Batch, call_with
 from fxkit.quantization.placement import QuantizedOperator, placements
 from fxkit.quantization.preparation import PreparedProgram
-from fxkit.quantization.stored_weight import StoredWeight
 from fxkit.torch_adapters import pytree
 
 
@@ -131,8 +130,9 @@ def _row(
     sqnr = None
     for operand in placement.operands:
         if operand.is_weight:
-            weight = find_attribute(gm, str(nodes[operand.producer].target)).detach()
-            stored = StoredWeight.of(weight, operand.axis, operand.spec)
+            path = str(nodes[operand.producer].target)
+            weight = find_attribute(gm, path).detach()
+            stored = prepared.choices.stored(path, weight, operand.axis, operand.spec)
             before += weight.nbytes
             after += stored.nbytes
             sqnr = signal_to_noise(weight, stored.restored())

@@ -38,10 +38,38 @@ class StoredWeight:
         parts = _in_groups(weight, spec)
         others = _shared_axes(parts, axis, spec)
         low, high = parts.double().amin(others), parts.double().amax(others)
-        found = parameters_of(low, high, spec)
-        wide = _over(parts, found, others)
+        return cls.within(weight, axis, spec, parameters_of(low, high, spec))
+
+    @classmethod
+    def within(
+        cls, weight: Tensor, axis: int, spec: TensorSpec, found: QuantizationParameters
+    ) -> StoredWeight:
+        """Return a weight as integers, with scales that are given.
+
+        Args:
+            weight: Floating point, finite, any shape; for groups [channels, elements].
+            axis: The axis of channels.
+            spec: How it is stored.
+            found: Scales and zero points: one; or one for each channel; or [channels, groups].
+        """
+        parts = _in_groups(weight, spec)
+        wide = _over(parts, found, _shared_axes(parts, axis, spec))
         integers = quantized_tensor(parts, wide, spec).reshape(weight.shape)
         return cls(integers, found, axis, spec)
+
+    def fits(self, weight: Tensor, axis: int, spec: TensorSpec) -> bool:
+        """Tell whether these are integers for a weight of that shape, stored in that way."""
+        return (self.integers.shape, self.axis, self.spec) == (weight.shape, axis, spec)
+
+    def by_element(self) -> QuantizationParameters:
+        """Return the scale and zero point of each element, in the weight's shape."""
+        parts = _in_groups(self.integers, self.spec)
+        wide = _over(parts, self.parameters, _shared_axes(parts, self.axis, self.spec))
+        scale, zeros = (
+            one.expand(parts.shape).reshape(self.integers.shape)
+            for one in (wide.scale, wide.zero_point)
+        )
+        return QuantizationParameters(scale, zeros)
 
     @property
     def nbytes(self) -> int:
@@ -51,10 +79,8 @@ class StoredWeight:
 
     def restored(self) -> Tensor:
         """Return the weight that the integers stand for, float64 of its shape."""
-        parts = _in_groups(self.integers, self.spec)
-        wide = _over(parts, self.parameters, _shared_axes(parts, self.axis, self.spec))
-        values = (parts.double() - wide.zero_point) * wide.scale.double()
-        return values.reshape(self.integers.shape)
+        wide = self.by_element()
+        return (self.integers.double() - wide.zero_point) * wide.scale.double()
 
 
 def _in_groups(values: Tensor, spec: TensorSpec) -> Tensor:

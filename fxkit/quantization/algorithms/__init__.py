@@ -1,7 +1,28 @@
-"""Algorithms that make a float program lose less when it is quantised; one file each."""
+"""Algorithms that make a program lose less when it is quantised; one file each.
+
+Some return a float program that is quantised as any other; others choose integers and biases for a
+prepared program.
+"""
 
 from __future__ import annotations
 
+from fxkit.quantization.algorithms.awq import awq
+from fxkit.quantization.algorithms.bias_correction import CorrectedBias, correct_biases
+from fxkit.quantization.algorithms.equalization import EqualizeLayers, equalize
+from fxkit.quantization.algorithms.gptq import gptq
+from fxkit.quantization.algorithms.scaled_inputs import ScaleInputs
 from fxkit.quantization.algorithms.smooth_quant import SmoothActivations, smooth_quant
+from fxkit.quantization.algorithms.weight_choice import WeightChoice
 
-__all__ = ["SmoothActivations", "smooth_quant"]
+__all__ = [
+    "CorrectedBias",
+    "EqualizeLayers",
+    "ScaleInputs",
+    "SmoothActivations",
+    "WeightChoice",
+    "awq",
+    "correct_biases",
+    "equalize",
+    "gptq",
+    "smooth_quant",
+]

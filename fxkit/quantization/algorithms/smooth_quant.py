@@ -11,17 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, fx
-from torch.fx.node import map_arg
+from torch import Tensor
 
-from fxkit.analysis.objects import graph
 from fxkit.errors import UnsupportedError
-from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.observe_values import ObserveValues
+from fxkit.quantization.algorithms.scaled_inputs import divide, groups, weight_of
 from fxkit.quantization.batches import Batch, call_with, inputs_to_capture
 from fxkit.quantization.observers.min_max import MinMaxObserver
 from fxkit.quantization.preparation import Program, apply, graph_of
@@ -55,51 +52,23 @@ class SmoothActivations(Pass):
         """Rewrite each group of layers whose input was observed. Cost: that of the weights."""
         for producer, layers in groups(edit.gm).items():
             if producer.name in self.maxima:
-                self._smooth(edit, producer, layers)
-
-    def _smooth(self, edit: EditSession, producer: fx.Node, layers: list[fx.Node]) -> None:
-        weights = {layer: _weight(edit.gm, layer) for layer in layers}
-        columns = torch.stack([w.detach().abs().amax(0).double() for w in weights.values()])
-        largest = self.maxima[producer.name].double()
-        factors = largest.pow(self.alpha) / columns.amax(0).pow(1 - self.alpha)
-        usable = (largest > 0) & factors.isfinite() & (factors > 0)
-        factors = factors.clamp(min=LEAST).where(usable, 1.0)
-        with edit.on_behalf_of(layers, "smooth_activations"):
-            first = layers[0]
-            dtype = weights[first].dtype
-            inverse = edit.add_attribute("smoothing", (1 / factors).to(dtype), before=first)
-            divided = edit.call(torch.mul, producer, inverse, before=first)
-            for layer in layers:
-                scaled = (weights[layer].detach().double() * factors).to(dtype)
-                read = edit.add_attribute("smoothed_weight", scaled, before=layer)
-                old = _operand(layer, "weight")
-                self._take(edit, layer, {producer: divided, old: read})
-                if not old.users:
-                    edit.erase(old)
-
-    def _take(self, edit: EditSession, layer: fx.Node, new: Mapping[fx.Node, fx.Node]) -> None:
-        args = map_arg(layer.args, lambda n: new.get(n, n))
-        edit.set_args(layer, args, dict(map_arg(layer.kwargs, lambda n: new.get(n, n))))
+                largest = self.maxima[producer.name].double()
+                weights = [weight_of(edit.gm, layer).detach() for layer in layers]
+                divide(edit, producer, layers, smoothing_factors(largest, weights, self.alpha))
 
 
-def groups(gm: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
-    """Return the linear layers with stored weights, by the node that makes their input."""
-    found: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph(gm).find(F.linear):
-        layer = node.fx_node
-        weight, operand = _operand(layer, "weight"), _operand(layer, "input")
-        if weight.op == "get_attr" and operand.op != "get_attr" and _weight(gm, layer).ndim == 2:
-            found.setdefault(operand, []).append(layer)
-    return found
+def smoothing_factors(largest: Tensor, weights: Iterable[Tensor], alpha: float) -> Tensor:
+    """Return what each channel of an input is divided by, float64[channels].
 
-
-def _operand(layer: fx.Node, name: str) -> Any:
-    call = resolve(layer)
-    return None if call is None else call.arguments[name]
-
-
-def _weight(gm: fx.GraphModule, layer: fx.Node) -> Tensor:
-    return find_attribute(gm, str(_operand(layer, "weight").target))
+    Args:
+        largest: float64[channels], the largest magnitudes of the input.
+        weights: float[out, channels], of the layers that take it.
+        alpha: How much of the outliers goes to the weights.
+    """
+    columns = torch.stack([weight.abs().amax(0).double() for weight in weights])
+    factors = largest.pow(alpha) / columns.amax(0).pow(1 - alpha)
+    usable = (largest > 0) & factors.isfinite() & (factors > 0)
+    return factors.clamp(min=LEAST).where(usable, 1.0)
 
 
 def smooth_quant(

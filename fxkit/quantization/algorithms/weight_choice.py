@@ -1,0 +1,157 @@
+"""Integers of weights, chosen by what layers multiply them with; algorithms say how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fxkit.ir.attributes import find_attribute
+from fxkit.quantization.affine import decibels
+from fxkit.quantization.algorithms.input_moments import InputMoments, input_moments
+from fxkit.quantization.algorithms.stored_layers import StoredLayer, stored_layers
+from fxkit.quantization.batches import Batch
+from fxkit.quantization.placement import placements
+from fxkit.quantization.preparation import PreparedProgram
+from fxkit.quantization.specs import TensorSpec
+from fxkit.quantization.stored_weight import StoredWeight
+
+
+@dataclass(frozen=True, eq=False)
+class WeightProblem:
+    """A weight whose integers are sought, as matrices of a layer's groups.
+
+    Attributes:
+        layer: The first layer that multiplies it.
+        weight: The weight, floating point.
+        start: Its integers so far.
+        moments: What its layers multiply it with.
+    """
+
+    layer: StoredLayer
+    weight: Tensor
+    start: StoredWeight
+    moments: InputMoments
+
+    @property
+    def spec(self) -> TensorSpec:
+        """How it is stored."""
+        return self.start.spec
+
+    @property
+    def matrix(self) -> Tensor:
+        """float64[groups, out, in], the weight."""
+        return self.layer.matrix(self.weight.double())
+
+    def steps(self) -> tuple[Tensor, Tensor]:
+        """Return scale and zero point of each element, float64[groups, out, in] each."""
+        found = self.start.by_element()
+        return (
+            self.layer.matrix(found.scale.double()),
+            self.layer.matrix(found.zero_point.double()),
+        )
+
+    def stored(self, matrix: Tensor) -> StoredWeight:
+        """Return the weight with other integers, [groups, out, in]."""
+        integers = self.layer.weight(matrix).to(self.spec.dtype).contiguous()
+        return replace(self.start, integers=integers)
+
+    def error(self, stored: StoredWeight) -> Tensor:
+        """Return the squared error of results by output channel, float64[groups, out]."""
+        return self.moments.error(self.layer.matrix(stored.restored()) - self.matrix)
+
+    def signal(self) -> float:
+        """Return the power of the products of the float weight."""
+        return float(self.moments.error(self.matrix).sum())
+
+
+@dataclass(frozen=True)
+class WeightChoice:
+    """What an algorithm gained for one weight.
+
+    Attributes:
+        path: The weight's qualified name.
+        layer: Name of the first layer that multiplies it.
+        before: dB of the layer's products for the integers that it had; inf without an error.
+        after: dB for those that were chosen.
+    """
+
+    path: str
+    layer: str
+    before: float
+    after: float
+
+
+def choose_weights(
+    prepared: PreparedProgram,
+    batches: Iterable[Batch],
+    choose: Callable[[WeightProblem], StoredWeight],
+) -> tuple[WeightChoice, ...]:
+    """Choose integers of all weights that are going to be quantised, and keep what is better.
+
+    Nothing is chosen when one choice fails.
+
+    Args:
+        prepared: Gets the integers; `convert` stores them.
+        batches: For each call a tuple of positional inputs, or a dict of keyword inputs.
+        choose: Takes a weight, and returns its integers.
+
+    Raises:
+        UnsupportedError: When there are no batches.
+    """
+    problems = weight_problems(prepared, batches)
+    chosen, rows = {}, []
+    for problem in problems:
+        new, path = choose(problem), problem.layer.path
+        before = float(problem.error(problem.start).sum())
+        after = float(problem.error(new).sum())
+        if after < before:
+            chosen[path] = new
+        signal = problem.signal()
+        figures = decibels(signal, before), decibels(signal, min(before, after))
+        rows.append(WeightChoice(path, problem.layer.node, *figures))
+    prepared.choices.weights.update(chosen)
+    return tuple(rows)
+
+
+def weight_problems(prepared: PreparedProgram, batches: Iterable[Batch]) -> list[WeightProblem]:
+    """Return the weights of a prepared program that layers multiply and that are quantised.
+
+    Raises:
+        UnsupportedError: When there are no batches.
+    """
+    gm = prepared.graph_module
+    nodes = {node.name: node for node in gm.graph.nodes}
+    wanted = {
+        str(nodes[operand.producer].target): operand
+        for placement in placements(gm, prepared.config)
+        for operand in placement.operands
+        if operand.is_weight
+    }
+    layers = [layer for layer in stored_layers(gm) if layer.path in wanted]
+    moments = input_moments(prepared.remake(), layers, batches)
+    found = {}
+    for layer in layers:
+        if layer.path in found or layer.path not in moments:
+            continue
+        weight, operand = find_attribute(gm, layer.path).detach(), wanted[layer.path]
+        start = prepared.choices.stored(layer.path, weight, operand.axis, operand.spec)
+        found[layer.path] = WeightProblem(layer, weight, start, moments[layer.path])
+    return list(found.values())
+
+
+def inverse_factor(second: Tensor, damping: float) -> Tensor:
+    """Return U, upper triangular, with U' U = inverse(second + damping), float64[..., n, n].
+
+    Args:
+        second: Symmetric, float64[..., n, n], without negative eigenvalues.
+        damping: Share of the mean of the diagonal that is added to it.
+    """
+    diagonal = second.diagonal(dim1=-2, dim2=-1)
+    amount = damping * diagonal.mean(-1, keepdim=True)
+    amount = amount.where(amount > 0, 1.0)
+    damped = second + torch.diag_embed(amount.expand_as(diagonal))
+    lower = torch.linalg.cholesky(damped)
+    return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)

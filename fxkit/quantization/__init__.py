@@ -15,13 +15,16 @@ from __future__ import annotations
 from fxkit.quantization.algorithms import (
     CorrectedBias,
     EqualizeLayers,
+    RotateInputs,
     ScaleInputs,
     SmoothActivations,
     WeightChoice,
+    ada_round,
     awq,
     correct_biases,
     equalize,
     gptq,
+    rotate_inputs,
     smooth_quant,
 )
 from fxkit.quantization.calibration import calibrate, quantize
@@ -56,11 +59,13 @@ __all__ = [
     "QuantizationSpec",
     "QuantizeOperands",
     "RangeObserver",
+    "RotateInputs",
     "ScaleInputs",
     "SmoothActivations",
     "TensorSpec",
     "ValueRange",
     "WeightChoice",
+    "ada_round",
     "awq",
     "calibrate",
     "compare",
@@ -75,5 +80,6 @@ __all__ = [
     "prepare",
     "quantize",
     "report",
+    "rotate_inputs",
     "smooth_quant",
 ]

@@ -13,6 +13,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.operand_table import NOT_QUANTIZED, OPERATORS, QuantizableOperator
+from fxkit.quantization.rotations import is_rotation
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
 
 
@@ -140,6 +141,8 @@ def _refused_weight(weight: Tensor, row: QuantizableOperator, spec: TensorSpec) 
         return "its weight is float64, which torch's quantising operators don't take"
     if not weight.numel():
         return "its weight is empty"
+    if is_rotation(weight):
+        return "its weight is a rotation, which spreads what is large before it is quantised"
     if not bool(weight.isfinite().all()):
         return "its weight is not finite"
     if spec.granularity != "per_group":

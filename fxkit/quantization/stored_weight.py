@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fxkit.quantization.affine import QuantizationParameters, parameters_of, quantized_tensor
+from fxkit.quantization.pair_safe import SCALED_SUM, largest_pairs
 from fxkit.quantization.specs import TensorSpec
 
 
@@ -38,6 +39,9 @@ class StoredWeight:
         parts = _in_groups(weight, spec)
         others = _shared_axes(parts, axis, spec)
         low, high = parts.double().amin(others), parts.double().amax(others)
+        if spec.is_pair_safe:
+            pairs = largest_pairs(weight, axis) * (spec.high / SCALED_SUM)
+            high = high.maximum(pairs if spec.granularity == "per_channel" else pairs.amax())
         return cls.within(weight, axis, spec, parameters_of(low, high, spec))
 
     @classmethod

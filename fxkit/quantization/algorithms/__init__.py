@@ -6,10 +6,12 @@ prepared program.
 
 from __future__ import annotations
 
+from fxkit.quantization.algorithms.ada_round import ada_round
 from fxkit.quantization.algorithms.awq import awq
 from fxkit.quantization.algorithms.bias_correction import CorrectedBias, correct_biases
 from fxkit.quantization.algorithms.equalization import EqualizeLayers, equalize
 from fxkit.quantization.algorithms.gptq import gptq
+from fxkit.quantization.algorithms.hadamard import RotateInputs, rotate_inputs
 from fxkit.quantization.algorithms.scaled_inputs import ScaleInputs
 from fxkit.quantization.algorithms.smooth_quant import SmoothActivations, smooth_quant
 from fxkit.quantization.algorithms.weight_choice import WeightChoice
@@ -17,12 +19,15 @@ from fxkit.quantization.algorithms.weight_choice import WeightChoice
 __all__ = [
     "CorrectedBias",
     "EqualizeLayers",
+    "RotateInputs",
     "ScaleInputs",
     "SmoothActivations",
     "WeightChoice",
+    "ada_round",
     "awq",
     "correct_biases",
     "equalize",
     "gptq",
+    "rotate_inputs",
     "smooth_quant",
 ]

@@ -13,6 +13,7 @@ from fxkit.quantization.affine import decibels
 from fxkit.quantization.algorithms.input_moments import InputMoments, input_moments
 from fxkit.quantization.algorithms.stored_layers import StoredLayer, stored_layers
 from fxkit.quantization.batches import Batch
+from fxkit.quantization.pair_safe import made_pair_safe
 from fxkit.quantization.placement import placements
 from fxkit.quantization.preparation import PreparedProgram
 from fxkit.quantization.specs import TensorSpec
@@ -56,6 +57,8 @@ class WeightProblem:
     def stored(self, matrix: Tensor) -> StoredWeight:
         """Return the weight with other integers, [groups, out, in]."""
         integers = self.layer.weight(matrix).to(self.spec.dtype).contiguous()
+        if self.spec.is_pair_safe:
+            integers = made_pair_safe(integers, self.start.axis)
         return replace(self.start, integers=integers)
 
     def error(self, stored: StoredWeight) -> Tensor:

@@ -22,6 +22,7 @@ from fxkit.lower.families.convolutions.nodes import has_channels_innermost
 from fxkit.lower.families.integer_convolutions.autotune import reason_to_stay_float
 from fxkit.lower.families.integer_convolutions.nodes import convolution_of
 from fxkit.lower.families.integer_convolutions.operator import operator, result_size
+from fxkit.lower.families.integer_products import packed_weight
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.passes.base import Pass, PassContext
 
@@ -44,8 +45,8 @@ class ConvolveIntegers(Pass):
         return aten.conv2d(%x, %w)
         →
         %l = aten.clone(%q, channels_last)
-        %t = aten.clone(%r, channels_last)
-        %i = fxkit.integer_convolution(%l, %t, 3, [1, 1], [0, 0], [1, 1], 1)
+        %t = fxkit.packed_weight(%r, 0)
+        %i = fxkit.integer_convolution(%l, %r, 3, [1, 1], [0, 0], [1, 1], 1, %t)
         %c = aten.reshape(aten.mul(%s, 0.1), [-1, 1, 1])
         return aten.contiguous(aten.mul(aten.to(%i, torch.float32), %c))
     """
@@ -114,10 +115,12 @@ class _Convolver(ImageSpreader):
         if layer.axes == 1:
             images = self._put(node, aten.unsqueeze.default, images, 2)
             weight = self._put(node, aten.unsqueeze.default, weight, 2)
-        images, weight = (self._innermost(node, one) for one in (images, weight))
-        value = self._put(
-            node, operator(), images, weight, layer.left.zero, *layer.settings, layer.groups
-        )
+        images = self._innermost(node, images)
+        operands = [images, weight, layer.left.zero, *layer.settings, layer.groups]
+        if layer.groups == 1:
+            slot = packed_weight.new_slot()
+            operands += [self._put(node, packed_weight.operator(), weight, slot)]
+        value = self._put(node, operator(), *operands)
         value = self._put(node, aten.to.dtype, value, torch.float32)
         value = self._put(node, aten.mul.Tensor, value, self._scale(layer))
         if layer.bias is not None:
@@ -138,7 +141,7 @@ class _Convolver(ImageSpreader):
         return self._put(layer.node, aten.reshape.default, scale, [-1, 1, 1])
 
     def _innermost(self, place: fx.Node, images: fx.Node) -> fx.Node:
-        """Return images, or windows, with their channels innermost; each is copied once."""
+        """Return images with their channels innermost; each is copied once."""
         known = type_of(images)
         if isinstance(known, TensorType) and has_channels_innermost(known):
             return images

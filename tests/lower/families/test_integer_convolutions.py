@@ -13,6 +13,7 @@ import fxkit
 from fxkit.lower.compiling import whole_operators
 from fxkit.lower.families.integer_convolutions import printer
 from fxkit.lower.families.integer_convolutions.operator import integer_convolution, operator
+from fxkit.lower.families.integer_products import packed_weight
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,11 @@ def exact(images: Tensor, weight: Tensor, zero: int, sides, stride, padding, dil
             y, x = h * dilation[0], w * dilation[1]
             part = wide[:, :, y : y + (height - 1) * stride[0] + 1 : stride[0]]
             part = part[..., x : x + (width - 1) * stride[1] + 1 : stride[1]]
-            total += torch.einsum("bchw,nc->bnhw", part, weight[:, :, h, w].long())
+            factors = weight[:, :, h, w].long()
+            if factors.shape[1] < images.shape[1]:
+                total += part * factors[:, 0, None, None]
+            else:
+                total += torch.einsum("bchw,nc->bnhw", part, factors)
     return total
 
 
@@ -45,11 +50,20 @@ def integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str) -> Tensor:
     return drawn.contiguous(memory_format=torch.channels_last)
 
 
+def convolve(images: Tensor, weight: Tensor, zero: int, stride, padding, dilation) -> Tensor:
+    """Convolve as lowered graphs do."""
+    if weight.shape[1] < images.shape[1]:
+        return operator()(images, weight, zero, stride, padding, dilation, weight.shape[0])
+    packed = packed_weight.operator()(weight, SLOT)
+    return operator()(images, weight, zero, stride, padding, dilation, 1, packed)
+
+
+SLOT = packed_weight.new_slot()
 KINDS = st.sampled_from(["random", "random", "least", "largest"])
 PAIRS = st.tuples(*[st.sampled_from([1, 1, 2, 3])] * 2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from([1, 1, 2, 3]),
     st.sampled_from([1, 2, 3, 5, 16, 31, 64, 65]),
@@ -60,8 +74,11 @@ PAIRS = st.tuples(*[st.sampled_from([1, 1, 2, 3])] * 2)
     st.sampled_from([torch.int8, torch.uint8]),
     st.tuples(KINDS, KINDS),
     st.sampled_from([0, 3, 100, "low", "high"]),
+    st.booleans(),
 )
-def test_sums_are_exact(count, channels, out, image, window, moves, dtype, kinds, zero):
+def test_sums_are_exact(
+    count, channels, out, image, window, moves, dtype, kinds, zero, is_depthwise
+):
     stride, padding, dilation = moves
     sides = tuple(
         (image[i] + 2 * padding[i] - dilation[i] * (window[i] - 1) - 1) // stride[i] + 1
@@ -72,9 +89,11 @@ def test_sums_are_exact(count, channels, out, image, window, moves, dtype, kinds
     zero = {"low": limits.min, "high": limits.max}.get(zero, zero)
     images = integers((count, channels, *image), dtype, kinds[0])
     weight = integers((out, channels, *window), torch.int8, kinds[1])
+    if is_depthwise and channels > 1:
+        weight = integers((channels, 1, *window), torch.int8, kinds[1])
 
     def program(images, weight):
-        return operator()(images, weight, zero, stride, padding, dilation, 1)
+        return convolve(images, weight, zero, stride, padding, dilation)
 
     compiled = fxkit.compile(program)
     compiled(images, weight)  # the first call runs the program itself
@@ -82,7 +101,10 @@ def test_sums_are_exact(count, channels, out, image, window, moves, dtype, kinds
     expected = exact(images, weight, zero, sides, stride, padding, dilation).to(torch.int32)
     assert torch.equal(found, expected)
     assert torch.equal(
-        integer_convolution(images, weight, zero, stride, padding, dilation, 1), expected
+        integer_convolution(
+            images, weight, zero, stride, padding, dilation, channels // weight.shape[1]
+        ),
+        expected,
     )
     assert found.stride() == program(images, weight).stride()
 
@@ -92,7 +114,7 @@ def test_long_windows_are_gathered_part_by_part(monkeypatch, room):
     monkeypatch.setattr(printer, "ROOM", room)
     images = integers((2, 150, 7, 9), torch.uint8, "random")
     weight = integers((70, 150, 3, 5), torch.int8, "random")
-    compiled = fxkit.compile(lambda x, w: operator()(x, w, 9, (1, 1), (1, 2), (1, 1), 1))
+    compiled = fxkit.compile(lambda x, w: convolve(x, w, 9, (1, 1), (1, 2), (1, 1)))
     for _ in range(2):
         found = compiled(images, weight)
     assert "fx_integer_convolution<" in compiled.compiled_modules[-1].source
@@ -102,7 +124,7 @@ def test_long_windows_are_gathered_part_by_part(monkeypatch, room):
 def test_images_that_lie_apart_are_copied_by_torch():
     images = torch.randint(0, 256, (1, 20, 9, 9), dtype=torch.uint8)
     weight = integers((20, 20, 3, 3), torch.int8, "random")
-    compiled = fxkit.compile(lambda x, w: operator()(x, w, 9, (1, 1), (1, 1), (1, 1), 1))
+    compiled = fxkit.compile(lambda x, w: convolve(x, w, 9, (1, 1), (1, 1), (1, 1)))
     for _ in range(2):
         found = compiled(images, weight)
     assert torch.equal(found.long(), exact(images, weight, 9, (9, 9), (1, 1), (1, 1), (1, 1)))

@@ -13,30 +13,27 @@ import torch.nn.functional as F
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS
 from fxkit.lower.families.convolutions.autotune import MAX_PIXELS
-from fxkit.lower.families.integer_convolutions.printer import ROOM, IntegerConvolutionPrinter
-from fxkit.lower.families.integer_products.autotune import reason_to_stay_float as of_product
+from fxkit.lower.families.integer_convolutions.printer import ROOM, IntegerDepthwisePrinter
+from fxkit.lower.families.integer_products.packed_weight import pack
 from fxkit.lower.families.integer_products.printer import COLUMNS
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.printer import BLOCKS, block_rows, boolean
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.lower.loop_ir.integer_convolution import IntegerConvolution
-from fxkit.lower.loop_ir.integer_product import IntegerProduct
 
 
 def objection(found: ProductNode) -> None:
     """Return None: torch has nothing that convolves integers."""
 
 
-def reason_to_stay_float(one: IntegerConvolution | IntegerProduct) -> str | None:
+def reason_to_stay_float(one: IntegerConvolution) -> str | None:
     """Return why a layer is as fast with numbers of float32, or None where integers are faster."""
-    if isinstance(one, IntegerProduct):
-        return of_product(one)
     if one.terms < MIN_TERMS:
         return None
     part = _part_of(one)
     text = f"integers or float {part} {part.steps} {part.padding} {part.dilation} {part.has_tiles}"
     measure = functools.partial(_measured, part)
-    return times.slower(f"convolves {part}", text, measure, IntegerConvolutionPrinter.texts())
+    return times.slower(f"convolves {part}", text, measure, IntegerDepthwisePrinter.texts())
 
 
 def _part_of(one: IntegerConvolution) -> IntegerConvolution:
@@ -78,16 +75,17 @@ def _kernel(
 ) -> Callable[[], None]:
     """Return a call of the kernel that convolves."""
     threads = torch.get_num_threads()
-    integers = [
-        image.permute(0, 2, 3, 1).to(torch.uint8),
-        weight.permute(0, 2, 3, 1).to(torch.int8),
-    ]
+    factors = weight.to(torch.int8)
+    integers = [image.permute(0, 2, 3, 1).to(torch.uint8), pack(factors)]
+    if one.channels is None:
+        integers[1] = factors.contiguous()
     result = torch.empty(one.rows, one.columns)
     lengths = [*one.image, *one.strides[1:], one.channels or 1, *one.window, *one.steps]
     lengths += [*one.padding, *one.dilation, one.result[1], one.rows, one.columns]
     numbers = (ctypes.c_long * 17)(*lengths, block_rows(one, threads))
-    trial = _TRIAL.replace("HAS_TILES", boolean(one.has_tiles))
-    function = times.trial_function("\n".join([*IntegerConvolutionPrinter.texts(), trial]))
+    convolve = _DEPTHWISE if one.channels is None else _CONVOLVE
+    trial = _TRIAL.replace("CONVOLVE", convolve).replace("HAS_TILES", boolean(one.has_tiles))
+    function = times.trial_function("\n".join([*IntegerDepthwisePrinter.texts(), trial]))
     function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
     pointers = [tensor.data_ptr() for tensor in (*integers, result)]
 
@@ -100,7 +98,7 @@ def _kernel(
 
 
 _TRIAL = f"""
-extern "C" void fx_trial(const unsigned char* image, const signed char* weight, float* out,
+extern "C" void fx_trial(const unsigned char* image, const unsigned char* weight, float* out,
                          const long* n, long threads) {{
   const fx_windows_of<unsigned char> g = {{image, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7],
                                            n[8], n[9], n[10], n[11], n[12], n[13]}};
@@ -118,8 +116,7 @@ extern "C" void fx_trial(const unsigned char* image, const signed char* weight, 
       const long wide = columns - from < {COLUMNS} ? columns - from : {COLUMNS};
       const long last = rows - first < height ? rows : first + height;
       alignas(64) int sums[{BLOCKS[0] * COLUMNS}];
-      fx_integer_convolution<HAS_TILES>(g, weight + from * depth, first, last, wide, 3, windows,
-                                        {ROOM}, held == tile / panels, sums);
+      CONVOLVE
       held = tile / panels;
       for (long r = first; r < last; ++r)
         for (long j = 0; j < wide; ++j)
@@ -127,4 +124,16 @@ extern "C" void fx_trial(const unsigned char* image, const signed char* weight, 
     }}
   }}
 }}
+"""
+
+_CONVOLVE = f"""
+      fx_integer_convolution<HAS_TILES>(
+          g, weight + tile % panels * fx_packed_size(depth), first, last, 3, windows, {ROOM},
+          held == tile / panels, sums);
+"""
+_DEPTHWISE = """
+      fx_windows_of<unsigned char> part = g;
+      part.first += from;
+      const signed char* const factors = (const signed char*)weight + from * depth;
+      fx_integer_depthwise(part, factors, first, last, wide, 3, sums);
 """

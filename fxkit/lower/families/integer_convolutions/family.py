@@ -13,44 +13,59 @@ from fxkit.lower.families.integer_convolutions.nodes import (
     is_integer_convolution,
 )
 from fxkit.lower.families.integer_convolutions.operator import operator
-from fxkit.lower.families.integer_convolutions.printer import IntegerConvolutionPrinter
+from fxkit.lower.families.integer_convolutions.printer import (
+    IntegerConvolutionPrinter,
+    IntegerDepthwisePrinter,
+)
+from fxkit.lower.families.integer_products import packed_weight
 
 
 def _samples() -> dict[str, Sample]:
-    made = torch.Generator().manual_seed(0)
-    convolve = operator()
+    """Return samples whose windows are whole panels deep, of images without a zero point.
 
-    def rand(*shape: int, dtype: torch.dtype = torch.int8) -> torch.Tensor:
-        low, high = (0, 256) if dtype == torch.uint8 else (-128, 128)
-        drawn = torch.randint(low, high, shape, dtype=dtype, generator=made)
+    Tests fill what is packed with any numbers: sums of columns, and zeros behind a panel's terms,
+    are not read then.
+    """
+    made = torch.Generator().manual_seed(0)
+    convolve, packed = operator(), packed_weight.operator()
+
+    def rand(*shape: int, low: int = 0, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        drawn = torch.randint(low, low + 256, shape, dtype=dtype, generator=made)
         return drawn.contiguous(memory_format=torch.channels_last)
 
-    def layer(
-        zero: int, stride: Any = (1, 1), padding: Any = (0, 0), dilation: Any = (1, 1)
-    ) -> Any:
-        return lambda x, w: convolve(x, w, zero, stride, padding, dilation, 1)
+    def weight(*shape: int) -> torch.Tensor:
+        return rand(*shape, low=-128, dtype=torch.int8)
 
-    images = rand(2, 20, 13, 11, dtype=torch.uint8)
+    def layer(stride: Any = (1, 1), padding: Any = (0, 0), dilation: Any = (1, 1)) -> Any:
+        slot = packed_weight.new_slot()
+        return lambda x, w: convolve(x, w, 0, stride, padding, dilation, 1, packed(w, slot))
+
+    def each_channel(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return convolve(x, w, 3, (2, 1), (1, 1), (1, 1), x.shape[1])
+
+    images, windows = rand(2, 64, 13, 11), layer(padding=(1, 1))
     return {
-        "windows of 3 × 3": (layer(3, padding=(1, 1)), (images, rand(33, 20, 3, 3))),
+        "windows of 3 × 3": (windows, (images, weight(33, 64, 3, 3))),
         "steps and dilation": (
-            layer(-7, (2, 1), (1, 3), (1, 2)),
-            (rand(1, 7, 15, 18), rand(70, 7, 3, 5)),
+            layer((2, 1), (1, 3), (1, 2)),
+            (rand(1, 64, 15, 18), weight(70, 64, 3, 5)),
         ),
-        "single pixels": (layer(5), (images, rand(30, 20, 1, 1))),
-        "single pixels apart": (layer(5, (2, 2)), (images, rand(30, 20, 1, 1))),
+        "single pixels": (layer(), (images, weight(30, 64, 1, 1))),
+        "single pixels apart": (layer((2, 2)), (images, weight(30, 64, 1, 1))),
+        "each channel for itself": (each_channel, (images, weight(64, 1, 3, 3))),
         "followed": (
-            lambda x, w, scale: torch.relu(
-                convolve(x, w, 3, (1, 1), (1, 1), (1, 1), 1).to(torch.float32) * scale
-            ),
-            (images, rand(24, 20, 3, 3), torch.rand(24, 1, 1, generator=made)),
+            lambda x, w, scale: torch.relu(windows(x, w).to(torch.float32) * scale),
+            (images, weight(24, 64, 3, 3), torch.rand(24, 1, 1, generator=made)),
         ),
     }
 
 
 FAMILY = Family(
     computes=is_integer_convolution,
-    printers={"integer_convolution": IntegerConvolutionPrinter},
+    printers={
+        "integer_convolution": IntegerConvolutionPrinter,
+        "integer_depthwise": IntegerDepthwisePrinter,
+    },
     kernels=Joined(integer_convolution, objection, objection),
     samples=_samples,
 )

@@ -12,14 +12,25 @@ struct fx_windows_of {
   long result_width;
 };
 
+typedef char fx_eight __attribute__((vector_size(8), aligned(1), may_alias));
 typedef char fx_sixteen __attribute__((vector_size(16), aligned(1), may_alias));
 typedef char fx_sixty_four __attribute__((vector_size(64), aligned(1), may_alias));
 
+// Copies a few hundred bytes at most: a call of the library would take longer. What is left of a
+// vector is copied with what is in front of it.
 static inline void fx_copy_bytes(char* to, const char* from, long count) {
   long i = 0;
   for (; i + 64 <= count; i += 64) *(fx_sixty_four*)(to + i) = *(const fx_sixty_four*)(from + i);
-  for (; i + 16 <= count; i += 16) *(fx_sixteen*)(to + i) = *(const fx_sixteen*)(from + i);
-  for (; i < count; ++i) to[i] = from[i];
+  if (i == count) return;
+  if (count >= 16) {
+    for (; i + 16 <= count; i += 16) *(fx_sixteen*)(to + i) = *(const fx_sixteen*)(from + i);
+    *(fx_sixteen*)(to + count - 16) = *(const fx_sixteen*)(from + count - 16);
+  } else if (count >= 8) {
+    *(fx_eight*)to = *(const fx_eight*)from;
+    *(fx_eight*)(to + count - 8) = *(const fx_eight*)(from + count - 8);
+  } else {
+    for (; i < count; ++i) to[i] = from[i];
+  }
 }
 
 static inline void fx_fill_bytes(char* to, char value, long count) {
@@ -46,6 +57,13 @@ static inline void fx_gather_window(const fx_windows_of<Left>& g, long at, long 
   const long x = at % g.result_width * g.across - g.left;
   const long length = g.window_width * g.channels;
   const bool is_line = g.step == 1 && g.pixel == g.channels;
+  if (is_line && begin == 0 && end == g.window_height * length && g.row_step == 1 && y >= 0 &&
+      x >= 0 && y + g.window_height <= g.height && x + g.window_width <= g.width) {
+    const char* from = (const char*)g.first + y * g.row + x * g.pixel;
+    for (long h = 0; h < g.window_height; ++h, from += g.row, to += length)
+      fx_copy_bytes(to, from, length);
+    return;
+  }
   for (long h = begin / length; h * length < end; ++h) {
     const long from = begin > h * length ? begin - h * length : 0;
     const long stop = end < (h + 1) * length ? end - h * length : length;
@@ -75,31 +93,56 @@ static inline void fx_gather_window(const fx_windows_of<Left>& g, long at, long 
   }
 }
 
-// sums[last - first][64]: pixels of the result, counted row by row, and channels. Rows of windows
-// have room up to whole tiles. HOLDS tells that all of them were gathered before.
+// Tells whether each window is one pixel, and pixels follow each other.
+template <class Left>
+static inline bool fx_is_matrix(const fx_windows_of<Left>& g) {
+  return g.window_height * g.window_width * g.down * g.across == 1 && g.above + g.left == 0 &&
+      g.pixel == g.channels && g.row == g.width * g.pixel;
+}
+
+// How many rows of windows are multiplied for so many: whole tiles, where there are any.
+template <bool HAS_TILES>
+static inline long fx_rows_for(long rows) {
+  return HAS_TILES && rows > FX_FEW_ROWS ? (rows + FX_TILE_ROWS - 1) / FX_TILE_ROWS * FX_TILE_ROWS
+                                         : rows;
+}
+
+// Sums of windows that are too long for the room that there is, gathered part by part.
 template <bool HAS_TILES, class Left>
-static void fx_integer_convolution(const fx_windows_of<Left>& g, const signed char* weight, long first,
-                                   long last, long columns, int zero, unsigned char* windows,
-                                   long room, bool holds, int* sums) {
-  const long depth = g.window_height * g.window_width * g.channels, rows = last - first;
-  const long height = HAS_TILES && rows > FX_FEW_ROWS
-      ? (rows + FX_TILE_ROWS - 1) / FX_TILE_ROWS * FX_TILE_ROWS : rows;
-  const long most = room / height >= depth ? depth : room / height / 64 * 64;
-  const fx_zeros zeros = {nullptr, 0, zero};
-  const Left* const gathered = (const Left*)windows;
+static void fx_parts_of_windows(const fx_windows_of<Left>& g, const unsigned char* panel, long first,
+                                long rows, int zero, unsigned char* windows, long room, int* sums) {
+  const long depth = g.window_height * g.window_width * g.channels;
+  const long height = fx_rows_for<HAS_TILES>(rows), most = room / height / 64 * 64;
+  __builtin_memset(sums, 0, height * FX_PANEL_COLUMNS * sizeof(int));
   for (long k = 0; k < depth; k += most) {
     const long terms = depth - k < most ? depth - k : most;
-    if (!holds || most < depth)
-      for (long r = 0; r < rows; ++r)
-        fx_gather_window(g, first + r, k, k + terms, (char)zero, (char*)windows + r * terms);
-    if (k == 0) {
-      fx_integer_product<HAS_TILES>(
-          gathered, terms, weight, 1, depth, height, columns, terms, zeros, sums);
-      continue;
-    }
-    alignas(64) int more[384 * FX_PANEL_COLUMNS];
-    fx_integer_product<HAS_TILES>(
-        gathered, terms, weight + k, 1, depth, height, columns, terms, zeros, more);
-    for (long i = 0; i < rows * FX_PANEL_COLUMNS; ++i) sums[i] += more[i];
+    for (long r = 0; r < rows; ++r)
+      fx_gather_window(g, first + r, k, k + terms, (char)zero, (char*)windows + r * most);
+    fx_add_packed<HAS_TILES, true>((const Left*)windows, most, panel, height, k, terms, sums);
   }
+  fx_less_zeros<HAS_TILES>(g.first, panel, height, zero, sums);
+}
+
+// sums[last - first][64]: pixels of the result, counted row by row, and channels of the result, by a
+// packed panel of the weight. The windows have room for whole tiles of rows of a multiple of 64 bytes;
+// HOLDS tells that all of them were gathered before.
+template <bool HAS_TILES, class Left>
+static void fx_integer_convolution(const fx_windows_of<Left>& g, const unsigned char* panel, long first,
+                                   long last, int zero, unsigned char* windows, long room, bool holds,
+                                   int* sums) {
+  const long depth = g.window_height * g.window_width * g.channels, rows = last - first;
+  if (fx_is_matrix(g)) {
+    fx_packed_product<HAS_TILES, false>(
+        g.first + first * depth, depth, panel, rows, depth, zero, sums);
+    return;
+  }
+  const long height = fx_rows_for<HAS_TILES>(rows), row = (depth + 63) / 64 * 64;
+  if (height * row > room) {
+    fx_parts_of_windows<HAS_TILES>(g, panel, first, rows, zero, windows, room, sums);
+    return;
+  }
+  if (!holds)
+    for (long r = 0; r < rows; ++r)
+      fx_gather_window(g, first + r, 0, depth, (char)zero, (char*)windows + r * row);
+  fx_packed_product<HAS_TILES, true>((const Left*)windows, row, panel, height, depth, zero, sums);
 }

@@ -1,7 +1,4 @@
-"""Nodes that convolve 8-bit integers, as what a kernel can compute.
-
-A convolution of single pixels multiplies matrices: each pixel's channels are a row.
-"""
+"""Nodes that convolve 8-bit integers, as what a kernel can compute."""
 
 from __future__ import annotations
 
@@ -17,11 +14,14 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost
 from fxkit.lower.families.integer_convolutions.operator import NAME
+from fxkit.lower.families.integer_products.packed_weight import packed_shape, side_by_side
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.matrices import checked_operand, checked_type
 from fxkit.lower.loop_ir.integer_convolution import IntegerConvolution
-from fxkit.lower.loop_ir.integer_product import IntegerProduct
 from fxkit.lower.loop_ir.loop_ir import Unfusable
+
+# Elements that a window of each channel for itself may have; FX_MOST_ELEMENTS in the text.
+MOST_ELEMENTS = 64
 
 
 def is_integer_convolution(node: fx.Node) -> bool:
@@ -31,7 +31,7 @@ def is_integer_convolution(node: fx.Node) -> bool:
 
 
 def integer_convolution(node: fx.Node, root: torch.nn.Module) -> ProductNode:
-    """Return a node as a convolution that a kernel can compute, or as a product.
+    """Return a node as a convolution that a kernel can compute.
 
     Raises:
         Unfusable: When no kernel can.
@@ -42,19 +42,28 @@ def integer_convolution(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     left, right = call.arguments["input"], call.arguments["weight"]
     known = type_of(left)
     is_unsigned = isinstance(known, TensorType) and known.dtype == torch.uint8
-    dtypes = (torch.uint8 if is_unsigned else torch.int8, torch.int8)
-    image = checked_operand(left, root, "left", dtypes[0])
-    weight = checked_operand(right, root, "right", dtypes[1])
+    kind = torch.uint8 if is_unsigned else torch.int8
+    image = checked_operand(left, root, "left", kind)
+    weight = checked_operand(right, root, "right", torch.int8)
     result = checked_type(type_of(node), "its result", torch.int32)
     if not has_channels_innermost(image) or not has_channels_innermost(result):
         raise Unfusable("its images do not have their channels innermost")
     detail = convolution_of(image, weight, result, call.arguments)
-    return ProductNode(node, detail, (left, right), is_convolution=True, dtypes=dtypes)
+    if detail.channels is None:
+        return ProductNode(
+            node, detail, (left, right), is_convolution=True, dtypes=(kind, torch.int8)
+        )
+    packed = call.arguments["packed"]
+    if checked_operand(packed, root, "packed", torch.uint8).shape != packed_shape(weight.shape):
+        raise Unfusable("its weight is packed in another way")
+    return ProductNode(
+        node, detail, (left, packed), is_convolution=True, dtypes=(kind, torch.uint8)
+    )
 
 
 def convolution_of(
     image: TensorType, weight: TensorType, result: TensorType, arguments: Mapping[str, Any]
-) -> IntegerConvolution | IntegerProduct:
+) -> IntegerConvolution:
     """Return what is summed for images, a weight and a result.
 
     Args:
@@ -73,28 +82,23 @@ def convolution_of(
     )
     batch, _, row, pixel = image.stride or (0,) * 4
     has_tiles, zero = matrix_unit.multiplies_bytes(), arguments["zero"]
-    if arguments["groups"] != 1:
-        raise Unfusable("it convolves groups of channels")
-    if not _is_innermost(weight):
-        raise Unfusable("its weight does not have its channels innermost")
-    is_single = tuple(window) == steps == (1, 1) and padding == (0, 0)
-    pixels = math.prod(sizes)
-    if is_single and (count == 1 or batch == pixels * channels):
-        return IntegerProduct(
-            0, 1, (), count * pixels, out, channels, (channels, 1), (1, channels),
-            zero=zero, has_tiles=has_tiles,
-        )  # fmt: skip
+    groups = arguments["groups"]
+    is_depthwise = groups == channels == out and groups > 1
+    if groups != 1 and not is_depthwise:
+        raise Unfusable("it convolves groups of several channels")
+    if is_depthwise and (math.prod(window) > MOST_ELEMENTS or not _is_in_order(weight)):
+        raise Unfusable("its windows are large, or do not lie in order")
     return IntegerConvolution(
-        0, 1, count, each, out, (sizes[0], sizes[1]), (result.shape[2], result.shape[3]),
-        (batch, row, pixel), (window[0], window[1]), steps, padding, dilation, (1, each),
-        zero=zero, has_tiles=has_tiles,
+        0, 1, count, None if is_depthwise else each, out, (sizes[0], sizes[1]),
+        (result.shape[2], result.shape[3]), (batch, row, pixel), (window[0], window[1]), steps,
+        padding, dilation, (1, each), zero=zero, has_tiles=has_tiles, side_by_side=side_by_side(),
     )  # fmt: skip
 
 
-def _is_innermost(weight: TensorType) -> bool:
-    """Tell whether windows lie one after the other, each with its channels innermost."""
-    _, channels, height, width = weight.shape
-    wanted = (channels * height * width, 1, width * channels, channels)
+def _is_in_order(weight: TensorType) -> bool:
+    """Tell whether the windows of a weight of single channels lie one after the other."""
+    _, _, height, width = weight.shape
+    wanted = (height * width, None, width, 1)
     return weight.stride is not None and all(
         size == 1 or stride == step
         for size, stride, step in zip(weight.shape, weight.stride, wanted, strict=True)

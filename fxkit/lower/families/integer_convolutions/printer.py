@@ -65,23 +65,51 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
 
     def _multiply(self) -> None:
         one = self._detail
-        numbers = [*one.image, *one.strides[1:], one.channels, *one.window, *one.steps]
-        numbers += [*one.padding, *one.dilation, one.result[1]]
-        listed = ", ".join(map(str, numbers))
-        kind = "unsigned" if self._kernel.buffers[one.left].dtype.is_signed is False else "signed"
+        self._describe_image(f"in{one.left} + batch * {one.strides[0]}")
         self._add(
-            f"const fx_windows_of<{kind} char> image = "
-            f"{{in{one.left} + batch * {one.strides[0]}, {listed}}};"
-        )
-        self._add(
-            f"fx_integer_convolution<{boolean(one.has_tiles)}>(image, in{one.right} + from * "
-            f"{one.depth}, first, last, to - from, {one.zero}, windows, sizeof windows, "
+            f"fx_integer_convolution<{boolean(one.has_tiles)}>(image, in{one.right} + "
+            f"tile % {self._panels} * fx_packed_size({one.depth}), first, last, {one.zero}, "
+            "windows, sizeof windows, "
             f"held == tile / {self._panels}, sums);"
         )
         self._add(f"held = tile / {self._panels};")
 
+    def _describe_image(self, first: str) -> None:
+        """Write what an image is, and how windows lie in it."""
+        one = self._detail
+        numbers = [*one.image, *one.strides[1:], one.channels or 1, *one.window, *one.steps]
+        numbers += [*one.padding, *one.dilation, one.result[1]]
+        kind = "signed" if self._kernel.buffers[one.left].dtype.is_signed else "unsigned"
+        listed = ", ".join(map(str, numbers))
+        self._add(f"const fx_windows_of<{kind} char> image = {{{first}, {listed}}};")
+
     def _end_tiles(self) -> None:
         self._close()
+
+
+class IntegerDepthwisePrinter(IntegerConvolutionPrinter):
+    """Writes a kernel that begins with a convolution of each channel of integers for itself."""
+
+    @classmethod
+    @functools.cache
+    def texts(cls) -> tuple[str, ...]:
+        """Return the text of such convolutions, behind that of those over all channels."""
+        own = Path(__file__).with_name("integer_depthwise.h").read_text()
+        return (*IntegerConvolutionPrinter.texts(), own)
+
+    def _share_tiles(self) -> None:
+        IntegerProductPrinter._share_tiles(self)
+
+    def _multiply(self) -> None:
+        one = self._detail
+        self._describe_image(f"in{one.left} + batch * {one.strides[0]} + from")
+        self._add(
+            f"fx_integer_depthwise(image, in{one.right} + from * {one.depth}, first, last, "
+            f"to - from, {one.zero}, sums);"
+        )
+
+    def _end_tiles(self) -> None:
+        """Write nothing: there is no room to leave."""
 
 
 def _tiles_of(rows: int) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fxkit.analysis.objects import graph
     from fxkit.analysis.tensor_types import TypeAnalysis, propagate_types
     from fxkit.analysis.type_inference.declared_types import declare_type
+    from fxkit.authoring.operators.elementwise import operator
     from fxkit.compiling.compiler import compile
     from fxkit.ir.verifier import verify
     from fxkit.lower.runtime.memory import memory_stats, trim
@@ -64,6 +65,7 @@ _HOMES = {
     "timeline": "fxkit.view",
     "flop_formula": "fxkit.analysis.cost",
     "quantize": "fxkit.quantization.calibration",
+    "operator": "fxkit.authoring.operators.elementwise",
     "report": "fxkit.reporting",
 }
 
@@ -89,6 +91,7 @@ __all__ = [
     "lower",
     "memory_stats",
     "opaque",
+    "operator",
     "passes",
     "profile",
     "propagate_types",

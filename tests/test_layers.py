@@ -25,7 +25,7 @@ ORDER = (
     ("testing",),
     ("passes",),
     ("lower",),
-    ("quantization",),
+    ("quantization", "authoring"),
     ("view",),
     ("compiling",),
     ("reporting",),
@@ -36,7 +36,7 @@ RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
 
 PUBLIC_FUNCTIONS = {
     "capture", "symbolic_trace", "opaque", "graph", "tree", "draw", "diff", "profile",
-    "rule", "rewrite", "find", "explain", "edit", "compile", "quantize",
+    "rule", "rewrite", "find", "explain", "edit", "compile", "quantize", "operator",
 }  # fmt: skip
 
 

@@ -16,8 +16,9 @@ class DecomposeToAten(Decompose):
     What has an overload of its own keeps its meaning and place: a linear layer stays one. Indexing
     becomes slices, selections and `index`, assigning to an index a `copy_` or `index_put_`. Modules
     give up their parameters, which become reads. Functions of torch without one operator, such as
-    `F.interpolate`, become the operators that they call for the recorded types. Plain Python on
-    numbers, shapes and tuples stays, and so does what nothing is known of, with a note.
+    `F.interpolate`, become the operators that they call for the recorded types, and operators of
+    `fxkit.operator` become those of their definition. Plain Python on numbers, shapes and tuples
+    stays, and so does what nothing is known of, with a note.
 
     Rewrites:
         return self.fc(%x)[0]

@@ -20,8 +20,8 @@ from fxkit.lower.compiling.quantized_operands import MOST_TERMS, integers_of, we
 from fxkit.lower.compiling.token_scales import Factor
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost
 from fxkit.lower.families.integer_convolutions.autotune import reason_to_stay_float
+from fxkit.lower.families.integer_convolutions.custom_op import operator, result_size
 from fxkit.lower.families.integer_convolutions.nodes import convolution_of
-from fxkit.lower.families.integer_convolutions.operator import operator, result_size
 from fxkit.lower.families.integer_products import packed_weight
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.passes.base import Pass, PassContext

@@ -26,9 +26,9 @@ from fxkit.lower.compiling.quantized_operands import (
 )
 from fxkit.lower.compiling.token_scales import Factor, aten, spell_out_tokens
 from fxkit.lower.families.integer_products.autotune import reason_to_stay_float
-from fxkit.lower.families.integer_products.operator import operator as integer_product
+from fxkit.lower.families.integer_products.custom_op import operator as integer_product
 from fxkit.lower.families.weight_products import autotune as weights
-from fxkit.lower.families.weight_products.operator import operator as weight_product
+from fxkit.lower.families.weight_products.custom_op import operator as weight_product
 from fxkit.lower.families.weight_products.printer import FEW_ROWS
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
 from fxkit.lower.loop_ir.weight_product import WeightProduct

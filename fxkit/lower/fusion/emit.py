@@ -26,6 +26,7 @@ from fxkit.lower.fusion.moved_results import Moved, moved_axes
 from fxkit.lower.fusion.placement import frame_of, is_model, row_coordinates, row_dims, row_shape
 from fxkit.lower.fusion.point import EmittedPoint
 from fxkit.lower.fusion.view_map import ViewMap, view_map
+from fxkit.lower.loop_ir.bits import Number
 from fxkit.lower.loop_ir.builder import Builder, Ref
 from fxkit.lower.loop_ir.index import Index, SplitAxis, row_major
 from fxkit.lower.loop_ir.loop_ir import (
@@ -242,6 +243,9 @@ class _Emitter:
         attributes = member.attributes
         if "result_dtype" in row.attributes:
             attributes["result_dtype"] = member.type.dtype
+        if "common_dtype" in row.attributes:
+            values = member.operands.values()
+            attributes["common_dtype"] = common_dtype(self._meta(value) for value in values)
         if row.checks:
             attributes["require"] = self._point(member, index).require
         return row.build(*operands, **attributes)
@@ -254,9 +258,9 @@ class _Emitter:
             return member.type.dtype
         if row.computes is Computes.BOOL:
             return torch.bool
-        if row.computes is Computes.OWN:
+        if row.computes in (Computes.OWN, Computes.KINDS):
             return None
-        return _common_dtype(self._meta(value) for value in member.operands.values())
+        return common_dtype(self._meta(value) for value in member.operands.values())
 
     def _meta(self, value: Any) -> Any:
         """Return a tensor without memory that promotes as the operand does."""
@@ -272,11 +276,13 @@ class _Emitter:
         row: ScalarOp,
         dtype: torch.dtype | None,
         index: Sequence[Index],
-    ) -> Ref | None:
+    ) -> Ref | Number | None:
         """Return an operand in the dtype that the operator computes in."""
         if value is None:
             return None
         if not isinstance(value, (fx.Node, Attribute)):
+            if row.computes is Computes.KINDS:
+                return value
             is_kept = not self.builder.rounds and row.name in _SUMS
             return self._number(value, dtype, is_kept or name in row.exact_numbers)
         if is_model(row, name):
@@ -418,7 +424,7 @@ class _Emitter:
         return read.cast(sum_dtype_of(member))
 
 
-def _common_dtype(values: Iterable[Any]) -> torch.dtype:
+def common_dtype(values: Iterable[Any]) -> torch.dtype:
     """Return what operands promote to: tensors without memory, and numbers."""
     common: Any = None
     for value in values:

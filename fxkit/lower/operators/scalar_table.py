@@ -21,6 +21,7 @@ class Computes(Enum):
     COMMON = "the dtype that its operands promote to"
     BOOL = "bool: each operand is compared with zero"
     OWN = "the dtype of each operand"
+    KINDS = "floats in one dtype, integers in another; numbers stay Python numbers"
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class ScalarOp:
             are bf16 or f16.
         exact_single: Whether `other` stays unrounded as well where it is a tensor of one element.
         operands: Names of its operands.
-        attributes: Names of its attributes. Two are no arguments of the operator: `result_dtype`,
-            the dtype of its result, for rows that differ for bf16 and f16; and `require`, which
-            leaves the call to eager, which raises, where a condition does not hold.
+        attributes: Names of its attributes. Three are no arguments of the operator: `result_dtype`,
+            the dtype of its result, for rows that differ for bf16 and f16; `common_dtype`, the one
+            that its operands promote to; and `require`, which leaves the call to eager, which
+            raises, where a condition does not hold.
     """
 
     name: str
@@ -70,8 +72,8 @@ def row(
     """Add a pointwise operator to the table: the function says what one element of its result is.
 
     The positional parameters of the function are operands, converted to the dtype that is computed
-    in; keyword-only ones are attributes. Both have the names of ATen's schema. `result_dtype` and
-    `require` are no arguments of the operator; see `ScalarOp`.
+    in; keyword-only ones are attributes. Both have the names of ATen's schema. `result_dtype`,
+    `common_dtype` and `require` are no arguments of the operator; see `ScalarOp`.
 
     Args:
         names: The operators, as `resolve` names them.

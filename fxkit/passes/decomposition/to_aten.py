@@ -16,6 +16,7 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import PassContext
 from fxkit.passes.decomposition import indexing
+from fxkit.passes.decomposition.compositions import composition_of
 from fxkit.passes.decomposition.decompositions import Decomposition, Entry, function_of
 from fxkit.passes.decomposition.recording import (
     short_name,
@@ -39,6 +40,8 @@ class ToAten(Decomposition):
 
     def entry(self, node: fx.Node, call: Call) -> Entry | None:
         """Return what calls overloads in the place of a call."""
+        if composition_of(call.operator.overload) is not None:
+            return self._compose
         if isinstance(node.target, _OVERLOADS) or call.name.startswith("guard."):
             return None
         if call.operator.overload is not None:
@@ -63,6 +66,10 @@ class ToAten(Decomposition):
             self.give(node, args[0])
         else:
             self.take_over(node, new)
+
+    def _compose(self, node: fx.Node, call: Call) -> None:
+        """Put what an operator was defined by in the place of its call."""
+        self.replay(node, composition_of(call.operator.overload), (node.args, node.kwargs))
 
     def _multiply_by_reciprocal(self, node: fx.Node, call: Call) -> None:
         """Divide as `2 / x` does, which rounds twice."""

@@ -15,6 +15,7 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import PassContext
+from fxkit.passes.decomposition.compositions import composition_of
 from fxkit.passes.decomposition.core_operators import is_core
 from fxkit.passes.decomposition.decompositions import Decomposition, Entry
 from fxkit.passes.decomposition.functional_forms import write_back
@@ -38,7 +39,7 @@ class ToCore(Decomposition):
         target = node.target
         if not isinstance(target, OpOverload) or is_core(target) or node in self._epilogue:
             return None
-        if target.namespace != "aten":
+        if target.namespace != "aten" and composition_of(target) is None:
             raise Unrecordable("it is no operator of ATen")
         own = {_aten.dim.default: self._count_axes, _aten.item.default: self._read_number}
         return own.get(target, self._compute)
@@ -65,8 +66,10 @@ class ToCore(Decomposition):
 
     def _compute(self, node: fx.Node, call: Call) -> None:
         mark = self.edit.mark()
+        target: Any = node.target
+        function = composition_of(target) or computation_of(target)
         try:
-            self.replay(node, computation_of(node.target), (node.args, node.kwargs))
+            self.replay(node, function, (node.args, node.kwargs))
         except Unrecordable:
             self.edit.undo(mark)
             raise

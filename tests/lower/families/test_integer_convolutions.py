@@ -12,7 +12,7 @@ from torch import Tensor
 import fxkit
 from fxkit.lower.compiling import whole_operators
 from fxkit.lower.families.integer_convolutions import printer
-from fxkit.lower.families.integer_convolutions.operator import integer_convolution, operator
+from fxkit.lower.families.integer_convolutions.custom_op import integer_convolution, operator
 from fxkit.lower.families.integer_products import packed_weight
 
 

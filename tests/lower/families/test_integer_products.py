@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fxkit
 from fxkit.lower.compiling import whole_operators
-from fxkit.lower.families.integer_products.operator import integer_product, operator
+from fxkit.lower.families.integer_products.custom_op import integer_product, operator
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ import torch
 
 from fxkit.lower.families.family import Family, Joined, Sample
 from fxkit.lower.families.integer_convolutions.autotune import objection
+from fxkit.lower.families.integer_convolutions.custom_op import operator
 from fxkit.lower.families.integer_convolutions.nodes import (
     integer_convolution,
     is_integer_convolution,
 )
-from fxkit.lower.families.integer_convolutions.operator import operator
 from fxkit.lower.families.integer_convolutions.printer import (
     IntegerConvolutionPrinter,
     IntegerDepthwisePrinter,

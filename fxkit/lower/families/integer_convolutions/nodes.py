@@ -13,7 +13,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost
-from fxkit.lower.families.integer_convolutions.operator import NAME
+from fxkit.lower.families.integer_convolutions.custom_op import NAME
 from fxkit.lower.families.integer_products.packed_weight import packed_shape, side_by_side
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.matrices import checked_operand, checked_type

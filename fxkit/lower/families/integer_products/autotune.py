@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, near, strided
-from fxkit.lower.families.integer_products.operator import integer_product
+from fxkit.lower.families.integer_products.custom_op import integer_product
 from fxkit.lower.families.integer_products.printer import COLUMNS, IntegerProductPrinter
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.printer import boolean

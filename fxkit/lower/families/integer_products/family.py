@@ -6,8 +6,8 @@ import torch
 
 from fxkit.lower.families.family import Family, Joined, Sample
 from fxkit.lower.families.integer_products.autotune import objection, objection_by_kind
+from fxkit.lower.families.integer_products.custom_op import operator
 from fxkit.lower.families.integer_products.nodes import integer_product, is_integer_product
-from fxkit.lower.families.integer_products.operator import operator
 from fxkit.lower.families.integer_products.printer import IntegerProductPrinter
 
 

@@ -10,7 +10,7 @@ from torch import fx
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
-from fxkit.lower.families.integer_products.operator import NAME
+from fxkit.lower.families.integer_products.custom_op import NAME
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.matrices import checked_operand, checked_type, geometry
 from fxkit.lower.loop_ir.integer_product import IntegerProduct

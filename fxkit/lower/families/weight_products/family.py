@@ -6,8 +6,8 @@ import torch
 
 from fxkit.lower.families.family import Family, Joined, Sample
 from fxkit.lower.families.weight_products.autotune import objection
+from fxkit.lower.families.weight_products.custom_op import operator
 from fxkit.lower.families.weight_products.nodes import is_weight_product, weight_product
-from fxkit.lower.families.weight_products.operator import operator
 from fxkit.lower.families.weight_products.printer import WeightProductPrinter
 
 

@@ -11,7 +11,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.types import type_of
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.matrices import checked_operand, checked_type, geometry
-from fxkit.lower.families.weight_products.operator import NAME
+from fxkit.lower.families.weight_products.custom_op import NAME
 from fxkit.lower.families.weight_products.printer import FEW_ROWS
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.loop_ir.product import Product

@@ -1,0 +1,1 @@
+"""Bring your own: a Python function of scalars becomes an operator of tensors."""

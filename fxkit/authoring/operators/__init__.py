@@ -1,0 +1,1 @@
+"""`@fxkit.operator`: a Python function of scalars becomes an operator of tensors."""

@@ -1,0 +1,285 @@
+"""The primitives of scalar expressions: what kernels, torch and types make of each, in one row.
+
+Kinds are Python's: a bool is an integer in arithmetic, a quotient and a function of `math` are
+floats, a comparison is a bool. Which dtypes floats and integers have is known when an operator is
+called; see `evaluation`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from fxkit.authoring.operators.terms import CONST, Term, apply, const, in_order, is_const
+from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.operators.integer_ops import floored_quotient, floored_rest
+from fxkit.lower.operators.scalar_ops import TABLE
+from fxkit.lower.operators.scalar_table import call, select
+
+
+class Kind(Enum):
+    """What a value is; a higher kind holds the values of a lower one."""
+
+    BOOL = 0
+    INTEGER = 1
+    FLOAT = 2
+
+    def __lt__(self, other: Kind) -> bool:
+        return self.value < other.value
+
+    def __gt__(self, other: Kind) -> bool:
+        return self.value > other.value
+
+
+# How the operands of a primitive are converted, and what the kind of its result is.
+SAME = "same"  # all to the highest kind among them, which is the result's
+ARITHMETIC = "arithmetic"  # the same, but bools to integers
+REAL = "real"  # all to floats
+TEST = "test"  # all to floats; a bool
+COMPARE = "compare"  # all to the highest kind among them; a bool
+LOGIC = "logic"  # all to bools
+BITS = "bits"  # as `same`, but for floats, which have none
+CHOICE = "choice"  # the first to a bool, the others as `same`
+TO_FLOAT, TO_INTEGER = "to_float", "to_integer"
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """A primitive.
+
+    Attributes:
+        op: Its name.
+        rule: How kinds go through it; one of the constants above.
+        build: Computes it in a kernel.
+        compute: Computes it by torch.
+        arity: How many operands it takes.
+        takes_numbers: Whether torch's function takes a Python number for either operand.
+    """
+
+    op: str
+    rule: str
+    build: Callable[..., Ref]
+    compute: Callable[..., torch.Tensor]
+    arity: int = 1
+    takes_numbers: bool = False
+
+
+def _function(name: str) -> Callable[..., Ref]:
+    return lambda *operands: call(name, *operands)
+
+
+def _row(name: str) -> Callable[..., Ref]:
+    return TABLE[name].build
+
+
+def _by_kind(floats: Callable[..., Ref], integers: Callable[..., Ref]) -> Callable[..., Ref]:
+    return lambda *xs: floats(*xs) if xs[0].is_float else integers(*xs)
+
+
+def _unchanged(x: Any) -> Any:
+    return x
+
+
+def _rounding(name: str) -> Primitive:
+    return Primitive(name, ARITHMETIC, _by_kind(_function(name), _unchanged), _ROUND[name])
+
+
+def _only_floats(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: function(x) if x.is_floating_point() else x
+
+
+_ROUND = {
+    "floor": _only_floats(torch.floor),
+    "ceil": _only_floats(torch.ceil),
+    "trunc": _only_floats(torch.trunc),
+    "rint": _only_floats(torch.round),
+}
+
+
+def _binary(op: str, build: Any, compute: Any, rule: str = ARITHMETIC) -> Primitive:
+    return Primitive(op, rule, build, compute, arity=2, takes_numbers=True)
+
+
+def _real(name: str, compute: Callable[..., torch.Tensor] | None = None) -> Primitive:
+    return Primitive(name, REAL, _function(name), compute or getattr(torch, name))
+
+
+def _real_of_two(name: str) -> Primitive:
+    return Primitive(name, REAL, _function(name), getattr(torch, name), arity=2)
+
+
+def _sign(x: Ref) -> Ref:
+    return (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype)
+
+
+def _is_nan(x: Ref) -> Ref:
+    return x.differs(x)
+
+
+def _is_infinite(x: Ref) -> Ref:
+    return call("abs", x).equals(math.inf)
+
+
+def _is_finite(x: Ref) -> Ref:
+    return call("abs", x) < math.inf
+
+
+def _pow(base: Ref, exponent: Ref) -> Ref:
+    return TABLE["aten.pow"].build(base, exponent, result_dtype=base.dtype)
+
+
+def _comparison(op: str) -> Primitive:
+    build = {"eq": Ref.equals, "ne": Ref.differs}.get(op) or getattr(Ref, f"__{op}__")
+    return _binary(op, build, getattr(torch, op), COMPARE)
+
+
+def _shift(name: str) -> Callable[..., Ref]:
+    return TABLE[f"aten.bitwise_{name}_shift"].build
+
+
+_ROWS = (
+    # --- arithmetic
+    _binary("add", Ref.__add__, torch.add),
+    _binary("sub", Ref.__sub__, torch.sub),
+    _binary("mul", Ref.__mul__, torch.mul),
+    _binary("div", Ref.__truediv__, torch.div, REAL),
+    _binary("floordiv", _by_kind(_row("aten.floor_divide"), floored_quotient), torch.floor_divide),
+    _binary("mod", _by_kind(_row("aten.remainder"), floored_rest), torch.remainder),
+    Primitive("neg", ARITHMETIC, Ref.__neg__, torch.neg),
+    Primitive("abs", ARITHMETIC, _row("aten.abs"), torch.abs),
+    Primitive("sign", ARITHMETIC, _sign, torch.sign),
+    Primitive("max", SAME, _row("aten.maximum"), torch.maximum, arity=2),
+    Primitive("min", SAME, _row("aten.minimum"), torch.minimum, arity=2),
+    # --- comparisons, logic, bits and choices
+    *map(_comparison, ("lt", "le", "gt", "ge", "eq", "ne")),
+    Primitive("and", LOGIC, Ref.__and__, torch.logical_and, arity=2),
+    Primitive("or", LOGIC, Ref.__or__, torch.logical_or, arity=2),
+    Primitive("not", LOGIC, Ref.__invert__, torch.logical_not),
+    Primitive("bit_and", BITS, Ref.__and__, torch.bitwise_and, arity=2),
+    Primitive("bit_or", BITS, Ref.__or__, torch.bitwise_or, arity=2),
+    Primitive("bit_xor", BITS, Ref.__xor__, torch.bitwise_xor, arity=2),
+    Primitive("bit_not", BITS, Ref.__invert__, torch.bitwise_not),
+    Primitive("shl", BITS, _shift("left"), torch.bitwise_left_shift, arity=2),
+    Primitive("shr", BITS, _shift("right"), torch.bitwise_right_shift, arity=2),
+    Primitive("select", CHOICE, select, torch.where, arity=3),
+    Primitive("isnan", TEST, _is_nan, torch.isnan),
+    Primitive("isinf", TEST, _is_infinite, torch.isinf),
+    Primitive("isfinite", TEST, _is_finite, torch.isfinite),
+    # --- conversions and rounding
+    Primitive("float", TO_FLOAT, _unchanged, _unchanged),
+    Primitive("int", TO_INTEGER, _unchanged, _unchanged),
+    *map(_rounding, ("floor", "ceil", "trunc", "rint")),
+    # --- functions of `math`
+    *map(
+        _real,
+        (
+            "sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc",
+            "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
+            "acosh", "atanh", "sigmoid",
+        ),
+    ),
+    *map(_real_of_two, ("copysign", "atan2", "fmod", "hypot", "nextafter")),
+    Primitive("pow", REAL, _pow, torch.pow, arity=2, takes_numbers=True),
+)  # fmt: skip
+
+PRIMITIVES = {primitive.op: primitive for primitive in _ROWS}
+
+
+def term(op: str, *operands: Term) -> Term:
+    """Return a primitive of terms, computed where they are constants, and simplified.
+
+    Nothing is simplified that changes the result of any float, infinite or not a number.
+    """
+    if op == "select" and is_const(operands[0]):
+        return operands[1] if operands[0].value else operands[2]
+    if op == "select" and operands[1] is operands[2]:
+        return operands[1]
+    if op in ("and", "or", "not") and (found := _logic(op, operands)) is not None:
+        return found
+    if all(o.op == CONST for o in operands):
+        return const(value_of(op, *(o.value for o in operands)))
+    return apply(op, *operands)
+
+
+def _logic(op: str, operands: tuple[Term, ...]) -> Term | None:
+    """Return what logic is without its constants and double negations; None if it has none."""
+    if op == "not":
+        (one,) = operands
+        return one.operands[0] if one.op == "not" and is_bool(one.operands[0]) else None
+    left, right = operands
+    decisive = op == "or"
+    for one, other in ((left, right), (right, left)):
+        if is_const(one) and bool(one.value) == decisive:
+            return const(decisive)
+        if is_const(one) and is_bool(other):
+            return other
+        if one.op == "not" and one.operands[0] is other:
+            return const(decisive)
+    return left if left is right and is_bool(left) else None
+
+
+_BOOLS = frozenset(
+    {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "isnan", "isinf", "isfinite"}
+)
+
+
+def is_bool(found: Term) -> bool:
+    """Tell whether a term is a bool, whatever its operands are."""
+    if found.op == "select":
+        return is_bool(found.operands[1]) and is_bool(found.operands[2])
+    return found.op in _BOOLS or (found.op == CONST and isinstance(found.value, bool))
+
+
+def truth(found: Term) -> Term:
+    """Return whether a value is other than zero."""
+    return found if is_bool(found) else term("ne", found, const(0))
+
+
+_PLAIN: Mapping[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "neg": lambda a: -a,
+    "abs": abs,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "not": lambda a: not a,
+    "and": lambda a, b: bool(a and b),
+    "or": lambda a, b: bool(a or b),
+    "select": lambda c, a, b: a if c else b,
+    "float": float,
+}
+
+
+def value_of(op: str, *values: Any) -> Any:
+    """Return a primitive of Python numbers, in float64 if it is of floats."""
+    if op in _PLAIN:
+        return _PLAIN[op](*values)
+    primitive = PRIMITIVES[op]
+    is_real = primitive.rule in (REAL, TEST) or any(isinstance(v, float) for v in values)
+    dtype = torch.float64 if is_real else torch.int64
+    if primitive.rule == TO_INTEGER:
+        return int(values[0])
+    tensors = [torch.tensor(value, dtype=dtype, device="cpu") for value in values]
+    return primitive.compute(*tensors).item()
+
+
+def substituted(results: Iterable[Term], leaves: Mapping[Term, Term]) -> tuple[Term, ...]:
+    """Return terms with others in the place of some of their leaves."""
+    results = tuple(results)
+    new: dict[Term, Term] = {}
+    for one in in_order(results):
+        if one.operands:
+            new[one] = term(one.op, *(new[operand] for operand in one.operands))
+        else:
+            new[one] = leaves.get(one, one)
+    return tuple(new[result] for result in results)

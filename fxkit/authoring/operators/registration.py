@@ -1,0 +1,165 @@
+"""Registering an authored operator with torch: schema, fake, kernels, autograd, vmap, autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fxkit.authoring.operators.composed import composed
+from fxkit.authoring.operators.definition import Definition
+from fxkit.authoring.operators.dtype_promotion import dtypes_of, result_dtype
+from fxkit.authoring.operators.eager_kernels import EagerKernels
+from fxkit.authoring.operators.evaluation import kind_of_dtype
+from fxkit.authoring.operators.kernel_form import results_like, row_of_definition
+from fxkit.lower.loop_ir.bits import Number
+from fxkit.lower.operators.scalar_table import TABLE
+from fxkit.passes.decomposition.compositions import declare_composition
+
+
+class Registration:
+    """An operator as torch knows it; it is registered as long as this object lives.
+
+    Args:
+        definition: What it computes.
+        namespace: The namespace of `torch.ops` that has it.
+        tolerance: Largest difference of a kernel from torch's composition; see `ScalarOp`.
+
+    Attributes:
+        overload: The operator, as graphs call it.
+        kernels: Its kernels in eager calls.
+    """
+
+    def __init__(self, definition: Definition, namespace: str, tolerance: float) -> None:
+        self.definition = definition
+        self.namespace = namespace
+        self.tolerance = tolerance
+        self.kernels = EagerKernels(definition)
+        self._gradients: dict[str, Registration] = {}
+        self._library = self._registered()
+        self.overload = getattr(getattr(torch.ops, namespace), definition.name).default
+        if len(definition.results) == 1 and not definition.is_tuple:
+            name = f"{namespace}.{definition.name}"
+            TABLE[name] = row_of_definition(definition, name, tolerance)
+        declare_composition(self.overload, self.composition)
+
+    @property
+    def qualified_name(self) -> str:
+        """The operator's name as torch spells it."""
+        return f"{self.namespace}::{self.definition.name}"
+
+    def gradient(self, by: str) -> Registration:
+        """Return the operator that computes the gradient with respect to an operand."""
+        if by not in self._gradients:
+            definition = self.definition.gradient(by)
+            self._gradients[by] = Registration(definition, self.namespace, self.tolerance)
+        return self._gradients[by]
+
+    def composition(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator by those of torch that it is defined by."""
+        names = [p.name for p in self.definition.parameters]
+        given = {**self.definition.numbers, **dict(zip(names, args, strict=False)), **kwargs}
+        tensors, numbers = self._parted([given[name] for name in names])
+        return self._returned(composed(self.definition, tensors, numbers))
+
+    def withdraw(self) -> None:
+        """Take the operator, and its gradients, out of torch again."""
+        for gradient in self._gradients.values():
+            gradient.withdraw()
+        TABLE.pop(f"{self.namespace}.{self.definition.name}", None)
+        self._library._destroy()
+
+    def _registered(self) -> torch.library.Library:
+        library = torch.library.Library(self.namespace, "FRAGMENT")
+        tags = (torch.Tag.pt2_compliant_tag, torch.Tag.pointwise)
+        library.define(self.definition.schema, tags=tags)
+        name, qualified = self.definition.name, self.qualified_name
+        for key in ("CPU", "CUDA"):
+            library.impl(name, self._run, key)
+        torch.library.register_fake(qualified, self._fake, lib=library)
+        torch.library.register_autograd(
+            qualified, self._backward, setup_context=self._save, lib=library
+        )
+        torch.library.register_vmap(qualified, self._mapped, lib=library)
+        return library
+
+    def _parted(self, args: Sequence[Any]) -> tuple[list[torch.Tensor], dict[str, Number]]:
+        """Part arguments into operands and numbers; defaults stand for those left out."""
+        given = dict(zip((p.name for p in self.definition.parameters), args, strict=False))
+        numbers = {n: given.get(n, d) for n, d in self.definition.numbers.items()}
+        return [given[name] for name in self.definition.tensors], numbers
+
+    def _returned(self, results: Sequence[torch.Tensor]) -> Any:
+        return tuple(results) if self.definition.is_tuple else results[0]
+
+    def _run(self, *args: Any) -> Any:
+        return self._returned(self.kernels.call(*self._parted(args)))
+
+    def _fake(self, *args: Any) -> Any:
+        return self._returned(results_like(self.definition, *self._parted(args)))
+
+    # Autograd.
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        tensors, ctx.numbers = self._parted(inputs)
+        ctx.save_for_backward(*tensors)
+
+    def _backward(self, ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        tensors = dict(zip(self.definition.tensors, ctx.saved_tensors, strict=True))
+        found: list[Any] = []
+        # Arguments that are left to their defaults ask for nothing.
+        pairs = zip(ctx.needs_input_grad, self.definition.parameters, strict=False)
+        for needed, parameter in pairs:
+            if not needed or not parameter.is_tensor:
+                found.append(None)
+                continue
+            found.append(self._gradient_of(parameter.name, grads, tensors, ctx.numbers))
+        return tuple(found)
+
+    def _gradient_of(
+        self,
+        by: str,
+        grads: tuple[torch.Tensor, ...],
+        tensors: Mapping[str, torch.Tensor],
+        numbers: Mapping[str, Number],
+    ) -> torch.Tensor:
+        given = {**tensors, **numbers}
+        arguments = [given[p.name] for p in self.definition.parameters]
+        slope = self.gradient(by).overload(*grads, *arguments)
+        like = tensors[by]
+        return slope.sum_to_size(like.shape).to(like.dtype)
+
+    # vmap.
+
+    def _mapped(self, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
+        tensors, numbers = self._parted(args)
+        named = zip((p.name for p in self.definition.parameters), in_dims, strict=False)
+        dims = dict(named)
+        batched = self._batched(tensors, [dims[n] for n in self.definition.tensors])
+        found = self._called(batched, numbers)
+        return found, tuple(0 for _ in found) if self.definition.is_tuple else 0
+
+    def _batched(
+        self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]
+    ) -> list[torch.Tensor]:
+        """Return operands with the mapped dimension first, aligned for broadcasting."""
+        pairs = list(zip(tensors, dims, strict=True))
+        single = [t if dim is None else t.select(dim, 0) for t, dim in pairs]
+        rank = max(t.ndim for t in single)
+        dtypes = dtypes_of(single)
+        found: list[torch.Tensor] = []
+        for (tensor, dim), one in zip(pairs, single, strict=True):
+            if not one.ndim and rank and dim is not None:
+                # What had no dimension now has one, but is to count no more than before.
+                tensor = tensor.to(result_dtype(kind_of_dtype(tensor.dtype), dtypes))
+            if dim is not None:
+                tensor = tensor.movedim(dim, 0)
+                shape = (tensor.shape[0], *(1,) * (rank - one.ndim), *tensor.shape[1:])
+                tensor = tensor.reshape(shape)
+            found.append(tensor)
+        return found
+
+    def _called(self, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Number]) -> Any:
+        given = {**dict(zip(self.definition.tensors, tensors, strict=True)), **numbers}
+        return self.overload(*[given[p.name] for p in self.definition.parameters])

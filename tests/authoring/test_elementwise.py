@@ -1,0 +1,280 @@
+"""Authored operators: their values, dtypes, derivatives and registrations."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import math
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import fxkit
+from fxkit.authoring.operators.elementwise import ElementwiseOperator
+from fxkit.lower.operators.scalar_table import TABLE
+from fxkit.passes import DecomposeToAten
+from tests.authoring.literature import OPERATORS, halvings, huber, mish, snake, soft_shrink
+
+by_name = pytest.mark.parametrize("operator", OPERATORS, ids=lambda op: op.__name__)
+a_few = pytest.mark.parametrize("operator", OPERATORS[::6], ids=lambda op: op.__name__)
+
+
+def operands(operator: ElementwiseOperator, *shape: int, **options: Any) -> list[torch.Tensor]:
+    return [torch.randn(*shape, **options) * 2 for _ in operator.definition.tensors]
+
+
+def composed(operator: ElementwiseOperator, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return operator.composition(*tensors)
+
+
+def error_of(found: torch.Tensor, exact: torch.Tensor) -> float:
+    scale = exact.abs().clamp(min=1)
+    return float(((found.double() - exact) / scale).abs().max())
+
+
+@by_name
+def test_values_are_those_of_python_in_float64(operator: ElementwiseOperator) -> None:
+    tensors = operands(operator, 37, dtype=torch.float64)
+    elements = zip(*(t.tolist() for t in tensors), strict=True)
+    expected = torch.tensor([operator.__wrapped__(*e) for e in elements], dtype=torch.float64)
+    torch.testing.assert_close(operator(*tensors), expected, rtol=1e-13, atol=1e-13)
+
+
+@by_name
+def test_errors_are_at_most_twice_those_of_the_composition(operator: ElementwiseOperator) -> None:
+    for shape in ((1,), (7, 33), (3, 1, 65)):
+        tensors = operands(operator, *shape)
+        exact = operator.reference(*tensors)
+        ours, composition = operator(*tensors), composed(operator, tensors)
+        assert error_of(ours, exact) <= 2 * error_of(composition, exact) + 2**-23
+
+
+@a_few
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_floats(operator: ElementwiseOperator, dtype: torch.dtype) -> None:
+    tensors = operands(operator, 5, 19, dtype=dtype)
+    found, expected = operator(*tensors), composed(operator, tensors)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected)
+
+
+@by_name
+def test_numbers_that_are_none_and_infinities(operator: ElementwiseOperator) -> None:
+    special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 3e38, -1.0, 1.0])
+    count = len(operator.definition.tensors)
+    pairs = torch.cartesian_prod(*[special] * count).reshape(-1, count).unbind(1)
+    torch.testing.assert_close(
+        operator(*pairs), composed(operator, pairs), equal_nan=True, rtol=1e-5, atol=1e-5
+    )
+
+
+@a_few
+def test_layouts_and_broadcasting(operator: ElementwiseOperator) -> None:
+    base = torch.randn(6, 5, 4)
+    forms = [base, base.permute(2, 0, 1)[:4, :5].transpose(1, 2)[:4], base[::2, :, 1:], base[0],
+             base[:1, :, :1], torch.tensor(0.5), base[:0], base.expand(2, 6, 5, 4)]  # fmt: skip
+    count = len(operator.definition.tensors)
+    for chosen in itertools.islice(itertools.product(forms, repeat=count), 40):
+        try:
+            torch.broadcast_shapes(*(t.shape for t in chosen))
+        except RuntimeError:
+            continue
+        found, expected = operator(*chosen), composed(operator, chosen)
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected)
+        if count == 1:
+            assert found.stride() == torch.neg(chosen[0]).stride()
+
+
+@by_name
+def test_derivatives(operator: ElementwiseOperator) -> None:
+    tensors = [t.requires_grad_() for t in operands(operator, 3, 4, dtype=torch.float64)]
+    assert torch.autograd.gradcheck(operator, tensors)
+    assert torch.autograd.gradgradcheck(operator, tensors)
+
+
+@a_few
+def test_torch_accepts_the_registration(operator: ElementwiseOperator) -> None:
+    tensors = tuple(t.requires_grad_() for t in operands(operator, 3, 4))
+    torch.library.opcheck(operator.overload, tensors)
+
+
+@a_few
+def test_vmap_is_a_loop(operator: ElementwiseOperator) -> None:
+    tensors = operands(operator, 4, 4, 4)
+    for dims in itertools.product((0, 1, 2, None), repeat=len(tensors)):
+        if all(dim is None for dim in dims):
+            continue
+        pairs = list(zip(tensors, dims, strict=True))
+        given = [t if d is not None else t.select(1, 0)[0] for t, d in pairs]
+        looped = [
+            operator(
+                *[t if d is None else t.select(d, i) for t, d in zip(given, dims, strict=True)]
+            )
+            for i in range(4)
+        ]
+        torch.testing.assert_close(torch.vmap(operator, dims)(*given), torch.stack(looped))
+
+
+@by_name
+def test_it_is_one_node_that_the_fuser_takes_in(operator: ElementwiseOperator) -> None:
+    tensors = tuple(operands(operator, 8, 16))
+
+    def program(*tensors: torch.Tensor) -> torch.Tensor:
+        return operator(*[t + 1 for t in tensors]) * 2
+
+    fast = fxkit.compile(program)
+    torch.testing.assert_close(fast(*tensors), program(*tensors))
+    (kernel,) = fast.compiled_modules[0].kernels
+    assert kernel
+    names = [node.target for node in fast.graph_module.graph.nodes]
+    assert operator.overload in names
+
+
+@by_name
+def test_aten_spells_it_out(operator: ElementwiseOperator) -> None:
+    tensors = tuple(operands(operator, 4, 5))
+    gm = fxkit.capture(lambda *ts: operator(*ts) + 1, tensors).graph_module
+    fxkit.propagate_types(gm, tensors)
+    expected = gm(*tensors)
+    spelled = fxkit.PassManager([DecomposeToAten()], args=tensors).run(gm).graph_module
+    namespaces = {n.target.namespace for n in spelled.graph.nodes if n.op == "call_function"}
+    assert namespaces == {"aten"}
+    torch.testing.assert_close(spelled(*tensors), expected)
+
+
+def test_integers_and_bools_promote_as_in_torch() -> None:
+    @fxkit.operator
+    def scaled(x, y):
+        return x * 2 + y
+
+    @fxkit.operator
+    def is_near(x, y):
+        return abs(x - y) < 2 or x == 0
+
+    @fxkit.operator
+    def ratio(x, y):
+        return x / y
+
+    made = [(torch.arange(6) % 3).to(dtype) for dtype in DTYPES]
+    for a, b in itertools.product(made, repeat=2):
+        for x, y in ((a, b), (a[0], b), (a, b[1])):
+            assert is_near(x, y).dtype == torch.bool
+            assert ratio(x, y).dtype == torch.div(x, y).dtype
+            torch.testing.assert_close(ratio(x, y), x / y, equal_nan=True)
+            promoted = torch.result_type(x, y)
+            assert scaled(x, y).dtype == (torch.int64 if promoted == torch.bool else promoted)
+            torch.testing.assert_close(scaled(x, y).double(), x.double() * 2 + y.double())
+
+
+DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float32,
+          torch.float64)  # fmt: skip
+
+
+def test_a_new_number_and_a_new_size_need_no_build() -> None:
+    @fxkit.operator
+    def ramp(x, width=0.5, height=2.0):
+        return height * min(max(x / width, 0.0), 1.0)
+
+    x = torch.randn(10)
+    for width, size in itertools.product((0.5, 0.25, 3.0), (10, 11, 64)):
+        torch.testing.assert_close(ramp(x[:size], width), 2.0 * (x[:size] / width).clamp(0, 1))
+        torch.testing.assert_close(ramp(x, height=width), width * (x / 0.5).clamp(0, 1))
+    assert ramp.kernels.builds == 1
+
+
+def test_numbers_may_stand_for_tensors() -> None:
+    x, whole = torch.randn(4), torch.arange(4)
+    torch.testing.assert_close(huber(x, 0.5), huber(x, torch.tensor(0.5)))
+    assert huber(whole, 0.5).dtype == torch.float32
+    assert huber(x.bfloat16(), 0.5).dtype == torch.bfloat16
+
+
+def test_a_result_is_written_where_it_is_asked_for() -> None:
+    x, out = torch.randn(3, 4), torch.empty(3, 4)
+    assert soft_shrink(x, out=out) is out
+    torch.testing.assert_close(out, soft_shrink(x))
+    wide = torch.empty(3, 4, dtype=torch.float64)
+    torch.testing.assert_close(soft_shrink(x, out=wide), soft_shrink(x).double())
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        soft_shrink(x, out=torch.empty(3, 4, dtype=torch.int64))
+
+
+def test_export_and_compile_keep_it() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return mish(x + 1)
+
+    x = torch.randn(3, 5)
+    program = torch.export.export(Net(), (x,))
+    assert mish.overload in [node.target for node in program.graph.nodes]
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.export.load(file).module()(x), mish(x + 1))
+    compiled = torch.compile(lambda x: mish(x * 2), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), mish(x * 2))
+
+
+def test_a_rule_matches_it() -> None:
+    x = torch.randn(3, 5)
+    gm = fxkit.symbolic_trace(lambda x: mish(x) * 2)
+    fxkit.propagate_types(gm, (x,))
+    rule = fxkit.rule(lambda x: mish(x), lambda x: torch.nn.functional.mish(x))
+    assert fxkit.rewrite(gm, [rule]).count == 1
+    torch.testing.assert_close(gm(x), torch.nn.functional.mish(x) * 2)
+
+
+def test_a_definition_takes_the_place_of_an_earlier_one_of_its_name() -> None:
+    def define(factor: float) -> ElementwiseOperator:
+        @fxkit.operator(namespace="again")
+        def scaled(x):
+            return x * factor
+
+        return scaled
+
+    x = torch.randn(4)
+    torch.testing.assert_close(define(2.0)(x), x * 2)
+    torch.testing.assert_close(define(3.0)(x), x * 3)
+    assert "again.scaled" in TABLE
+
+
+def test_copies_and_pickles_are_the_operator_itself() -> None:
+    assert copy.deepcopy(mish) is mish
+    assert pickle.loads(pickle.dumps(mish)) is mish
+
+
+def test_gradients_reach_operands_that_were_broadcast() -> None:
+    x = torch.randn(4, 5, requires_grad=True)
+    y = torch.randn(5, requires_grad=True)
+    huber(x, y).sum().backward()
+    expected = torch.autograd.grad(torch.nn.functional.huber_loss(
+        x, y.expand(4, 5), reduction="sum"), (x, y))  # fmt: skip
+    torch.testing.assert_close((x.grad, y.grad), expected)
+
+
+def test_what_is_not_chosen_has_no_say_in_a_derivative() -> None:
+    @fxkit.operator
+    def safe_log(x):
+        return math.log(x) if x > 0 else 0.0 * x
+
+    x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
+    safe_log(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.tensor([0.0, 0.0, 0.5]))
+
+
+def test_a_loop_that_counts_is_left_where_python_leaves_it() -> None:
+    x = torch.tensor([0.5, 1.0, 1.5, 1000.0], dtype=torch.float64)
+    expected = [halvings.__wrapped__(v) for v in x.tolist()]
+    assert halvings(x).tolist() == expected
+
+
+def test_operands_by_name() -> None:
+    x = torch.randn(4)
+    torch.testing.assert_close(snake(x=x, a=2.0), snake(x, 2.0))
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        snake(a=2.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fxkit.lower.codegen.cpp.columns import ColumnPrinter, runs_down_columns
+from fxkit.lower.codegen.cpp.columns import ColumnPrinter
 from fxkit.lower.codegen.cpp.flattened_rows import FlattenedRowsPrinter, flattened_rows
 from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter
 from fxkit.lower.codegen.cpp.loop_form import with_loops
@@ -20,6 +20,7 @@ from fxkit.lower.codegen.cpp.tiles import TilePrinter, crossing_axis
 from fxkit.lower.codegen.cpp.transposed_tiles import TransposedTilesPrinter, is_transposed
 from fxkit.lower.families.family import WholePrinter, printer_of, texts_below
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.scheduling.axis_order import runs_down_columns
 
 
 def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> str:

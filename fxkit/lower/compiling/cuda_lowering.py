@@ -13,7 +13,6 @@ from torch import fx
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.building import cuda_toolchain
 from fxkit.lower.building.build import Library, build
-from fxkit.lower.codegen.cuda import layout
 from fxkit.lower.codegen.cuda.printer import print_unit
 from fxkit.lower.compiling.compiled_module import CompiledModule
 from fxkit.lower.compiling.cuda_launching import CudaCall
@@ -24,6 +23,7 @@ from fxkit.lower.compiling.whole_operators import Choosing
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.scheduling import gpu_mapping
 from fxkit.passes.manager.instruments import Instrument
 
 _FIRST_GPU = torch.device("cuda", 0)
@@ -46,7 +46,7 @@ class CudaPolicy(Policy):
 
     def refusal(self, kernel: Kernel) -> str | None:
         """Return why there is no CUDA text for a kernel, or None."""
-        return layout.objection(kernel)
+        return gpu_mapping.objection(kernel)
 
     def objection(self, group: FusionGroup) -> str | None:
         """Return why eager is as fast for a region, or None when a kernel pays."""

@@ -30,10 +30,19 @@ def interpret(
     Raises:
         IndexError: When a load or a store leaves its tensor.
     """
-    return _Interpreter(kernel, [_flat(t) for t in (*inputs, *outputs)]).run()
+    return _Interpreter(kernel, [flat_memory(t) for t in (*inputs, *outputs)]).run()
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
+def scalar_value(instruction: Instruction, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what a cast, a rounding or a scalar function gives for tensors of operands."""
+    if instruction.op == "cast":
+        return operands[0].to(instruction.dtype)
+    if instruction.op == "round":
+        return operands[0].to(instruction.detail).to(instruction.dtype)
+    return SCALAR_FUNCTIONS[instruction.op].reference(*operands).to(instruction.dtype)
+
+
+def flat_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory of a tensor from its first element to its last, as one dimension."""
     span = 1 + sum(
         (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -106,11 +115,7 @@ class _Interpreter:
         if instruction.op == "check":
             self._holds = self._holds and bool(operands[0].all())
             return operands[0]
-        if instruction.op == "cast":
-            return operands[0].to(instruction.dtype)
-        if instruction.op == "round":
-            return operands[0].to(instruction.detail).to(instruction.dtype)
-        return SCALAR_FUNCTIONS[instruction.op].reference(*operands).to(instruction.dtype)
+        return scalar_value(instruction, operands)
 
     def _load(self, instruction: Instruction, operands: list[torch.Tensor]) -> torch.Tensor:
         memory = self._memory[instruction.detail.buffer]

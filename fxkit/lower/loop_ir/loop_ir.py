@@ -245,14 +245,22 @@ class Kernel:
 
     def __str__(self) -> str:
         lines = [f"kernel {list(self.outer_sizes)} {list(self.row_sizes)}"]
-        for position, i in enumerate(self.body):
-            operands = "" if i.op == "load" else ", ".join(f"%{o}" for o in i.operands)
-            lines.append(
-                f"  %{position}: {short_dtype(i.dtype)} = {i.op} {operands}{self._detail(i)}"
-            )
-        words = ("store", "sum")
-        lines += [f"  {words[s.is_sum]} {self._address(s.access)} %{s.value}" for s in self.stores]
-        return "\n".join(line.rstrip() for line in lines)
+        lines += [f"  {self.line(position)}" for position in range(len(self.body))]
+        lines += [f"  {self.store_line(position)}" for position in range(len(self.stores))]
+        return "\n".join(lines)
+
+    def line(self, position: int) -> str:
+        """Return an instruction as text."""
+        i = self.body[position]
+        operands = "" if i.op == "load" else ", ".join(f"%{o}" for o in i.operands)
+        line = f"%{position}: {short_dtype(i.dtype)} = {i.op} {operands}{self._detail(i)}"
+        return line.rstrip()
+
+    def store_line(self, position: int) -> str:
+        """Return a store as text."""
+        store = self.stores[position]
+        word = "sum" if store.is_sum else "store"
+        return f"{word} {self._address(store.access)} %{store.value}"
 
     def _detail(self, instruction: Instruction) -> str:
         detail = instruction.detail

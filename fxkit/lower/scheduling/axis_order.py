@@ -7,6 +7,9 @@ from dataclasses import replace
 
 from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel, Unfusable
 
+# With fewer rows side by side, their elements are not neighbours enough.
+FEW_ROWS = 8
+
 
 def ordered(kernel: Kernel, reduced: Sequence[int]) -> Kernel:
     """Order the axes as memory runs, the reduced ones last, and merge those that run as one."""
@@ -104,3 +107,18 @@ def _with_one_more(kernel: Kernel) -> Kernel:
     )
     stores = tuple(replace(s, access=widened(s.access)) for s in kernel.stores)
     return replace(kernel, sizes=(*kernel.sizes, 1), body=body, stores=stores)
+
+
+def runs_down_columns(kernel: Kernel) -> bool:
+    """Tell whether neighbouring rows, rather than neighbours in a row, are neighbours in memory."""
+    outer = len(kernel.outer_sizes)
+    last = kernel.outer_sizes[-1] if outer else 0
+    if not outer or (type(last) is int and last < FEW_ROWS):
+        return False
+    if not any(i.is_reduction or i.is_scan for i in kernel.body):
+        return False
+    accesses = [i.detail for i in kernel.body if i.op == "load"]
+    wide = [a for a in accesses if a.strides[-1] or a.scales]
+    down = sum(a.strides[outer - 1] == 1 for a in wide)
+    along = sum(a.strides[-1] == 1 for a in wide)
+    return down > along

@@ -11,11 +11,12 @@ import torch
 
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
-from fxkit.lower.codegen.cpp.columns import ColumnPrinter, runs_down_columns
+from fxkit.lower.codegen.cpp.columns import ColumnPrinter
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.loop_ir.builder import Builder, Ref
 from fxkit.lower.loop_ir.interpreter import interpret
 from fxkit.lower.loop_ir.loop_ir import Access, Buffer, Kernel, Store
+from fxkit.lower.scheduling.axis_order import runs_down_columns
 
 
 def buffers(inputs: Sequence[torch.Tensor], *outputs: torch.dtype) -> tuple[Buffer, ...]:

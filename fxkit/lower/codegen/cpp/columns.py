@@ -288,17 +288,3 @@ class ColumnPrinter(KernelPrinter):
     @property
     def _index_in_row(self) -> str:
         return "j"
-
-
-def runs_down_columns(kernel: Kernel) -> bool:
-    """Tell whether neighbouring rows, rather than neighbours in a row, are neighbours in memory."""
-    outer = len(kernel.outer_sizes)
-    if not outer or (not is_free(kernel.outer_sizes[-1]) and kernel.outer_sizes[-1] < 8):
-        return False
-    if not any(i.is_reduction or i.is_scan for i in kernel.body):
-        return False
-    accesses = [i.detail for i in kernel.body if i.op == "load"]
-    wide = [a for a in accesses if a.strides[-1] or a.scales]
-    down = sum(a.strides[outer - 1] == 1 for a in wide)
-    along = sum(a.strides[-1] == 1 for a in wide)
-    return down > along

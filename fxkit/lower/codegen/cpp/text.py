@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeFloat, RuntimeInt
 from fxkit.lower.loop_ir.loop_ir import Instruction
+from fxkit.lower.loop_ir.monoids import neutral_element
 from fxkit.lower.loop_ir.scalar_functions import SCALAR_FUNCTIONS, ScalarFunction
 
 TYPES = {
@@ -330,16 +330,4 @@ def _lone(dtype: torch.dtype, is_lone: bool) -> str:
 
 def identity_of(monoid: str, dtype: torch.dtype) -> str:
     """Return the element that a reduction starts from."""
-    if monoid in ("add", "mul"):
-        return literal(monoid == "mul", dtype)
-    if monoid == "logaddexp":
-        return literal(-math.inf, dtype)
-    lowest: Any
-    if dtype == torch.bool:
-        lowest = monoid == "min"
-    elif dtype.is_floating_point:
-        lowest = math.inf if monoid == "min" else -math.inf
-    else:
-        limits = torch.iinfo(dtype)
-        lowest = limits.max if monoid == "min" else limits.min
-    return literal(lowest, dtype)
+    return literal(neutral_element(monoid, dtype), dtype)

@@ -11,31 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cuda.columns import CudaColumnPrinter
-from fxkit.lower.codegen.cuda.kernel_printer import CudaPrinter, Launch
-from fxkit.lower.codegen.cuda.layout import ThreadGroup, lay_out
-from fxkit.lower.codegen.cuda.points import PointPrinter
-from fxkit.lower.codegen.cuda.reducing import ReducingPrinter
-from fxkit.lower.codegen.cuda.rows import CudaRowPrinter
+from fxkit.lower.codegen.cuda.nest_printer import CudaNestPrinter, Launch
 from fxkit.lower.codegen.cuda.text import for_device, preamble
 from fxkit.lower.loop_ir.loop_ir import Kernel
-from fxkit.lower.scheduling.axis_order import with_a_row, with_an_axis
+from fxkit.lower.loop_ir.loop_nest import LoopNest
+from fxkit.lower.scheduling.pipelines import scheduled
 
 # What a buffer's address is a multiple of where it is read and written by sixteen bytes.
 ALIGNMENT = 16
-
-_PRINTERS = {
-    ThreadGroup.POINTS: PointPrinter,
-    ThreadGroup.ROWS: CudaRowPrinter,
-    ThreadGroup.COLUMNS: CudaColumnPrinter,
-}
 
 
 def print_unit(kernels: Mapping[str, Kernel]) -> str:
     """Return a translation unit for nvcc.
 
     Args:
-        kernels: Name → kernel; none that `layout.objection` speaks of.
+        kernels: Name → kernel; none that `gpu_mapping.objection` speaks of.
     """
     texts = [print_kernel(kernel, name) for name, kernel in kernels.items()]
     return "\n".join([preamble(kernels.values()), *texts])
@@ -43,33 +33,29 @@ def print_unit(kernels: Mapping[str, Kernel]) -> str:
 
 def print_kernel(kernel: Kernel, name: str) -> str:
     """Return the text of one kernel: its functions for the GPU, and the one that launches them."""
-    printers = printers_of(kernel, name)
+    suffixes = ("", "_loose")
+    printers = [
+        CudaNestPrinter(nest, f"{name}_gpu{suffix}")
+        for nest, suffix in zip(nests_of(kernel), suffixes, strict=False)
+    ]
     launches = [printer.launches() for printer in printers]
     texts = [for_device(launch.text) for some in launches for launch in some]
-    return "\n".join([*texts, _launcher(kernel, name, printers, launches)])
+    return "\n".join([*texts, _launcher(kernel, name, launches)])
 
 
-def printers_of(kernel: Kernel, name: str) -> list[CudaPrinter]:
-    """Return what prints a kernel for buffers that are aligned, and what does for all others."""
-    kernel = with_an_axis(with_a_row(kernel))
-    layouts = {"": lay_out(kernel)}
-    if layouts[""].width > 1:
-        layouts["_loose"] = lay_out(kernel, 1)
-    return [
-        _PRINTERS[layout.family](kernel, f"{name}_gpu{suffix}", layout)
-        for suffix, layout in layouts.items()
-    ]
+def nests_of(kernel: Kernel) -> list[LoopNest]:
+    """Return the loops of a kernel for buffers that are aligned, and those for all others."""
+    aligned = scheduled(kernel)
+    has_vectors = aligned.mapping is not None and aligned.mapping.width > 1
+    return [aligned, scheduled(kernel, is_aligned=False)] if has_vectors else [aligned]
 
 
 def scratch_bytes(kernel: Kernel) -> int:
     """Return the bytes of scratch memory that a launch of a kernel needs."""
-    printers = printers_of(kernel, "kernel")
-    return max(p.scratch_bytes if isinstance(p, ReducingPrinter) else 0 for p in printers)
+    return max(nest.scratch_bytes for nest in nests_of(kernel))
 
 
-def _launcher(
-    kernel: Kernel, name: str, printers: list[CudaPrinter], launches: list[list[Launch]]
-) -> str:
+def _launcher(kernel: Kernel, name: str, launches: list[list[Launch]]) -> str:
     """Return the function that launches a kernel; it returns CUDA's error, 0 for none."""
     lines = [
         f'extern "C" int {name}(void* const* buffers, void* scratch, void* stream, int device) {{',

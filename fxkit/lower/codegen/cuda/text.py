@@ -255,6 +255,11 @@ template <int DEPTH, class F, class T, int N> FX_INLINE void fx_fold_down(T (&x)
   }
   __syncthreads();
 }
+template <int DEPTH, class F, class T> FX_INLINE T fx_fold_one_down(T x) {
+  T one[1] = {x};
+  fx_fold_down<DEPTH, F>(one);
+  return one[0];
+}
 """
 
 _RENAMED = {

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fxkit.analysis.equivalence import compare
-from fxkit.lower.codegen.cuda.layout import ThreadGroup
-from fxkit.lower.codegen.cuda.printer import print_unit, printers_of
+from fxkit.lower.codegen.cuda.printer import nests_of, print_unit
 from fxkit.lower.loop_ir.interpreter import interpret
 from tests.lower.codegen.cuda.cases import CASES, Case, all_cases
 from tests.lower.codegen.cuda.shim import build_on_cpu, run_on_cpu
@@ -102,14 +101,17 @@ def test_an_index_out_of_bounds_stops_the_kernel(built: Built, name: str) -> Non
     run(built, name)
 
 
-def test_the_cases_are_of_every_family() -> None:
-    layouts = [printers_of(case.kernel, "k")[0].layout for case in all_cases().values()]
-    assert {layout.family for layout in layouts} == set(ThreadGroup)
-    rows = [layout for layout in layouts if layout.family is ThreadGroup.ROWS]
-    assert {layout.group for layout in rows} >= {4, 8, 16, 32, 128, 256, 512}
-    assert any(layout.splits > 1 for layout in rows)
-    assert any(layout.splits > 1 for layout in layouts if layout.family is ThreadGroup.COLUMNS)
-    assert {layout.width for layout in layouts} == {1, 4, 8}
+def test_the_cases_are_of_every_kind_of_mapping() -> None:
+    nests = {name: nests_of(case.kernel)[0] for name, case in all_cases().items()}
+    found = [nest.mapping for nest in nests.values() if nest.mapping is not None]
+    assert len(found) == len(nests)
+    across = [one for one in found if one.is_across]
+    rows = [one for one in found if one.items or (one.group > 1 and not one.is_across)]
+    assert {one.group for one in rows} >= {4, 8, 16, 32, 128, 256, 512}
+    assert any(one.splits > 1 for one in rows)
+    assert any(one.splits > 1 for one in across)
+    assert {one.width for one in found} == {1, 4, 8}
+    assert {one.threads for one in found if one not in (*rows, *across)} == {128}
 
 
 def test_a_pass_of_split_rows_is_a_launch_of_its_own(built: Built) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from fxkit.lower.codegen.cuda.layout import Layout, ThreadGroup, index_type, lay_out, objection
-from fxkit.lower.codegen.cuda.printer import print_kernel, print_unit, printers_of, scratch_bytes
-from fxkit.lower.codegen.cuda.registers import held_in_registers
+from fxkit.lower.codegen.cuda.nest_printer import CudaNestPrinter, index_type
+from fxkit.lower.codegen.cuda.printer import nests_of, print_kernel, print_unit, scratch_bytes
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.loop_ir.loop_nest import ThreadMapping
+from fxkit.lower.scheduling.gpu_mapping import choose_mapping, objection
+from fxkit.lower.scheduling.hold_in_registers import held_in_registers
 from tests.lower.codegen.cuda.cases import CASES, Program, case, layer_norm, softmax
 
 
@@ -19,12 +21,16 @@ def kernel_of(program: Program, *args: torch.Tensor) -> Kernel:
     return case(program, args).kernel
 
 
-def layout_of(program: Program, *args: torch.Tensor) -> Layout:
-    return printers_of(kernel_of(program, *args), "k")[0].layout
+def mapping_of(program: Program, *args: torch.Tensor) -> ThreadMapping:
+    mapping = nests_of(kernel_of(program, *args))[0].mapping
+    assert mapping is not None
+    return mapping
 
 
-def rows(program: Program, length: int, count: int = 2, dtype: Any = torch.float32) -> Layout:
-    return layout_of(program, torch.zeros(count, length, dtype=dtype))
+def rows(
+    program: Program, length: int, count: int = 2, dtype: Any = torch.float32
+) -> ThreadMapping:
+    return mapping_of(program, torch.zeros(count, length, dtype=dtype))
 
 
 def test_a_chain_as_text() -> None:
@@ -36,11 +42,13 @@ def test_a_chain_as_text() -> None:
         == """\
 extern "C" __global__ void __launch_bounds__(128, 1)
 k_gpu(const float* __restrict__ in0, const float* __restrict__ in1, float* __restrict__ out0) {
-  for (int tile = (int)blockIdx.x * 128 + (int)threadIdx.x; tile < 90; \
-tile += (int)gridDim.x * 128) {
+  const int block = (int)blockIdx.x;
+  const int thread = (int)threadIdx.x;
+  const int tile = block * 128 + thread;
+  if (tile < 90) {
     const int i0 = tile / 10;
-    const int i1 = tile % 10;
-    const int j = i1 * 4;
+    const int j_tile = tile % 10;
+    const int j = j_tile * 4;
     float m0[4];
     fx_load(m0, in0 + i0 * 40 + j);
     float m1[4];
@@ -106,13 +114,13 @@ def test_long_rows_are_shared_where_there_are_few() -> None:
     assert scratch_bytes(kernel) == 48 + 80  # a float and a double for each of ten blocks
     two = kernel_of(softmax, torch.zeros(2, 80_000))
     many = Kernel((1000, 80_000), 1, two.buffers, two.body, two.stores)
-    assert lay_out(many).splits == 1
+    assert choose_mapping(many).splits == 1
     assert scratch_bytes(many) == 0
 
 
 def test_what_is_read_once_is_held_in_registers() -> None:
     kernel = kernel_of(softmax, torch.zeros(4, 512))
-    held = held_in_registers(kernel, lay_out(kernel))
+    held = held_in_registers(kernel, choose_mapping(kernel))
     assert held.spans == {0: (0, 1), 3: (1, 2)}
     text = print_kernel(kernel, "k")
     assert text.count("fx_load(") == 1
@@ -123,19 +131,19 @@ def test_no_more_is_held_than_half_of_the_registers() -> None:
     for length in (2048, 8192, 32_768):
         args = (torch.zeros(2, length), torch.zeros(length), torch.zeros(length))
         kernel = kernel_of(layer_norm, *args)
-        layout = lay_out(kernel)
-        held = held_in_registers(kernel, layout)
+        mapping = choose_mapping(kernel)
+        held = held_in_registers(kernel, mapping)
         assert held.values
         at_once = max(
             sum(first <= border < last for first, last in held.spans.values())
             for border in range(3)
         )
-        assert at_once * layout.items * layout.width <= 65536 // layout.threads // 2
+        assert at_once * mapping.items * mapping.width <= 65536 // mapping.threads // 2
 
 
 def test_widths_follow_the_smallest_elements_that_lie_together() -> None:
     def width(program: Program, *args: torch.Tensor) -> int:
-        return layout_of(program, *args).width
+        return mapping_of(program, *args).width
 
     assert width(lambda x: x * 2 + 1, torch.zeros(64)) == 4
     assert width(lambda x: x * 2 + 1, torch.zeros(64, dtype=torch.bfloat16)) == 8
@@ -162,9 +170,9 @@ def test_parts_of_a_join_are_read_whole_where_they_begin_and_end_at_a_width() ->
 
 def test_reductions_down_columns_run_over_neighbouring_rows() -> None:
     x = torch.zeros(600, 256)
-    assert layout_of(lambda x: x.sum(0), x).family is ThreadGroup.COLUMNS
-    assert layout_of(lambda x: x.sum(1), x).family is ThreadGroup.ROWS
-    assert layout_of(lambda x: x.sum(0), x.t()).family is ThreadGroup.ROWS
+    assert mapping_of(lambda x: x.sum(0), x).is_across
+    assert not mapping_of(lambda x: x.sum(1), x).is_across
+    assert not mapping_of(lambda x: x.sum(0), x.t()).is_across
 
 
 def test_addresses_are_wide_only_where_they_must_be() -> None:
@@ -172,14 +180,14 @@ def test_addresses_are_wide_only_where_they_must_be() -> None:
     assert index_type(kernel) == "int"
     large = Kernel((2**31,), 0, kernel.buffers, kernel.body, kernel.stores)
     assert index_type(large) == "long"
-    assert "const long j = i0 * 4;" in print_kernel(large, "k")
+    assert "const long j = j_tile * 4;" in print_kernel(large, "k")
 
 
 def test_a_launch_has_no_more_blocks_than_a_grid_takes() -> None:
     kernel = kernel_of(lambda x: x * 2 + 1, torch.zeros(64))
     large = Kernel((2**33,), 0, kernel.buffers, kernel.body, kernel.stores)
-    (first, _) = printers_of(large, "k")
-    assert first.launches()[0].across == 65536
+    (launch,) = CudaNestPrinter(nests_of(large)[0], "k").launches()
+    assert launch.across == 65536
 
 
 def test_nothing_is_launched_for_no_elements() -> None:

@@ -1,0 +1,137 @@
+"""Thread mapping: which threads of a GPU compute what of a kernel, and how much at a time.
+
+A thread handles `width` neighbours at a time, as many as sixteen bytes hold of the smallest
+elements, wherever memory allows it. A kernel without reductions gives them out one by one
+(*points*). A row that is reduced is handled by a *group* of threads: a part of a warp or a whole
+one up to 1,024 elements, a block up to 32,768, which hold what they have read in registers; longer
+rows are read once for each pass. Rows that lie across memory are handled as *columns*, 32 times
+`width` of them a block. Where there are too few rows to keep a GPU busy, several blocks share a
+row: each pass is a launch of its own, which begins by folding what earlier passes have left.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.loop_ir.loop_nest import LoopNest, ThreadMapping
+from fxkit.lower.scheduling.axis_order import runs_down_columns
+from fxkit.lower.scheduling.contiguous_accesses import best_width
+from fxkit.lower.scheduling.nest_pass import NestPass
+
+# Longest rows that a warp, and that a block, holds in registers; half of that for eight bytes.
+WARP_ROW, BLOCK_ROW = 1024, 32 * 1024
+
+# Threads of a block, but for rows that ask for more.
+THREADS = 128
+
+# Threads of a block that walks a row without holding it.
+WALKERS = 512
+
+# Blocks that keep a GPU busy: two for each of its multiprocessors, of which large ones have 132.
+# Where rows are shared there are four times as many, since some multiprocessors get one more.
+BUSY, SHARING = 264, 1056
+
+# Least elements that a block of several takes of a row: fewer cost more to fold than to read.
+SHARE = 8192
+
+# Columns side by side in a block, each a thread, and threads down each of them.
+ACROSS, DOWN = 32, 8
+
+# Blocks of a grid, in its first direction, are fewer than this.
+MAX_GRID = 2**31
+
+
+@dataclass(frozen=True)
+class ChooseThreadMapping(NestPass):
+    """Choose what a block of threads is given; loops stay as they are.
+
+    Before and after:
+
+        parallel i0 < 9:
+          ...
+    """
+
+    def apply(self, nest: LoopNest) -> LoopNest:
+        """Return the nest with a mapping, with vectors only where buffers are aligned."""
+        return replace(nest, mapping=choose_mapping(nest.kernel, None if nest.is_aligned else 1))
+
+
+def objection(kernel: Kernel) -> str | None:
+    """Return why no CUDA text is made of a kernel, or None."""
+    if kernel.whole is not None:
+        return "torch's library computes products on a GPU"
+    if any(i.is_scan for i in kernel.body):
+        return "it folds along rows, which CUDA kernels do not"
+    if any(i.is_reduction and _monoid(i.op) not in MONOIDS for i in kernel.body):
+        return "it reduces in a way that CUDA kernels do not"
+    if kernel.row_rank and math.prod(kernel.outer_sizes) >= MAX_GRID:
+        return "it has more rows than a grid has blocks"
+    return None
+
+
+# What threads fold.
+MONOIDS = frozenset({"add", "mul", "max", "min"})
+
+
+def _monoid(op: str) -> str:
+    return op.removeprefix("reduce_")
+
+
+def choose_mapping(kernel: Kernel, width: int | None = None) -> ThreadMapping:
+    """Return what a block of threads is given of a kernel.
+
+    Args:
+        kernel: Its row has at least one axis.
+        width: Neighbours that a thread handles at a time; as many as memory allows when left out.
+    """
+    is_reducing = any(i.is_reduction for i in kernel.body)
+    is_across = is_reducing and runs_down_columns(kernel)
+    axis = (len(kernel.outer_sizes) if is_across else len(kernel.sizes)) - 1
+    width = best_width(kernel, axis) if width is None else width
+    if not is_reducing:
+        return ThreadMapping(width, axis, THREADS)
+    return _columns(kernel, width, axis) if is_across else _rows(kernel, width, axis)
+
+
+def _columns(kernel: Kernel, width: int, axis: int) -> ThreadMapping:
+    length = math.prod(kernel.row_sizes)
+    tiles = math.prod(kernel.outer_sizes[:-1]) * -(-kernel.outer_sizes[-1] // width)
+    splits, share = _split(length, -(-tiles // ACROSS), SHARE // ACROSS, DOWN)
+    return ThreadMapping(width, axis, ACROSS * DOWN, DOWN, 0, splits, share, is_across=True)
+
+
+def _rows(kernel: Kernel, width: int, axis: int) -> ThreadMapping:
+    length, rows = math.prod(kernel.row_sizes), math.prod(kernel.outer_sizes)
+    tiles = -(-length // width)
+    weight = _registers(kernel)
+    if length * weight <= WARP_ROW:
+        group = min(32, _power_above(tiles))
+        return ThreadMapping(width, axis, THREADS, group, -(-tiles // group))
+    if length * weight <= BLOCK_ROW:
+        group = min(1024, max(64, _power_above(-(-length * weight // 16))))
+        return ThreadMapping(width, axis, group, group, -(-tiles // group))
+    splits, share = _split(length, rows, SHARE, WALKERS * width)
+    return ThreadMapping(width, axis, WALKERS, WALKERS, 0, splits, share)
+
+
+def _registers(kernel: Kernel) -> int:
+    """Return how many registers an element takes."""
+    wide = zip(kernel.body, kernel.row_wide, strict=True)
+    return (
+        2 if any(is_wide and i.dtype.itemsize > 4 and i.op != "index" for i, is_wide in wide) else 1
+    )
+
+
+def _split(length: int, blocks: int, least: int, step: int) -> tuple[int, int]:
+    """Return how many blocks share a row, and its elements for each, a multiple of `step`."""
+    wanted = min(-(-SHARING // max(1, blocks)), -(-length // least))
+    if wanted <= 1 or blocks >= BUSY:
+        return 1, length
+    share = math.ceil(math.ceil(length / wanted) / step) * step
+    return -(-length // share), share
+
+
+def _power_above(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()

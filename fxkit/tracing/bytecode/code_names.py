@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
@@ -112,6 +113,11 @@ class _Found:
             self.asks_by_computed_name = True
 
 
+# It asks sys.modules for two modules whose names of process and task it keeps. Through the dict
+# a walk would reach all that the process has imported, which takes seconds.
+_LOG_RECORD = logging.LogRecord.__init__.__code__
+
+
 @functools.lru_cache(maxsize=8192)
 def names_in(code: CodeType) -> CodeNames:
     """Return the names in a function's code."""
@@ -125,6 +131,8 @@ def names_in(code: CodeType) -> CodeNames:
             elif isinstance(constant, str):
                 found.strings.add(constant)
     kinds = found.kinds
+    if code is _LOG_RECORD:
+        kinds["attributes"].discard("modules")
     used = kinds["globals"] | kinds["attributes"]
     return CodeNames(
         frozenset(kinds["globals"]),

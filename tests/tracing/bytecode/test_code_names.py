@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from typing import Any
 
 import pytest
+import torch
 
+import fxkit
 from fxkit.tracing.bytecode.code_names import names_in
+from fxkit.tracing.environment.environment_walk import EnvironmentWalk
 
 CFG: Any = None
 NAME: Any = None
@@ -56,3 +61,24 @@ def test_attributes_that_patterns_name():
                 return found
 
     assert {"first", "second"} <= names_in(fn.__code__).attributes
+
+
+def test_a_record_of_a_log_does_not_lead_to_all_that_is_imported():
+    log = logging.getLogger("tests.tracing.bytecode")
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        log.warning("%d rows", x.shape[0])
+        return x + 1
+
+    held: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        hold = EnvironmentWalk._hold
+        patch.setattr(
+            EnvironmentWalk,
+            "_hold",
+            lambda walk, holder: (held.append(holder.value), hold(walk, holder)),
+        )
+        captured = fxkit.capture(fn, (torch.ones(3),))
+    assert held
+    assert not any(value is sys.modules for value in held)
+    assert torch.equal(captured(torch.ones(3)), torch.full((3,), 2.0))

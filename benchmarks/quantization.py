@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxkit
+from benchmarks import crepe
 from fxkit import quantization as q
 from fxkit.demo.model import load
 from fxkit.demo.sentences import ALL
@@ -36,11 +37,13 @@ class Case:
         name: What it is called.
         make: Returns the model, the batches to calibrate with, and the inputs to time and judge.
         specs: Names of the specs that suit it.
+        judge: Returns, of a result, what else tells how good it is, if anything.
     """
 
     name: str
     make: Callable[[], tuple[nn.Module, list[Inputs], Inputs]]
     specs: tuple[str, ...] = ("int8 static", "int8 dynamic")
+    judge: Callable[[torch.Tensor], str] | None = None
 
 
 def run(rounds: int, *, with_peer: bool) -> str:
@@ -48,11 +51,12 @@ def run(rounds: int, *, with_peer: bool) -> str:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rows = [row for case in CASES for row in _rows(case, rounds, with_peer)]
+        cases = CASES if crepe.tiny() is not None else [c for c in CASES if c is not _CREPE]
+        rows = [row for case in cases for row in _rows(case, rounds, with_peer)]
     finally:
         torch.set_num_threads(threads)
-    headers = ["one thread", "way", "median", "× eager float32", "dB"]
-    return table(headers, rows, align="<<>>>")
+    headers = ["one thread", "way", "median", "× eager float32", "dB", "error"]
+    return table(headers, rows, align="<<>>>>")
 
 
 @torch.no_grad()
@@ -70,11 +74,13 @@ def _rows(case: Case, rounds: int, with_peer: bool) -> list[list[str]]:
     for way in ways.values():
         for _ in range(2):  # the first call runs the program itself
             way(*inputs)
-    noise = {name: signal_to_noise(exact, way(*inputs)) for name, way in ways.items()}
+    results = {name: way(*inputs) for name, way in ways.items()}
+    noise = {name: signal_to_noise(exact, found) for name, found in results.items()}
+    judged = {name: case.judge(found) if case.judge else "" for name, found in results.items()}
     seconds = in_turn({n: _called(way, inputs) for n, way in ways.items()}, rounds=rounds)
     eager = seconds["eager, float32"]
     return [
-        [case.name, name, duration(took), f"{eager / took:.2f}", f"{noise[name]:.1f}"]
+        [case.name, name, duration(took), f"{eager / took:.2f}", f"{noise[name]:.1f}", judged[name]]
         for name, took in seconds.items()
     ]
 
@@ -120,6 +126,37 @@ def _sentences() -> tuple[nn.Module, list[Inputs], Inputs]:
     return demo.encoder, batches, demo.inputs(judged)
 
 
+def _network(name: str) -> Callable[[], tuple[nn.Module, list[Inputs], Inputs]]:
+    """Return what makes a network with random weights; batch norms have seen some images."""
+
+    def make() -> tuple[nn.Module, list[Inputs], Inputs]:
+        from pytorchcv.model_provider import get_model
+
+        model = get_model(name).train()
+        for _ in range(2):
+            model(torch.randn(8, 3, 224, 224))
+        batches: list[Inputs] = [(torch.randn(1, 3, 224, 224),) for _ in range(4)]
+        return model.eval().requires_grad_(False), batches, (torch.randn(1, 3, 224, 224),)
+
+    return make
+
+
+def _pitches() -> tuple[nn.Module, list[Inputs], Inputs]:
+    """Calibrate with some tones, and judge by others."""
+    model = crepe.tiny()
+    assert model is not None
+    batches: list[Inputs] = [(crepe.tones(_FRAMES, seed)[0],) for seed in range(1, 5)]
+    return model.requires_grad_(False), batches, (crepe.tones(_FRAMES, 0)[0],)
+
+
+def _cents_off(likely: torch.Tensor) -> str:
+    errors = (crepe.pitch_of(likely) - crepe.tones(_FRAMES, 0)[1]).abs()
+    return f"{float(errors.median()):.1f} cents"
+
+
+_FRAMES = 100
+_CREPE = Case(f"CREPE tiny, {_FRAMES} tones", _pitches, ("int8 static",), _cents_off)
+
 CASES = (
     Case("MLP 512-2048-2048-512, 128 rows", _mlp),
     Case("linear 1024 × 1024, 32 rows", _layer(32, 1024)),
@@ -129,4 +166,7 @@ CASES = (
         ("int8 static", "int8 dynamic", "int8 weights only"),
     ),
     Case("all-MiniLM-L6-v2, 48 sentences", _sentences),
+    Case("resnet18, 1 image", _network("resnet18"), ("int8 static",)),
+    Case("mobilenetv2, 1 image", _network("mobilenetv2_w1"), ("int8 static",)),
+    _CREPE,
 )

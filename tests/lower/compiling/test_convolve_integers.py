@@ -47,6 +47,7 @@ LAYERS = {
     "single pixels apart": (nn.Conv2d(40, 30, 1, stride=2), (2, 40, 6, 7)),
     "each channel for itself": (nn.Conv2d(40, 40, 3, 2, padding=1, groups=40), (2, 40, 9, 10)),
     "each channel along one axis": (nn.Conv1d(24, 24, 7, groups=24), (2, 24, 50)),
+    "along columns": (nn.Conv2d(3, 16, (9, 1), (2, 1), padding=(4, 0)), (2, 3, 40, 1)),
     "along one axis": (nn.Conv1d(12, 30, 5, 2, padding=2, dilation=2), (3, 12, 40)),
     "one channel": (nn.Conv1d(1, 16, 64, 4), (2, 1, 512)),
 }

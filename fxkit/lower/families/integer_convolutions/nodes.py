@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -88,11 +89,30 @@ def convolution_of(
         raise Unfusable("it convolves groups of several channels")
     if is_depthwise and (math.prod(window) > MOST_ELEMENTS or not _is_in_order(weight)):
         raise Unfusable("its windows are large, or do not lie in order")
-    return IntegerConvolution(
+    made = IntegerConvolution(
         0, 1, count, None if is_depthwise else each, out, (sizes[0], sizes[1]),
         (result.shape[2], result.shape[3]), (batch, row, pixel), (window[0], window[1]), steps,
         padding, dilation, (1, each), zero=zero, has_tiles=has_tiles, side_by_side=side_by_side(),
     )  # fmt: skip
+    return _along_rows(made) if made.image[1] == made.window[1] == 1 else made
+
+
+def _along_rows(one: IntegerConvolution) -> IntegerConvolution:
+    """Return a convolution of single columns as one of single rows, whose windows lie dense."""
+    if one.padding[1]:
+        return one
+    batch, row, _ = one.strides
+    height = one.image[0]
+    return replace(
+        one,
+        image=(1, height),
+        result=(1, one.result[0]),
+        strides=(batch, height * row, row),
+        window=(1, one.window[0]),
+        steps=(1, one.steps[0]),
+        padding=(0, one.padding[0]),
+        dilation=(1, one.dilation[0]),
+    )
 
 
 def _is_in_order(weight: TensorType) -> bool:

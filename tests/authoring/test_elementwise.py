@@ -15,6 +15,7 @@ import torch
 
 import fxkit
 from fxkit.authoring.operators.elementwise import ElementwiseOperator
+from fxkit.errors import NumericsError, UnsupportedError
 from fxkit.lower.operators.scalar_table import TABLE
 from fxkit.passes import DecomposeToAten
 from tests.authoring.literature import OPERATORS, halvings, huber, mish, snake, soft_shrink
@@ -278,3 +279,76 @@ def test_operands_by_name() -> None:
     torch.testing.assert_close(snake(x=x, a=2.0), snake(x, 2.0))
     with pytest.raises(TypeError, match="missing a required argument: 'x'"):
         snake(a=2.0)
+
+
+@fxkit.operator(namespace="several")
+def polar(x, y):
+    """Radius and angle of a point."""
+    return math.hypot(x, y), math.atan2(y, x)
+
+
+def test_several_results() -> None:
+    x, y = torch.randn(2, 6, 5, dtype=torch.float64)
+    radius, angle = polar(x, y)
+    torch.testing.assert_close((radius, angle), (torch.hypot(x, y), torch.atan2(y, x)))
+    operands = (x.requires_grad_(), y.requires_grad_())
+    assert torch.autograd.gradcheck(polar, operands)
+    assert torch.autograd.gradgradcheck(polar, operands)
+    torch.library.opcheck(polar.overload, operands)
+    assert [t.shape for t in torch.vmap(polar)(x, y)] == [x.shape, x.shape]
+    out = (torch.empty(6, 5), torch.empty(6, 5, dtype=torch.float64))
+    polar(x.detach(), y.detach(), out=out)
+    torch.testing.assert_close(out[0], radius.float())
+
+
+def test_several_results_fuse_with_their_neighbours() -> None:
+    x, y = torch.randn(2, 16, 8)
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        radius, angle = polar(x * 2, y)
+        return radius * torch.cos(angle) + angle
+
+    fast = fxkit.compile(program)
+    torch.testing.assert_close(fast(x, y), program(x, y))
+    (region,) = fast.compiled_modules[0].regions
+    assert region.kernel is not None
+
+
+def test_a_gradient_of_ones_own_takes_the_place_of_the_derivative() -> None:
+    @fxkit.operator(gradient=lambda g, x: g, check_gradient=False)
+    def rounded(x):
+        return round(x)
+
+    @fxkit.operator(gradient=lambda g, x, s: g * s * math.exp(x * s))
+    def power(x, s=2.0):
+        return math.exp(x * s)
+
+    x = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(rounded(x).sum(), x)
+    torch.testing.assert_close(slope, torch.ones_like(x))
+    assert torch.autograd.gradcheck(power, x)
+    assert torch.autograd.gradgradcheck(power, x)
+
+
+def test_a_wrong_gradient_is_refused() -> None:
+    with pytest.raises(NumericsError, match=r"the gradient of wrong with respect to x to be"):
+
+        @fxkit.operator(gradient=lambda g, x: g * x)
+        def wrong(x):
+            return math.exp(x)
+
+    with pytest.raises(UnsupportedError, match="a gradient of 2 parameters, got 1"):
+
+        @fxkit.operator(gradient=lambda g: g)
+        def short(x):
+            return math.exp(x)
+
+
+def test_a_warm_call_goes_past_the_dispatcher() -> None:
+    x = torch.randn(16)
+    for _ in range(3):
+        soft_shrink(x)
+    before = soft_shrink._fast.calls
+    soft_shrink(x)
+    assert soft_shrink._fast.calls == before + 1
+    assert soft_shrink(x.requires_grad_()).requires_grad

@@ -54,12 +54,15 @@ class Definition:
         parameters: Its parameters, in order.
         results: What one element of each of its results is.
         is_tuple: Whether it returns a tuple, though perhaps of one.
+        gradients: The gradient of each tensor, of `grad_names` and the parameters, where its author
+            gives them.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     results: tuple[Term, ...]
     is_tuple: bool = False
+    gradients: tuple[Term, ...] = ()
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
@@ -89,15 +92,22 @@ class Definition:
 
         It takes the gradients of the results, then the operands.
         """
-        slopes = [derivative(result, operand(by)) for result in self.results]
-        names = [self._grad_name(position) for position in range(len(self.results))]
+        names = self.grad_names
         found: Term | None = None
-        for name, slope in zip(names, slopes, strict=True):
-            found = total(found, product(slope, operand(name)))
-        if found is None:
-            found = const(0.0)
+        if self.gradients:
+            found = self.gradients[self.tensors.index(by)]
+        else:
+            slopes = [derivative(result, operand(by)) for result in self.results]
+            for name, slope in zip(names, slopes, strict=True):
+                found = total(found, product(slope, operand(name)))
+        found = const(0.0) if found is None else found
         parameters = (*map(Parameter, names), *self.parameters)
         return Definition(f"{self.name}_grad_{by}", parameters, (found,))
+
+    @property
+    def grad_names(self) -> list[str]:
+        """What the gradients of its results are called."""
+        return [self._grad_name(position) for position in range(len(self.results))]
 
     def _grad_name(self, position: int) -> str:
         name = "grad" if len(self.results) == 1 else f"grad{position}"

@@ -8,24 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import torch
+from torch.compiler import is_compiling
 
 from fxkit.authoring.operators.composed import reference
-from fxkit.authoring.operators.definition import Definition, Parameter
+from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.dtype_promotion import number_as_tensor
 from fxkit.authoring.operators.eager_kernels import EagerKernels
-from fxkit.authoring.operators.kernel_form import RESERVED
+from fxkit.authoring.operators.own_gradients import check_gradients, with_gradient
+from fxkit.authoring.operators.reading import definition_of
 from fxkit.authoring.operators.registration import Registration
-from fxkit.authoring.operators.statements import FunctionReader
-from fxkit.authoring.operators.terms import const, in_order, number, operand
-from fxkit.errors import UnsupportedError
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.lower.runtime import binding
 
-# Larger expressions take a compiler too long.
-_MAX_TERMS = 20_000
-
-# So many types of operands are tried before the dispatcher is asked.
-_MAX_PROGRAMS = 4
+# Programs are kept for so many types of operands.
+_MAX_PROGRAMS = 64
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -50,30 +46,25 @@ class ElementwiseOperator:
         self._registration = registration
         self._signature = inspect.signature(function)
         self._count = len(definition.tensors)
-        self._programs: tuple[tuple[tuple[Any, ...], Any], ...] = ()
+        self._programs: dict[Any, Any] = {}
+        self._fast: Callable[..., Any] = self._no_program
+        self._miss: Any = None
         positional = [p.is_tensor for p in definition.parameters]
-        self._is_fast = positional == sorted(positional, reverse=True)
+        self._is_in_order = positional == sorted(positional, reverse=True)
 
-    def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; of Python numbers alone, by the Python function itself.
 
         Args:
             args: Tensors, which broadcast and promote as operands of torch's own operators do, or
                 Python numbers, at least one of them a tensor; then numeric parameters.
-            out: Where the result is written.
-            kwargs: The same by name.
+            kwargs: The same by name, and `out`, where the result is written.
         """
-        if torch.compiler.is_compiling():
-            return self._call(args, kwargs, out)
-        if out is None and not kwargs:
-            count = self._count
-            operands, rest = (args, ()) if len(args) == count else (args[:count], args[count:])
-            for numbers, program in self._programs:
-                if numbers == rest:
-                    found = program(*operands)
-                    if found is not _MISS[0]:
-                        return found
-        return self._call(args, kwargs, out)
+        if not (kwargs or is_compiling()):
+            found = self._fast(*args)
+            if found is not self._miss:
+                return found
+        return self._call(args, kwargs)
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator in float64, by torch's operators."""
@@ -100,11 +91,13 @@ class ElementwiseOperator:
         return f"<operator {self._registration.namespace}::{self.definition.schema}>"
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        if not kwargs and len(args) == len(self.definition.parameters):
-            return list(args)
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return list(bound.arguments.values())
+        pairs = zip(self.definition.parameters, bound.arguments.values(), strict=True)
+        return [
+            float(value) if isinstance(p.default, float) and type(value) is int else value
+            for p, value in pairs
+        ]
 
     def _with_tensors(self, arguments: list[Any]) -> list[Any]:
         """Return arguments with tensors in the place of numbers, where tensors are expected."""
@@ -117,7 +110,8 @@ class ElementwiseOperator:
             for p, value in pairs
         ]
 
-    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = kwargs.pop("out", None)
         arguments = self._arguments(args, kwargs)
         if all(isinstance(value, (bool, int, float)) for value in arguments):
             return self.__wrapped__(*args, **kwargs)
@@ -125,24 +119,40 @@ class ElementwiseOperator:
             arguments = self._with_tensors(arguments)
         if out is not None:
             return self._into(out, arguments)
-        found = self.overload(*arguments)
-        if self._is_fast and not kwargs:
-            self._learn(args)
-        return found
+        if is_compiling() or kwargs or not self._is_in_order:
+            return self.overload(*arguments)
+        return self._remembered(args, arguments)
 
-    def _learn(self, args: Sequence[Any]) -> None:
-        """Remember a program for operands of such types, to be called past the dispatcher."""
-        operands, rest = tuple(args[: self._count]), tuple(args[self._count :])
-        if not all(type(x) in _TENSORS and x.is_cpu for x in operands):
-            return
-        if has_modes() or is_followed() or binding.is_awaited():
-            return
-        numbers = dict(self.definition.numbers)
-        numbers.update(zip(numbers, rest, strict=False))
-        program = self._registration.kernels.program(operands, numbers)
-        if program is not None:
-            _MISS[0] = binding.miss()
-            self._programs = ((rest, program), *self._programs[: _MAX_PROGRAMS - 1])
+    def _no_program(self, *args: Any) -> Any:
+        """Stand for a program that serves no call."""
+        return self._miss
+
+    def _remembered(self, args: tuple[Any, ...], arguments: list[Any]) -> Any:
+        """Call a program for operands of such types, past the dispatcher, or make one."""
+        operands, rest = args[: self._count], args[self._count :]
+        if not _can_be_remembered(operands):
+            return self.overload(*arguments)
+        key = tuple((x.dtype, x.shape, x.stride()) for x in operands), rest, tuple(map(type, rest))
+        program = self._programs.get(key)
+        if program is None:
+            found = self.overload(*arguments)
+            numbers = dict(zip(self.definition.numbers, arguments[self._count :], strict=True))
+            program = self._registration.kernels.program(operands, numbers)
+            if program is not None:
+                self._remember(key, program)
+            return found
+        if not rest:
+            self._fast = program
+        found = program(*operands)
+        return self.overload(*arguments) if found is self._miss else found
+
+    def _remember(self, key: Any, program: Any) -> None:
+        self._miss = binding.miss()
+        if len(self._programs) >= _MAX_PROGRAMS:
+            self._programs.pop(next(iter(self._programs)))
+        self._programs[key] = program
+        if not key[1]:
+            self._fast = program
 
     def _into(self, out: Any, arguments: list[Any]) -> Any:
         found = self.overload(*arguments)
@@ -153,7 +163,15 @@ class ElementwiseOperator:
         return _copy_into(out, found)
 
 
-_MISS: list[Any] = [object()]
+def _can_be_remembered(operands: Sequence[Any]) -> bool:
+    """Tell whether a program serves such operands, whatever the default dtype is."""
+    if not all(type(x) in _TENSORS and x.is_cpu for x in operands):
+        return False
+    if not any(x.is_floating_point() for x in operands):
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+        return False
+    return not (has_modes() or is_followed() or binding.is_awaited())
 
 
 def _copy_into(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -173,7 +191,12 @@ def operator(function: Callable[..., Any], /) -> ElementwiseOperator: ...
 
 @overload
 def operator(
-    *, name: str | None = None, namespace: str = "authored", tolerance: float = 16
+    *,
+    name: str | None = None,
+    namespace: str = "authored",
+    tolerance: float = 16,
+    gradient: Callable[..., Any] | None = None,
+    check_gradient: bool = True,
 ) -> Callable[[Callable[..., Any]], ElementwiseOperator]: ...
 
 
@@ -184,6 +207,8 @@ def operator(
     name: str | None = None,
     namespace: str = "authored",
     tolerance: float = 16,
+    gradient: Callable[..., Any] | None = None,
+    check_gradient: bool = True,
 ) -> Any:
     """Make an operator of tensors of a Python function of scalars.
 
@@ -199,6 +224,11 @@ def operator(
         namespace: The namespace of `torch.ops` that has it.
         tolerance: Largest difference of a kernel from torch's composition of the same operations,
             in epsilons of the result's dtype, relative to max(1, |result|).
+        gradient: A function of scalars that is read in the place of the derivative: it takes the
+            gradient of each result, then what the operator takes, and returns the gradient of each
+            tensor.
+        check_gradient: Whether it is compared with differences of the operator; not so for one that
+            is to differ, such as that of a rounding.
 
     Returns:
         The operator, or a decorator where options are given.
@@ -206,6 +236,7 @@ def operator(
     Raises:
         UnsupportedError: When the function can't be read: the message has the line, the reason and
             a remedy.
+        NumericsError: When a gradient of one's own is not that of the operator.
 
     Example:
         >>> import math, torch, fxkit
@@ -218,8 +249,19 @@ def operator(
         tensor([-1.5000,  0.0000,  0.0312])
     """
     if function is None:
-        return functools.partial(operator, name=name, namespace=namespace, tolerance=tolerance)
-    definition = _definition(function, name or getattr(function, "__name__", ""))
+        return functools.partial(
+            operator,
+            name=name,
+            namespace=namespace,
+            tolerance=tolerance,
+            gradient=gradient,
+            check_gradient=check_gradient,
+        )
+    definition = definition_of(function, name or getattr(function, "__name__", ""))
+    if gradient is not None:
+        definition = with_gradient(definition, gradient)
+        if check_gradient:
+            check_gradients(definition)
     return ElementwiseOperator(function, definition, _register(definition, namespace, tolerance))
 
 
@@ -233,74 +275,3 @@ def _register(definition: Definition, namespace: str, tolerance: float) -> Regis
         _registered.pop(qualified).withdraw()
     _registered[qualified] = Registration(definition, namespace, tolerance)
     return _registered[qualified]
-
-
-def _definition(function: Callable[..., Any], name: str) -> Definition:
-    if not name.isidentifier():
-        raise UnsupportedError(
-            f"expected a name for the operator, got {name!r}", hint="pass name= to fxkit.operator"
-        )
-    parameters = _parameters(function)
-    arguments = {p.name: operand(p.name) if p.is_tensor else number(p.name) for p in parameters}
-    found = FunctionReader().read(function, arguments)
-    values = found if isinstance(found, tuple) else (found,)
-    for value in values:
-        if not hasattr(value, "op") and not isinstance(value, (bool, int, float)):
-            raise UnsupportedError(
-                f"expected {name} to return scalars, got {type(value).__name__}",
-                source=_place(function),
-                hint="return a number, or a tuple of numbers",
-            )
-    results = tuple(v if hasattr(v, "op") else const(v) for v in values)
-    terms = len(in_order(results))
-    if terms > _MAX_TERMS or not values:
-        raise UnsupportedError(
-            f"expected an operator of 1 to {_MAX_TERMS} operations, got {terms}",
-            source=_place(function),
-            hint="make its loops shorter",
-        )
-    return Definition(name, parameters, results, isinstance(found, tuple))
-
-
-def _parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:
-    found = [_parameter(p, function) for p in inspect.signature(function).parameters.values()]
-    if not any(parameter.is_tensor for parameter in found):
-        raise UnsupportedError(
-            "expected at least one parameter without a default, which is a tensor, got none",
-            source=_place(function),
-            hint="leave out the default of what is a tensor",
-        )
-    return tuple(found)
-
-
-def _parameter(parameter: inspect.Parameter, function: Callable[..., Any]) -> Parameter:
-    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-        raise UnsupportedError(
-            f"expected parameters with names, got *{parameter.name}",
-            source=_place(function),
-            hint="an operator has a fixed number of operands: name each",
-        )
-    if parameter.name in RESERVED:
-        raise UnsupportedError(
-            f"expected another name than {parameter.name!r} for a parameter",
-            source=_place(function),
-            hint="rename it: operators have a parameter of that name already",
-        )
-    is_named = parameter.kind is parameter.KEYWORD_ONLY
-    if parameter.default is parameter.empty:
-        return Parameter(parameter.name, None, is_named)
-    default = parameter.default
-    if not isinstance(default, (bool, int, float)) or default != default or abs(default) > 1e300:
-        raise UnsupportedError(
-            f"expected a finite number as the default of {parameter.name!r}, got {default!r}",
-            source=_place(function),
-            hint="parameters with defaults are numbers; tensors have none",
-        )
-    return Parameter(parameter.name, default, is_named)
-
-
-def _place(function: Callable[..., Any]) -> str:
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return repr(function)
-    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno} in {function.__name__}"

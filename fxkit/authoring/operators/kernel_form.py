@@ -30,17 +30,16 @@ RESERVED = frozenset({"out", "common_dtype", "result_dtype", "require"})
 
 
 def row_of_definition(definition: Definition, name: str, tolerance: float) -> ScalarOp:
-    """Return the row of an operator with one result: what the fuser knows of it.
+    """Return the row of an operator: what the fuser knows of it.
 
     Args:
         definition: What the operator computes.
         name: Its name in graphs.
         tolerance: See `ScalarOp`.
     """
-    (result,) = definition.results
     names, defaults = definition.tensors, definition.numbers
 
-    def build(*operands: Any, common_dtype: torch.dtype, **given: Any) -> Ref:
+    def build(*operands: Any, common_dtype: torch.dtype, **given: Any) -> Any:
         first = next(operand for operand in operands if isinstance(operand, Ref))
         known = [o.dtype for o in operands if isinstance(o, Ref)]
         whole = [dtype for dtype in known if kind_of_dtype(dtype) is Kind.INTEGER]
@@ -48,7 +47,9 @@ def row_of_definition(definition: Definition, name: str, tolerance: float) -> Sc
         values = dict(zip(names, operands, strict=True))
         dtypes = Dtypes.of(common_dtype, whole)
         computer = KernelComputer(first.builder)
-        return ScalarEvaluation(computer, dtypes, values, numbers).result(result)
+        evaluation = ScalarEvaluation(computer, dtypes, values, numbers)
+        found = tuple(map(evaluation.result, definition.results))
+        return found if definition.is_tuple else found[0]
 
     attributes = (*defaults, "common_dtype")
     return ScalarOp(name, build, Computes.KINDS, tolerance, (), False, names, attributes)

@@ -39,9 +39,8 @@ class Registration:
         self._gradients: dict[str, Registration] = {}
         self._library = self._registered()
         self.overload = getattr(getattr(torch.ops, namespace), definition.name).default
-        if len(definition.results) == 1 and not definition.is_tuple:
-            name = f"{namespace}.{definition.name}"
-            TABLE[name] = row_of_definition(definition, name, tolerance)
+        row_name = f"{namespace}.{definition.name}"
+        TABLE[row_name] = row_of_definition(definition, row_name, tolerance)
         declare_composition(self.overload, self.composition)
 
     @property

@@ -212,7 +212,8 @@ class _Emitter:
         elif isinstance(member.row, MoveOp):
             values = (self._moved(member, member.row, index),)
         else:
-            values = (self._scalar(member, member.row, index),)
+            found = self._scalar(member, member.row, index)
+            values = found if isinstance(found, tuple) else (found,)
         self.guard = before
         # A conversion that the program asks for takes place, whatever else is left unrounded.
         convert = self.builder.stored if self._is_conversion(member) else self.builder.cast
@@ -234,7 +235,7 @@ class _Emitter:
                 self._input(operand)
         return value
 
-    def _scalar(self, member: Candidate, row: ScalarOp, index: Sequence[Index]) -> Ref:
+    def _scalar(self, member: Candidate, row: ScalarOp, index: Sequence[Index]) -> Any:
         dtype = self._compute_dtype(member, row)
         operands = [
             self._converted(name, value, row, dtype, index)

@@ -49,7 +49,7 @@ def place(
     shapes = [found.operand_types[t].shape for t in tensors_in(tensors)]
     if broadcast_shape(*shapes) != tuple(found.type.shape):
         raise Unfusable("its result has another shape than its operands")
-    return (_place_points(found, found.type.shape, space, inside),)
+    return (_place_points(found, found.type.shape, space, inside),) * len(found.types)
 
 
 def is_model(row: ScalarOp | RowOp | MoveOp, operand: str) -> bool:

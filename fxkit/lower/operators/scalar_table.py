@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ class ScalarOp:
 
     Attributes:
         name: Operator identity.
-        build: Makes the scalar expression.
+        build: Makes the scalar expression, or a tuple of them for several results.
         computes: In which dtype.
         tolerance: Largest difference from eager in units of the result dtype's epsilon, relative
             to max(1, |result|). 0: equal bits.
@@ -45,7 +46,7 @@ class ScalarOp:
     """
 
     name: str
-    build: Callable[..., Ref]
+    build: Callable[..., Any]
     computes: Computes
     tolerance: float
     exact_numbers: tuple[str, ...]

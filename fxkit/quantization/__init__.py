@@ -25,6 +25,7 @@ from fxkit.quantization.algorithms import (
     equalize,
     gptq,
     rotate_inputs,
+    smooth_for,
     smooth_quant,
 )
 from fxkit.quantization.calibration import calibrate, quantize
@@ -81,5 +82,6 @@ __all__ = [
     "quantize",
     "report",
     "rotate_inputs",
+    "smooth_for",
     "smooth_quant",
 ]

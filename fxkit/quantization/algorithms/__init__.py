@@ -14,6 +14,7 @@ from fxkit.quantization.algorithms.gptq import gptq
 from fxkit.quantization.algorithms.hadamard import RotateInputs, rotate_inputs
 from fxkit.quantization.algorithms.scaled_inputs import ScaleInputs
 from fxkit.quantization.algorithms.smooth_quant import SmoothActivations, smooth_quant
+from fxkit.quantization.algorithms.smoothing_search import smooth_for
 from fxkit.quantization.algorithms.weight_choice import WeightChoice
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "equalize",
     "gptq",
     "rotate_inputs",
+    "smooth_for",
     "smooth_quant",
 ]

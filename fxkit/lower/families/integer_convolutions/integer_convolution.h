@@ -120,7 +120,7 @@ static void fx_parts_of_windows(const fx_windows_of<Left>& g, const unsigned cha
       fx_gather_window(g, first + r, k, k + terms, (char)zero, (char*)windows + r * most);
     fx_add_packed<HAS_TILES, true>((const Left*)windows, most, panel, height, k, terms, sums);
   }
-  fx_less_zeros<HAS_TILES>(g.first, panel, height, zero, sums);
+  fx_less_zeros<HAS_TILES>(g.first, panel, height, {nullptr, 0, zero}, sums);
 }
 
 // sums[last - first][64]: pixels of the result, counted row by row, and channels of the result, by a
@@ -133,7 +133,7 @@ static void fx_integer_convolution(const fx_windows_of<Left>& g, const unsigned 
   const long depth = g.window_height * g.window_width * g.channels, rows = last - first;
   if (fx_is_matrix(g)) {
     fx_packed_product<HAS_TILES, false>(
-        g.first + first * depth, depth, panel, rows, depth, zero, sums);
+        g.first + first * depth, depth, panel, rows, depth, {nullptr, 0, zero}, sums);
     return;
   }
   const long height = fx_rows_for<HAS_TILES>(rows), row = (depth + 63) / 64 * 64;
@@ -144,5 +144,6 @@ static void fx_integer_convolution(const fx_windows_of<Left>& g, const unsigned 
   if (!holds)
     for (long r = 0; r < rows; ++r)
       fx_gather_window(g, first + r, 0, depth, (char)zero, (char*)windows + r * row);
-  fx_packed_product<HAS_TILES, true>((const Left*)windows, row, panel, height, depth, zero, sums);
+  fx_packed_product<HAS_TILES, true>(
+      (const Left*)windows, row, panel, height, depth, {nullptr, 0, zero}, sums);
 }

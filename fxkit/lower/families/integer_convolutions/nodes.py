@@ -15,7 +15,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost
 from fxkit.lower.families.integer_convolutions.custom_op import NAME
-from fxkit.lower.families.integer_products.packed_weight import packed_shape, side_by_side
+from fxkit.lower.families.integer_products.packed_weight import packed_shape
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.matrices import checked_operand, checked_type
 from fxkit.lower.loop_ir.integer_convolution import IntegerConvolution
@@ -92,7 +92,7 @@ def convolution_of(
     made = IntegerConvolution(
         0, 1, count, None if is_depthwise else each, out, (sizes[0], sizes[1]),
         (result.shape[2], result.shape[3]), (batch, row, pixel), (window[0], window[1]), steps,
-        padding, dilation, (1, each), zero=zero, has_tiles=has_tiles, side_by_side=side_by_side(),
+        padding, dilation, (1, each), zero=zero, has_tiles=has_tiles,
     )  # fmt: skip
     return _along_rows(made) if made.image[1] == made.window[1] == 1 else made
 

@@ -4,16 +4,10 @@
 // processor multiplies in, 4 terms of a column side by side; a few rows read it where it lies.
 static const long FX_PANEL_COLUMNS = 64, FX_PANEL_TERMS = 1024, FX_FEW_ROWS = 4;
 
-// Terms of a panel, and how many of a column lie side by side.
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-typedef signed char fx_packed;
-enum { FX_SIDE_BY_SIDE = 4 };
-#elif defined(__AVX2__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
 typedef short fx_packed;
-enum { FX_SIDE_BY_SIDE = 2 };
 #else
 typedef signed char fx_packed;
-enum { FX_SIDE_BY_SIDE = 1 };
 #endif
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
@@ -232,8 +226,8 @@ static inline void fx_square_in_tiles(const Left* a, long row, const signed char
 }
 
 // As many rows as tiles take by a panel; returns how many those are. Half of the panel stays in the
-// first cache meanwhile. Where HAS_ROOM, another panel follows in memory.
-template <bool HAS_ROOM = false, class Left>
+// first cache meanwhile. Where a panel IS_PACKED, what comes next follows it in memory.
+template <bool IS_PACKED = false, bool HAS_ROOM = false, class Left>
 static long fx_rows_in_tiles(const Left* a, long row, long rows, const signed char* panel,
                              long terms, int* sums) {
   if (rows < 32) return 0;
@@ -245,13 +239,13 @@ static long fx_rows_in_tiles(const Left* a, long row, long rows, const signed ch
     for (long r = 0; r < done; r += 32)
       fx_square_in_tiles<HAS_ROOM>(
           a + r * row, row, panel + c * 4, terms,
-          HAS_ROOM && r + c == 0 ? panel + terms * FX_PANEL_COLUMNS : nullptr,
+          IS_PACKED && r + c == 0 ? panel + terms * FX_PANEL_COLUMNS : nullptr,
           sums + r * FX_PANEL_COLUMNS + c);
   asm volatile("tilerelease" : :);
   return done;
 }
 #else
-template <bool HAS_ROOM = false, class Left>
+template <bool IS_PACKED = false, bool HAS_ROOM = false, class Left>
 static long fx_rows_in_tiles(const Left*, long, long, const signed char*, long, int*) {
   return 0;
 }
@@ -433,71 +427,4 @@ static void fx_integer_product(const Left* a, long row, const signed char* b, lo
         for (long c = 0; c < FX_PANEL_COLUMNS; ++c) to[c] -= moved * totals[c];
     }
   }
-}
-
-// Panels that were packed once lie one after the other: the sums of the columns, then the terms, as many
-// as there are up to a multiple of 64.
-static inline long fx_packed_size(long depth) {
-  return FX_PANEL_COLUMNS * sizeof(int) + (depth + 63) / 64 * 64 * FX_PANEL_COLUMNS * sizeof(fx_packed);
-}
-
-static void fx_pack_weight(const signed char* b, long term, long column, long columns, long depth,
-                           unsigned char* to) {
-  __builtin_memset(to, 0, (columns + FX_PANEL_COLUMNS - 1) / FX_PANEL_COLUMNS * fx_packed_size(depth));
-  for (long from = 0; from < columns; from += FX_PANEL_COLUMNS, to += fx_packed_size(depth)) {
-    const long wide = columns - from < FX_PANEL_COLUMNS ? columns - from : FX_PANEL_COLUMNS;
-    int* const totals = (int*)to;
-    fx_packed* const panel = (fx_packed*)(to + FX_PANEL_COLUMNS * sizeof(int));
-    for (long k = 0; k < depth; k += FX_PANEL_TERMS) {
-      const long terms = depth - k < FX_PANEL_TERMS ? depth - k : FX_PANEL_TERMS;
-      alignas(64) int some[FX_PANEL_COLUMNS] = {};
-      fx_pack_panel(b + from * column + k * term, term, column, wide, terms,
-                    panel + k * FX_PANEL_COLUMNS, some);
-      for (long c = 0; c < FX_PANEL_COLUMNS; ++c) totals[c] += some[c];
-    }
-  }
-}
-
-// sums[rows][64] += A B for a block of rows and some terms of a packed panel, from a multiple of 64 on.
-// Terms of A lie side by side; HAS_ROOM is told in `fx_square_in_tiles`.
-template <bool HAS_TILES, bool HAS_ROOM, class Left>
-static void fx_add_packed(const Left* a, long row, const unsigned char* packed, long rows, long from,
-                          long terms, int* sums) {
-  const fx_packed* const panel =
-      (const fx_packed*)(packed + FX_PANEL_COLUMNS * sizeof(int)) + from * FX_PANEL_COLUMNS;
-  for (long k = 0; k < terms; k += FX_PANEL_TERMS) {
-    const long some = terms - k < FX_PANEL_TERMS ? terms - k : FX_PANEL_TERMS;
-    const fx_packed* const part = panel + k * FX_PANEL_COLUMNS;
-    long done = 0;
-#if defined(FX_DOTS)
-    if (HAS_TILES) done = fx_rows_in_tiles<HAS_ROOM>(a + k, row, rows, part, some, sums);
-#endif
-    fx_rows_by_panel(a + k + done * row, row, rows - done, part, some,
-                     sums + done * FX_PANEL_COLUMNS);
-  }
-}
-
-// Takes a zero point off such sums, and by how much rows were lifted that no tiles have multiplied.
-template <bool HAS_TILES, class Left>
-static void fx_less_zeros(const Left* a, const unsigned char* packed, long rows, int zero, int* sums) {
-  const int* const totals = (const int*)packed;
-  int lift = 0;
-#if defined(FX_DOTS)
-  lift = fx_lift(a);
-#endif
-  for (long r = 0; r < rows; ++r) {
-    const int moved = zero + (HAS_TILES && r < rows / 32 * 32 ? 0 : lift);
-    int* const to = sums + r * FX_PANEL_COLUMNS;
-    if (moved)
-      for (long c = 0; c < FX_PANEL_COLUMNS; ++c) to[c] -= moved * totals[c];
-  }
-}
-
-// sums[rows][64] = (A - zero) B for a block of rows and a packed panel.
-template <bool HAS_TILES, bool HAS_ROOM, class Left>
-static void fx_packed_product(const Left* a, long row, const unsigned char* packed, long rows,
-                              long depth, int zero, int* sums) {
-  __builtin_memset(sums, 0, rows * FX_PANEL_COLUMNS * sizeof(int));
-  fx_add_packed<HAS_TILES, HAS_ROOM>(a, row, packed, rows, 0, depth, sums);
-  fx_less_zeros<HAS_TILES>(a, packed, rows, zero, sums);
 }

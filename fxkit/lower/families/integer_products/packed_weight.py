@@ -1,13 +1,11 @@
 """The operator `fxkit::packed_weight`: a weight of integers, packed into panels once for all calls.
 
-A panel lies in the order in which the processor multiplies, behind the sums of its columns; the C++
-is `integer_product.h`. What is kept serves as long as the weight is the same tensor, in the same
-memory, and torch counts no write to it.
+`packed_panels` tells how panels lie in memory. What is kept serves as long as the weight is the
+same tensor, in the same memory, and torch counts no write to it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import weakref
@@ -20,8 +18,7 @@ from torch import Tensor
 
 from fxkit.analysis.type_inference.own_operators import define_operator
 from fxkit.ir.types import TensorType
-from fxkit.lower.building.build import build
-from fxkit.lower.families.integer_products.printer import COLUMNS, IntegerProductPrinter
+from fxkit.lower.loop_ir.packed_panels import COLUMNS, in_panels, panel_bytes
 
 _SCHEMA = "packed_weight(Tensor weight, int slot) -> Tensor"
 
@@ -56,6 +53,12 @@ def operator() -> Any:
     return define_operator(_SCHEMA, packed_weight, _type)
 
 
+def without_dispatcher(target: Any) -> Any:
+    """Return the function that the operator ends in, in its place, else what is given."""
+    is_defined = operator.cache_info().currsize > 0
+    return packed_weight if is_defined and target is operator() else target
+
+
 def _type(weight: TensorType, slot: int) -> TensorType:
     shape = packed_shape(weight.shape)
     return replace(
@@ -70,12 +73,7 @@ def packed_shape(shape: Sequence[int]) -> tuple[int, int]:
         shape: [N, K], or [N, C, h, w] of a convolution.
     """
     columns, depth = shape[0], _product(shape[1:])
-    return -(-columns // COLUMNS), _library().fx_size_of_panel(depth)
-
-
-def side_by_side() -> int:
-    """Return how many terms of a column lie side by side: with two they have 16 bits, else 8."""
-    return _library().fx_terms_side_by_side()
+    return -(-columns // COLUMNS), panel_bytes(depth)
 
 
 def packed_weight(weight: Tensor, slot: int) -> Tensor:
@@ -105,11 +103,7 @@ def pack(weight: Tensor) -> Tensor:
     in_order = weight.detach()
     if weight.dim() > 2:
         in_order = in_order.movedim(1, -1)
-    in_order = in_order.reshape(weight.shape[0], -1).contiguous()
-    columns, depth = in_order.shape
-    packed = torch.empty(packed_shape(weight.shape), dtype=torch.uint8)
-    _library().fx_pack(in_order.data_ptr(), columns, depth, packed.data_ptr())
-    return packed
+    return in_panels(in_order.reshape(weight.shape[0], -1))
 
 
 def _forget(slot: int, weight: weakref.ref[Tensor]) -> None:
@@ -120,22 +114,3 @@ def _forget(slot: int, weight: weakref.ref[Tensor]) -> None:
 
 def _product(sizes: Sequence[int]) -> int:
     return functools.reduce(int.__mul__, map(int, sizes), 1)
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    library = build("\n".join([*IntegerProductPrinter.texts(), _TEXT])).handle
-    library.fx_size_of_panel.restype = ctypes.c_long
-    library.fx_size_of_panel.argtypes = [ctypes.c_long]
-    library.fx_pack.restype = None
-    library.fx_pack.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p]
-    return library
-
-
-_TEXT = """
-extern "C" long fx_size_of_panel(long depth) { return fx_packed_size(depth); }
-extern "C" int fx_terms_side_by_side() { return FX_SIDE_BY_SIDE; }
-extern "C" void fx_pack(const signed char* b, long columns, long depth, unsigned char* to) {
-  fx_pack_weight(b, 1, depth, columns, depth, to);
-}
-"""

@@ -1,4 +1,7 @@
-"""Kernels that begin with a matrix product of 8-bit integers; the C++ is `integer_product.h`."""
+"""Kernels that begin with a matrix product of 8-bit integers; the C++ is `integer_product.h`.
+
+Where the right operand is a packed weight, it is `packed_product.h`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,7 @@ from pathlib import Path
 from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
 from fxkit.lower.families.products.printer import BLOCKS, ProductPrinter, boolean
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
-
-# Columns of a panel; FX_PANEL_COLUMNS in the text.
-COLUMNS = 64
+from fxkit.lower.loop_ir.packed_panels import COLUMNS
 
 
 class IntegerProductPrinter(ProductPrinter):
@@ -20,7 +21,8 @@ class IntegerProductPrinter(ProductPrinter):
     @functools.cache
     def texts(cls) -> tuple[str, ...]:
         """Return the text of such products."""
-        return (Path(__file__).with_name("integer_product.h").read_text(),)
+        names = ("integer_product.h", "packed_product.h")
+        return tuple(Path(__file__).with_name(name).read_text() for name in names)
 
     def _panel_width(self) -> int:
         return COLUMNS
@@ -41,8 +43,15 @@ class IntegerProductPrinter(ProductPrinter):
         if product.zeros is not None:
             step = product.zeros_stride
             zeros = f"{{in{product.zeros} + first * {step}, {step}, 0}}"
+        tiles, left = boolean(product.has_tiles), f"in{product.left} + first * {row}, {row}"
+        if product.is_packed:
+            panel = f"in{product.right} + from / {COLUMNS} * fx_packed_size({product.depth})"
+            self._add(
+                f"fx_packed_product<{tiles}, false>({left}, {panel}, last - first, "
+                f"{product.depth}, {zeros}, sums);"
+            )
+            return
         self._add(
-            f"fx_integer_product<{boolean(product.has_tiles)}>(in{product.left} + first * {row}, "
-            f"{row}, in{product.right} + from * {column}, {term}, {column}, last - first, "
-            f"to - from, {product.depth}, {zeros}, sums);"
+            f"fx_integer_product<{tiles}>({left}, in{product.right} + from * {column}, {term}, "
+            f"{column}, last - first, to - from, {product.depth}, {zeros}, sums);"
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fxkit.gc_pause import paused_collector
 
 if TYPE_CHECKING:
-    from fxkit import lower, passes, quantization, testing
+    from fxkit import authoring, lower, passes, quantization, testing
     from fxkit.analysis.abstract_interpretation import Analysis, transfer
     from fxkit.analysis.cost import flop_formula
     from fxkit.analysis.editing import edit
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fxkit.analysis.objects import graph
     from fxkit.analysis.tensor_types import TypeAnalysis, propagate_types
     from fxkit.analysis.type_inference.declared_types import declare_type
+    from fxkit.authoring.kernels import kernel, register_kernel
     from fxkit.authoring.operators.elementwise import operator
     from fxkit.compiling.compiler import compile
     from fxkit.ir.verifier import verify
@@ -65,18 +66,22 @@ _HOMES = {
     "timeline": "fxkit.view",
     "flop_formula": "fxkit.analysis.cost",
     "quantize": "fxkit.quantization.calibration",
+    "kernel": "fxkit.authoring.kernels",
+    "register_kernel": "fxkit.authoring.kernels",
     "operator": "fxkit.authoring.operators.elementwise",
     "report": "fxkit.reporting",
 }
 
 _PACKAGES = (
-    "ir", "analysis", "tracing", "patterns", "passes", "lower", "quantization", "view", "testing",
+    "ir", "analysis", "tracing", "patterns", "passes", "lower", "quantization", "authoring", "view",
+    "testing",
 )  # fmt: skip
 
 __all__ = [
     "Analysis",
     "PassManager",
     "TypeAnalysis",
+    "authoring",
     "capture",
     "compile",
     "declare_type",
@@ -88,6 +93,7 @@ __all__ = [
     "find",
     "flop_formula",
     "graph",
+    "kernel",
     "lower",
     "memory_stats",
     "opaque",
@@ -97,6 +103,7 @@ __all__ = [
     "propagate_types",
     "quantization",
     "quantize",
+    "register_kernel",
     "report",
     "rewrite",
     "rule",

@@ -37,6 +37,7 @@ RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
 PUBLIC_FUNCTIONS = {
     "capture", "symbolic_trace", "opaque", "graph", "tree", "draw", "diff", "profile",
     "rule", "rewrite", "find", "explain", "edit", "compile", "quantize", "operator",
+    "kernel", "register_kernel",
 }  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""Bring your own: a Python function of scalars becomes an operator of tensors."""
+"""Bring your own: operators from Python functions, kernels from C++ and CUDA sources."""

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from fxkit.authoring.kernels.definition import AuthoredKernel
+from fxkit.authoring.kernels.registered import check_kernels
 from fxkit.compiling.compiled_method import keep_program, kept_program
 from fxkit.compiling.compiled_model import CompiledModel, as_model, program_of
 from fxkit.compiling.graph_compiler import Backend, CompileOptions, GraphCompiler, Lowered
@@ -268,6 +270,7 @@ def compile(
     backend: Backend | Literal["eager"] | None = None,
     instruments: Iterable[Instrument] = (),
     dump: str | Path | None = None,
+    kernels: Iterable[AuthoredKernel] = (),
 ) -> Any:
     """Make a program run as fused C++ kernels; works as a decorator and as a call.
 
@@ -308,6 +311,8 @@ def compile(
             lowering.
         dump: A folder that every stage of each compile is written to, as text: graphs, regions,
             loop IR, schedules, C++ text and times. `FXKIT_DUMP` does it for all programs.
+        kernels: Kernels of your own, made by `fxkit.kernel`, that are used where their patterns
+            occur and they are faster; beside those that are registered for all programs.
 
     Returns:
         A `Compiled`, callable like `fn`. For a module a `CompiledModel`: an instance of a subclass
@@ -315,8 +320,8 @@ def compile(
         decorator.
 
     Raises:
-        UnsupportedError: When `fn` or the backend can't be called; at a call, when what the backend
-            returns can't be.
+        UnsupportedError: When `fn` or the backend can't be called, or a kernel is none; at a call,
+            when what the backend returns can't be called.
         PassError: When `passes` is no list of passes, or something in `instruments` is none.
 
     Example:
@@ -334,6 +339,7 @@ def compile(
         "fast": fast,
         "instruments": checked_instruments(instruments),
         "dump": None if dump is None else Path(dump),
+        "kernels": check_kernels(kernels),
     }
     chosen = _checked(passes)
     if fn is None:

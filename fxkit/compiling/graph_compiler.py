@@ -13,15 +13,26 @@ import torch
 from torch import fx
 
 from fxkit import config
+from fxkit.authoring.kernels.definition import AuthoredKernel
+from fxkit.authoring.kernels.registered import registered
+from fxkit.authoring.kernels.substitution import use_kernels
+from fxkit.authoring.kernels.trial import TrialOptions
 from fxkit.compiling.compile_dump import CompileDump
 from fxkit.compiling.own_faults import OwnFaults
-from fxkit.errors import CaptureError, FxkitError, InvalidGraphError, UnsupportedError
+from fxkit.errors import (
+    CaptureError,
+    FxkitError,
+    InvalidGraphError,
+    PassError,
+    UnsupportedError,
+)
 from fxkit.gc_pause import paused_collector
 from fxkit.ir.code_tracer import CodeTracer
 from fxkit.ir.graph_copies import copy_nodes
 from fxkit.lower import CompiledModule, Policy
 from fxkit.lower.compiling.eager_module import eager_module
 from fxkit.lower.compiling.kernel_cache import KernelCache
+from fxkit.lower.compiling.lower_report import KernelTrial
 from fxkit.lower.compiling.lowering import cpp_target, to_cpp_as_recorded
 from fxkit.lower.compiling.pipeline import Lowering, lower
 from fxkit.lower.compiling.specialising import Specialiser, assumptions, holds_expressions
@@ -52,6 +63,7 @@ class CompileOptions:
         backend: What makes a callable of each graph, instead of kernels.
         instruments: What is told of each pass and step.
         dump: A folder for every stage, or None.
+        kernels: Kernels of the user's own.
     """
 
     passes: tuple[Pass, ...] | None = None
@@ -62,6 +74,7 @@ class CompileOptions:
     backend: Backend | None = None
     instruments: tuple[Instrument, ...] = ()
     dump: Path | None = None
+    kernels: tuple[AuthoredKernel, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,7 @@ class GraphCompiler:
         self._note = note
         self._policy = Policy(rounds=not options.fast, splits=options.fast)
         self._own_faults = OwnFaults()
+        self._trials: tuple[KernelTrial, ...] = ()
         self.modules: list[CompiledModule | TrainingModule] = []
         self.stock = KernelCache()
         self._lowered_shapes: set[tuple[torch.Size, ...]] = set()  # by graphs without free sizes
@@ -255,6 +269,8 @@ class GraphCompiler:
         for part in module.parts if self._options.train else ():
             if isinstance(part, TrainingModule) and part.reason is not None:
                 warnings.warn(f"trained in eager: {part.reason}", stacklevel=2)
+        for part in module.parts:
+            part.trials = self._trials
         self.modules += module.parts
         return module
 
@@ -294,14 +310,31 @@ class GraphCompiler:
             example = None if has_free_sizes else args
             # Passes that can't do without sizes are no fault: they run again when sizes are known.
             on_failure = None if has_free_sizes else self._own_faults.leaves_out
+            told = self._options.instruments if instruments is None else instruments
+            self._use_kernels(copied, example, passes, on_failure, told)
             PassManager(
                 passes,
                 verify="structure",
                 args=example,
                 on_failure=on_failure,
-                instruments=self._options.instruments if instruments is None else instruments,
+                instruments=told,
             ).run(copied)
         return copied
+
+    def _use_kernels(
+        self,
+        gm: fx.GraphModule,
+        args: tuple[torch.Tensor, ...] | None,
+        passes: tuple[Pass, ...],
+        on_failure: Callable[[Pass, PassError], bool] | None,
+        instruments: tuple[Instrument, ...],
+    ) -> None:
+        """Put kernels of the user's own into a graph, where there are any."""
+        kernels = (*self._options.kernels, *registered())
+        self._trials = ()
+        if kernels:
+            how = TrialOptions(passes, self._policy)
+            self._trials = use_kernels(gm, args, kernels, how, on_failure, instruments)
 
 
 def _asks_for_gradients(gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:

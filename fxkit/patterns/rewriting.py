@@ -25,7 +25,7 @@ from torch import fx
 from fxkit.analysis.effects import effects_of
 from fxkit.analysis.shared_memory import shares_memory
 from fxkit.errors import PatternError
-from fxkit.ir.op import resolve
+from fxkit.ir.op import Call, resolve
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import source_of
 from fxkit.patterns.language import Operand
@@ -121,7 +121,7 @@ class Template:
 
 
 def _are_parts(one: fx.Node, other: fx.Node) -> bool:
-    """Tell whether two nodes are different parts of one split, counted from the front."""
+    """Tell whether two nodes are different parts of one value, counted from the front."""
     parts = _part(one), _part(other)
     if None in parts or parts[0] == parts[1]:
         return False
@@ -129,13 +129,20 @@ def _are_parts(one: fx.Node, other: fx.Node) -> bool:
 
 
 def _part(node: fx.Node) -> int | None:
-    """Return which part of a split a node is; None when it is none, or counted from the end."""
+    """Return which part of a value a node is; None when it is none, or counted from the end."""
     if node.op != "call_function" or node.target is not operator.getitem:
         return None
     whole, index = node.args
     split = resolve(whole) if isinstance(whole, fx.Node) else None
-    is_split = split is not None and split.name in _SPLITS
+    is_split = split is not None and (split.name in _SPLITS or _returns_several(split))
     return index if is_split and type(index) is int and index >= 0 else None
+
+
+def _returns_several(call: Call) -> bool:
+    """Tell whether an operator returns several tensors, each in memory of its own."""
+    overload = call.operator.overload
+    returns = () if overload is None else overload._schema.returns
+    return len(returns) > 1 and all(result.alias_info is None for result in returns)
 
 
 # They give parts that do not overlap.
@@ -253,7 +260,7 @@ def rule(
         ...     exact=False,
         ... )
     """
-    operands, predicate = _conditions(where)
+    operands, predicate = conditions_of(where)
     options: dict[str, Any] = {
         "where": predicate,
         "operands": operands,
@@ -357,7 +364,7 @@ def objection_of(verdict: Any) -> str | None:
     return None if verdict else "the rule's predicate says no"
 
 
-def _conditions(where: Any) -> tuple[dict[str, Operand], Where | None]:
+def conditions_of(where: Any) -> tuple[dict[str, Operand], Where | None]:
     """Divide what `where=` was given into demands on captures and one predicate."""
     given: Sequence[Any] = (
         where if isinstance(where, (list, tuple)) else ([] if where is None else [where])

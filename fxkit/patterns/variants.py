@@ -42,8 +42,9 @@ def plain_variants(pattern: Pattern, limit: int = 64) -> list[Pattern]:
     open_ends: list[dict[PatternNode, int]] = [{}]
     while open_ends and len(found) < _MOST_READINGS:
         decided = open_ends.pop()
+        reading = _Reading(decided)  # one for all outputs, which share what they have in common
         try:
-            outputs = tuple(_Reading(decided).of(output) for output in pattern.outputs)
+            outputs = tuple(map(reading.of, pattern.outputs))
         except _Undecided as question:
             options = _options(question.node)
             open_ends.extend({**decided, question.node: option} for option in reversed(options))

@@ -68,7 +68,7 @@ def build(*texts: str, tools: Toolchain | None = None) -> Library:
     """
     start = time.perf_counter()
     path, hit = library_path(*texts, tools=tools)
-    return Library(_load(path), path, time.perf_counter() - start, hit)
+    return Library(load(path), path, time.perf_counter() - start, hit)
 
 
 def library_path(
@@ -154,7 +154,8 @@ def _seal(content: bytes) -> bytes:
 
 
 @functools.cache
-def _load(path: Path) -> ctypes.CDLL:
+def load(path: Path) -> ctypes.CDLL:
+    """Load a library; raise `BuildError` where it does not load."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -222,7 +223,7 @@ def _compile(order: Order, name: str, workplace: Path) -> Path:
     That serves what is linked with torch, and is known to where torch is; where it can't be used,
     the compiler alone does that too.
     """
-    if order.linking == _ALONE:
+    if not order.linking.libraries:
         return _compile_directly(order, name, workplace)
     from torch.utils import cpp_extension
 

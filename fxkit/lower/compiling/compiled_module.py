@@ -15,7 +15,7 @@ from fxkit.ir.modes import has_modes, is_followed
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.compiling.inferred_types import is_of_type
 from fxkit.lower.compiling.kernel_builds import BuiltKernels
-from fxkit.lower.compiling.lower_report import LowerReport
+from fxkit.lower.compiling.lower_report import KernelTrial, LowerReport
 from fxkit.lower.compiling.plan import Plan, python_function
 from fxkit.lower.compiling.program import make_program
 from fxkit.lower.compiling.reasons import reason_in_aten
@@ -38,7 +38,10 @@ class CompiledModule(nn.Module):
         source: The C++ text of the kernels.
         build_seconds: Seconds to build, or to find, and load the kernels.
         cache_hit: Whether the kernels were there already.
+        trials: What became of the user's own kernels in it.
     """
+
+    trials: tuple[KernelTrial, ...] = ()
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class CompiledModule(nn.Module):
         self._inputs = [
             (str(n.target), type_of(n)) for n in gm.graph.nodes if n.op == "placeholder"
         ]
-        self._has_kernels = bool(plan.calls) or plan.has_packed
+        self._has_kernels = bool(plan.calls) or plan.has_packed or plan.has_native
         self._run: Callable[..., Any] | None = None
         self._native_program: Any = None
         self._miss: Any = None
@@ -250,6 +253,7 @@ class CompiledModule(nn.Module):
             eager_calls={why: count for why, count in self._calls.items() if why != _FUSED},
             kernel_misses=sum(call.misses for call in self._plan.calls.values()),
             whole=frozenset(n.name for n in nodes if kernels_of(n) is not None),
+            trials=self.trials,
         )
 
 

@@ -26,6 +26,43 @@ class Region:
 
 
 @dataclass(frozen=True)
+class KernelTrial:
+    """What became of a user's kernel at a place where its pattern occurs, or of the kernel at all.
+
+    Attributes:
+        kernel: Its name.
+        nodes: Names of the nodes that it computes, as in the captured graph; none where it was left
+            out before any place was looked at.
+        reason: Why it is left out; None where it is used.
+        seconds: Of a call with the kernel, or None where none was timed.
+        own_seconds: Of a call with the kernels that fxkit makes there.
+        source: The user's line, where it is known.
+    """
+
+    kernel: str
+    nodes: tuple[str, ...]
+    reason: str | None
+    seconds: float | None = None
+    own_seconds: float | None = None
+    source: str | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the kernel computes these nodes."""
+        return self.reason is None
+
+    def __str__(self) -> str:
+        times = ""
+        if self.seconds is not None and self.own_seconds is not None:
+            times = f"{self.seconds * 1e6:.1f} us, fxkit's kernels {self.own_seconds * 1e6:.1f} us"
+        told = "; ".join(part for part in (times, self.reason) if part)
+        told = told or "without a trial"
+        at = f" at {', '.join(self.nodes)}" if self.nodes else ""
+        where = f" ({self.source})" if self.source else ""
+        return f"{self.kernel} {'used' if self.is_used else 'left out'}{at}{where}: {told}"
+
+
+@dataclass(frozen=True)
 class LowerReport:
     """What `to_cpp` made of a graph, and how its calls went.
 
@@ -47,6 +84,7 @@ class LowerReport:
     eager_calls: Mapping[str, int]
     kernel_misses: int
     whole: frozenset[str] = frozenset()
+    trials: tuple[KernelTrial, ...] = ()
 
     @property
     def fused(self) -> int:
@@ -83,6 +121,7 @@ class LowerReport:
             members = ", ".join(r.nodes)
             lines.append(f"{r.name:<12} {r.kernel:<11} {len(r.nodes):>5} {saved:>9.2f}  {members}")
         lines += [f"{r.name:<24} not fused: {r.reason}" for r in self.regions if r.reason]
+        lines += [f"kernel {trial}" for trial in self.trials]
         lines.append(f"calls: {self.calls} fused, {sum(self.eager_calls.values())} in eager")
         lines += [f"  in eager {n} times: {why}" for why, n in self.eager_calls.items()]
         if self.kernel_misses:

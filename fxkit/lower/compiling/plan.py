@@ -14,6 +14,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.provenance import derive
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.compiling.lower_report import Region
+from fxkit.lower.compiling.native_operators import native_call
 from fxkit.lower.compiling.whole_operators import Choices, Choosing, choose_kernels
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.bias import with_bias
@@ -39,6 +40,7 @@ class Plan:
         regions: What became of each candidate.
         reason: Why eager runs the whole graph, or None.
         has_packed: Whether the library multiplies by weights that were packed once.
+        has_native: Whether operators are called that have a kernel of their own.
     """
 
     graph: fx.Graph
@@ -48,6 +50,7 @@ class Plan:
     regions: list[Region] = field(default_factory=list)
     reason: str | None = None
     has_packed: bool = False
+    has_native: bool = False
 
 
 def make_plan(
@@ -115,6 +118,8 @@ class _Planner:
             elif step in self._alone:
                 emitted = self._alone[step]
                 self._call(emitted, [step], (step.name,), self._traffic_of(step, emitted.inputs))
+            elif (call := native_call(step)) is not None:
+                self._call_natively(step, call)
             elif step not in products.found:
                 self._copy(step)
             elif not products.is_deferred(step):
@@ -132,6 +137,25 @@ class _Planner:
         if part is None:
             part = self._plan.graph.node_copy(node, self._env.__getitem__)
         self._env[node] = part
+
+    def _call_natively(self, node: fx.Node, call: KernelCall) -> None:
+        """Call the kernel that an operator has."""
+        self._plan.has_native = True
+        graph = self._plan.graph
+        operands = (self._input(o) for o in node.args if isinstance(o, fx.Node))
+        made = graph.call_function(call, tuple(operands))
+        derive(made, [node], call.__name__)
+        set_type(made, call.outputs[0] if len(call.outputs) == 1 else call.outputs)
+        parts = [made]
+        if len(call.outputs) > 1:
+            parts = [
+                graph.call_function(operator.getitem, (made, place))
+                for place in range(len(call.outputs))
+            ]
+        if isinstance(type_of(node), tuple):
+            self._parts.update({(node, place): part for place, part in enumerate(parts)})
+        else:
+            self._env[node] = parts[0]
 
     def _copy_without_bias(self, product: ProductNode) -> None:
         """Multiply as a node does, but leave its bias to the region that reads it."""

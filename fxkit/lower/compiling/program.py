@@ -222,7 +222,7 @@ class _Planner:
         lives += [(count, i, i) for i, count in own.items()]
         results = [(spec_of(types[key])[1], born[key]) for key in outs]
         places = plan_scratch(lives, results)
-        failing = max((i for i, call in enumerate(calls) if call.kernel.may_fail), default=0)
+        failing = max((i for i, call in enumerate(calls) if call.may_fail), default=0)
         freed: list[list[int]] = [[] for _ in calls]
         for key in ins:
             if self._slots[key] in dead and spec_of(types[key])[1] >= _LARGE_BYTES:

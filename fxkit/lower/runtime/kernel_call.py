@@ -37,7 +37,7 @@ class KernelCall:
 
     Args:
         name: Name in the generated code.
-        kernel: What it computes.
+        kernel: What it computes; None of a kernel that was not made of loop IR.
         function: The built function, or None until it is built.
         inputs: Types of the tensors it is called with.
         outputs: Types of the tensors it returns.
@@ -57,13 +57,13 @@ class KernelCall:
     def __init__(
         self,
         name: str,
-        kernel: Kernel,
+        kernel: Kernel | None,
         inputs: Sequence[TensorType],
         outputs: Sequence[TensorType],
         eager: Callable[..., Any],
     ) -> None:
         self.__name__ = self.__qualname__ = name
-        self.kernel = kernel
+        self._kernel = kernel
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.calls = 0
@@ -72,12 +72,23 @@ class KernelCall:
         self._function: Any = None
         self._expected = [(t.dtype, t.shape, t.stride) for t in inputs]
         self._made = [(t.shape, t.stride or (), t.dtype) for t in outputs]
-        self.work = kernel.points * cost_of_point(kernel.body)
+        self.work = 0 if kernel is None else kernel.points * cost_of_point(kernel.body)
         self.is_parallel = self.work >= PARALLEL_WORK
         self.address: int | None = None
         self.numbers = b""
         self.launcher: Launcher | None = None
         self.scratch_bytes = 0
+
+    @property
+    def kernel(self) -> Kernel:
+        """What it computes, as loop IR."""
+        assert self._kernel is not None
+        return self._kernel
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether the function may say that what it has written is void."""
+        return self.kernel.may_fail
 
     def bind(self, library: ctypes.CDLL, name: str, numbers: bytes = b"") -> None:
         """Take the built function of this name, and the numbers that it is to read."""

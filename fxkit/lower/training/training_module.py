@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from fxkit.lower.compiling.compiled_module import CompiledModule
 from fxkit.lower.compiling.kernel_cache import KernelCache
-from fxkit.lower.compiling.lower_report import LowerReport, Region
+from fxkit.lower.compiling.lower_report import KernelTrial, LowerReport, Region
 from fxkit.lower.compiling.lowering import to_cpp
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.runtime.argument_key import argument_key
@@ -58,6 +58,7 @@ class TrainingReport:
         eager_calls: How often the captured graph, or the program in its place, ran in eager.
         differentiated_again: How often a gradient was itself differentiated: eager does that, since
             kernels have a first derivative only.
+        trials: What became of the user's own kernels.
     """
 
     forward: LowerReport | None
@@ -65,6 +66,7 @@ class TrainingReport:
     reason: str | None
     eager_calls: int
     differentiated_again: int
+    trials: tuple[KernelTrial, ...] = ()
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -80,6 +82,7 @@ class TrainingReport:
             lines += ["forward", str(self.forward)]
         if self.backward is not None:
             lines += ["backward", str(self.backward)]
+        lines += [f"kernel {trial}" for trial in self.trials]
         lines.append(
             f"{self.eager_calls} calls in eager, {self.differentiated_again} gradients "
             "differentiated again, in eager"
@@ -123,7 +126,10 @@ class TrainingModule(nn.Module):
         graph_module: The captured graph; parameters are read from it at each call.
         reason: Why it is left to eager, or None.
         eager_calls: How often the captured graph, or the program in its place, ran in eager.
+        trials: What became of the user's own kernels in it.
     """
+
+    trials: tuple[KernelTrial, ...] = ()
 
     def __init__(
         self,
@@ -268,6 +274,7 @@ class TrainingModule(nn.Module):
             reason=self.reason,
             eager_calls=self.eager_calls,
             differentiated_again=sum(b.program.differentiated_again for b in built),
+            trials=self.trials,
         )
 
 

@@ -232,7 +232,7 @@ ways = pytest.mark.parametrize("linking", [LINKED, ALONE], ids=["load_inline", "
 
 
 def made(text: str, linking: toolchain.Linking) -> ctypes.CDLL:
-    return build_module._load(library_path(text, linking=linking)[0])
+    return build_module.load(library_path(text, linking=linking)[0])
 
 
 @ways

@@ -1,0 +1,182 @@
+"""The proof of a kernel: on inputs made for its pattern it computes what that does.
+
+Values, shapes, dtypes, strides and writes to operands are compared over the dtypes that the kernel
+claims, over ranks, odd sizes, broadcasting, layouts, empty tensors, NaN, Inf and signed zeros, and
+the gradient where it claims one. A kernel with a C++ source runs in a process of its own meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fxkit.authoring.kernels.definition import AuthoredKernel
+from fxkit.authoring.kernels.execution import in_isolation
+from fxkit.authoring.kernels.native import NativeKernel
+from fxkit.errors import NumericsError
+from fxkit.ir.types import TensorType
+from fxkit.patterns.counterexamples import tried, why_refused
+from fxkit.patterns.inputs import captures_of, make_operands, operand_cases, pattern_module
+
+_TRIALS = 48
+
+# Sizes at which vectors, blocks and threads leave a rest; for patterns whose operands are alike.
+_ODD_SHAPES = ((1,), (17,), (5, 67), (131, 33), (2, 3, 129), (3, 4099))
+_NUMBERS: Mapping[type, Any] = {float: 0.75, int: 2, bool: True}
+_LAYOUTS = ("as made", "transposed", "every other", "expanded")
+
+
+def prove_kernel(kernel: AuthoredKernel, device: str = "cpu", *, seed: int = 0) -> int:
+    """Hold a kernel to its pattern.
+
+    Args:
+        kernel: The kernel.
+        device: Where it runs.
+        seed: Seed of the random numbers.
+
+    Returns:
+        How many inputs were compared.
+
+    Raises:
+        NumericsError: With the inputs, where the two differ, or the kernel does not serve any.
+        BuildError: When the source does not build.
+    """
+    native = kernel.natives.get(device)
+    with _isolation(native):
+        compared, reason = _compare_on_cases(kernel, native, device, seed)
+    if not compared:
+        raise NumericsError(
+            f"expected inputs that {kernel.name} accepts, got none: {reason}",
+            hint="give samples= with the shapes and constants that its operands need",
+        )
+    return compared
+
+
+@contextlib.contextmanager
+def _isolation(native: NativeKernel | None) -> Iterator[None]:
+    if native is None or native.source.is_cuda:
+        yield
+        return
+    with in_isolation(native.path):
+        yield
+
+
+def _compare_on_cases(
+    kernel: AuthoredKernel, native: NativeKernel | None, device: str, seed: int
+) -> tuple[int, str]:
+    generator = torch.Generator().manual_seed(seed)
+    compared, reason = 0, ""
+    refused: set[str] = set()
+    for case in _cases(kernel, native, seed):
+        if compared == _TRIALS:
+            break
+        if _frozen(case[0]) in refused:
+            continue
+        values = _operands(kernel, native, case, device, generator)
+        program = pattern_module(kernel.rule, values)
+        used = captures_of(kernel.rule)
+        args = tuple(values[n] for n in used if isinstance(values[n], torch.Tensor))
+        try:
+            is_accepted, difference = tried(kernel.rule, program, args)
+        except NumericsError as error:
+            is_accepted, difference = True, error.message
+        if difference is not None:
+            raise NumericsError(
+                f"expected {kernel.name} to compute its pattern, got another result: {difference}",
+                source=kernel.rule.file.rpartition("/")[2] or None,
+                hint=f"inputs: {_described(values)}",
+            )
+        compared += is_accepted
+        if not is_accepted:
+            refused.add(_frozen(case[0]))
+            reason = reason or why_refused(kernel.rule, program, args)
+    return compared, reason
+
+
+_Case = tuple[Mapping[str, Any], torch.dtype | None, tuple[float, ...], str]
+
+
+def _cases(kernel: AuthoredKernel, native: NativeKernel | None, seed: int) -> list[_Case]:
+    """Return what operands to try; the plainest of each shape comes first."""
+    rule = kernel.rule
+    dtypes = _claimed(native)
+    plain = operand_cases(rule)
+    told = [_with_numbers(kernel, sample) for sample, _, _ in plain]
+    samples = list({_frozen(sample): sample for sample in told}.values())
+    if not any(isinstance(v, tuple) for sample in rule.samples for v in sample.values()):
+        names = [n for n, kind in kernel.captures if kind is torch.Tensor]
+        others = {n: v for n, v in samples[0].items() if n not in names}
+        samples += [{**others, **dict.fromkeys(names, shape)} for shape in _ODD_SHAPES]
+    specials = sorted({special for _, _, special in plain}, key=len)
+    firsts = [(sample, dtypes[0], (), _LAYOUTS[0]) for sample in samples]
+    others = [c for c in itertools.product(samples, dtypes, specials, _LAYOUTS) if c not in firsts]
+    random.Random(seed).shuffle(others)
+    return [*firsts, *others]
+
+
+def _with_numbers(kernel: AuthoredKernel, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a sample with a number for each of the kernel's that it takes for a tensor."""
+    kinds = dict(kernel.captures)
+    return {n: _NUMBERS.get(kinds[n], v) if isinstance(v, tuple) else v for n, v in sample.items()}
+
+
+def _claimed(native: NativeKernel | None) -> tuple[torch.dtype | None, ...]:
+    if native is None:
+        return (torch.float32, torch.float64)
+    return native.dtypes if native.arguments.signature.template is not None else (None,)
+
+
+def _frozen(sample: Mapping[str, Any]) -> str:
+    return repr(sorted(sample.items(), key=lambda item: item[0]))
+
+
+def _operands(
+    kernel: AuthoredKernel,
+    native: NativeKernel | None,
+    case: _Case,
+    device: str,
+    generator: torch.Generator,
+) -> dict[str, Any]:
+    sample, dtype, specials, layout = case
+    values: dict[str, Any] = {}
+    for name, kind in kernel.captures:
+        own = None if native is None or kind is not torch.Tensor else native.arguments.dtype(name)
+        chosen = own or dtype or torch.float32
+        value = make_operands(kernel.rule, sample, chosen, specials, generator)[name]
+        if isinstance(value, torch.Tensor):
+            value = _laid_out(value.detach().to(chosen).to(device), layout)
+            if kernel.gradient is not None and not specials and chosen.is_floating_point:
+                value.requires_grad_()
+        elif kind is not torch.Tensor and isinstance(value, (int, float)):
+            value = kind(value)
+        values[name] = value
+    return values
+
+
+def _laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return a tensor of the same shape in another layout, where it can have that."""
+    if layout == "transposed" and tensor.dim() > 1:
+        return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if layout == "every other" and tensor.dim():
+        wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)
+        wide = wide.to(tensor.device)
+        wide[..., ::2] = tensor
+        return wide[..., ::2]
+    if layout == "expanded" and tensor.dim() and tensor.shape[0] > 1:
+        return tensor[:1].contiguous().expand(tensor.shape)
+    return tensor
+
+
+def _described(values: Mapping[str, Any]) -> str:
+    def one(value: Any) -> str:
+        if not isinstance(value, torch.Tensor):
+            return repr(value)
+        numbers = f" {value.tolist()}" if value.numel() <= 6 else ""
+        return f"{TensorType.of(value)} stride {tuple(value.stride())}{numbers}"
+
+    return ", ".join(f"{name}={one(value)}" for name, value in values.items())

@@ -1,0 +1,106 @@
+"""The operator of a kernel in `torch.ops.fxkit`: schema, fake, autograd where there is a gradient.
+
+In a graph a kernel is one node, whose target is that operator. Called with what the kernel does not
+serve, it computes its pattern.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_lock = threading.Lock()
+_numbers: dict[str, itertools.count[int]] = {}
+_kept: list[torch.library.Library] = []  # what a library registers lives as long as it does
+
+_SCHEMA_TYPES = {float: "float", int: "int", bool: "bool"}
+
+
+def register_operator(
+    name: str,
+    captures: Sequence[tuple[str, type]],
+    results: int,
+    run: Callable[..., Any],
+    reference: Callable[..., Any],
+    gradient: Callable[..., Any] | None,
+) -> Any:
+    """Return a new operator.
+
+    Args:
+        name: What it is called; a number is added where that is taken.
+        captures: Its arguments, each with its kind: `torch.Tensor`, float, int or bool.
+        results: How many tensors it returns.
+        run: Computes it.
+        reference: Computes it on fake tensors.
+        gradient: Computes the gradients of its tensors from those of its results, then what it was
+            called with.
+    """
+    library = torch.library.Library("fxkit", "FRAGMENT")
+    _kept.append(library)
+    taken = _free_name(name)
+    declared = [
+        f"{'Tensor' if kind is torch.Tensor else _SCHEMA_TYPES[kind]} {capture}"
+        for capture, kind in captures
+    ]
+    returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+    library.define(f"{taken}({', '.join(declared)}) -> {returned}")
+    qualified = f"fxkit::{taken}"
+    for key in ("CPU", "CUDA"):
+        library.impl(taken, run, key)
+    torch.library.register_fake(qualified, _distinct(reference), lib=library)
+    if gradient is not None:
+        places = [i for i, (_, kind) in enumerate(captures) if kind is torch.Tensor]
+        _register_gradient(qualified, library, gradient, places, len(captures))
+    return getattr(torch.ops.fxkit, taken).default
+
+
+def _free_name(name: str) -> str:
+    plain = re.sub(r"\W", "_", name).strip("_") or "kernel"
+    plain = plain if not plain[0].isdigit() else f"kernel_{plain}"
+    with _lock:
+        numbers = _numbers.setdefault(plain, itertools.count())
+        while True:
+            number = next(numbers)
+            taken = f"{plain}_{number}" if number else plain
+            if not hasattr(torch.ops.fxkit, taken):
+                return taken
+
+
+def _distinct(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of fake tensors that returns a tuple, where there are several results."""
+
+    def fake(*values: Any) -> Any:
+        made = reference(*values)
+        return tuple(made) if isinstance(made, (tuple, list)) else made
+
+    return fake
+
+
+def _register_gradient(
+    qualified: str,
+    library: torch.library.Library,
+    gradient: Callable[..., Any],
+    places: Sequence[int],
+    count: int,
+) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*(inputs[place] for place in places))
+        ctx.others = [None if place in places else inputs[place] for place in range(count)]
+
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        values = list(ctx.others)
+        for place, tensor in zip(places, ctx.saved_tensors, strict=True):
+            values[place] = tensor
+        made = gradient(*grads, *values)
+        found = list(made) if isinstance(made, (tuple, list)) else [made]
+        result: list[Any] = [None] * count
+        for place, grad in zip(places, found, strict=True):
+            result[place] = grad
+        return tuple(result)
+
+    torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=library)

@@ -1,0 +1,155 @@
+"""Kernels in a captured graph: found by their patterns, held to them, tried, and put in place."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from fxkit.authoring.kernels.definition import AuthoredKernel
+from fxkit.authoring.kernels.readiness import objection_to
+from fxkit.authoring.kernels.trial import TrialOptions, times_at
+from fxkit.errors import PassError, UnsupportedError
+from fxkit.ir.op import operator_of
+from fxkit.ir.provenance import source_of
+from fxkit.ir.session import EditSession
+from fxkit.lower.compiling.inferred_types import typed
+from fxkit.lower.compiling.lower_report import KernelTrial
+from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.manager.instruments import Instrument
+from fxkit.passes.manager.manager import PassManager
+from fxkit.patterns.matching import Match
+from fxkit.patterns.rewriting import Rule, objection_of
+
+
+@dataclass(frozen=True)
+class SubstituteKernels(Pass):
+    """Put kernels of the user's own where their patterns occur, and where they are faster.
+
+    Attributes:
+        kernels: The kernels, each held to its pattern already.
+        options: How fxkit compiles what they are timed against.
+        device: Where the graph runs.
+        trials: Takes note of what became of each.
+    """
+
+    kernels: tuple[AuthoredKernel, ...]
+    options: TrialOptions
+    trials: list[KernelTrial] = field(default_factory=list)
+
+    numerics: ClassVar[str] = "close"
+    is_idempotent: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Take the options as they are."""
+
+    def apply(self, edit: EditSession, context: PassContext) -> None:
+        """Run the kernels' rules. Cost: linear, and trials of types not met before."""
+        asked: dict[tuple[str, str], KernelTrial] = {}
+        rules = [self._tried(kernel, asked) for kernel in self.kernels]
+        report = context.rewrite(edit, rules)
+        for site in report.sites:
+            found = asked.pop((site.rule, site.root), None)
+            if found is not None:
+                self.trials.append(found)
+        reasons = {(rule, root): why for rule, root, why in report.refusals}
+        for place, trial in asked.items():
+            why = trial.reason or reasons.pop(place, "another kernel was taken there")
+            self.trials.append(replace(trial, reason=why))
+        refused = (KernelTrial(rule, (root,), why) for (rule, root), why in reasons.items()
+                   if (rule, root) not in asked)  # fmt: skip
+        self.trials.extend(refused)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(kernel.name for kernel in self.kernels)})"
+
+    def _tried(self, kernel: AuthoredKernel, asked: dict[tuple[str, str], KernelTrial]) -> Rule:
+        """Return a kernel's rule, which asks for a trial where it would apply."""
+        where = kernel.rule.where
+
+        def accepts(match: Match) -> bool | str:
+            objection = None if where is None else objection_of(where(match))
+            if objection is not None:
+                return objection
+            place = (kernel.name, match.root.name)
+            if place not in asked:
+                asked[place] = self._trial(kernel, match)
+            return asked[place].reason or True
+
+        return replace(kernel.rule, where=accepts)
+
+    def _trial(self, kernel: AuthoredKernel, match: Match) -> KernelTrial:
+        names = tuple(node.name for node in sorted(match.matched))
+        source = source_of(match.root)
+        trial = KernelTrial(kernel.name, names, None, source=source and str(source))
+        if kernel.always:
+            return trial
+        theirs, own = times_at(kernel, match, self.options)
+        reason = None if theirs < own else "fxkit's own kernels are faster"
+        return replace(trial, seconds=theirs, own_seconds=own, reason=reason)
+
+
+def use_kernels(
+    gm: fx.GraphModule,
+    args: tuple[Any, ...] | None,
+    kernels: Sequence[AuthoredKernel],
+    options: TrialOptions,
+    on_failure: Callable[[Pass, PassError], bool] | None = None,
+    instruments: Iterable[Instrument] = (),
+) -> tuple[KernelTrial, ...]:
+    """Put kernels into a captured graph wherever they are proven and faster.
+
+    Args:
+        gm: The graph.
+        args: Its inputs; None where sizes are open.
+        kernels: The kernels.
+        options: How fxkit compiles what they are timed against.
+        on_failure: As `PassManager` takes it.
+        instruments: What is told of the pass.
+
+    Returns:
+        What became of each kernel that the graph has operators of.
+
+    Raises:
+        UnsupportedError: When sizes are open and a kernel may apply, which needs them.
+    """
+    found = {o.name for node in gm.graph.nodes if (o := operator_of(node)) is not None}
+    wanted = [kernel for kernel in kernels if found & set(kernel.rule.root_operators)]
+    if not wanted:
+        return ()
+    if args is None:
+        raise UnsupportedError("expected sizes for a kernel's trial, got open ones")
+    typed(gm, args)
+    device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+    trials: list[KernelTrial] = []
+    ready: list[AuthoredKernel] = []
+    for kernel in wanted:
+        reason = objection_to(kernel, device)
+        if reason is None:
+            ready.append(kernel)
+            continue
+        trials.append(KernelTrial(kernel.name, (), reason.splitlines()[0]))
+        _warn_once(kernel, reason)
+    if not ready:
+        return tuple(trials)
+    current = SubstituteKernels(tuple(ready), options)
+    PassManager(
+        (current,), verify="structure", args=args, on_failure=on_failure, instruments=instruments
+    ).run(gm)
+    return (*trials, *current.trials)
+
+
+_warned: set[tuple[int, str]] = set()
+
+
+def _warn_once(kernel: AuthoredKernel, reason: str) -> None:
+    if (id(kernel), reason) not in _warned:
+        _warned.add((id(kernel), reason))
+        warnings.warn(
+            f"kernel {kernel.name} is left out: {reason}\n  fxkit computes its pattern.",
+            stacklevel=2,
+        )

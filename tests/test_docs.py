@@ -87,6 +87,7 @@ def test_the_documentation_has_the_row_of_every_variable(hold_page: HoldPage) ->
         "fxkit.passes",
         "fxkit.lower",
         "fxkit.quantization",
+        "fxkit.authoring.kernels",
         "fxkit.view",
         "fxkit.testing",
     ],

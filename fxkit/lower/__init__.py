@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fxkit.lower.compiling.compiled_module import CompiledModule
-from fxkit.lower.compiling.lower_report import LowerReport, Region
+from fxkit.lower.compiling.lower_report import KernelTrial, LowerReport, Region
 from fxkit.lower.compiling.lowering import to_cpp
 from fxkit.lower.fusion.policy import Policy
 
 if TYPE_CHECKING:
     from fxkit.lower.compiling.cuda_lowering import to_cuda
 
-__all__ = ["CompiledModule", "LowerReport", "Policy", "Region", "to_cpp", "to_cuda"]
+__all__ = ["CompiledModule", "KernelTrial", "LowerReport", "Policy", "Region", "to_cpp", "to_cuda"]
 
 
 def __getattr__(name: str) -> Any:

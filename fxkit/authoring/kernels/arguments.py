@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fxkit.authoring.kernels.signature import DTYPES, STREAM, Parameter, Signature
+from fxkit.authoring.kernels.signature import DTYPES, STREAM, KernelParameter, KernelSignature
 from fxkit.errors import UnsupportedError
 
 WORKSPACE = "workspace"
@@ -29,7 +29,7 @@ _OF_TENSOR = re.compile(
 
 
 @dataclass(frozen=True)
-class Argument:
+class KernelArgument:
     """What one parameter is given.
 
     Attributes:
@@ -40,14 +40,14 @@ class Argument:
         axis: Which axis, for `size` and `stride`.
     """
 
-    parameter: Parameter
+    parameter: KernelParameter
     kind: str
     of: str = ""
     axis: int = 0
 
 
 @dataclass(frozen=True)
-class Arguments:
+class KernelArguments:
     """What the parameters of a function are given, all of them.
 
     Attributes:
@@ -58,8 +58,8 @@ class Arguments:
         results: Names of the results, in the order of the pattern.
     """
 
-    signature: Signature
-    of: tuple[Argument, ...]
+    signature: KernelSignature
+    of: tuple[KernelArgument, ...]
     operands: tuple[str, ...]
     numbers: tuple[str, ...]
     results: tuple[str, ...]
@@ -68,7 +68,7 @@ class Arguments:
         """Tell whether the function is told the strides of a tensor."""
         return any(a.of == name and a.kind in ("strides", "stride") for a in self.of)
 
-    def parameter(self, name: str) -> Parameter | None:
+    def parameter(self, name: str) -> KernelParameter | None:
         """Return the parameter that is a tensor's memory."""
         kinds = ("operand", "result")
         return next((a.parameter for a in self.of if a.of == name and a.kind in kinds), None)
@@ -97,13 +97,13 @@ class Arguments:
 
 
 def arguments_of(
-    signature: Signature,
+    signature: KernelSignature,
     captures: Sequence[str],
     results: Sequence[str] | None,
     count: int,
     computed: Mapping[str, Any],
     place: str,
-) -> Arguments:
+) -> KernelArguments:
     """Return what each parameter of a function is given.
 
     Args:
@@ -140,7 +140,7 @@ def arguments_of(
             hint="a parameter has the name of the pattern's parameter that it is",
         )
     is_tensor = {a.of for a in found if a.kind == "operand"}
-    return Arguments(
+    return KernelArguments(
         signature,
         found,
         tuple(n for n in captures if n in is_tensor),
@@ -149,7 +149,7 @@ def arguments_of(
     )
 
 
-def _written(signature: Signature, captures: Sequence[str]) -> tuple[str, ...]:
+def _written(signature: KernelSignature, captures: Sequence[str]) -> tuple[str, ...]:
     """Return the pointers that a function may write to, in order."""
     return tuple(
         p.name
@@ -159,13 +159,13 @@ def _written(signature: Signature, captures: Sequence[str]) -> tuple[str, ...]:
 
 
 def _argument(
-    parameter: Parameter,
-    signature: Signature,
+    parameter: KernelParameter,
+    signature: KernelSignature,
     captures: Sequence[str],
     results: Sequence[str],
     computed: Mapping[str, Any],
     where: str,
-) -> Argument:
+) -> KernelArgument:
     name = parameter.name
     is_number = parameter.is_integer or parameter.is_real or parameter.type == "bool"
     if signature.template is not None and parameter.type == signature.template:
@@ -178,20 +178,20 @@ def _argument(
                 hint=f"write const {parameter}: a kernel leaves its operands as they are",
             )
         _check_elements(parameter, signature, where)
-        return Argument(parameter, "operand", name)
+        return KernelArgument(parameter, "operand", name)
     if name in captures and is_number:
-        return Argument(parameter, "number", name)
+        return KernelArgument(parameter, "number", name)
     if name in results and parameter.is_pointer and not parameter.is_const:
         _check_elements(parameter, signature, where)
-        return Argument(parameter, "result", name)
+        return KernelArgument(parameter, "result", name)
     if name == WORKSPACE and parameter.is_pointer:
-        return Argument(parameter, "workspace", name)
+        return KernelArgument(parameter, "workspace", name)
     if name == "threads" and parameter.is_integer:
-        return Argument(parameter, "threads")
+        return KernelArgument(parameter, "threads")
     if name == "stream" and parameter.type == STREAM:
-        return Argument(parameter, "stream")
+        return KernelArgument(parameter, "stream")
     if name in computed and is_number:
-        return Argument(parameter, "computed", name)
+        return KernelArgument(parameter, "computed", name)
     found = _OF_TENSOR.fullmatch(name)
     if found is not None and found["of"] in (*captures, *results):
         return _of_tensor(parameter, found["of"], found["what"], where)
@@ -204,7 +204,7 @@ def _argument(
     )
 
 
-def _check_elements(parameter: Parameter, signature: Signature, where: str) -> None:
+def _check_elements(parameter: KernelParameter, signature: KernelSignature, where: str) -> None:
     if parameter.type in DTYPES or parameter.type == signature.template:
         return
     raise UnsupportedError(
@@ -214,7 +214,7 @@ def _check_elements(parameter: Parameter, signature: Signature, where: str) -> N
     )
 
 
-def _of_tensor(parameter: Parameter, of: str, what: str, where: str) -> Argument:
+def _of_tensor(parameter: KernelParameter, of: str, what: str, where: str) -> KernelArgument:
     kind, _, axis = what.partition("_")
     fits = parameter.is_list if kind in ("sizes", "strides") else parameter.is_integer
     if not fits:
@@ -223,4 +223,4 @@ def _of_tensor(parameter: Parameter, of: str, what: str, where: str) -> Argument
             f"expected {wanted} {parameter.name}, got {parameter}", source=where, hint="see the "
             "table of parameters in fxkit's documentation"
         )  # fmt: skip
-    return Argument(parameter, kind, of, -1 if axis == "last" else int(axis or 0))
+    return KernelArgument(parameter, kind, of, -1 if axis == "last" else int(axis or 0))

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.authoring.kernels.arguments import Arguments, arguments_of
+from fxkit.authoring.kernels.arguments import KernelArguments, arguments_of
 from fxkit.authoring.kernels.native import NativeKernel
 from fxkit.authoring.kernels.native_call import AuthoredCall, make_call
+from fxkit.authoring.kernels.proof import prove_kernel
 from fxkit.authoring.kernels.references import reference_of
 from fxkit.authoring.kernels.registration import register_operator
 from fxkit.authoring.kernels.signature import read_signature
@@ -66,7 +67,7 @@ class AuthoredKernel:
         self.name = name
         self.pattern = found
         self.reference = reference
-        self.natives = dict(natives)
+        self.natives: Mapping[str, NativeKernel] = dict(natives)
         self.call = call
         self.always = always
         self.gradient = gradient
@@ -90,6 +91,26 @@ class AuthoredKernel:
         if asks and self.gradient is None:
             return self.reference(*values)
         return self.operator(*values)
+
+    def prove(self, device: str = "cpu", *, seed: int = 0) -> int:
+        """Hold the kernel to its pattern, on inputs made for that.
+
+        Values, shapes, dtypes, strides and writes are compared over the dtypes that it takes, odd
+        sizes, broadcasting, layouts, empty tensors, NaN, Inf and signed zeros, and the gradient
+        where it claims one. A C++ source runs in a process of its own, with guards around memory.
+
+        Args:
+            device: Where it runs.
+            seed: Seed of the random numbers.
+
+        Returns:
+            How many inputs were compared.
+
+        Raises:
+            NumericsError: With the inputs, where the two differ, or the kernel serves none.
+            BuildError: When the source does not build.
+        """
+        return prove_kernel(self, device, seed=seed)
 
     def __repr__(self) -> str:
         return f"<fxkit kernel {self.name}>"
@@ -291,7 +312,7 @@ def _arguments(
     name: str | None,
     results: Sequence[str] | None,
     numbers: Mapping[str, Any],
-) -> Arguments:
+) -> KernelArguments:
     stem = source.path.stem if source.path is not None else None
     others = [n for n in (name, stem, found.name) if n is not None and n.isidentifier()]
     signature = read_signature(source.text, function, others, source.place)
@@ -301,7 +322,7 @@ def _arguments(
 
 
 def _captures(
-    found: Pattern, arguments: Sequence[Arguments], pattern: Any
+    found: Pattern, arguments: Sequence[KernelArguments], pattern: Any
 ) -> list[tuple[str, type]]:
     """Return the pattern's parameters with their kinds: tensors, or numbers."""
     if arguments:

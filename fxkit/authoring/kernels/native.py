@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fxkit.authoring.kernels.arguments import WORKSPACE, Arguments
+from fxkit.authoring.kernels.arguments import WORKSPACE, KernelArguments
 from fxkit.authoring.kernels.execution import InProcess, KernelMemory, isolated
 from fxkit.authoring.kernels.source import KernelSource
 from fxkit.authoring.kernels.wrapper import entry_name, pack_numbers, print_wrapper
@@ -67,7 +67,7 @@ class NativeKernel:
     """
 
     source: KernelSource
-    arguments: Arguments
+    arguments: KernelArguments
     dtypes: tuple[torch.dtype, ...]
     computed: Mapping[str, Callable[..., float | int]]
     workspace: int | Callable[..., int]
@@ -168,9 +168,9 @@ class NativeKernel:
             for n in arguments.operands
         )
         written = tuple(
-            t.stride
+            tuple(t.stride or ())
             if arguments.takes_strides(n) or _is_row_major(t)
-            else contiguous_stride(t.shape)
+            else tuple(contiguous_stride(t.shape))
             for n, t in zip(arguments.results, results, strict=True)
         )
         told = {n: _meta(types[n], c) for n, c in zip(arguments.operands, copied, strict=True)}

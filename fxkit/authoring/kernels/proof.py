@@ -10,18 +10,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 
-from fxkit.authoring.kernels.definition import AuthoredKernel
 from fxkit.authoring.kernels.execution import in_isolation
 from fxkit.authoring.kernels.native import NativeKernel
 from fxkit.errors import NumericsError
 from fxkit.ir.types import TensorType
 from fxkit.patterns.counterexamples import tried, why_refused
 from fxkit.patterns.inputs import captures_of, make_operands, operand_cases, pattern_module
+from fxkit.patterns.rewriting import Rule
 
 _TRIALS = 48
 
@@ -31,7 +31,17 @@ _NUMBERS: Mapping[type, Any] = {float: 0.75, int: 2, bool: True}
 _LAYOUTS = ("as made", "transposed", "every other", "expanded")
 
 
-def prove_kernel(kernel: AuthoredKernel, device: str = "cpu", *, seed: int = 0) -> int:
+class Provable(Protocol):
+    """What a proof asks of a kernel: its name, rule, parameters, sources and gradient."""
+
+    name: str
+    rule: Rule
+    captures: tuple[tuple[str, type], ...]
+    natives: Mapping[str, NativeKernel]
+    gradient: Callable[..., Any] | None
+
+
+def prove_kernel(kernel: Provable, device: str = "cpu", *, seed: int = 0) -> int:
     """Hold a kernel to its pattern.
 
     Args:
@@ -67,7 +77,7 @@ def _isolation(native: NativeKernel | None) -> Iterator[None]:
 
 
 def _compare_on_cases(
-    kernel: AuthoredKernel, native: NativeKernel | None, device: str, seed: int
+    kernel: Provable, native: NativeKernel | None, device: str, seed: int
 ) -> tuple[int, str]:
     generator = torch.Generator().manual_seed(seed)
     compared, reason = 0, ""
@@ -101,7 +111,7 @@ def _compare_on_cases(
 _Case = tuple[Mapping[str, Any], torch.dtype | None, tuple[float, ...], str]
 
 
-def _cases(kernel: AuthoredKernel, native: NativeKernel | None, seed: int) -> list[_Case]:
+def _cases(kernel: Provable, native: NativeKernel | None, seed: int) -> list[_Case]:
     """Return what operands to try; the plainest of each shape comes first."""
     rule = kernel.rule
     dtypes = _claimed(native)
@@ -119,7 +129,7 @@ def _cases(kernel: AuthoredKernel, native: NativeKernel | None, seed: int) -> li
     return [*firsts, *others]
 
 
-def _with_numbers(kernel: AuthoredKernel, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_numbers(kernel: Provable, sample: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a sample with a number for each of the kernel's that it takes for a tensor."""
     kinds = dict(kernel.captures)
     return {n: _NUMBERS.get(kinds[n], v) if isinstance(v, tuple) else v for n, v in sample.items()}
@@ -136,7 +146,7 @@ def _frozen(sample: Mapping[str, Any]) -> str:
 
 
 def _operands(
-    kernel: AuthoredKernel,
+    kernel: Provable,
     native: NativeKernel | None,
     case: _Case,
     device: str,

@@ -37,11 +37,13 @@ def check_kernels(kernels: object) -> tuple[AuthoredKernel, ...]:
     Raises:
         UnsupportedError: When something is no kernel.
     """
-    given = tuple(kernels) if isinstance(kernels, (list, tuple)) else (kernels,)
+    given: tuple[object, ...] = tuple(kernels) if isinstance(kernels, (list, tuple)) else (kernels,)
+    found: list[AuthoredKernel] = []
     for one in given:
         if not isinstance(one, AuthoredKernel):
             raise UnsupportedError(
                 f"expected kernels, got {type(one).__name__}",
                 hint="make one with fxkit.kernel(pattern=..., cpp=...)",
             )
-    return given
+        found.append(one)
+    return tuple(found)

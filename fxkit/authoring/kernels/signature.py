@@ -47,7 +47,7 @@ STREAM = "cudaStream_t"
 
 
 @dataclass(frozen=True)
-class Parameter:
+class KernelParameter:
     """One parameter of a function.
 
     Attributes:
@@ -83,7 +83,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Signature:
+class KernelSignature:
     """A function's name and parameters.
 
     Attributes:
@@ -96,7 +96,7 @@ class Signature:
 
     name: str
     returns: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[KernelParameter, ...]
     template: str | None = None
     line: int = 0
 
@@ -113,7 +113,9 @@ _TEMPLATE = re.compile(r"template\s*<\s*(?:typename|class)\s+(\w+)\s*>\s*(?:exte
 _NOT_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 
 
-def read_signature(text: str, wished: str | None, others: Iterable[str], place: str) -> Signature:
+def read_signature(
+    text: str, wished: str | None, others: Iterable[str], place: str
+) -> KernelSignature:
     """Return the signature of the function that a text is about.
 
     Args:
@@ -148,7 +150,7 @@ def read_signature(text: str, wished: str | None, others: Iterable[str], place: 
         for part in match["parameters"].split(",")
         if part.strip() not in ("", "void")
     )
-    return Signature(name, match["returns"], parameters, before[1] if before else None, line)
+    return KernelSignature(name, match["returns"], parameters, before[1] if before else None, line)
 
 
 def _without_comments(text: str) -> str:
@@ -171,7 +173,7 @@ def _is_inner(code: str, match: re.Match[str]) -> bool:
     return depth > opened
 
 
-def _parameter(text: str, place: str) -> Parameter:
+def _parameter(text: str, place: str) -> KernelParameter:
     words = re.sub(r"\b(__restrict__|__restrict|restrict|std::)", " ", text)
     pointers = words.count("*")
     plain = words.replace("*", " ").split("=")[0].split()
@@ -183,4 +185,4 @@ def _parameter(text: str, place: str) -> Parameter:
             source=place,
             hint="parameters are named, as in const float* x, int64_t x_numel, double factor",
         )
-    return Parameter(plain[-1], " ".join(plain[:-1]), pointers == 1, is_const)
+    return KernelParameter(plain[-1], " ".join(plain[:-1]), pointers == 1, is_const)

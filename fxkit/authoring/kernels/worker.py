@@ -2,7 +2,7 @@
 
 It is started with this file as its script, and knows neither torch nor fxkit. Each request is a
 line of JSON and the bytes of what is read; each answer a line of JSON and the bytes of what was
-written. Memory ends before a page that nobody may touch, and what is read can't be written: a
+written. Memory ends before some that nobody may touch, and what is read can't be written: a
 kernel that goes astray ends this process, and no other.
 """
 
@@ -16,6 +16,7 @@ import sys
 from typing import BinaryIO
 
 _PAGE = mmap.PAGESIZE
+_GUARD = 16 * _PAGE
 _ALIGNMENT = 64
 _CANARY = 0xA5
 _NOTHING, _READ, _WRITE = 0, 1, 3
@@ -25,24 +26,24 @@ _c.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class GuardedMemory:
-    """Some bytes between two pages that nobody may touch.
+    """Some bytes between two guards that nobody may touch.
 
     Args:
         size: How many.
-        has_guards: Whether the pages are guarded; else bytes around are only looked at later.
+        has_guards: Whether that is enforced; else bytes around are only looked at later.
     """
 
     def __init__(self, size: int, has_guards: bool) -> None:
         inner = max(1, -(-(size + _ALIGNMENT) // _PAGE)) * _PAGE
         self.size, self._inner, self._has_guards = size, inner, has_guards
-        self._map = mmap.mmap(-1, inner + 2 * _PAGE)
-        self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + _PAGE
+        self._map = mmap.mmap(-1, inner + 2 * _GUARD)
+        self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + _GUARD
         self.offset = (inner - size) // _ALIGNMENT * _ALIGNMENT
         self.address = self._begin + self.offset
-        ctypes.memset(self._begin - _PAGE, _CANARY, inner + 2 * _PAGE)
+        ctypes.memset(self._begin - _GUARD, _CANARY, inner + 2 * _GUARD)
         if has_guards:
-            for page in (self._begin - _PAGE, self._begin + inner):
-                _c.mprotect(page, _PAGE, _NOTHING)
+            for guard in (self._begin - _GUARD, self._begin + inner):
+                _c.mprotect(guard, _GUARD, _NOTHING)
 
     def fill(self, content: bytes | int) -> None:
         """Write bytes, or one byte everywhere."""
@@ -62,7 +63,7 @@ class GuardedMemory:
 
     def strayed(self) -> str | None:
         """Tell on which side bytes around it were written, or None."""
-        margin = 0 if self._has_guards else _PAGE
+        margin = 0 if self._has_guards else _GUARD
         before = ctypes.string_at(self._begin - margin, self.offset + margin)
         end = self._inner - self.offset - self.size + margin
         behind = ctypes.string_at(self.address + self.size, end)
@@ -72,7 +73,7 @@ class GuardedMemory:
     def free(self) -> None:
         """Give it back."""
         if self._has_guards:
-            _c.mprotect(self._begin - _PAGE, self._inner + 2 * _PAGE, _WRITE)
+            _c.mprotect(self._begin - _GUARD, self._inner + 2 * _GUARD, _WRITE)
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO, library: ctypes.CDLL) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fxkit.authoring.kernels.arguments import Argument, Arguments
+from fxkit.authoring.kernels.arguments import KernelArgument, KernelArguments
 from fxkit.authoring.kernels.signature import DTYPES
 
 ENTRY = "fx_authored"
@@ -26,7 +26,7 @@ def entry_name(dtype: torch.dtype | None) -> str:
     return ENTRY if dtype is None else f"{ENTRY}_{str(dtype).removeprefix('torch.')}"
 
 
-def print_wrapper(arguments: Arguments, dtypes: Sequence[torch.dtype | None]) -> str:
+def print_wrapper(arguments: KernelArguments, dtypes: Sequence[torch.dtype | None]) -> str:
     """Return the functions that call a user's function, one for each dtype.
 
     Args:
@@ -36,7 +36,7 @@ def print_wrapper(arguments: Arguments, dtypes: Sequence[torch.dtype | None]) ->
     return "\n".join(_function(arguments, dtype) for dtype in dtypes)
 
 
-def _function(arguments: Arguments, dtype: torch.dtype | None) -> str:
+def _function(arguments: KernelArguments, dtype: torch.dtype | None) -> str:
     signature = arguments.signature
     element = None if dtype is None else next(n for n, d in DTYPES.items() if d == dtype)
     name = signature.name if element is None else f"{signature.name}<{element}>"
@@ -54,7 +54,7 @@ def _function(arguments: Arguments, dtype: torch.dtype | None) -> str:
 
 
 def _value(
-    argument: Argument,
+    argument: KernelArgument,
     places: Mapping[str, int],
     slots: Mapping[str, int],
     element: str | None,
@@ -77,12 +77,12 @@ def _value(
     return f"({type_})fx_numbers[{slot}]"
 
 
-def is_real(argument: Argument) -> bool:
+def is_real(argument: KernelArgument) -> bool:
     """Tell whether a number is passed as a double, and not as an integer."""
     return not argument.parameter.is_integer and argument.parameter.type != "bool"
 
 
-def memory_places(arguments: Arguments) -> dict[str, int]:
+def memory_places(arguments: KernelArguments) -> dict[str, int]:
     """Return the position of each tensor, and of the workspace, among the pointers."""
     names = [*arguments.operands, *arguments.results]
     if arguments.has_workspace:
@@ -90,13 +90,13 @@ def memory_places(arguments: Arguments) -> dict[str, int]:
     return {name: place for place, name in enumerate(names)}
 
 
-def told_by_numbers(arguments: Arguments) -> list[Argument]:
+def told_by_numbers(arguments: KernelArguments) -> list[KernelArgument]:
     """Return what is given among the numbers, in order."""
     return [a for a in arguments.of if a.kind not in _ELSEWHERE]
 
 
 def pack_numbers(
-    arguments: Arguments, tensors: Mapping[str, Any], numbers: Mapping[str, float | int]
+    arguments: KernelArguments, tensors: Mapping[str, Any], numbers: Mapping[str, float | int]
 ) -> bytes:
     """Return the numbers of a call.
 
@@ -120,11 +120,11 @@ def pack_numbers(
     return b"".join(head) + struct.pack(f"={len(lists)}q", *lists)
 
 
-def _packed(argument: Argument, value: float | int) -> bytes:
+def _packed(argument: KernelArgument, value: float | int) -> bytes:
     return struct.pack("=d", float(value)) if is_real(argument) else struct.pack("=q", int(value))
 
 
-def _of_tensor(argument: Argument, tensor: Any) -> int | tuple[int, ...]:
+def _of_tensor(argument: KernelArgument, tensor: Any) -> int | tuple[int, ...]:
     kind = argument.kind
     if kind == "numel":
         return tensor.numel()

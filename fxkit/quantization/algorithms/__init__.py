@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from fxkit.quantization.algorithms.ada_round import ada_round
 from fxkit.quantization.algorithms.awq import awq
+from fxkit.quantization.algorithms.batch_norms import (
+    NormalizeByBatches,
+    SetStatistics,
+    reestimate_batch_norms,
+)
 from fxkit.quantization.algorithms.bias_correction import CorrectedBias, correct_biases
 from fxkit.quantization.algorithms.equalization import EqualizeLayers, equalize
 from fxkit.quantization.algorithms.gptq import gptq
@@ -20,8 +25,10 @@ from fxkit.quantization.algorithms.weight_choice import WeightChoice
 __all__ = [
     "CorrectedBias",
     "EqualizeLayers",
+    "NormalizeByBatches",
     "RotateInputs",
     "ScaleInputs",
+    "SetStatistics",
     "SmoothActivations",
     "WeightChoice",
     "ada_round",
@@ -29,6 +36,7 @@ __all__ = [
     "correct_biases",
     "equalize",
     "gptq",
+    "reestimate_batch_norms",
     "rotate_inputs",
     "smooth_for",
     "smooth_quant",

@@ -25,12 +25,15 @@ class QuantizationConfig:
         by_module: Specs by glob over the path of the module that an operator ran in.
         by_operator: Specs by operator in any spelling, such as `F.conv2d`.
         where: Tells whether an operator is quantised at all; it takes an object of `fxkit.graph`.
+        shares_scales: Whether activations that hold the same values, moved or joined, get one
+            scale, so that integers could be moved in their place; joined ones may get coarser.
     """
 
     spec: QuantizationSpec | None
     by_module: Mapping[str, QuantizationSpec | None] = field(default_factory=dict)
     by_operator: Mapping[Any, QuantizationSpec | None] = field(default_factory=dict)
     where: Callable[[GraphNode], bool] | None = None
+    shares_scales: bool = False
 
     def __post_init__(self) -> None:
         """Check what the specs are and that operators are known.

@@ -20,6 +20,7 @@ from fxkit.quantization.observers import OBSERVERS, RangeObserver
 from fxkit.quantization.open_layers import OpenLayers
 from fxkit.quantization.placement import QuantizedOperator, placements
 from fxkit.quantization.quantization_choices import QuantizationChoices
+from fxkit.quantization.sharing import origins
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
 from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
@@ -67,9 +68,17 @@ class InsertObservers(Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Insert a probe after each node whose range is needed. Cost: linear."""
         nodes = {node.name: node for node in edit.graph.nodes}
-        for name, spec in observed(placements(edit.gm, self.config)).items():
+        wanted = observed(placements(edit.gm, self.config))
+        groups = origins(edit.gm) if self.config.shares_scales else {}
+        shared: dict[tuple[str, TensorSpec], RangeObserver] = {}
+        for name, spec in wanted.items():
+            key = groups.get(name, name), spec
+            if name in self.observers:
+                shared.setdefault(key, self.observers[name])
+        for name, spec in wanted.items():
+            key = groups.get(name, name), spec
             if name not in self.observers:
-                self.observers[name] = new_observer(spec)
+                self.observers[name] = shared.setdefault(key, new_observer(spec))
             place = ProbeSite.of(nodes[name])
             insert_probe(edit, nodes[name], ObserverProbe(place, self.observers[name]))
 
@@ -100,7 +109,7 @@ class PreparedProgram:
     Attributes:
         program: The captured program or graph that runs.
         config: What is going to be quantised, and how.
-        observers: By the names of the nodes that they look at.
+        observers: By the names of the nodes that they look at; one may look at several.
         choices: What algorithms chose: integers of weights and corrections of biases.
     """
 
@@ -138,8 +147,9 @@ class PreparedProgram:
                 f"expected a program with the same observers, got others at {differing[:3]}",
                 hint="prepare both from one model, with one config",
             )
-        for name, observer in self.observers.items():
-            observer.merge(other.observers[name])
+        pairs = {id(one): (one, other.observers[name]) for name, one in self.observers.items()}
+        for mine, theirs in pairs.values():
+            mine.merge(theirs)
 
 
 def prepare(

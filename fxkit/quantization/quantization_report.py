@@ -14,6 +14,7 @@ from fxkit.quantization.affine import parameters_of, signal_to_noise
 from fxkit.quantization.batches import Batch, call_with
 from fxkit.quantization.placement import QuantizedOperator, placements
 from fxkit.quantization.preparation import PreparedProgram
+from fxkit.quantization.sharing import makers
 from fxkit.torch_adapters import pytree
 
 
@@ -141,6 +142,7 @@ def _row(
             scale = float(parameters_of(seen.low, seen.high, operand.spec).scale)
             ranges.append(f"[{float(seen.low):.3g}, {float(seen.high):.3g}] / {scale:.3g}")
             notes += [f"%{operand.producer}: {note}" for note in seen.notes]
+            notes += _shared(prepared, operand.producer, nodes)
         else:
             ranges.append("scales in each call")
     return QuantizationRow(
@@ -151,3 +153,19 @@ def _row(
         bytes_after=after,
         notes=tuple(notes),
     )
+
+
+def _shared(prepared: PreparedProgram, name: str, nodes: Mapping[str, fx.Node]) -> tuple[str, ...]:
+    """Say which activations have one scale with another one, and where that stops."""
+    mine = prepared.observers[name]
+    others = [o for o, one in prepared.observers.items() if one is mine and o != name]
+    if not others:
+        return ()
+    ends = {
+        f"%{maker.name}": None
+        for one in (name, *others)
+        if one in nodes
+        for maker in makers(nodes[one])
+    }
+    names = ", ".join(f"%{other}" for other in others)
+    return (f"%{name} shares its scale with {names}, up to {', '.join(ends)}, which compute",)

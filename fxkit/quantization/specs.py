@@ -34,7 +34,7 @@ class TensorSpec:
             `RangeObserver`.
         is_dynamic: Whether scales are computed in each call, from what is quantised.
         is_pair_safe: Whether scales are made so large that no sum of two products with bytes leaves
-            16 bits: for int8 weights on processors without VNNI. It costs a third of a bit or so.
+            16 bits: for int8 weights on processors without VNNI. It costs 0.4 bit or so.
 
     Raises:
         UnsupportedError: When the values contradict each other.

@@ -1,4 +1,4 @@
-"""One kernel's way as text: its nodes, loop IR, schedule, C++ or CUDA text, and where it lies."""
+"""One kernel's way as text: nodes, loop IR, schedule or loops, C++ or CUDA, and where it lies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import source_of
 from fxkit.lower.compiling.compiled_module import CompiledModule
+from fxkit.lower.compiling.cuda_launching import CudaCall
 from fxkit.lower.compiling.lower_report import Region
 from fxkit.lower.compiling.tuning import known_times
 from fxkit.lower.cpp_printer import show_schedule
 from fxkit.lower.runtime.kernel_call import KernelCall
+from fxkit.lower.scheduling.pipelines import show_steps
 
 
 def explain_kernel(module: CompiledModule, name: str) -> str:
@@ -37,9 +39,9 @@ def explain_kernel(module: CompiledModule, name: str) -> str:
     parts += [f"nodes of {region.name}:\n{_nodes(module, region)}" for region in regions]
     parts.append(f"loop IR:\n{kernel}")
     calls = [call for region in regions if (call := module.plan.calls.get(region.name))]
-    on_cpu = all(call.launcher is None for call in calls)
-    if on_cpu:
-        parts.append(f"schedule:\n{show_schedule(kernel)}")
+    on_cpu = not any(isinstance(call, CudaCall) for call in calls)
+    shown = f"schedule:\n{show_schedule(kernel)}" if on_cpu else f"loops:\n{show_steps(kernel)}"
+    parts.append(shown)
     parts.append(f"text:\n{_text(module, name)}")
     library = module.built.libraries.get(name)
     parts.append("it has not been built" if library is None else f"built: {library.path}")

@@ -148,6 +148,11 @@ class Instruction:
         return self.op.startswith("scan_")
 
     @property
+    def monoid(self) -> str:
+        """What a reduction or a scan folds by."""
+        return self.op.removeprefix("reduce_").removeprefix("scan_")
+
+    @property
     def indices(self) -> tuple[int, ...]:
         """The values that a load adds to its address."""
         return self.operands[: len(self.detail.scales)]
@@ -222,6 +227,11 @@ class Kernel:
                 varies = varies or any(strides[len(strides) - rank :])
             wide.append(varies)
         return wide
+
+    @cached_property
+    def folds_rows(self) -> bool:
+        """Whether it reduces or scans."""
+        return any(i.is_reduction or i.is_scan for i in self.body)
 
     @property
     def whole(self) -> TensorOp | None:

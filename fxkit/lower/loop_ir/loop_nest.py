@@ -45,6 +45,8 @@ from fxkit.lower.loop_ir.nest_statements import (
     Leave,
     ReduceThreads,
     Reset,
+    Scan,
+    ScanThreads,
     Statement,
     VectorLoad,
     VectorStore,
@@ -167,6 +169,13 @@ class LoopNest:
                 return f"{array} = {self._monoid(reduction)}({array}, {operand})"
             case ReduceThreads(reduction, array, loop):
                 return f"{array} = {self._monoid(reduction)} of {array} over {loop}"
+            case Scan(value, array):
+                operand = f"%{kernel.body[value].operands[0]}"
+                dtype = short_dtype(kernel.body[value].dtype)
+                return f"%{value}: {dtype} = {array} = {self._monoid(value)}({array}, {operand})"
+            case ScanThreads(value, array, carry, loop):
+                monoid = self._monoid(value)
+                return f"{array}, {carry} = {monoid} before and after {array} over {loop}"
             case Leave(partial, array):
                 return f"{partial} = {array}"
             case Invert(value):
@@ -185,4 +194,4 @@ class LoopNest:
         return re.sub(r"%\d+", lambda found: constants.get(found[0], found[0]), text)
 
     def _monoid(self, reduction: int) -> str:
-        return self.kernel.body[reduction].op.removeprefix("reduce_")
+        return self.kernel.body[reduction].monoid

@@ -35,6 +35,8 @@ from fxkit.lower.loop_ir.nest_statements import (
     LoopKind,
     ReduceThreads,
     Reset,
+    Scan,
+    ScanThreads,
     Statement,
     VectorLoad,
     VectorStore,
@@ -128,6 +130,10 @@ class _Machine:
                 self._accumulate(statement)
             case ReduceThreads():
                 self._reduce_threads(statement)
+            case Scan(value, array):
+                self._scan(value, array)
+            case ScanThreads():
+                self._scan_threads(statement)
             case Leave(partial, array):
                 self._partials[partial][self._partial_places(partial)] = self._active(
                     self._get(array)
@@ -307,24 +313,50 @@ class _Machine:
     # Reductions.
 
     def _monoid(self, reduction: int) -> str:
-        return self._kernel.body[reduction].op.removeprefix("reduce_")
+        return self._kernel.body[reduction].monoid
 
     def _accumulate(self, statement: Accumulate) -> None:
         array, dtype = statement.array, self._arrays[statement.array].dtype
-        fold = FOLDS[self._monoid(statement.reduction)]
         operand = self._operand(statement).to(dtype)
-        if self._shape[self._dims[LANE]] == 1 or LANE in self._arrays[array].axes:
-            self._set(array, fold(self._get(array), operand))
-            return
-        dim, mask = self._dims[LANE], self._mask
+        self._fold_in(self._monoid(statement.reduction), array, operand)
+
+    def _fold_in(self, monoid: str, array: str, operand: torch.Tensor) -> torch.Tensor:
+        """Fold a value into an array, lanes in order; return what each lane has come to."""
+        fold, dim, mask = FOLDS[monoid], self._dims[LANE], self._mask
         lanes = self._shape[dim]
+        if lanes == 1 or LANE in self._arrays[array].axes:
+            self._set(array, fold(self._get(array), operand))
+            return self._get(array)
+        found = []
         for lane in range(lanes):
             one, there = (
                 (x.narrow(dim, lane, 1) if x.shape[dim] == lanes else x) for x in (operand, mask)
             )
             self._mask = there
             self._set(array, fold(self._get(array), one))
+            found.append(self._get(array))
         self._mask = mask
+        return torch.cat(found, dim)
+
+    def _scan(self, value: int, array: str) -> None:
+        instruction = self._kernel.body[value]
+        operand = self._value(instruction.operands[0]).to(self._arrays[array].dtype)
+        self._values[value] = self._fold_in(instruction.monoid, array, operand)
+
+    def _scan_threads(self, statement: ScanThreads) -> None:
+        if not bool(self._mask.all()):
+            raise InvalidGraphError(f"expected all threads at a scan over {statement.loop!r}")
+        dim, fold = self._dims[statement.loop], FOLDS[self._monoid(statement.value)]
+        own, carry = self._get(statement.array), self._get(statement.carry)
+        threads = self._shape[dim]
+        own = own.expand([threads if d == dim else n for d, n in enumerate(own.shape)])
+        before, carry = [], carry.narrow(dim, 0, 1)
+        for thread in range(threads):
+            before.append(carry)
+            carry = fold(carry, own.narrow(dim, thread, 1))
+        shapes = torch.broadcast_shapes(*(one.shape for one in before))
+        self._set(statement.array, torch.cat([one.expand(shapes) for one in before], dim))
+        self._set(statement.carry, carry)
 
     def _operand(self, statement: Accumulate) -> torch.Tensor:
         source = statement.source

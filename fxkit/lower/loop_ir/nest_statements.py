@@ -237,6 +237,36 @@ class ReduceThreads:
 
 
 @dataclass(frozen=True, slots=True)
+class Scan:
+    """Fold a scan's operand into what it has come to, which is its value: in the order of lanes.
+
+    Attributes:
+        value: The scan's position in the kernel's body.
+        array: The local array that holds what it has come to.
+    """
+
+    value: int
+    array: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScanThreads:
+    """Let each thread know what a scan has come to before its own part of the row.
+
+    Attributes:
+        value: The scan's position in the kernel's body.
+        array: A local array: what the thread's part comes to, then what all before it do.
+        carry: A local array: what the row has come to before these threads, then after them.
+        loop: The loop over threads, in the order of the row.
+    """
+
+    value: int
+    array: str
+    carry: str
+    loop: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Write what a reduction has come to where later launches find it.
 
@@ -273,6 +303,8 @@ Statement = (
     | Reset
     | Accumulate
     | ReduceThreads
+    | Scan
+    | ScanThreads
     | Leave
     | Invert
 )
@@ -305,7 +337,7 @@ def loops_of(body: Iterable[Statement], *kinds: LoopKind) -> list[For]:
 def _is_storing(loop: For) -> bool:
     """Tell whether a serial loop stores, and leaves nothing for what follows."""
     return loop.kind is LoopKind.SERIAL and not any(
-        isinstance(s, Accumulate) for s in walk(loop.body)
+        isinstance(s, Accumulate | Scan) for s in walk(loop.body)
     )
 
 

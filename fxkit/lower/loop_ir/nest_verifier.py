@@ -31,6 +31,8 @@ from fxkit.lower.loop_ir.nest_statements import (
     LoopKind,
     ReduceThreads,
     Reset,
+    Scan,
+    ScanThreads,
     Statement,
     VectorLoad,
     VectorStore,
@@ -141,6 +143,16 @@ class _Verifier:
                 self._accumulate(reduction, array, source, scope)
             case ReduceThreads(_, array, loop):
                 self._filled(array, scope)
+                if scope.loops.get(loop) is not LoopKind.THREAD or scope.divergent:
+                    self._fail(f"a loop of threads {loop!r}, all of them here", scope.loops)
+            case Scan(value, array):
+                self._filled(array, scope)
+                self._operands(self._kernel.body[value].operands, scope)
+                scope.values.add(value)
+                self._computed.add(value)
+            case ScanThreads(_, array, carry, loop):
+                self._filled(array, scope)
+                self._filled(carry, scope)
                 if scope.loops.get(loop) is not LoopKind.THREAD or scope.divergent:
                     self._fail(f"a loop of threads {loop!r}, all of them here", scope.loops)
             case Leave(partial, array):

@@ -18,7 +18,7 @@ from fxkit.lower.loop_ir.nest_statements import (
     rewritten,
     walk,
 )
-from fxkit.lower.scheduling.nest_pass import NestPass, is_reducing, mapping_of
+from fxkit.lower.scheduling.nest_pass import NestPass, mapping_of
 from fxkit.lower.scheduling.plain_nest import is_float_sum
 
 
@@ -51,7 +51,7 @@ class CascadeSums(NestPass):
 
     def apply(self, nest: LoopNest) -> LoopNest:
         """Return the nest with sums in steps."""
-        if not is_reducing(nest):
+        if not nest.kernel.folds_rows:
             return nest
         mapping = mapping_of(nest)
         if mapping.items:

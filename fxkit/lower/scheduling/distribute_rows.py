@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fxkit.lower.loop_ir.index_expressions import IndexValue, binary, equal, less, variable
+from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.loop_ir.loop_nest import LoopNest, ThreadMapping
 from fxkit.lower.loop_ir.nest_statements import (
     Accumulate,
@@ -14,11 +15,13 @@ from fxkit.lower.loop_ir.nest_statements import (
     If,
     LoopKind,
     ReduceThreads,
+    Scan,
     Statement,
     guarded,
     walk,
 )
-from fxkit.lower.scheduling.nest_pass import NestPass, is_reducing, mapping_of, of_each_thread
+from fxkit.lower.scheduling.nest_pass import NestPass, mapping_of, of_each_thread
+from fxkit.lower.scheduling.scan_threads import scanned_by_threads
 
 # How many elements of a row that is walked are read before the first of them is needed.
 UNROLL = 4
@@ -55,10 +58,10 @@ class DistributeRows(NestPass):
 
     def apply(self, nest: LoopNest) -> LoopNest:
         """Return the nest with a loop over the threads of each row."""
-        if not is_reducing(nest):
+        if not nest.kernel.folds_rows:
             return nest
         mapping = mapping_of(nest)
-        inner = of_each_thread(nest, lambda body: _distributed(body, mapping))
+        inner = of_each_thread(nest, lambda body: _distributed(nest.kernel, body, mapping))
         if mapping.group == 1:
             return inner
         (block,) = inner.body
@@ -75,25 +78,27 @@ def _with_threads(body: Block, mapping: ThreadMapping) -> Block:
     return (For("t", mapping.group, LoopKind.THREAD, body),)
 
 
-def _distributed(body: Block, mapping: ThreadMapping) -> Block:
+def _distributed(kernel: Kernel, body: Block, mapping: ThreadMapping) -> Block:
     result: list[Statement] = []
     for statement in body:
         if not isinstance(statement, For) or statement.kind is not LoopKind.SERIAL:
             is_alone = mapping.group == 1
             result += [statement] if is_alone else guarded(equal(variable("t"), 0), (statement,))
             continue
-        result.append(_of_a_group(statement, mapping))
+        result.append(_of_a_group(kernel, statement, mapping))
         if mapping.group > 1:
             result += [
                 ReduceThreads(s.reduction, s.array, "t")
                 for s in walk(statement.body)
-                if isinstance(s, Accumulate)
+                if isinstance(s, Accumulate) and kernel.body[s.reduction].is_reduction
             ]
     return tuple(result)
 
 
-def _of_a_group(loop: For, mapping: ThreadMapping) -> For:
+def _of_a_group(kernel: Kernel, loop: For, mapping: ThreadMapping) -> For:
     thread: IndexValue = variable("t") if mapping.group > 1 else 0
+    if mapping.group > 1 and any(isinstance(s, Scan) for s in walk(loop.body)):
+        return scanned_by_threads(kernel, loop, mapping)
     if not mapping.items:
         return replace(loop, begin=thread, step=mapping.group, unroll=UNROLL)
     number = binary("+", binary("*", variable("n"), mapping.group), thread)

@@ -14,7 +14,7 @@ from fxkit.lower.loop_ir.nest_statements import (
     For,
     LoopKind,
 )
-from fxkit.lower.scheduling.nest_pass import NestPass, is_reducing
+from fxkit.lower.scheduling.nest_pass import NestPass
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FlattenLoops(NestPass):
     def apply(self, nest: LoopNest) -> LoopNest:
         """Return the nest with one loop over rows, or points, and one over each row."""
         names = {
-            LoopKind.PARALLEL: "row" if is_reducing(nest) else "tile",
+            LoopKind.PARALLEL: "row" if nest.kernel.folds_rows else "tile",
             LoopKind.SERIAL: "p",
         }
 

@@ -19,6 +19,7 @@ from fxkit.lower.loop_ir.loop_nest import LoopNest, ThreadMapping
 from fxkit.lower.scheduling.axis_order import runs_down_columns
 from fxkit.lower.scheduling.contiguous_accesses import best_width
 from fxkit.lower.scheduling.nest_pass import NestPass
+from fxkit.lower.scheduling.row_sweeps import schedule
 
 # Longest rows that a warp, and that a block, holds in registers; half of that for eight bytes.
 WARP_ROW, BLOCK_ROW = 1024, 32 * 1024
@@ -62,10 +63,10 @@ def objection(kernel: Kernel) -> str | None:
     """Return why no CUDA text is made of a kernel, or None."""
     if kernel.whole is not None:
         return "torch's library computes products on a GPU"
-    if any(i.is_scan for i in kernel.body):
-        return "it folds along rows, which CUDA kernels do not"
-    if any(i.is_reduction and _monoid(i.op) not in MONOIDS for i in kernel.body):
+    if any((i.is_reduction or i.is_scan) and i.monoid not in MONOIDS for i in kernel.body):
         return "it reduces in a way that CUDA kernels do not"
+    if any(i.is_scan for i in kernel.body):
+        return _objection_to_scans(kernel)
     if kernel.row_rank and math.prod(kernel.outer_sizes) >= MAX_GRID:
         return "it has more rows than a grid has blocks"
     return None
@@ -75,8 +76,17 @@ def objection(kernel: Kernel) -> str | None:
 MONOIDS = frozenset({"add", "mul", "max", "min"})
 
 
-def _monoid(op: str) -> str:
-    return op.removeprefix("reduce_")
+def _objection_to_scans(kernel: Kernel) -> str | None:
+    sweeps = [p for one in schedule(kernel, 0).passes for p in one.values]
+    if any(i.is_scan and sweeps.count(p) > 1 for p, i in enumerate(kernel.body)):
+        return "it would scan a row more than once"
+    rows, length = math.prod(kernel.outer_sizes), math.prod(kernel.row_sizes)
+    if rows >= MAX_GRID:
+        return "it has more rows than a grid has blocks"
+    columns = BUSY * WALKERS if runs_down_columns(kernel) else BUSY
+    if length > BLOCK_ROW and rows < columns:
+        return "it scans few long rows, which CUDA kernels do not share among blocks"
+    return None
 
 
 def choose_mapping(kernel: Kernel, width: int | None = None) -> ThreadMapping:
@@ -86,12 +96,13 @@ def choose_mapping(kernel: Kernel, width: int | None = None) -> ThreadMapping:
         kernel: Its row has at least one axis.
         width: Neighbours that a thread handles at a time; as many as memory allows when left out.
     """
-    is_reducing = any(i.is_reduction for i in kernel.body)
-    is_across = is_reducing and runs_down_columns(kernel)
+    is_across = kernel.folds_rows and runs_down_columns(kernel)
     axis = (len(kernel.outer_sizes) if is_across else len(kernel.sizes)) - 1
     width = best_width(kernel, axis) if width is None else width
-    if not is_reducing:
+    if not kernel.folds_rows:
         return ThreadMapping(width, axis, THREADS)
+    if is_across and any(i.is_scan for i in kernel.body):
+        return ThreadMapping(1, axis, THREADS, is_across=True)
     return _columns(kernel, width, axis) if is_across else _rows(kernel, width, axis)
 
 
@@ -113,6 +124,8 @@ def _rows(kernel: Kernel, width: int, axis: int) -> ThreadMapping:
         group = min(1024, max(64, _power_above(-(-length * weight // 16))))
         return ThreadMapping(width, axis, group, group, -(-tiles // group))
     splits, share = _split(length, rows, SHARE, WALKERS * width)
+    if any(i.is_scan for i in kernel.body):
+        splits, share = 1, length
     return ThreadMapping(width, axis, WALKERS, WALKERS, 0, splits, share)
 
 

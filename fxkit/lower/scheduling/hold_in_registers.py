@@ -19,7 +19,7 @@ from fxkit.lower.loop_ir.nest_statements import (
     rewritten,
     walk,
 )
-from fxkit.lower.scheduling.nest_pass import NestPass, is_reducing, mapping_of, of_each_thread
+from fxkit.lower.scheduling.nest_pass import NestPass, mapping_of, of_each_thread
 from fxkit.lower.scheduling.row_sweeps import Schedule, schedule
 from fxkit.lower.scheduling.sink_lanes import read_by
 
@@ -58,7 +58,7 @@ class HoldInRegisters(NestPass):
     def apply(self, nest: LoopNest) -> LoopNest:
         """Return the nest that loads and computes once what it holds."""
         mapping = mapping_of(nest)
-        if not is_reducing(nest) or not mapping.items:
+        if not nest.kernel.folds_rows or not mapping.items:
             return nest
         values = held_in_registers(nest.kernel, mapping).values
         return of_each_thread(nest, lambda body: _held(nest.kernel, body, values, mapping))

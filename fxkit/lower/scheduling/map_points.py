@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fxkit.lower.loop_ir.index_expressions import binary, less, variable
 from fxkit.lower.loop_ir.loop_nest import LoopNest
 from fxkit.lower.loop_ir.nest_statements import Block, Define, For, If, LoopKind
-from fxkit.lower.scheduling.nest_pass import NestPass, is_reducing, mapping_of
+from fxkit.lower.scheduling.nest_pass import NestPass, mapping_of
 
 # Blocks of a launch, at most; with more tiles than that, threads compute several.
 MAX_BLOCKS = 1 << 16
@@ -40,7 +40,7 @@ class MapPoints(NestPass):
 
     def apply(self, nest: LoopNest) -> LoopNest:
         """Return the nest over a grid, if its kernel has no reductions."""
-        if is_reducing(nest):
+        if nest.kernel.folds_rows:
             return nest
         (points,) = nest.body
         assert isinstance(points, For)

@@ -14,7 +14,7 @@ from fxkit.lower.loop_ir.nest_statements import (
     Statement,
     guarded,
 )
-from fxkit.lower.scheduling.nest_pass import NestPass, is_reducing, mapping_of
+from fxkit.lower.scheduling.nest_pass import NestPass, mapping_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class MapRows(NestPass):
 
     def apply(self, nest: LoopNest) -> LoopNest:
         """Return the nest with its rows over a grid, if its kernel has reductions."""
-        if not is_reducing(nest):
+        if not nest.kernel.folds_rows:
             return nest
         mapping = mapping_of(nest)
         slots = mapping.threads // mapping.group

@@ -37,11 +37,6 @@ def mapping_of(nest: LoopNest) -> ThreadMapping:
     return nest.mapping or ThreadMapping(1, max(0, len(nest.kernel.sizes) - 1), 1)
 
 
-def is_reducing(nest: LoopNest) -> bool:
-    """Tell whether a nest's kernel folds rows."""
-    return any(i.is_reduction for i in nest.kernel.body)
-
-
 def of_each_thread(nest: LoopNest, change: Callable[[Block], Block]) -> LoopNest:
     """Return a nest in which what one thread runs is changed, in each launch."""
 

@@ -61,3 +61,15 @@ def steps(
     for one in passes:
         nest = one.apply(nest)
         yield one.name, nest
+
+
+def show_steps(kernel: Kernel, passes: tuple[NestPass, ...] = GPU) -> str:
+    """Return the plain loops of a kernel as text, and those after each pass that changes them."""
+    parts: list[str] = []
+    last = ""
+    for name, nest in steps(kernel, passes):
+        text = str(nest)
+        if text != last:
+            parts.append(f"{name}:\n{text}")
+        last = text
+    return "\n\n".join(parts)

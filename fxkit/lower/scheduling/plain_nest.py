@@ -16,6 +16,7 @@ from fxkit.lower.loop_ir.nest_statements import (
     For,
     LoopKind,
     Reset,
+    Scan,
     Statement,
     Write,
 )
@@ -52,7 +53,7 @@ def plain_nest(kernel: Kernel, *, is_aligned: bool = True) -> LoopNest:
         is_aligned: Whether each buffer begins at a multiple of sixteen bytes.
     """
     nest = LoopNest(kernel, (), is_aligned)
-    if not any(i.is_reduction for i in kernel.body):
+    if not kernel.folds_rows:
         stores = [Write(position) for position in range(len(kernel.stores))]
         body = (*_computed(kernel, range(len(kernel.body))), *stores)
         outer = zip(nest.axes, kernel.sizes, strict=True)
@@ -95,7 +96,7 @@ def row_stores(kernel: Kernel, plan: Schedule) -> list[int]:
 def _sweep(nest: LoopNest, one: RowSweep) -> list[Statement]:
     kernel = nest.kernel
     before: list[Statement] = []
-    for p in one.reductions:
+    for p in (*one.reductions, *(p for p in one.values if kernel.body[p].is_scan)):
         before += [Allocate(f"a{p}", sum_dtype(kernel, p)), Reset(p, f"a{p}")]
     body = (
         *_computed(kernel, one.values),
@@ -120,4 +121,8 @@ def is_float_sum(kernel: Kernel, reduction: int) -> bool:
 
 
 def _computed(kernel: Kernel, values: Iterable[int]) -> list[Statement]:
-    return [Compute(value) for value in values if kernel.body[value].op != "const"]
+    return [
+        Scan(value, f"a{value}") if kernel.body[value].is_scan else Compute(value)
+        for value in values
+        if kernel.body[value].op != "const"
+    ]

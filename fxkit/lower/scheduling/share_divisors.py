@@ -14,7 +14,7 @@ from fxkit.lower.loop_ir.nest_statements import (
     Invert,
     Statement,
 )
-from fxkit.lower.scheduling.nest_pass import NestPass, is_reducing, mapping_of, of_each_thread
+from fxkit.lower.scheduling.nest_pass import NestPass, mapping_of, of_each_thread
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ShareDivisors(NestPass):
 
     def apply(self, nest: LoopNest) -> LoopNest:
         """Return the nest with the inverses of what rows are divided by."""
-        if not is_reducing(nest) or mapping_of(nest).is_across:
+        if not nest.kernel.folds_rows or mapping_of(nest).is_across:
             return nest
         divisors = _divisors(nest.kernel)
 

@@ -16,6 +16,7 @@ from fxkit.lower.loop_ir.nest_statements import (
     For,
     Keep,
     LoopKind,
+    Scan,
     Statement,
     Write,
     rewritten,
@@ -116,6 +117,8 @@ def read_by(kernel: Kernel, statement: Statement) -> tuple[int, ...]:
         case Compute(value, _):
             is_load = kernel.body[value].op == "load"
             return kernel.body[value].operands if is_load else ()
+        case Scan(value):
+            return kernel.body[value].operands
         case Write(store):
             return (kernel.stores[store].value,)
         case Accumulate(reduction, _, None):

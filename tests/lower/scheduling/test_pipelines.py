@@ -17,11 +17,14 @@ from tests.lower.kernels import difference
 EACH = (
     "broadcast_odd gelu_chain_bf16 joined padded_evenly rotary softmax_part_of_warp "
     "softmax_special var_of_rows sum_of_two_axes mean_middle embedded_sum_down "
-    "loss_of_classes one_number rows_of_nothing columns_of_nothing tail_f16"
+    "loss_of_classes one_number rows_of_nothing scanned scanned_oddly "
+    "scanned_tiny scanned_twice scanned_softmax scanned_and_summed "
+    "scanned_by_largest scanned_softmax_down columns_of_nothing tail_f16"
 ).split()
 LAST = (
     "softmax_warp_odd softmax_block_odd softmax_long_odd softmax_down layer_norm several_long "
-    "sum_all sum_down_odd normalised_down doubles_of_long_rows embedding_normed sum_down_bf16"
+    "sum_all sum_down_odd normalised_down doubles_of_long_rows embedding_normed sum_down_bf16 "
+    "scanned_block scanned_softmax_block scanned_down"
 ).split()
 
 

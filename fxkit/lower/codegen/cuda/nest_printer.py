@@ -30,6 +30,8 @@ from fxkit.lower.loop_ir.nest_statements import (
     LoopKind,
     ReduceThreads,
     Reset,
+    Scan,
+    ScanThreads,
     Statement,
     VectorLoad,
     VectorStore,
@@ -79,8 +81,10 @@ class CudaNestPrinter(Lines):
         self._index = index_type(nest.kernel)
         self._arrays: dict[str, Allocate] = {}
         self._partials = {partial.name: partial for partial in nest.partials}
+        kinds = (LoopKind.THREAD, LoopKind.LANES, LoopKind.UNROLLED)
+        self._extents = {loop.var: loop.extent for loop in loops_of(nest.body, *kinds)}
+        self._innermost = ""
         self._inverted: set[int] = set()
-        self._conditions: set[str] = set()
         self._lanes: For | None = None
 
     def launches(self) -> list[Launch]:
@@ -90,9 +94,10 @@ class CudaNestPrinter(Lines):
         return [self._launch(grid, name) for grid, name in zip(grids, names, strict=False)]
 
     def _launch(self, grid: For, name: str) -> Launch:
-        self._arrays, self._inverted, self._conditions = {}, set(), set()
+        self._arrays, self._inverted = {}, set()
         splits = loops_of((grid,), LoopKind.SPLIT)
         loops = loops_of((grid,), LoopKind.THREAD)
+        self._innermost = loops[-1].var if loops else ""
         threads = 1
         for loop in loops:
             threads *= loop.extent
@@ -130,8 +135,10 @@ class CudaNestPrinter(Lines):
     # Statements.
 
     def _block(self, body: Block) -> None:
+        arrays = dict(self._arrays)
         for statement in body:
             self._statement(statement)
+        self._arrays = arrays
 
     def _statement(self, statement: Statement) -> None:
         match statement:
@@ -149,7 +156,7 @@ class CudaNestPrinter(Lines):
                 self._add(f"const {kind} {name} = {text_of(value)};")
             case Allocate(name, dtype):
                 self._arrays[name] = statement
-                sizes = "".join(f"[{self._size(axis)}]" for axis in statement.axes)
+                sizes = "".join(f"[{self._extents[axis]}]" for axis in statement.axes)
                 self._add(f"{cpp_text.TYPES[dtype]} {name}{sizes};")
             case Compute(value, source):
                 self._compute(value, source)
@@ -170,6 +177,12 @@ class CudaNestPrinter(Lines):
                 self._accumulate(statement)
             case ReduceThreads(reduction, array, loop):
                 self._reduce_threads(reduction, array, loop)
+            case Scan(value, array):
+                self._accumulate(Accumulate(value, array))
+                self._assign(value, self._element(array))
+            case ScanThreads(value, array, carry, loop):
+                fold, size = FOLDS[self._monoid(value)], self._extents[loop]
+                self._add(f"fx_scan<{size}, {fold}>({array}, {carry});")
             case Leave(partial, array):
                 self._add(
                     f"{self._if_there}{self._partial(partial, SPLIT)} = {self._element(array)};"
@@ -198,16 +211,15 @@ class CudaNestPrinter(Lines):
         self._close()
         self._lanes = None
 
-    def _size(self, axis: str) -> int:
-        """Return how many iterations a loop has that a local array is indexed by."""
-        loops = loops_of(self._nest.body, LoopKind.LANES, LoopKind.UNROLLED)
-        return next(loop.extent for loop in loops if loop.var == axis)
-
     def _element(self, array: str) -> str:
         return array + "".join(f"[{axis}]" for axis in self._arrays[array].axes)
 
     def _compute(self, value: int, source: str | None) -> None:
-        text = self._value(value) if source is None else self._taken_from(value, source)
+        self._assign(
+            value, self._value(value) if source is None else self._taken_from(value, source)
+        )
+
+    def _assign(self, value: int, text: str) -> None:
         if f"v{value}" in self._arrays:
             self._add(f"{self._element(f'v{value}')} = {text};")
         else:
@@ -269,9 +281,8 @@ class CudaNestPrinter(Lines):
 
     def _reduce_threads(self, reduction: int, array: str, loop: str) -> None:
         fold = FOLDS[self._monoid(reduction)]
-        threads = loops_of(self._nest.body, LoopKind.THREAD)
-        size = next(one.extent for one in threads if one.var == loop)
-        if threads[-1].var == loop:
+        size = self._extents[loop]
+        if loop == self._innermost:
             self._add(f"{array} = fx_fold<{size}, {fold}>({array});")
         elif self._arrays[array].axes:
             self._add(f"fx_fold_down<{size}, {fold}>({array});")
@@ -363,7 +374,7 @@ class CudaNestPrinter(Lines):
         return [*terms, str(access.offset)] if access.offset else terms
 
     def _monoid(self, reduction: int) -> str:
-        return self._body(reduction).op.removeprefix("reduce_")
+        return self._body(reduction).monoid
 
     def _body(self, position: int) -> Instruction:
         return self._kernel.body[position]

@@ -8,6 +8,7 @@ read and write element by element.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from fxkit.lower.codegen.cpp import text as cpp_text
@@ -43,11 +44,12 @@ def print_kernel(kernel: Kernel, name: str) -> str:
     return "\n".join([*texts, _launcher(kernel, name, launches)])
 
 
-def nests_of(kernel: Kernel) -> list[LoopNest]:
+@functools.lru_cache(maxsize=256)
+def nests_of(kernel: Kernel) -> tuple[LoopNest, ...]:
     """Return the loops of a kernel for buffers that are aligned, and those for all others."""
     aligned = scheduled(kernel)
     has_vectors = aligned.mapping is not None and aligned.mapping.width > 1
-    return [aligned, scheduled(kernel, is_aligned=False)] if has_vectors else [aligned]
+    return (aligned, scheduled(kernel, is_aligned=False)) if has_vectors else (aligned,)
 
 
 def scratch_bytes(kernel: Kernel) -> int:

@@ -211,7 +211,8 @@ template <int N, class T> FX_INLINE void fx_store(T* to, const T (&from)[N], int
 """
 
 # `fx_fold` folds a value over the `GROUP` threads of a row, `fx_fold_down` over the `DEPTH` threads
-# of a column, for each of `N` columns a thread: all of them get the result.
+# of a column, for each of `N` columns a thread: all of them get the result. `fx_scan` gives each
+# thread of a row what all before it have come to, from `carry` on, and `carry` what all have.
 _FOLDS = """\
 struct FxAdd { template <class T> static __device__ T of(T a, T b) { return fx_add(a, b); } };
 struct FxMul { template <class T> static __device__ T of(T a, T b) { return fx_mul(a, b); } };
@@ -254,6 +255,40 @@ template <int DEPTH, class F, class T, int N> FX_INLINE void fx_fold_down(T (&x)
     for (int k = 1; k < DEPTH; ++k) x[l] = F::of(x[l], part[(k * N + l) * 32]);
   }
   __syncthreads();
+}
+template <int WIDTH, class T> FX_INLINE T fx_before(T x, int distance) {
+  if constexpr (sizeof(T) < 4) return (T)__shfl_up_sync(0xffffffffu, (int)x, distance, WIDTH);
+  else return __shfl_up_sync(0xffffffffu, x, distance, WIDTH);
+}
+template <int WIDTH, class T> FX_INLINE T fx_last(T x) {
+  if constexpr (sizeof(T) < 4) return (T)__shfl_sync(0xffffffffu, (int)x, WIDTH - 1, WIDTH);
+  else return __shfl_sync(0xffffffffu, x, WIDTH - 1, WIDTH);
+}
+template <int GROUP, class F, class T> FX_INLINE void fx_scan(T& own, T& carry) {
+  constexpr int width = GROUP < 32 ? GROUP : 32;
+  const int lane = threadIdx.x % width;
+  T sum = own;
+  #pragma unroll
+  for (int distance = 1; distance < width; distance *= 2) {
+    const T left = fx_before<width>(sum, distance);
+    if (lane >= distance) sum = F::of(left, sum);
+  }
+  const T left = fx_before<width>(sum, 1);
+  T first = carry;
+  if constexpr (GROUP > 32) {
+    T* const part = fx_room<GROUP / 32, T>();
+    const int warp = threadIdx.x % GROUP / 32;
+    if (lane == 31) part[warp] = sum;
+    __syncthreads();
+    for (int k = 0; k < GROUP / 32; ++k) {
+      if (k == warp) first = carry;
+      carry = F::of(carry, part[k]);
+    }
+    __syncthreads();
+  } else {
+    carry = F::of(carry, fx_last<width>(sum));
+  }
+  own = lane == 0 ? first : F::of(first, left);
 }
 template <int DEPTH, class F, class T> FX_INLINE T fx_fold_one_down(T x) {
   T one[1] = {x};

@@ -195,6 +195,28 @@ CASES: dict[str, tuple[Program, Made]] = {
         lambda i, w: F.embedding(i, w).sum(0),
         lambda: (torch.arange(70) % 11, randn(11, 37)),
     ),
+    "scanned": (lambda x: torch.cumsum(x * 2, -1) + 1, lambda: (randn(6, 80),)),
+    "scanned_oddly": (lambda x: torch.cumsum(x * 2, -1) * x, lambda: (randn(5, 77),)),
+    "scanned_tiny": (lambda x: torch.cumsum(x * 2, -1) + 1, lambda: (randn(40, 3),)),
+    "scanned_block": (lambda x: torch.cumsum(x * 2, -1) + 1, lambda: (randn(3, 5001),)),
+    "scanned_twice": (lambda x: torch.cummax(x * 2, -1), lambda: (special(7, 100),)),
+    "scanned_down": (lambda x: torch.cumsum(x * 2, 0) + x, lambda: (randn(60, 130),)),
+    "scanned_product": (lambda x: torch.cumprod(x + 0.5, -1) * 2, lambda: (randn(9, 33),)),
+    "scanned_softmax": (lambda x: x.softmax(-1).cumsum(-1), lambda: (randn(6, 100),)),
+    "scanned_softmax_block": (lambda x: x.softmax(-1).cumsum(-1), lambda: (randn(2, 4096),)),
+    "scanned_and_summed": (
+        lambda x: (x.cumsum(-1).sum(-1), x.cumsum(-1) * 2),
+        lambda: (randn(9, 75),),
+    ),
+    "scanned_by_largest": (
+        lambda x: x.cumsum(-1) * x.amax(-1, keepdim=True),
+        lambda: (randn(9, 72),),
+    ),
+    "scanned_softmax_down": (lambda x: x.softmax(0).cumsum(0), lambda: (randn(40, 70),)),
+    "scanned_integers": (
+        lambda x: torch.cumsum(x, -1) * 2,
+        lambda: (torch.arange(7 * 301).view(7, 301) % 11,),
+    ),
     "rows_of_nothing": (lambda x: x.sum(-1) * 2, lambda: (randn(5, 0),)),
     "columns_of_nothing": (lambda x: x.mean(0) + 1, lambda: (randn(0, 70),)),
     "every_other": (

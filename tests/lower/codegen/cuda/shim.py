@@ -91,6 +91,23 @@ template <class T> static T __shfl_xor_sync(unsigned, T x, int distance) {
   shim_wait(shim_warps[me / 32]);
   return other;
 }
+template <class T> static T shim_from(T x, int from) {
+  const int me = threadIdx.x;
+  memcpy(shim_slots[me], &x, sizeof(T));
+  shim_wait(shim_warps[me / 32]);
+  T other;
+  memcpy(&other, shim_slots[from], sizeof(T));
+  shim_wait(shim_warps[me / 32]);
+  return other;
+}
+template <class T> static T __shfl_up_sync(unsigned, T x, int distance, int width) {
+  const int me = threadIdx.x;
+  return shim_from(x, me % width < distance ? me : me - distance);
+}
+template <class T> static T __shfl_sync(unsigned, T x, int lane, int width) {
+  const int me = threadIdx.x;
+  return shim_from(x, me / width * width + lane);
+}
 static void shim_run_block(int threads) {
   shim_block = {threads, 0, 0};
   for (int w = 0; w < threads / 32; ++w) shim_warps[w] = {32, 0, 0};

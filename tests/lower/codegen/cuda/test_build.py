@@ -43,7 +43,8 @@ SMALL = (
     "gelu_chain gelu_chain_bf16 broadcast angles rotary softmax_part_of_warp softmax_warp "
     "softmax_long softmax_f16 layer_norm rms_norm several sum_all sum_down sum_down_bf16 "
     "normalised_down doubles_of_rows embedding embedding_normed embedded_sum_down "
-    "wrapped_sum wrapped_product wrapped_size wrapped_difference"
+    "wrapped_sum wrapped_product wrapped_size wrapped_difference scanned scanned_block "
+    "scanned_twice scanned_down scanned_softmax_block"
 ).split()
 
 # The longest rows that each kind of thread holds in registers.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from fxkit.lower.building.toolchain import Linking
 from fxkit.lower.codegen.cuda.printer import print_unit
 from fxkit.lower.compiling.cuda_launching import CudaCall
 from fxkit.lower.compiling.cuda_lowering import build_kernels
+from fxkit.lower.compiling.kernel_explanation import explain_kernel
 from fxkit.lower.loop_ir.interpreter import interpret
 from fxkit.lower.runtime.devices import is_on_gpu
 from tests.lower.codegen.cuda.cases import CASES, Case, case, randn
@@ -43,7 +45,7 @@ def on_gpu(*shapes: tuple[int, ...], device: str = "cuda:0") -> tuple[torch.Tens
 
 def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
     y = F.layer_norm(x * 2 + 1, (64,), w)
-    return y @ y.t(), torch.cumsum(torch.sigmoid(y) * 2, -1)
+    return y @ y.t(), torch.logcumsumexp(torch.sigmoid(y) * 2, -1)
 
 
 @pytest.fixture
@@ -75,10 +77,18 @@ def test_regions_on_a_gpu_are_fused_and_the_rest_has_reasons() -> None:
     fused = [region.nodes for region in module.regions if region.kernel]
     assert fused == [("mul", "add", "layer_norm", "sigmoid", "mul_1")]
     reasons = {region.name: region.reason for region in module.regions if region.reason}
-    assert "folds along rows" in str(reasons["cumsum"])
+    assert "reduces in a way" in str(reasons["logcumsumexp"])
     assert reasons["matmul"] == "its result is on cuda:0, whose library computes products"
     assert "__global__" in module.source
     assert "fx_fold<" in module.source
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_a_kernel_is_explained_by_its_loops_after_each_pass() -> None:
+    text = explain_kernel(compiled_for(program, on_gpu((64, 64), (64,))), "kernel_0")
+    names = re.findall(r"^(\w+):$", text[text.index("loops:") :], re.M)
+    assert names[:4] == ["loops", "plain_nest", "SplitLanes", "MapRows"]
+    assert text.index("parallel i0 < 64:") < text.index("block block < ")
 
 
 @pytest.mark.usefixtures("unbuilt")

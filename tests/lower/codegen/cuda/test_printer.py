@@ -199,7 +199,14 @@ def test_nothing_is_launched_for_no_elements() -> None:
 def test_what_is_not_printed_is_named() -> None:
     assert objection(kernel_of(softmax, torch.zeros(4, 8))) is None
     scan = kernel_of(lambda x: torch.cumsum(x * 2, -1), torch.zeros(4, 80))
-    assert "folds along rows" in str(objection(scan))
+    assert objection(scan) is None
+    long = Kernel((4, 80_000), 1, scan.buffers, scan.body, scan.stores)
+    assert "scans few long rows" in str(objection(long))
+    assert objection(Kernel((400, 80_000), 1, scan.buffers, scan.body, scan.stores)) is None
+    again = kernel_of(lambda x: torch.cumsum(x, -1).softmax(-1), torch.zeros(4, 80))
+    assert "scan a row more than once" in str(objection(again))
+    logs = kernel_of(lambda x: torch.logcumsumexp(x * 2, -1), torch.zeros(4, 80))
+    assert "reduces in a way" in str(objection(logs))
     rows = kernel_of(softmax, torch.zeros(4, 8))
     many = Kernel((2**31, 8), 1, rows.buffers, rows.body, rows.stores)
     assert "more rows than a grid has blocks" in str(objection(many))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fxkit.analysis.type_inference.declared_types import declare_type
     from fxkit.authoring.kernels import kernel, register_kernel
     from fxkit.authoring.operators.elementwise import operator
+    from fxkit.authoring.operators.rowwise import row_operator
     from fxkit.compiling.compiler import compile
     from fxkit.ir.verifier import verify
     from fxkit.lower.runtime.memory import memory_stats, trim
@@ -69,6 +70,7 @@ _HOMES = {
     "kernel": "fxkit.authoring.kernels",
     "register_kernel": "fxkit.authoring.kernels",
     "operator": "fxkit.authoring.operators.elementwise",
+    "row_operator": "fxkit.authoring.operators.rowwise",
     "report": "fxkit.reporting",
 }
 
@@ -106,6 +108,7 @@ __all__ = [
     "register_kernel",
     "report",
     "rewrite",
+    "row_operator",
     "rule",
     "symbolic_trace",
     "testing",

@@ -14,6 +14,7 @@ from fxkit.authoring.operators.evaluation import (
     TorchComputer,
     kind_of_dtype,
 )
+from fxkit.authoring.operators.row_values import LENGTH
 from fxkit.lower.loop_ir.bits import Number
 
 Results = tuple[torch.Tensor, ...]
@@ -48,16 +49,40 @@ def _evaluated(
     dtypes: Dtypes,
 ) -> Results:
     device = next((t.device for t in tensors if t.ndim), tensors[0].device)
+    tensors = aligned(definition, tensors)
     operands = {
         name: t.to(dtypes.computed) if t.is_floating_point() else t
         for name, t in zip(definition.tensors, tensors, strict=True)
     }
-    evaluation = ScalarEvaluation(TorchComputer(device), dtypes, operands, numbers)
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    if definition.rows is not None:
+        numbers = {**numbers, LENGTH: shape[-1]}
+        # What is summed along the row has to have all of it.
+        for name in definition.rows & operands.keys():
+            operands[name] = operands[name].expand(*operands[name].shape[:-1], shape[-1])
+    evaluation = ScalarEvaluation(TorchComputer(device), dtypes, operands, numbers)
+    widths = definition.wide or (True,) * len(definition.results)
     return tuple(
         _finished(evaluation.result(result), dtypes, shape, operands.values())
-        for result in definition.results
+        if is_wide
+        else _narrowed(evaluation.result(result), dtypes, shape)
+        for result, is_wide in zip(definition.results, widths, strict=True)
     )
+
+
+def aligned(definition: Definition, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return operands that broadcast: those with one number a row get an axis for it."""
+    rows = definition.rows
+    if rows is None:
+        return list(tensors)
+    pairs = zip(definition.tensors, tensors, strict=True)
+    return [t if name in rows else t.unsqueeze(-1) for name, t in pairs]
+
+
+def _narrowed(found: torch.Tensor, dtypes: Dtypes, shape: torch.Size) -> torch.Tensor:
+    """Return one number a row, of what has a row of one."""
+    found = found.to(result_dtype(kind_of_dtype(found.dtype), dtypes))
+    return found.expand(*shape[:-1], 1).squeeze(-1).clone()
 
 
 def _finished(

@@ -11,7 +11,9 @@ import torch
 from fxkit.authoring.operators.derivative import derivative, product, total
 from fxkit.authoring.operators.evaluation import Dtypes, KindComputer, ScalarEvaluation
 from fxkit.authoring.operators.primitives import Kind
-from fxkit.authoring.operators.terms import Term, const, operand
+from fxkit.authoring.operators.row_derivative import row_gradient
+from fxkit.authoring.operators.row_values import LENGTH, widened
+from fxkit.authoring.operators.terms import Term, const, operand, row
 from fxkit.lower.loop_ir.bits import Number
 
 
@@ -56,6 +58,8 @@ class Definition:
         is_tuple: Whether it returns a tuple, though perhaps of one.
         gradients: The gradient of each tensor, of `grad_names` and the parameters, where its author
             gives them.
+        rows: The tensors of which it takes whole rows; None for an operator of single elements.
+        wide: Of each result, whether it has a value for each element of a row.
     """
 
     name: str
@@ -63,11 +67,17 @@ class Definition:
     results: tuple[Term, ...]
     is_tuple: bool = False
     gradients: tuple[Term, ...] = ()
+    rows: frozenset[str] | None = None
+    wide: tuple[bool, ...] = ()
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
         """The names of its tensor operands."""
         return tuple(p.name for p in self.parameters if p.is_tensor)
+
+    def leaf(self, name: str) -> Term:
+        """Return the term that stands for a tensor."""
+        return row(name) if self.rows is not None and name in self.rows else operand(name)
 
     @cached_property
     def numbers(self) -> dict[str, Number]:
@@ -84,6 +94,7 @@ class Definition:
     def kinds(self, operands: Mapping[str, Kind], numbers: Mapping[str, Number]) -> list[Kind]:
         """Return the kind of each result."""
         dtypes = Dtypes(torch.float32, torch.int64)
+        numbers = {LENGTH: 1, **numbers} if self.rows is not None else numbers
         evaluation = ScalarEvaluation(KindComputer(), dtypes, operands, numbers)
         return [evaluation.result(result) for result in self.results]
 
@@ -93,6 +104,8 @@ class Definition:
         It takes the gradients of the results, then the operands.
         """
         names = self.grad_names
+        if self.rows is not None:
+            return self._row_gradient(by, self.rows)
         found: Term | None = None
         if self.gradients:
             found = self.gradients[self.tensors.index(by)]
@@ -103,6 +116,22 @@ class Definition:
         found = const(0.0) if found is None else found
         parameters = (*map(Parameter, names), *self.parameters)
         return Definition(f"{self.name}_grad_{by}", parameters, (found,))
+
+    def _row_gradient(self, by: str, rows: frozenset[str]) -> Definition:
+        names = self.grad_names
+        wide = {name for name, is_wide in zip(names, self.wide, strict=True) if is_wide}
+        grads = [row(name) if name in wide else operand(name) for name in names]
+        found = (
+            self.gradients[self.tensors.index(by)]
+            if self.gradients
+            else row_gradient(self.results, grads, self.leaf(by)) or const(0.0)
+        )
+        is_row = by in rows
+        if is_row:
+            found = widened(found, self.leaf(by))
+        parameters = (*map(Parameter, names), *self.parameters)
+        name = f"{self.name}_grad_{by}"
+        return Definition(name, parameters, (found,), rows=rows | wide, wide=(is_row,))
 
     @property
     def grad_names(self) -> list[str]:

@@ -47,13 +47,16 @@ def _tangent(one: Term, tangents: list[Term | None]) -> Term | None:
         return None
     if one.op == "select":
         return _chosen(one.operands[0], tangents[1], tangents[2])
-    rule = _PARTIALS.get(one.op)
-    if rule is None:
-        return None
     found: Term | None = None
-    for tangent, partial in zip(tangents, rule(one, *one.operands), strict=True):
+    for tangent, partial in zip(tangents, partials_of(one), strict=False):
         found = total(found, product(partial, tangent))
     return found
+
+
+def partials_of(one: Term) -> Sequence[Term | None]:
+    """Return the derivative of a primitive by each of its operands; nothing where all are zero."""
+    rule = _PARTIALS.get(one.op)
+    return () if rule is None else rule(one, *one.operands)
 
 
 def _chosen(condition: Term, a: Term | None, b: Term | None) -> Term | None:

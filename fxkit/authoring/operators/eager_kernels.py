@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fxkit import config
-from fxkit.authoring.operators.composed import composed
+from fxkit.authoring.operators.composed import aligned, composed
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.kernel_form import kernel_for, results_like
 from fxkit.ir.types import TensorType
@@ -105,7 +105,10 @@ class EagerKernels:
             torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors
         ]
         likes = results_like(self.definition, metas, numbers)
-        if likes[0].numel() == 0:
+        if not all(t.numel() for t in (*metas, *likes)):
+            return None
+        if self.definition.rows is not None and _has_rows_of_one(self.definition, metas):
+            self.reason = "its rows have one element"
             return None
         outputs = [
             TensorType(tuple(t.shape), t.dtype, t.stride(), torch.device("cpu")) for t in likes
@@ -151,6 +154,10 @@ class EagerKernels:
 
 
 _NAME = "kernel"
+
+
+def _has_rows_of_one(definition: Definition, tensors: Sequence[torch.Tensor]) -> bool:
+    return all(t.shape[-1] == 1 for t in aligned(definition, tensors))
 
 
 def _opened(kernel: Kernel) -> Kernel:

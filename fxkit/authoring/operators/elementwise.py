@@ -262,16 +262,18 @@ def operator(
         definition = with_gradient(definition, gradient)
         if check_gradient:
             check_gradients(definition)
-    return ElementwiseOperator(function, definition, _register(definition, namespace, tolerance))
+    return ElementwiseOperator(function, definition, registered(definition, namespace, tolerance))
 
 
-_registered: dict[str, Registration] = {}
+_known: dict[str, Registration] = {}
 
 
-def _register(definition: Definition, namespace: str, tolerance: float) -> Registration:
-    """Register an operator in the place of an earlier one of the name, as cells are run again."""
+def registered(
+    definition: Definition, namespace: str = "authored", tolerance: float = 16
+) -> Registration:
+    """Return an operator, registered in the place of an earlier one of the same name."""
     qualified = f"{namespace}::{definition.name}"
-    if qualified in _registered:
-        _registered.pop(qualified).withdraw()
-    _registered[qualified] = Registration(definition, namespace, tolerance)
-    return _registered[qualified]
+    if qualified in _known:
+        _known.pop(qualified).withdraw()
+    _known[qualified] = Registration(definition, namespace, tolerance)
+    return _known[qualified]

@@ -18,9 +18,11 @@ from fxkit.authoring.operators.primitives import (
     BITS,
     CHOICE,
     COMPARE,
+    FIRST,
     LOGIC,
     PRIMITIVES,
     REAL,
+    REDUCE,
     TEST,
     TO_FLOAT,
     TO_INTEGER,
@@ -28,7 +30,7 @@ from fxkit.authoring.operators.primitives import (
     Primitive,
     value_of,
 )
-from fxkit.authoring.operators.terms import CONST, NUMBER, OPERAND, Term, in_order
+from fxkit.authoring.operators.terms import CONST, NUMBER, OPERAND, ROW, Term, in_order
 from fxkit.lower.codegen.cpp.runtime_parameters import Free, RuntimeFloat, RuntimeInt, is_free
 from fxkit.lower.loop_ir.bits import Bits, Number
 from fxkit.lower.loop_ir.builder import Builder, Ref, round_number
@@ -151,7 +153,7 @@ class ScalarEvaluation(Generic[Value]):
             return term.value
         if term.op == NUMBER:
             return self._numbers[str(term.value)]
-        if term.op == OPERAND:
+        if term.op in (OPERAND, ROW):
             return self._operands[str(term.value)]
         values = [self._known[operand] for operand in term.operands]
         if all(isinstance(value, (bool, int, float)) for value in values):
@@ -178,6 +180,9 @@ class ScalarEvaluation(Generic[Value]):
         if rule in (TO_FLOAT, TO_INTEGER):
             kind = Kind.FLOAT if rule == TO_FLOAT else Kind.INTEGER
             return self._converted(values[0], kind, primitive.op)
+        if rule == FIRST:
+            first = self._converted(values[0], self._kind(values[0]), primitive.op)
+            return self._computer.apply(primitive, [first, *values[1:]])
         if rule == CHOICE:
             condition = self._converted(values[0], Kind.BOOL, "not")
             kind = max(map(self._kind, values[1:]))
@@ -195,12 +200,15 @@ class ScalarEvaluation(Generic[Value]):
         if rule == LOGIC:
             return Kind.BOOL
         kind = max(map(self._kind, values))
-        return max(kind, Kind.INTEGER) if rule == ARITHMETIC else kind
+        return max(kind, Kind.INTEGER) if rule in (ARITHMETIC, REDUCE) else kind
 
 
 def _as_kind(value: Number, kind: Kind) -> Number:
     converted = (bool, int, float)[kind.value](value)
-    return varied(converted, value.text) if isinstance(value, Free) else converted
+    if not isinstance(value, Free):
+        return converted
+    is_same = isinstance(converted, float) == isinstance(value, float)
+    return varied(converted, value.text if is_same else f"{value.text}_converted")
 
 
 def varied(value: Number, name: str) -> Number:
@@ -290,4 +298,4 @@ class KindComputer:
     def apply(self, primitive: Primitive, values: Sequence[Kind]) -> Kind:
         if primitive.rule in (COMPARE, LOGIC, TEST):
             return Kind.BOOL
-        return values[-1]
+        return values[0] if primitive.rule == FIRST else values[-1]

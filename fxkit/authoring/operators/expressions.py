@@ -13,6 +13,13 @@ from typing import Any
 from fxkit.authoring.operators.callables import FUNCTIONS, power
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.primitives import is_bool, substituted, term, truth
+from fxkit.authoring.operators.row_values import (
+    RowValue,
+    extreme_of,
+    row_length,
+    total_of,
+    where_held,
+)
 from fxkit.authoring.operators.source import FunctionSource
 from fxkit.authoring.operators.terms import Term, const, is_const, number, operand
 from fxkit.authoring.operators.values import Names, Unset, as_term, is_number, plain
@@ -38,6 +45,14 @@ _COMPARED: dict[type[ast.cmpop], str] = {
     ast.GtE: "ge",
     ast.Eq: "eq",
     ast.NotEq: "ne",
+}
+
+# What folds a row: a reduction, and what stands for elements that a condition leaves out.
+_FOLDS: dict[Any, tuple[str, float]] = {
+    sum: ("add", 0.0),
+    math.fsum: ("add", 0.0),
+    max: ("max", -math.inf),
+    min: ("min", math.inf),
 }
 
 # What may be called on numbers and tuples that are known when the function is read.
@@ -219,13 +234,29 @@ class ExpressionReader:
         then, otherwise = self.term(node.body, names), self.term(node.orelse, names)
         return term("select", condition, then, otherwise)
 
-    def _GeneratorExp(self, node: ast.GeneratorExp | ast.ListComp, names: Names) -> tuple[Any, ...]:
+    def _GeneratorExp(self, node: ast.GeneratorExp | ast.ListComp, names: Names) -> Any:
         if len(node.generators) != 1:
             raise self.source.refusal(node, "expected one for, got several", "write a loop")
         generator = node.generators[0]
+        value = self.value(generator.iter, names)
+        if isinstance(value, RowValue):
+            return self._of_row(node.elt, generator, value, names)
         return tuple(self._generated(node.elt, generator, names))
 
     _ListComp = _GeneratorExp
+
+    def _of_row(
+        self, element: ast.expr, generator: ast.comprehension, row: RowValue, names: Names
+    ) -> RowValue:
+        """Return the list that a comprehension makes of a row."""
+        inner = {**names, **self.unpacked(generator.target, row.item)}
+        conditions = [self.condition(test, inner) for test in generator.ifs]
+        if row.condition is not None:
+            conditions.insert(0, row.condition)
+        held = conditions[0] if conditions else None
+        for condition in conditions[1:]:
+            held = term("and", held or condition, condition)
+        return RowValue(self.value(element, inner), held)
 
     def _generated(
         self, element: ast.expr, generator: ast.comprehension, names: Names
@@ -245,6 +276,12 @@ class ExpressionReader:
         value = self.value(node, names)
         if isinstance(value, (range, tuple, enumerate, zip, reversed)):
             return list(value)
+        if isinstance(value, RowValue):
+            raise self.source.refusal(
+                node,
+                "expected a loop over a range or tuple, got one over a row",
+                "write sum(f(x) for x in row), max(...) or [f(x) for x in row]",
+            )
         raise self.source.refusal(
             node,
             "expected a range or tuple that is known when the operator is defined, got another",
@@ -276,6 +313,8 @@ class ExpressionReader:
         callee = self.value(node.func, names)
         args = self._arguments(node, names)
         kwargs = {str(k.arg): self.value(k.value, names) for k in node.keywords}
+        if any(isinstance(arg, RowValue) for arg in args) and not inspect.isfunction(callee):
+            return self._call_of_rows(callee, args, kwargs, node)
         if callee in (sum, all, any) and len(args) == 1 and isinstance(args[0], tuple):
             return self._folded(callee, args[0], node)
         known = (
@@ -284,13 +323,36 @@ class ExpressionReader:
         if known:
             return self._builtin(callee, args, kwargs, node)
         if callee in _KNOWN_CALLS:
-            return self._known_call(callee, args, node)
+            return self._known_call(callee, args, kwargs, node)
         definition = getattr(callee, "definition", None)
         if isinstance(definition, Definition):
             return self._operator(definition, args, kwargs, node)
         if inspect.isfunction(callee):
             return self._call_function(callee, args, kwargs, self.source, node)
         return self._of_numbers(callee, args, node)
+
+    def _call_of_rows(
+        self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST
+    ) -> Any:
+        """Return what a function of Python makes of rows."""
+        if callee is zip and all(isinstance(arg, RowValue) for arg in args):
+            if all(arg.condition is None for arg in args):
+                return RowValue(tuple(arg.item for arg in args))
+        elif callee in (list, tuple) and len(args) == 1:
+            return args[0]
+        elif callee is len and args[0].condition is None:
+            return row_length()
+        elif callee in _FOLDS and len(args) == 1 and not kwargs:
+            op, otherwise = _FOLDS[callee]
+            item = where_held(args[0], otherwise)
+            if item is not None:
+                return total_of(item) if op == "add" else extreme_of(op, item)
+        name = getattr(callee, "__name__", type(callee).__name__)
+        raise self.source.refusal(
+            node,
+            f"expected sum, max, min, len, zip or a comprehension of a row, got {name}",
+            "write sum(f(x) for x in row), max(...) or [f(x) for x in row]",
+        )
 
     def _arguments(self, node: ast.Call, names: Names) -> tuple[Any, ...]:
         found: list[Any] = []
@@ -334,15 +396,17 @@ class ExpressionReader:
                 "see the table of functions in docs/operators_of_your_own.md",
             ) from error
 
-    def _known_call(self, callee: Any, args: tuple[Any, ...], node: ast.AST) -> Any:
-        if any(isinstance(arg, Term) for arg in args):
+    def _known_call(
+        self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST
+    ) -> Any:
+        if any(isinstance(arg, Term) for arg in (*args, *kwargs.values())):
             raise self.source.refusal(
                 node,
                 f"expected {callee.__name__} of numbers that are known when the operator is "
                 "defined, got one of an operand",
                 "loop over range(n) with a number n, and leave early by break",
             )
-        found = callee(*args)
+        found = callee(*args, **kwargs)
         return tuple(found) if isinstance(found, list) else found
 
     def _of_numbers(self, callee: Any, args: tuple[Any, ...], node: ast.AST) -> Any:

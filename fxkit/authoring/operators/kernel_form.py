@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fxkit.authoring.operators.composed import aligned
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.dtype_promotion import dtypes_of, result_dtype
 from fxkit.authoring.operators.evaluation import (
@@ -18,6 +19,7 @@ from fxkit.authoring.operators.evaluation import (
     varied,
 )
 from fxkit.authoring.operators.primitives import Kind
+from fxkit.authoring.operators.row_values import LENGTH
 from fxkit.ir.types import TensorType
 from fxkit.lower.loop_ir.bits import Number
 from fxkit.lower.loop_ir.builder import Builder, Ref
@@ -70,8 +72,16 @@ def results_like(
     definition: Definition, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Number]
 ) -> list[torch.Tensor]:
     """Return tensors as an operator returns, without its numbers; they may be fake."""
-    like = functools.reduce(torch.add, tensors) if len(tensors) > 1 else tensors[0]
-    return [torch.empty_like(like, dtype=d) for d in result_types(definition, tensors, numbers)]
+    dtypes = result_types(definition, tensors, numbers)
+    whole = aligned(definition, tensors)
+    like = functools.reduce(torch.add, whole) if len(whole) > 1 else whole[0]
+    widths = definition.wide or (True,) * len(dtypes)
+    return [
+        torch.empty_like(like, dtype=dtype)
+        if is_wide
+        else like.new_empty(like.shape[:-1], dtype=dtype)
+        for dtype, is_wide in zip(dtypes, widths, strict=True)
+    ]
 
 
 def kernel_for(
@@ -87,23 +97,29 @@ def kernel_for(
     Raises:
         Unfusable: When it takes something that kernels do not compute.
     """
-    builder, sizes = Builder(), tuple(int(size) for size in results[0].shape)
+    is_of_rows = definition.rows is not None
+    dtypes, tensors = dtypes_of(tensors), aligned(definition, tensors)
+    builder, sizes = Builder(), tuple(torch.broadcast_shapes(*(t.shape for t in tensors)))
+    if is_of_rows:
+        numbers = {**numbers, LENGTH: sizes[-1]}
     buffers: list[Buffer] = []
     values: dict[str, Ref] = {}
     for name, tensor in zip(definition.tensors, tensors, strict=True):
         access = Access(len(buffers), _strides(tensor, sizes))
         values[name] = builder.load(access, tensor.dtype)
         buffers.append(Buffer(f"in{len(buffers)}", tensor.dtype, False))
-    varying = {name: varied(value, f"given_{name}") for name, value in numbers.items()}
-    evaluation = ScalarEvaluation(KernelComputer(builder), dtypes_of(tensors), values, varying)
+    varying = {name: varied(value, f"given_{name.strip('()')}") for name, value in numbers.items()}
+    evaluation = ScalarEvaluation(KernelComputer(builder), dtypes, values, varying)
     stores: list[Store] = []
     for position, (term, known) in enumerate(zip(definition.results, results, strict=True)):
         value = builder.stored(evaluation.result(term), known.dtype)
-        access = Access(len(buffers), tuple(known.stride or ()))
+        strides = tuple(known.stride or ())
+        access = Access(len(buffers), strides + (0,) * (len(sizes) - len(strides)))
         buffers.append(Buffer(f"out{position}", known.dtype, True))
         stores.append(Store(access, value.position))
     kernel = Kernel(sizes, 0, tuple(buffers), tuple(builder.body), tuple(stores))
-    return ordered(kernel, [])
+    has_rows = any(instruction.is_reduction for instruction in kernel.body)
+    return ordered(kernel, [len(sizes) - 1] if has_rows else [])
 
 
 def _strides(tensor: torch.Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:

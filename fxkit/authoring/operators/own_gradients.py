@@ -11,12 +11,16 @@ import torch
 
 from fxkit.authoring.operators.composed import reference
 from fxkit.authoring.operators.definition import Definition
+from fxkit.authoring.operators.row_values import RowValue
 from fxkit.authoring.operators.statements import FunctionReader
-from fxkit.authoring.operators.terms import Term, const, number, operand
+from fxkit.authoring.operators.terms import Term, const, number, operand, row
 from fxkit.errors import NumericsError, UnsupportedError
 
 # Points at which gradients are compared, and the step of the differences.
 _POINTS, _STEP = 512, 1e-5
+
+# The length of rows there.
+_ROW = 7
 
 # At so many of them an operator may have a kink within the step.
 _KINKS = 0.02
@@ -40,7 +44,13 @@ def with_gradient(definition: Definition, function: Callable[..., Any]) -> Defin
             hint=f"let it take {', '.join(wanted)}",
         )
     numbers = set(definition.numbers)
-    leaves = [number(name) if name in numbers else operand(name) for name in wanted]
+    rows = (definition.rows or frozenset()) | {
+        name for name, wide in zip(definition.grad_names, definition.wide, strict=False) if wide
+    }
+    leaves = [
+        RowValue(row(name)) if name in rows else number(name) if name in numbers else operand(name)
+        for name in wanted
+    ]
     found = FunctionReader().read(function, dict(zip(names, leaves, strict=True)))
     values = found if isinstance(found, tuple) else (found,)
     if len(values) != len(definition.tensors):
@@ -48,7 +58,8 @@ def with_gradient(definition: Definition, function: Callable[..., Any]) -> Defin
             f"expected the gradients of {', '.join(definition.tensors)}, got {len(values)} values",
             hint="return one gradient for each tensor, in their order",
         )
-    terms = tuple(v if isinstance(v, Term) else const(float(v)) for v in values)
+    items = [value.item if isinstance(value, RowValue) else value for value in values]
+    terms = tuple(v if isinstance(v, Term) else const(float(v)) for v in items)
     return dataclasses.replace(definition, gradients=terms)
 
 
@@ -58,6 +69,9 @@ def check_gradients(definition: Definition) -> None:
     Raises:
         NumericsError: When they differ at more points than kinks explain.
     """
+    if definition.rows is not None:
+        _check_rows(definition)
+        return
     generator = torch.Generator().manual_seed(0)
     shape = (len(definition.tensors), _POINTS)
     points = torch.randn(shape, dtype=torch.float64, generator=generator) * 2
@@ -74,6 +88,35 @@ def check_gradients(definition: Definition) -> None:
         slopes = [(a - b) / (2 * _STEP) for a, b in zip(above, below, strict=True)]
         expected = sum(g * slope for g, slope in zip(grads, slopes, strict=True))
         _compare(found, torch.as_tensor(expected), points, definition, name)
+
+
+def _check_rows(definition: Definition) -> None:
+    """Compare the gradients of rows: the slope along random directions with differences."""
+    generator = torch.Generator().manual_seed(0)
+    options: dict[str, Any] = {"dtype": torch.float64, "generator": generator}
+    rows = definition.rows or frozenset()
+    shapes = [(_POINTS, _ROW) if name in rows else (_POINTS,) for name in definition.tensors]
+    points = [torch.randn(shape, **options) * 2 for shape in shapes]
+    grads = [torch.randn((_POINTS, _ROW)[: 1 + w], **options) for w in definition.wide]
+    for position, name in enumerate(definition.tensors):
+        (found,) = reference(definition.gradient(name), [*grads, *points], definition.numbers)
+        direction = torch.randn(shapes[position], **options)
+        above, below = [
+            reference(
+                definition,
+                [p + s * direction if i == position else p for i, p in enumerate(points)],
+                definition.numbers,
+            )
+            for s in (_STEP, -_STEP)
+        ]
+        changes = [(a - b) / (2 * _STEP) for a, b in zip(above, below, strict=True)]
+        expected = sum(_by_row(g * c) for g, c in zip(grads, changes, strict=True))
+        first = torch.stack([p.reshape(_POINTS, -1)[:, 0] for p in points])
+        _compare(_by_row(found * direction), torch.as_tensor(expected), first, definition, name)
+
+
+def _by_row(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(-1) if x.ndim > 1 else x
 
 
 def _compare(

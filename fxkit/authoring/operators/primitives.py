@@ -45,6 +45,8 @@ COMPARE = "compare"  # all to the highest kind among them; a bool
 LOGIC = "logic"  # all to bools
 BITS = "bits"  # as `same`, but for floats, which have none
 CHOICE = "choice"  # the first to a bool, the others as `same`
+REDUCE = "reduce"  # one number of a row; bools become integers
+FIRST = "first"  # the first as it is; of the others only their places count
 TO_FLOAT, TO_INTEGER = "to_float", "to_integer"
 
 
@@ -133,6 +135,17 @@ def _pow(base: Ref, exponent: Ref) -> Ref:
     return TABLE["aten.pow"].build(base, exponent, result_dtype=base.dtype)
 
 
+def _reduction(monoid: str, compute: Callable[..., torch.Tensor]) -> Primitive:
+    def build(x: Ref) -> Ref:
+        return x.builder.reduce(monoid, x)
+
+    return Primitive(f"reduce_{monoid}", REDUCE, build, lambda x: compute(x, -1, keepdim=True))
+
+
+def _wide(x: Ref, row: Ref) -> Ref:
+    return select(row.equals(row), x, x)
+
+
 def _comparison(op: str) -> Primitive:
     build = {"eq": Ref.equals, "ne": Ref.differs}.get(op) or getattr(Ref, f"__{op}__")
     return _binary(op, build, getattr(torch, op), COMPARE)
@@ -174,6 +187,11 @@ _ROWS = (
     Primitive("float", TO_FLOAT, _unchanged, _unchanged),
     Primitive("int", TO_INTEGER, _unchanged, _unchanged),
     *map(_rounding, ("floor", "ceil", "trunc", "rint")),
+    # --- rows
+    _reduction("add", torch.sum),
+    _reduction("max", torch.amax),
+    _reduction("min", torch.amin),
+    Primitive("row_wide", FIRST, _wide, lambda x, row: x, arity=2),
     # --- functions of `math`
     *map(
         _real,

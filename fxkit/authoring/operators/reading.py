@@ -8,8 +8,9 @@ from typing import Any
 
 from fxkit.authoring.operators.definition import Definition, Parameter
 from fxkit.authoring.operators.kernel_form import RESERVED
+from fxkit.authoring.operators.row_values import RowValue, widened
 from fxkit.authoring.operators.statements import FunctionReader
-from fxkit.authoring.operators.terms import const, in_order, number, operand
+from fxkit.authoring.operators.terms import Term, const, in_order, number, operand, row
 from fxkit.errors import UnsupportedError
 
 # Larger expressions take a compiler too long.
@@ -22,11 +23,7 @@ def definition_of(function: Callable[..., Any], name: str) -> Definition:
     Raises:
         UnsupportedError: When the function can't be read; the message has line and remedy.
     """
-    if not name.isidentifier():
-        raise UnsupportedError(
-            f"expected a name for the operator, got {name!r}", hint="pass name= to fxkit.operator"
-        )
-    parameters = _parameters(function)
+    parameters = _checked(function, name)
     arguments = {p.name: operand(p.name) if p.is_tensor else number(p.name) for p in parameters}
     found = FunctionReader().read(function, arguments)
     values = found if isinstance(found, tuple) else (found,)
@@ -38,14 +35,71 @@ def definition_of(function: Callable[..., Any], name: str) -> Definition:
                 hint="return a number, or a tuple of numbers",
             )
     results = tuple(v if hasattr(v, "op") else const(v) for v in values)
+    _check_size(results, function)
+    return Definition(name, parameters, results, isinstance(found, tuple))
+
+
+def row_definition_of(function: Callable[..., Any], name: str) -> Definition:
+    """Return what an operator on rows computes: a function of lists.
+
+    Raises:
+        UnsupportedError: When the function can't be read; the message has line and remedy.
+    """
+    parameters = _checked(function, name)
+    known = inspect.signature(function).parameters
+    rows = [p.name for p in parameters if p.is_tensor and not _is_number(known[p.name])]
+    if not rows:
+        raise UnsupportedError(
+            "expected at least one parameter that is a row, got numbers",
+            source=_place(function),
+            hint="leave out the annotation float of what is a list",
+        )
+    arguments: dict[str, Any] = {p.name: number(p.name) for p in parameters if not p.is_tensor}
+    arguments |= {p.name: operand(p.name) for p in parameters if p.is_tensor}
+    arguments |= {name: RowValue(row(name)) for name in rows}
+    found = FunctionReader().read(function, arguments)
+    values = found if isinstance(found, tuple) else (found,)
+    results = tuple(_row_result(value, row(rows[0]), function) for value in values)
+    _check_size(results, function)
+    wide = tuple(isinstance(value, RowValue) for value in values)
+    is_tuple = isinstance(found, tuple)
+    return Definition(name, parameters, results, is_tuple, rows=frozenset(rows), wide=wide)
+
+
+def _row_result(value: Any, row: Term, function: Callable[..., Any]) -> Term:
+    is_list = isinstance(value, RowValue)
+    item = value.item if is_list else value
+    if isinstance(item, (bool, int, float)):
+        item = const(item)
+    if not isinstance(item, Term) or (is_list and value.condition is not None):
+        raise UnsupportedError(
+            f"expected {function.__name__} to return numbers and whole rows of them, got another",
+            source=_place(function),
+            hint="return [f(x) for x in row], without a condition, or a number",
+        )
+    return widened(item, row) if is_list else item
+
+
+def _is_number(parameter: inspect.Parameter) -> bool:
+    return parameter.annotation in (float, "float")
+
+
+def _checked(function: Callable[..., Any], name: str) -> tuple[Parameter, ...]:
+    if not name.isidentifier():
+        raise UnsupportedError(
+            f"expected a name for the operator, got {name!r}", hint="pass name= to fxkit.operator"
+        )
+    return _parameters(function)
+
+
+def _check_size(results: tuple[Term, ...], function: Callable[..., Any]) -> None:
     terms = len(in_order(results))
-    if terms > _MAX_TERMS or not values:
+    if terms > _MAX_TERMS or not results:
         raise UnsupportedError(
             f"expected an operator of 1 to {_MAX_TERMS} operations, got {terms}",
             source=_place(function),
             hint="make its loops shorter",
         )
-    return Definition(name, parameters, results, isinstance(found, tuple))
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:

@@ -40,7 +40,8 @@ class Registration:
         self._library = self._registered()
         self.overload = getattr(getattr(torch.ops, namespace), definition.name).default
         row_name = f"{namespace}.{definition.name}"
-        TABLE[row_name] = row_of_definition(definition, row_name, tolerance)
+        if definition.rows is None:
+            TABLE[row_name] = row_of_definition(definition, row_name, tolerance)
         declare_composition(self.overload, self.composition)
 
     @property
@@ -145,16 +146,19 @@ class Registration:
         """Return operands with the mapped dimension first, aligned for broadcasting."""
         pairs = list(zip(tensors, dims, strict=True))
         single = [t if dim is None else t.select(dim, 0) for t, dim in pairs]
-        rank = max(t.ndim for t in single)
+        rows = self.definition.rows
+        names = self.definition.tensors
+        missing = [rows is not None and name not in rows for name in names]
+        rank = max(t.ndim + lacks for t, lacks in zip(single, missing, strict=True))
         dtypes = dtypes_of(single)
         found: list[torch.Tensor] = []
-        for (tensor, dim), one in zip(pairs, single, strict=True):
+        for (tensor, dim), one, lacks in zip(pairs, single, missing, strict=True):
             if not one.ndim and rank and dim is not None:
                 # What had no dimension now has one, but is to count no more than before.
                 tensor = tensor.to(result_dtype(kind_of_dtype(tensor.dtype), dtypes))
             if dim is not None:
                 tensor = tensor.movedim(dim, 0)
-                shape = (tensor.shape[0], *(1,) * (rank - one.ndim), *tensor.shape[1:])
+                shape = (tensor.shape[0], *(1,) * (rank - lacks - one.ndim), *tensor.shape[1:])
                 tensor = tensor.reshape(shape)
             found.append(tensor)
         return found

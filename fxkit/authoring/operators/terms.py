@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fxkit.lower.loop_ir.bits import Bits, Number
 
-OPERAND, NUMBER, CONST = "operand", "number", "const"
+OPERAND, ROW, NUMBER, CONST = "operand", "row", "number", "const"
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -21,7 +21,7 @@ class Term:
     """A value of a scalar expression; terms are made by `operand`, `number`, `const` and `term`.
 
     Attributes:
-        op: `operand`, `number`, `const`, or the name of a primitive.
+        op: `operand`, `row`, `number`, `const`, or the name of a primitive.
         operands: What the primitive is applied to.
         value: The name of an operand or of a numeric parameter; the number of a constant.
     """
@@ -56,6 +56,11 @@ def _made(op: str, operands: tuple[Term, ...], value: str | Number | None) -> Te
 def operand(name: str) -> Term:
     """Return a tensor operand."""
     return _made(OPERAND, (), name)
+
+
+def row(name: str) -> Term:
+    """Return an element of a row of a tensor operand, one for each place in the row."""
+    return _made(ROW, (), name)
 
 
 def number(name: str) -> Term:

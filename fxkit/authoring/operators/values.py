@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxkit.authoring.operators.primitives import term
+from fxkit.authoring.operators.row_values import RowValue
 from fxkit.authoring.operators.source import FunctionSource
 from fxkit.authoring.operators.terms import CONST, Term, const
 from fxkit.lower.loop_ir.bits import Bits
@@ -39,6 +40,12 @@ def as_term(value: Any, source: FunctionSource, node: ast.AST) -> Term:
         return value
     if is_number(value):
         return const(value)
+    if isinstance(value, RowValue):
+        raise source.refusal(
+            node,
+            "expected a number, got a row",
+            "compute with its elements: [2 * x for x in row], or sum(x for x in row)",
+        )
     kind = type(value).__name__
     raise source.refusal(
         node,
@@ -55,6 +62,9 @@ def chosen(
         return a
     if isinstance(a, Unset) or isinstance(b, Unset):
         return Unset(name)
+    if isinstance(a, RowValue) and isinstance(b, RowValue) and a.condition is b.condition:
+        item = chosen(condition, a.item, b.item, source, node, name)
+        return RowValue(item, a.condition)
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         pairs = zip(a, b, strict=True)
         return tuple(chosen(condition, x, y, source, node, name) for x, y in pairs)

@@ -1,0 +1,107 @@
+"""`@fxkit.row_operator`: a Python function of lists as an operator on the rows of tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, overload
+
+from fxkit.authoring.operators.elementwise import ElementwiseOperator, registered
+from fxkit.authoring.operators.own_gradients import check_gradients, with_gradient
+from fxkit.authoring.operators.reading import row_definition_of
+
+
+class RowOperator(ElementwiseOperator):
+    """An operator on the rows of tensors that was written as a function of lists."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator for each row; of lists and numbers alone, by the function itself.
+
+        Args:
+            args: Tensors, whose last axis is the row unless `dim` says otherwise, then numbers.
+                Those that are one number a row lack that axis. All others broadcast.
+            kwargs: The same by name, `dim`, and `out`, where the result is written.
+        """
+        if "dim" not in kwargs:
+            return super().__call__(*args, **kwargs)
+        dim = kwargs.pop("dim")
+        arguments = self._arguments(args, {k: v for k, v in kwargs.items() if k != "out"})
+        rows = self.definition.rows or frozenset()
+        pairs = list(zip(self.definition.parameters, arguments, strict=True))
+        rank = max(value.ndim for p, value in pairs if p.name in rows)
+        if not -rank <= dim < rank:
+            raise IndexError(f"expected a dimension in [{-rank}, {rank - 1}], got {dim}")
+        axis = dim % rank - rank
+        moved = [
+            value.movedim(axis, -1) if p.name in rows and value.ndim >= -axis else value
+            for p, value in pairs
+        ]
+        found = super().__call__(*moved, **({"out": kwargs["out"]} if "out" in kwargs else {}))
+        return self._moved_back(found, axis)
+
+    def _moved_back(self, found: Any, axis: int) -> Any:
+        results = found if self.definition.is_tuple else (found,)
+        pairs = zip(results, self.definition.wide, strict=True)
+        back = tuple(r.movedim(-1, axis) if is_wide else r for r, is_wide in pairs)
+        return back if self.definition.is_tuple else back[0]
+
+
+@overload
+def row_operator(function: Callable[..., Any], /) -> RowOperator: ...
+
+
+@overload
+def row_operator(
+    *,
+    name: str | None = None,
+    namespace: str = "authored",
+    tolerance: float = 16,
+    gradient: Callable[..., Any] | None = None,
+    check_gradient: bool = True,
+) -> Callable[[Callable[..., Any]], RowOperator]: ...
+
+
+def row_operator(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make an operator on the rows of tensors of a Python function of lists of numbers.
+
+    Parameters without a default are lists: the elements along the last axis of a tensor. One that
+    is annotated as `float` is one number a row. Lists are read by `sum`, `max`, `min`, `len`, `zip`
+    and comprehensions; what is returned is a list, a number or a tuple of these. All else is as for
+    `fxkit.operator`, options too.
+
+    Args:
+        function: The function.
+        **options: Those of `fxkit.operator`.
+
+    Returns:
+        The operator, or a decorator where options are given.
+
+    Raises:
+        UnsupportedError: When the function can't be read: the message has the line, the reason and
+            a remedy.
+        NumericsError: When a gradient of one's own is not that of the operator.
+
+    Example:
+        >>> import math, torch, fxkit
+        >>> @fxkit.row_operator
+        ... def rms_norm(row, weight, eps=1e-6):
+        ...     scale = 1 / math.sqrt(sum(x * x for x in row) / len(row) + eps)
+        ...     return [x * scale * w for x, w in zip(row, weight)]
+        >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2))
+        tensor([[0.8485, 1.1314]])
+    """
+    if function is None:
+        return functools.partial(_made, options)
+    return _made(options, function)
+
+
+def _made(options: Mapping[str, Any], function: Callable[..., Any]) -> RowOperator:
+    given = dict(options)
+    name = given.pop("name", None) or getattr(function, "__name__", "")
+    gradient, is_checked = given.pop("gradient", None), given.pop("check_gradient", True)
+    definition = row_definition_of(function, name)
+    if gradient is not None:
+        definition = with_gradient(definition, gradient)
+        if is_checked:
+            check_gradients(definition)
+    return RowOperator(function, definition, registered(definition, **given))

@@ -38,6 +38,7 @@ PUBLIC_FUNCTIONS = {
     "capture", "symbolic_trace", "opaque", "graph", "tree", "draw", "diff", "profile",
     "rule", "rewrite", "find", "explain", "edit", "compile", "quantize", "operator",
     "kernel", "register_kernel",
+    "row_operator",
 }  # fmt: skip
 
 

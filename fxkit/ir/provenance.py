@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from torch import fx
@@ -50,12 +50,16 @@ class Provenance(NamedTuple):
     by: tuple[str, ...] = ()
 
 
+# What calls an operator in the place of its user.
+_AUTHORED = str(Path(__file__).parents[1] / "authoring")
+
+
 def source_of(node: fx.Node) -> Source | None:
     """Return the innermost user's line that made the node, if it was recorded."""
     trace = node.meta.get("stack_trace")
     if not trace:
         return None
-    frames = list(_FRAME.finditer(trace))
+    frames = [f for f in _FRAME.finditer(trace) if not f["file"].startswith(_AUTHORED)]
     if not frames:
         return None
     last = frames[-1]

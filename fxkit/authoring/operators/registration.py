@@ -13,8 +13,9 @@ from fxkit.authoring.operators.dtype_promotion import dtypes_of, result_dtype
 from fxkit.authoring.operators.eager_kernels import EagerKernels
 from fxkit.authoring.operators.evaluation import kind_of_dtype
 from fxkit.authoring.operators.kernel_form import results_like, row_of_definition
+from fxkit.authoring.operators.row_form import row_op_of_definition
 from fxkit.lower.loop_ir.bits import Number
-from fxkit.lower.operators.scalar_table import TABLE
+from fxkit.lower.operators import row_table, scalar_table
 from fxkit.passes.decomposition.compositions import declare_composition
 
 
@@ -41,7 +42,9 @@ class Registration:
         self.overload = getattr(getattr(torch.ops, namespace), definition.name).default
         row_name = f"{namespace}.{definition.name}"
         if definition.rows is None:
-            TABLE[row_name] = row_of_definition(definition, row_name, tolerance)
+            scalar_table.TABLE[row_name] = row_of_definition(definition, row_name, tolerance)
+        elif (row := row_op_of_definition(definition, row_name, tolerance)) is not None:
+            row_table.TABLE[row_name] = row
         declare_composition(self.overload, self.composition)
 
     @property
@@ -67,7 +70,8 @@ class Registration:
         """Take the operator, and its gradients, out of torch again."""
         for gradient in self._gradients.values():
             gradient.withdraw()
-        TABLE.pop(f"{self.namespace}.{self.definition.name}", None)
+        for table in (scalar_table.TABLE, row_table.TABLE):
+            table.pop(f"{self.namespace}.{self.definition.name}", None)
         self._library._destroy()
 
     def _registered(self) -> torch.library.Library:

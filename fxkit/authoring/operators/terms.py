@@ -16,7 +16,7 @@ from fxkit.lower.loop_ir.bits import Bits, Number
 OPERAND, ROW, NUMBER, CONST = "operand", "row", "number", "const"
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class Term:
     """A value of a scalar expression; terms are made by `operand`, `number`, `const` and `term`.
 
@@ -30,10 +30,9 @@ class Term:
     operands: tuple[Term, ...] = ()
     value: str | Number | None = None
 
-    def __str__(self) -> str:
-        if self.op == CONST or not self.operands:
-            return str(self.value)
-        return f"{self.op}({', '.join(map(str, self.operands))})"
+    def __repr__(self) -> str:
+        # Not of its operands: what they share would be written again and again.
+        return f"<{self.op}{'' if self.value is None else f' {self.value}'}>"
 
 
 _known: weakref.WeakValueDictionary[object, Term] = weakref.WeakValueDictionary()

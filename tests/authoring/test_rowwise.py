@@ -206,6 +206,11 @@ def test_it_is_one_node_that_the_fuser_takes_in(operator: RowOperator) -> None:
     assert any(operator.__name__ in "".join(r.nodes) for r in module.regions if r.kernel)
 
 
+def test_of_lists_it_is_the_function_itself() -> None:
+    assert scaled([1.0, 2.0], 3.0) == [3.0, 6.0]
+    assert extent([1.0, 4.0]) == 3.0
+
+
 def test_torch_compile_keeps_it() -> None:
     x = torch.randn(8, 16)
 

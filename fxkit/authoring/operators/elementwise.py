@@ -113,7 +113,7 @@ class ElementwiseOperator:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = kwargs.pop("out", None)
         arguments = self._arguments(args, kwargs)
-        if all(isinstance(value, (bool, int, float)) for value in arguments):
+        if all(isinstance(value, (bool, int, float, list)) for value in arguments):
             return self.__wrapped__(*args, **kwargs)
         if any(isinstance(value, (bool, int, float)) for value in arguments[: self._count]):
             arguments = self._with_tensors(arguments)

@@ -151,6 +151,10 @@ def _comparison(op: str) -> Primitive:
     return _binary(op, build, getattr(torch, op), COMPARE)
 
 
+def _floored(a: Any, b: Any) -> torch.Tensor:
+    return torch.div(a, b, rounding_mode="floor")  # which has a derivative, unlike floor_divide
+
+
 def _shift(name: str) -> Callable[..., Ref]:
     return TABLE[f"aten.bitwise_{name}_shift"].build
 
@@ -161,7 +165,7 @@ _ROWS = (
     _binary("sub", Ref.__sub__, torch.sub),
     _binary("mul", Ref.__mul__, torch.mul),
     _binary("div", Ref.__truediv__, torch.div, REAL),
-    _binary("floordiv", _by_kind(_row("aten.floor_divide"), floored_quotient), torch.floor_divide),
+    _binary("floordiv", _by_kind(_row("aten.floor_divide"), floored_quotient), _floored),
     _binary("mod", _by_kind(_row("aten.remainder"), floored_rest), torch.remainder),
     Primitive("neg", ARITHMETIC, Ref.__neg__, torch.neg),
     Primitive("abs", ARITHMETIC, _row("aten.abs"), torch.abs),

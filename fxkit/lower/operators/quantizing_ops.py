@@ -41,8 +41,12 @@ def _quantize(
     input: Ref, *, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Ref:
     value = input.cast(torch.float32)
-    level = call("rint", value * ctypes.c_float(1.0 / scale).value) + float(zero_point)
+    level = call("rint", value * ctypes.c_float(1.0 / scale).value)
+    if zero_point:
+        level = level + float(zero_point)
     clamped = _clamped(level, quant_min, quant_max)
+    if quant_min == 0:  # which is what NaN becomes, too
+        return clamped.cast(dtype)
     return select(level.differs(level), 0.0, clamped).cast(dtype)  # NaN becomes 0
 
 

@@ -13,12 +13,15 @@ import torch.nn.functional as F
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS
 from fxkit.lower.families.convolutions.autotune import MAX_PIXELS
-from fxkit.lower.families.integer_convolutions.printer import ROOM, IntegerDepthwisePrinter
+from fxkit.lower.families.integer_convolutions.printer import (
+    ROOM,
+    IntegerDepthwisePrinter,
+    most_rows,
+)
 from fxkit.lower.families.integer_products.packed_weight import pack
 from fxkit.lower.families.integer_products.printer import COLUMNS
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.printer import BLOCKS, block_rows, boolean
-from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.lower.loop_ir.integer_convolution import IntegerConvolution
 
 
@@ -31,7 +34,8 @@ def reason_to_stay_float(one: IntegerConvolution) -> str | None:
     if one.terms < MIN_TERMS:
         return None
     part = _part_of(one)
-    text = f"integers or float {part} {part.steps} {part.padding} {part.dilation} {part.has_tiles}"
+    text = f"integers beside float {part} {part.steps} {part.padding} {part.dilation}"
+    text = f"{text} {part.has_tiles}"
     measure = functools.partial(_measured, part)
     return times.slower(f"convolves {part}", text, measure, IntegerDepthwisePrinter.texts())
 
@@ -49,57 +53,49 @@ def _part_of(one: IntegerConvolution) -> IntegerConvolution:
 
 
 def _measured(one: IntegerConvolution) -> tuple[float, float]:
-    """Time a convolution, and oneDNN's of float32 with a pass over its result."""
+    """Time a convolution, and what runs else: float32 by a dequantised weight, and a pass over it.
+
+    Either leaves what a layer that is quantised goes on with.
+    """
     channels = one.channels or one.columns
-    image = torch.ones(1, channels, *one.image).contiguous(memory_format=torch.channels_last)
-    weight = torch.ones(one.columns, one.channels or 1, *one.window)
-    weight = weight.contiguous(memory_format=torch.channels_last)
-    groups = 1 if one.channels else channels
-    settings = (one.steps, one.padding, one.dilation, groups)
-    slot = packed.new_slot()
+    image = torch.ones(1, channels, *one.image)
+    weight = torch.ones(one.columns, one.channels or 1, *one.window, dtype=torch.int8)
+    settings = (one.steps, one.padding, one.dilation, 1 if one.channels else channels)
 
     def library() -> None:
-        if packed.is_available():
-            packed.convolution(
-                image, weight, None, None, None, None, None, 0.0, one.steps, one.padding,
-                one.dilation, groups, slot,
-            ).relu_()  # fmt: skip
-        else:
-            F.conv2d(image, weight, None, *settings).relu_()
+        F.conv2d(image, weight.to(torch.float32), None, *settings).relu_()
 
-    return times.fastest(_kernel(one, image, weight), library)
+    return times.fastest(_kernel(one, weight), library)
 
 
-def _kernel(
-    one: IntegerConvolution, image: torch.Tensor, weight: torch.Tensor
-) -> Callable[[], None]:
+def _kernel(one: IntegerConvolution, weight: torch.Tensor) -> Callable[[], None]:
     """Return a call of the kernel that convolves."""
     threads = torch.get_num_threads()
-    factors = weight.to(torch.int8)
-    integers = [image.permute(0, 2, 3, 1).to(torch.uint8), pack(factors)]
-    if one.channels is None:
-        integers[1] = factors.contiguous()
-    result = torch.empty(one.rows, one.columns)
+    image = torch.ones(*one.image, one.channels or one.columns, dtype=torch.uint8)
+    panels = -(-one.columns // COLUMNS)
+    result = torch.empty(one.rows, panels * COLUMNS, dtype=torch.uint8)
+    tensors = (image, weight if one.channels is None else pack(weight), result)
     lengths = [*one.image, *one.strides[1:], one.channels or 1, *one.window, *one.steps]
     lengths += [*one.padding, *one.dilation, one.result[1], one.rows, one.columns]
-    numbers = (ctypes.c_long * 17)(*lengths, block_rows(one, threads))
+    height = min(block_rows(one, threads), most_rows(one))
+    numbers = (ctypes.c_long * 17)(*lengths, height)
     convolve = _DEPTHWISE if one.channels is None else _CONVOLVE
     trial = _TRIAL.replace("CONVOLVE", convolve).replace("HAS_TILES", boolean(one.has_tiles))
     function = times.trial_function("\n".join([*IntegerDepthwisePrinter.texts(), trial]))
     function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
-    pointers = [tensor.data_ptr() for tensor in (*integers, result)]
+    pointers = [tensor.data_ptr() for tensor in tensors]
 
     def kernel() -> None:
         function(*pointers, ctypes.addressof(numbers), threads)
 
     # The tensors live as long as what has their addresses.
-    kernel.tensors = (*integers, result)  # type: ignore[attr-defined]
+    kernel.tensors = tensors  # type: ignore[attr-defined]
     return kernel
 
 
 _TRIAL = f"""
-extern "C" void fx_trial(const unsigned char* image, const unsigned char* weight, float* out,
-                         const long* n, long threads) {{
+extern "C" void fx_trial(const unsigned char* image, const unsigned char* weight,
+                         unsigned char* out, const long* n, long threads) {{
   const fx_windows_of<unsigned char> g = {{image, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7],
                                            n[8], n[9], n[10], n[11], n[12], n[13]}};
   const long rows = n[14], columns = n[15], height = n[16];
@@ -119,8 +115,8 @@ extern "C" void fx_trial(const unsigned char* image, const unsigned char* weight
       CONVOLVE
       held = tile / panels;
       for (long r = first; r < last; ++r)
-        for (long j = 0; j < wide; ++j)
-          out[r * columns + from + j] = sums[(r - first) * {COLUMNS} + j];
+        for (long j = 0; j < {COLUMNS}; ++j)
+          out[r * panels * {COLUMNS} + from + j] = sums[(r - first) * {COLUMNS} + j];
     }}
   }}
 }}

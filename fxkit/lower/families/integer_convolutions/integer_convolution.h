@@ -131,7 +131,7 @@ static void fx_integer_convolution(const fx_windows_of<Left>& g, const unsigned 
                                    long last, int zero, unsigned char* windows, long room, bool holds,
                                    int* sums) {
   const long depth = g.window_height * g.window_width * g.channels, rows = last - first;
-  if (fx_is_matrix(g)) {
+  if (fx_is_matrix(g) && !(HAS_TILES && depth % 64)) {
     fx_packed_product<HAS_TILES, false>(
         g.first + first * depth, depth, panel, rows, depth, {nullptr, 0, zero}, sums);
     return;

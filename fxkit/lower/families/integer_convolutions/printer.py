@@ -19,6 +19,9 @@ ROOM = 1 << 19
 # Rows of a tile, FX_TILE_ROWS in the text: a block has room for whole tiles.
 TILE_ROWS = 32
 
+# With so few terms, a sum is soon done, and passing it through a cache takes most of the time.
+FEW_TERMS = 640
+
 
 class IntegerConvolutionPrinter(IntegerProductPrinter):
     """Writes a kernel that begins with a convolution of integers.
@@ -38,6 +41,11 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
         """Return the text of such convolutions, behind that of products."""
         own = Path(__file__).with_name("integer_convolution.h").read_text()
         return (*IntegerProductPrinter.texts(), own)
+
+    @property
+    def _heights(self) -> tuple[int, ...]:
+        """Rows that a block may have."""
+        return tuple(rows for rows in BLOCKS if rows <= most_rows(self._detail))
 
     def _share_tiles(self) -> None:
         """Let threads share the tiles; each has room for windows of its own."""
@@ -115,3 +123,8 @@ class IntegerDepthwisePrinter(IntegerConvolutionPrinter):
 def _tiles_of(rows: int) -> int:
     """Round a number of rows up to whole tiles."""
     return -(-rows // TILE_ROWS) * TILE_ROWS
+
+
+def most_rows(one: IntegerConvolution) -> int:
+    """Return how many rows a block may have: of few terms so few that a cache holds their sums."""
+    return BLOCKS[2] if one.depth <= FEW_TERMS else BLOCKS[0]

@@ -9,12 +9,13 @@ import functools
 from pathlib import Path
 
 from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
-from fxkit.lower.families.products.printer import BLOCKS, ProductPrinter, boolean
+from fxkit.lower.families.integer_products.narrow_results import NarrowResultsPrinter
+from fxkit.lower.families.products.printer import BLOCKS, boolean
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
 from fxkit.lower.loop_ir.packed_panels import COLUMNS
 
 
-class IntegerProductPrinter(ProductPrinter):
+class IntegerProductPrinter(NarrowResultsPrinter):
     """Writes a kernel that begins with a product of integers."""
 
     @classmethod

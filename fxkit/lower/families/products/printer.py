@@ -123,12 +123,17 @@ class ProductPrinter(WholePrinter):
     def _bound(self, name: str, end: str, limit: int) -> None:
         self._add(f"const long {name} = {end} < {limit} ? {end} : {limit};")
 
+    @property
+    def _heights(self) -> tuple[int, ...]:
+        """Rows that a block may have, most first."""
+        return BLOCKS
+
     def _choose_height(self) -> None:
         """Choose the rows of a block by the threads; see `block_rows`."""
         rows = self._product.rows
         panels = self._panels * self._product.count
         text = f"{rows} > {BLOCKS[-1]} ? {BLOCKS[-1]} : {BLOCKS[1]}"
-        for height in reversed(BLOCKS):
+        for height in reversed(self._heights):
             tiles = panels * ceil_div(rows, height)
             text = f"{tiles} >= {TILES_PER_THREAD} * threads ? {height} : {text}"
         self._add(f"const long most = {text};")

@@ -94,3 +94,13 @@ def test_a_cast_back_is_still_a_copy_for_the_caller() -> None:
     for _ in range(3):
         first, second = compiled(torch.ones(2, 3))
         assert first.data_ptr() != second.data_ptr()
+
+
+def test_results_of_one_operator_lie_in_memory_of_their_own() -> None:
+    def together(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        both = torch.var_mean(x, 0)
+        return both[0], both[1]
+
+    moments = fxkit.rule(lambda x: (x.var(0), x.mean(0)), together, exact=False)
+    gm = fxkit.capture(lambda x: (x.var(0), x.mean(0)), (torch.randn(3, 4),)).graph_module
+    assert fxkit.rewrite(gm, moments).count == 1

@@ -60,3 +60,13 @@ def test_too_many_variants_are_sampled_the_same_way_each_time() -> None:
     first = [operators(found) for found in plain_variants(pattern(before), limit=10)]
     assert len(first) == 10
     assert first == [operators(found) for found in plain_variants(pattern(before), limit=10)]
+
+
+def test_what_several_results_share_is_one_operation() -> None:
+    def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        doubled = x * 2
+        return doubled.exp(), doubled.tanh()
+
+    (only,) = plain_variants(pattern(two))
+    first, second = only.outputs
+    assert first.arguments["self"] is second.arguments["self"]  # type: ignore[union-attr]

@@ -20,7 +20,7 @@ from fxkit.authoring.kernels.proof import prove_kernel
 from fxkit.authoring.kernels.references import reference_of
 from fxkit.authoring.kernels.registration import register_operator
 from fxkit.authoring.kernels.signature import read_signature
-from fxkit.authoring.kernels.source import KernelSource, read_source
+from fxkit.authoring.kernels.source import KernelSource, library_source, read_source
 from fxkit.errors import UnsupportedError
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.compiling.native_operators import call_natively
@@ -91,6 +91,10 @@ class AuthoredKernel:
         if asks and self.gradient is None:
             return self.reference(*values)
         return self.operator(*values)
+
+    def serves(self, device: str) -> bool:
+        """Tell whether it has a source, or a function, for a kind of device."""
+        return self.call is not None or device in self.natives
 
     def prove(self, device: str = "cpu", *, seed: int = 0) -> int:
         """Hold the kernel to its pattern, on inputs made for that.
@@ -192,6 +196,8 @@ def kernel(
     *,
     cpp: str | Path | None = None,
     cuda: str | Path | None = None,
+    library: str | Path | None = None,
+    signature: str | None = None,
     call: Callable[..., Any] | None = None,
     function: str | None = None,
     name: str | None = None,
@@ -226,6 +232,8 @@ def kernel(
         pattern: Computes by torch what the kernel does; a function as `fxkit.rule` takes it.
         cpp: A C++ source: its path, from the file that calls this, or its text.
         cuda: A CUDA source, whose function launches kernels on its `stream`.
+        library: In the place of a C++ source a library that is there already: its path.
+        signature: The function in it, as C declares it.
         call: In the place of a source an operator of torch, or a Python function, of the pattern's
             parameters.
         function: Name of the source's function, where there are several.
@@ -272,10 +280,18 @@ def kernel(
         for device, given in (("cpu", cpp), ("cuda", cuda))
         if given is not None
     }
+    if library is not None:
+        if signature is None or cpp is not None:
+            raise UnsupportedError(
+                f"expected the signature of a function in {library!s}, and no cpp=, got "
+                f"{'none' if signature is None else 'both'}",
+                hint='write signature="void f(const float* x, float* out, int64_t x_numel)"',
+            )
+        sources["cpu"] = library_source(library, folder, signature)
     if (call is None) == (not sources):
         raise UnsupportedError(
             f"expected a source or call= for a kernel, got {'both' if sources else 'none'}",
-            hint="pass cpp= or cuda=, or an operator of torch as call=",
+            hint="pass cpp=, cuda= or library=, or an operator of torch as call=",
         )
     given_arguments = {
         device: _arguments(source, found, function, name, results, numbers or {})

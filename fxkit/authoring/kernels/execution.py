@@ -70,9 +70,11 @@ class InProcess:
         kept = ctypes.create_string_buffer(numbers, max(8, len(numbers)))
         pointers = [tensor.data_ptr() for tensor in memory.tensors]
         pointers.append(ctypes.addressof(kept))
-        if any(tensor.is_cuda for tensor in memory.tensors):
-            pointers.append(torch.cuda.current_stream().cuda_stream)
-        return called((ctypes.c_void_p * len(pointers))(*pointers), ctypes.c_long(threads))
+        gpu = next((tensor.device for tensor in memory.tensors if tensor.is_cuda), None)
+        if gpu is not None:
+            pointers.append(torch.cuda.current_stream(gpu).cuda_stream)
+        with contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu):
+            return called((ctypes.c_void_p * len(pointers))(*pointers), ctypes.c_long(threads))
 
 
 class Isolated:
@@ -80,10 +82,14 @@ class Isolated:
 
     Args:
         path: The library.
+
+    Attributes:
+        served: How many calls did their work.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.served = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Isolated:
@@ -109,6 +115,7 @@ class Isolated:
                 )
             if one:
                 ctypes.memmove(tensor.data_ptr(), one, len(one))
+        self.served += not fault
         return fault
 
     def _run(
@@ -270,11 +277,11 @@ def isolated() -> Isolated | None:
 
 
 @contextlib.contextmanager
-def in_isolation(path: Path) -> Iterator[None]:
+def in_isolation(path: Path) -> Iterator[Isolated]:
     """Let calls of this thread run in a process of their own inside of the block."""
     with Isolated(path) as process:
         _isolation.process = process
         try:
-            yield
+            yield process
         finally:
             _isolation.process = None

@@ -14,7 +14,7 @@ import torch
 
 from fxkit.authoring.kernels.arguments import WORKSPACE, KernelArguments
 from fxkit.authoring.kernels.execution import InProcess, KernelMemory, isolated
-from fxkit.authoring.kernels.source import KernelSource
+from fxkit.authoring.kernels.source import FOUND, KernelSource
 from fxkit.authoring.kernels.wrapper import entry_name, pack_numbers, print_wrapper
 from fxkit.errors import UnsupportedError
 from fxkit.ir.types import TensorType, contiguous_stride
@@ -92,7 +92,9 @@ class NativeKernel:
     def wrapper(self) -> str:
         """The functions that call the user's."""
         generic = self.arguments.signature.template is not None
-        return print_wrapper(self.arguments, self.dtypes if generic else (None,))
+        dtypes = self.dtypes if generic else (None,)
+        pointer = None if self.source.library is None else FOUND
+        return print_wrapper(self.arguments, dtypes, is_cuda=self.source.is_cuda, pointer=pointer)
 
     def objection(self, types: Sequence[Any]) -> str | None:
         """Return why it does not take operands of some types, or None."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fxkit.authoring.kernels.execution import in_isolation
+from fxkit.authoring.kernels.execution import Isolated, in_isolation
 from fxkit.authoring.kernels.native import NativeKernel
 from fxkit.errors import NumericsError
 from fxkit.ir.types import TensorType
@@ -57,23 +57,29 @@ def prove_kernel(kernel: Provable, device: str = "cpu", *, seed: int = 0) -> int
         BuildError: When the source does not build.
     """
     native = kernel.natives.get(device)
-    with _isolation(native):
+    with _isolation(native) as process:
         compared, reason = _compare_on_cases(kernel, native, device, seed)
     if not compared:
         raise NumericsError(
             f"expected inputs that {kernel.name} accepts, got none: {reason}",
             hint="give samples= with the shapes and constants that its operands need",
         )
+    if process is not None and not process.served:
+        raise NumericsError(
+            f"expected {kernel.name} to return 0, got another number in all of {compared} calls",
+            hint="a function that returns another number leaves the call to torch; is it in the "
+            "library?",
+        )
     return compared
 
 
 @contextlib.contextmanager
-def _isolation(native: NativeKernel | None) -> Iterator[None]:
+def _isolation(native: NativeKernel | None) -> Iterator[Isolated | None]:
     if native is None or native.source.is_cuda:
-        yield
+        yield None
         return
-    with in_isolation(native.path):
-        yield
+    with in_isolation(native.path) as process:
+        yield process
 
 
 def _compare_on_cases(

@@ -22,7 +22,7 @@ def objection_to(kernel: AuthoredKernel, device: str) -> str | None:
     That is asked once of a kernel: it is built, and held to its pattern. That a proof holds is kept
     beside the built kernels, under what the kernel and its pattern are made of.
     """
-    if kernel.call is None and device not in kernel.natives:
+    if not kernel.serves(device):
         return f"it has no source for {device}"
     with _lock:
         known = _known.get((id(kernel), device))

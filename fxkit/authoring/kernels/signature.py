@@ -22,8 +22,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "_Float16": torch.float16,
     "__half": torch.float16,
     "half": torch.float16,
+    "bfloat16": torch.bfloat16,
     "__nv_bfloat16": torch.bfloat16,
-    "__bf16": torch.bfloat16,
     "int8_t": torch.int8,
     "signed char": torch.int8,
     "uint8_t": torch.uint8,
@@ -38,6 +38,18 @@ DTYPES: Mapping[str, torch.dtype] = {
     "bool": torch.bool,
 }
 """Types of elements in C++ → dtype."""
+
+_ON_GPU: Mapping[torch.dtype, str] = {
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+}
+
+
+def element_type(dtype: torch.dtype, is_cuda: bool) -> str:
+    """Return the type in C++ of the elements of a dtype."""
+    own = _ON_GPU.get(dtype) if is_cuda else None
+    return own or next(name for name, known in DTYPES.items() if known == dtype)
+
 
 _LONG = frozenset({"int64_t", "long", "long long"})
 _INTEGERS = frozenset({"int", "int32_t", "size_t", "unsigned", *_LONG})

@@ -12,6 +12,37 @@ from fxkit.lower.building import cuda_toolchain, toolchain
 from fxkit.lower.building.build import library_path
 from fxkit.lower.building.toolchain import Linking, Toolchain
 
+# What stands for elements of bfloat16 on the processor: the upper half of a float32.
+_BFLOAT16 = """
+#include <cstdint>
+struct bfloat16 {
+  uint16_t bits;
+  bfloat16() = default;
+  bfloat16(float value) {
+    uint32_t word;
+    __builtin_memcpy(&word, &value, 4);
+    bits = value != value ? 0x7fc0 : (uint16_t)((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+  }
+  operator float() const {
+    uint32_t word = (uint32_t)bits << 16;
+    float value;
+    __builtin_memcpy(&value, &word, 4);
+    return value;
+  }
+};
+"""
+
+FOUND = "fx_found"
+"""The name under which a function of a library is called; null where the library lacks it."""
+
+_DECLARATION = """#include <cstdint>
+#include <dlfcn.h>
+extern "C" {{
+{declared};
+}}
+static const auto {found} = (decltype(&{name}))dlsym(dlopen("{path}", RTLD_NOW), "{name}");
+"""
+
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -24,16 +55,20 @@ class KernelSource:
         path: The file that it was read from, or None.
         is_cuda: Whether nvcc compiles it.
         flags: More flags for the compiler.
+        library: The library that has the function, where the text only declares it.
     """
 
     text: str
     path: Path | None
     is_cuda: bool = False
     flags: tuple[str, ...] = ()
+    library: Path | None = None
 
     @property
     def place(self) -> str:
         """What messages call it."""
+        if self.library is not None:
+            return f"the signature for {self.library.name}"
         return "the text" if self.path is None else self.path.name
 
     @property
@@ -56,16 +91,26 @@ class KernelSource:
             BuildError: With the first error, at the file and line of the user's own.
         """
         shown = str(self.path).replace("\\", "\\\\") if self.path else "kernel"
-        text = f'#line 1 "{shown}"\n{self.text}\n#line 1 "call"\n{wrapper}'
-        tools = self.tools
+        head = _BFLOAT16 if self._uses_bfloat16 else ""
+        text = f'{head}#line 1 "{shown}"\n{self.text}\n#line 1 "call"\n{wrapper}'
+        return library_path(text, tools=self.tools, linking=self._linking)
+
+    @property
+    def _linking(self) -> Linking:
         folder = () if self.path is None else (str(self.path.parent),)
-        linking = Linking(
-            includes=folder, flags=(*tools.flags, *self.flags), identity=self._included()
-        )
-        return library_path(text, tools=tools, linking=linking)
+        flags = (*self.tools.flags, *self.flags)
+        return Linking(includes=folder, flags=flags, identity=self._included())
+
+    @property
+    def _uses_bfloat16(self) -> bool:
+        """Whether it uses fxkit's `bfloat16`, and has no type of that name itself."""
+        is_own = re.search(r"(struct|class|using)\s+bfloat16\b|\bbfloat16\s*;", self.text)
+        return not self.is_cuda and is_own is None
 
     def _included(self) -> str:
-        """Return a digest of the headers beside the file that it includes, or "" for none."""
+        """Return a digest of what it stands on beside its text, or "" for nothing."""
+        if self.library is not None:
+            return hashlib.sha256(self.library.read_bytes()).hexdigest()
         if self.path is None:
             return ""
         seen: dict[Path, str] = {}
@@ -82,6 +127,30 @@ class KernelSource:
             return ""
         content = "\0".join(f"{header}\0{text}" for header, text in sorted(seen.items()))
         return hashlib.sha256(content.encode()).hexdigest()
+
+
+def library_source(library: str | Path, folder: Path, signature: str) -> KernelSource:
+    """Return a source that calls a function of a library that is there already.
+
+    Args:
+        library: Its path, from the user's own file on.
+        folder: The folder of that file.
+        signature: The function, as C declares it.
+
+    Raises:
+        UnsupportedError: When there is no such file.
+    """
+    path = (folder / library).expanduser().resolve()
+    if not path.is_file():
+        raise UnsupportedError(
+            f"expected a library, got {library!s}, and there is no {path}",
+            hint="paths begin at the file that calls fxkit.kernel",
+        )
+    declared = signature.strip().removesuffix(";")
+    name = declared.partition("(")[0].split()[-1]
+    shown = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    text = _DECLARATION.format(declared=declared, found=FOUND, name=name, path=shown)
+    return KernelSource(text, None, library=path)
 
 
 def read_source(

@@ -50,6 +50,7 @@ class SubstituteKernels(Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Run the kernels' rules. Cost: linear, and trials of types not met before."""
         asked: dict[tuple[str, str], KernelTrial] = {}
+        self.options.look_at(edit.gm)
         rules = [self._tried(kernel, asked) for kernel in self.kernels]
         report = context.rewrite(edit, rules)
         for site in report.sites:
@@ -133,7 +134,8 @@ def use_kernels(
             ready.append(kernel)
             continue
         trials.append(KernelTrial(kernel.name, (), reason.splitlines()[0]))
-        _warn_once(kernel, reason)
+        if kernel.serves(device):
+            _warn_once(kernel, reason)
     if not ready:
         return tuple(trials)
     current = SubstituteKernels(tuple(ready), options)

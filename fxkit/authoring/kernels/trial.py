@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,12 +12,13 @@ from torch import fx
 
 from fxkit.authoring.kernels.definition import AuthoredKernel
 from fxkit.ir.graph_copies import copy_graph_module
-from fxkit.ir.printer import format_graph
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.autotuning import times
 from fxkit.lower.compiling.compiled_module import CompiledModule
 from fxkit.lower.compiling.lowering import cpp_target
 from fxkit.lower.compiling.pipeline import Lowering, lower
+from fxkit.lower.families.products.regions import continues_product
+from fxkit.lower.fusion.partitioner import partition
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.runtime.devices import is_on_gpu
 from fxkit.passes.base import Pass
@@ -34,10 +35,36 @@ class TrialOptions:
     Attributes:
         passes: The passes that run before lowering.
         policy: When a kernel pays.
+        regions: Node → the nodes that fxkit would put into one kernel with it.
     """
 
     passes: tuple[Pass, ...]
     policy: Policy
+    regions: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+
+    def look_at(self, gm: fx.GraphModule) -> None:
+        """Find which nodes of a typed graph fxkit would put into one kernel."""
+        self.regions.clear()
+        try:
+            steps = partition(gm, self.policy, continues_product).steps
+        except Exception:  # lowering says so itself, in its place
+            return
+        for step in steps:
+            if not isinstance(step, fx.Node):
+                nodes = frozenset(step.coordinates)
+                self.regions.update(dict.fromkeys(nodes, nodes))
+
+    def around(self, match: Match) -> frozenset[fx.Node]:
+        """Return the matched nodes with those that fxkit would put into one kernel with them.
+
+        So a trial counts what it costs to cut them apart. The matched nodes alone where others come
+        between them, or some of them are gone.
+        """
+        matched = match.matched
+        found = matched.union(*(self.regions.get(node, ()) for node in matched))
+        if any(node._erased for node in found) or not _is_convex(found):
+            return matched
+        return found
 
 
 def times_at(kernel: AuthoredKernel, match: Match, options: TrialOptions) -> tuple[float, float]:
@@ -45,12 +72,27 @@ def times_at(kernel: AuthoredKernel, match: Match, options: TrialOptions) -> tup
 
     Both are measured once for operands of these types, and kept.
     """
-    part = GraphPart.of(sorted(match.matched))
+    part = GraphPart.of(sorted(options.around(match)))
     fragment = part.module(_module_of(match.root))
     types = [type_of(node) for node in part.inputs]
-    key = f"{kernel.name} {format_graph(fragment)} {[_told(t) for t in types]}"
-    measure = functools.partial(_measured, kernel, fragment, types, options)
+    key = f"{kernel.name} {fragment.code} {[_told(t) for t in types]}"
+    measure = functools.partial(_measured, kernel, match.root.name, fragment, types, options)
     return times.kept_times(key, measure, [_text_of(kernel)])
+
+
+def _is_convex(nodes: frozenset[fx.Node]) -> bool:
+    """Tell whether no node outside comes after one of some nodes, and before another."""
+    last = max(nodes)
+    queue = [user for node in nodes for user in node.users if user not in nodes]
+    seen = set(queue)
+    while queue:
+        node = queue.pop()
+        if node in nodes:
+            return False
+        fresh = [u for u in node.users if u not in seen and u <= last]
+        seen.update(fresh)
+        queue += fresh
+    return True
 
 
 def _module_of(node: fx.Node) -> fx.GraphModule:
@@ -60,7 +102,11 @@ def _module_of(node: fx.Node) -> fx.GraphModule:
 
 
 def _told(known: Any) -> str:
-    return f"{known} {known.stride} {known.device}" if isinstance(known, TensorType) else str(known)
+    """Return a type for the key of a trial; sizes near by share it."""
+    if not isinstance(known, TensorType):
+        return str(known)
+    strides = sorted(range(len(known.shape)), key=lambda axis: (known.stride or ())[axis])
+    return f"{known.dtype} {times.all_near(known.shape)} {strides} {known.device}"
 
 
 def _text_of(kernel: AuthoredKernel) -> str:
@@ -69,11 +115,15 @@ def _text_of(kernel: AuthoredKernel) -> str:
 
 
 def _measured(
-    kernel: AuthoredKernel, fragment: fx.GraphModule, types: Sequence[Any], options: TrialOptions
+    kernel: AuthoredKernel,
+    root: str,
+    fragment: fx.GraphModule,
+    types: Sequence[Any],
+    options: TrialOptions,
 ) -> tuple[float, float]:
     args = tuple(made_up(known) for known in types)
     authored = copy_graph_module(fragment)
-    rewrite(authored, kernel.rule, limit=1)
+    rewrite(authored, replace(kernel.rule, where=lambda match: match.root.name == root), limit=1)
     own = _compiled(copy_graph_module(fragment), args, options)
     theirs = _compiled(authored, args, options)
     return times.fastest(lambda: theirs(*args), lambda: own(*args))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fxkit.authoring.kernels.arguments import KernelArgument, KernelArguments
-from fxkit.authoring.kernels.signature import DTYPES
+from fxkit.authoring.kernels.signature import element_type
 
 ENTRY = "fx_authored"
 _MEMORY = ("operand", "result", "workspace")
@@ -26,30 +26,41 @@ def entry_name(dtype: torch.dtype | None) -> str:
     return ENTRY if dtype is None else f"{ENTRY}_{str(dtype).removeprefix('torch.')}"
 
 
-def print_wrapper(arguments: KernelArguments, dtypes: Sequence[torch.dtype | None]) -> str:
+def print_wrapper(
+    arguments: KernelArguments,
+    dtypes: Sequence[torch.dtype | None],
+    *,
+    is_cuda: bool = False,
+    pointer: str | None = None,
+) -> str:
     """Return the functions that call a user's function, one for each dtype.
 
     Args:
         arguments: What the function's parameters are given.
         dtypes: What its type parameter may be; None alone where it has none.
+        is_cuda: Whether it is CUDA.
+        pointer: A pointer to the function, which may be null; called by its name when left out.
     """
-    return "\n".join(_function(arguments, dtype) for dtype in dtypes)
+    return "\n".join(_function(arguments, dtype, is_cuda, pointer) for dtype in dtypes)
 
 
-def _function(arguments: KernelArguments, dtype: torch.dtype | None) -> str:
+def _function(
+    arguments: KernelArguments, dtype: torch.dtype | None, is_cuda: bool, pointer: str | None
+) -> str:
     signature = arguments.signature
-    element = None if dtype is None else next(n for n, d in DTYPES.items() if d == dtype)
+    element = None if dtype is None else element_type(dtype, is_cuda)
     name = signature.name if element is None else f"{signature.name}<{element}>"
     places = memory_places(arguments)
     slots = {a.parameter.name: i for i, a in enumerate(told_by_numbers(arguments))}
     values = [_value(a, places, slots, element, signature.template) for a in arguments.of]
-    call = f"{name}({', '.join(values)})"
+    call = f"{pointer or name}({', '.join(values)})"
     body = f"{call};\n    return 0;" if signature.returns == "void" else f"return {call};"
     return (
         f'extern "C" long {entry_name(dtype)}(void* const* fx_buffers, long fx_threads) {{\n'
         f"  const long* fx_numbers = (const long*)fx_buffers[{len(places)}];\n"
         f"  (void)fx_numbers, (void)fx_threads;\n"
-        f"  try {{\n    {body}\n  }} catch (...) {{\n    return 1;\n  }}\n}}\n"
+        + (f"  if (!{pointer}) return -1;\n" if pointer else "")
+        + f"  try {{\n    {body}\n  }} catch (...) {{\n    return 1;\n  }}\n}}\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m fxkit doctor | demo | passes | explain-kernel`, and views."""
+"""The command line: `python -m fxkit doctor | demo | passes | explain-kernel | …`, and views."""
 
 from __future__ import annotations
 
@@ -98,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("file", type=Path, metavar="FILE.pt2", help="from torch.export.save")
     explain.add_argument("--kernel", type=int, metavar="N", help="its number; all when left out")
     explain.set_defaults(run=_explain_kernel)
+    prove = commands.add_parser(
+        "prove-kernels", help="hold the kernels that a file defines to their patterns"
+    )
+    prove.add_argument("file", type=Path, metavar="FILE.py", help="it calls fxkit.kernel")
+    prove.add_argument("--device", choices=("cpu", "cuda"), help="prove them there only")
+    prove.set_defaults(run=_prove_kernels)
     return parser
 
 
@@ -160,6 +166,16 @@ def _explain_kernel(options: argparse.Namespace) -> int:
     names = list(module.kernels) if options.kernel is None else [f"kernel_{options.kernel}"]
     print("\n\n\n".join(explain_kernel(module, name) for name in names) or module.report())
     return EXIT_OK
+
+
+def _prove_kernels(options: argparse.Namespace) -> int:
+    from fxkit.authoring.kernels.file_proofs import proofs_in
+
+    is_fine = True
+    for told, holds in proofs_in(options.file, options.device):
+        print(told)
+        is_fine = is_fine and holds
+    return EXIT_OK if is_fine else EXIT_FAILED
 
 
 def _list_passes(options: argparse.Namespace) -> int:

@@ -76,16 +76,16 @@ class AuthoredKernel:
         results = len(found.outputs)
         self.operator = register_operator(name, captures, results, self._run, reference, gradient)
         self.rule = self._rule(options)
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self._signature = inspect.Signature([inspect.Parameter(n, kind) for n, _ in captures])
         if "cpu" in self.natives:
             call_natively(self.operator, self._native_call)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the pattern, by the kernel where it serves."""
-        names = [name for name, _ in self.captures]
-        bound = inspect.Signature(
-            [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
-        ).bind(*args, **kwargs)
-        values = [bound.arguments[name] for name in names]
+        values = args
+        if kwargs or len(args) != len(self.captures):
+            values = tuple(self._signature.bind(*args, **kwargs).arguments.values())
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         asks = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if asks and self.gradient is None:
@@ -129,9 +129,6 @@ class AuthoredKernel:
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         native = self.natives.get(tensors[0].device.type)
         if native is None or not all(map(_is_plain, tensors)):
-            return self.reference(*values)
-        types = [TensorType.of(v) if isinstance(v, torch.Tensor) else v for v in values]
-        if native.objection(types) is not None:
             return self.reference(*values)
         return native(*values)
 

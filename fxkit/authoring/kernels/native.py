@@ -118,6 +118,8 @@ class NativeKernel:
         given = dict(zip(self.captures, values, strict=True))
         operands = [given[name] for name in self.arguments.operands]
         form = self.form(given)
+        if form is None:
+            return self.reference(*values)
         read = [t.contiguous() if c else t for t, c in zip(operands, form.is_copied, strict=True)]
         like = operands[0]
         made = [
@@ -141,29 +143,30 @@ class NativeKernel:
         )
         return results[0] if len(results) == 1 else results
 
-    def form(self, given: Mapping[str, Any]) -> CallForm:
-        """Return what calls with such operands share.
+    def form(self, given: Mapping[str, Any]) -> CallForm | None:
+        """Return what calls with such operands share; None where it does not serve them.
 
         Args:
             given: What the pattern's parameters stand for: tensors, or types, and numbers.
         """
         key = tuple(_key(given[name]) for name in self.captures)
-        forms: OrderedDict[Any, CallForm] = self._forms  # type: ignore[attr-defined]
-        with self._lock:  # type: ignore[attr-defined]
-            found = forms.get(key)
-            if found is not None:
-                return found
-        found = self._made_form(given)
+        forms: OrderedDict[Any, CallForm | None] = self._forms  # type: ignore[attr-defined]
+        try:
+            return forms[key]
+        except KeyError:
+            found = self._made_form(given)
         with self._lock:  # type: ignore[attr-defined]
             forms[key] = found
             while len(forms) > _KEPT:
                 forms.popitem(last=False)
         return found
 
-    def _made_form(self, given: Mapping[str, Any]) -> CallForm:
+    def _made_form(self, given: Mapping[str, Any]) -> CallForm | None:
         arguments = self.arguments
         types = {n: TensorType.of(v) if isinstance(v, torch.Tensor) else v
                  for n, v in given.items()}  # fmt: skip
+        if self.objection([types[name] for name in self.captures]) is not None:
+            return None
         results = self._result_types([types[name] for name in self.captures])
         copied = tuple(
             not arguments.takes_strides(n) and not _is_row_major(types[n])

@@ -85,10 +85,8 @@ def make_call(
     types = [value for value in values if isinstance(value, TensorType)]
     if any(t.device.type != "cpu" or t.is_symbolic or t.stride is None for t in types):
         return None
-    if native.objection(values) is not None:
-        return None
     form = native.form(dict(zip(native.captures, values, strict=True)))
-    if not form.is_direct:
+    if form is None or not form.is_direct:
         return None
     numbers = {i: v for i, v in enumerate(values) if not isinstance(v, TensorType)}
     try:

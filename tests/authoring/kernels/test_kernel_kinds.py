@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fxkit
+from fxkit import cli
 from fxkit.authoring.kernels.trial import TrialOptions
 from fxkit.errors import BuildError, NumericsError, UnsupportedError
 from fxkit.lower import Policy
@@ -200,3 +201,23 @@ def test_a_cuda_kernel_computes_its_pattern() -> None:
     with torch.no_grad():
         torch.testing.assert_close(program(x), chain(x))
     assert "kernel act used" in program.report()
+
+
+def test_the_command_line_proves_the_kernels_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cube.cpp").write_text(CUBE)
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch, fxkit\n"
+        "def cube(x, k):\n    return torch.tanh(x * x * x) * k\n"
+        "kernel = fxkit.kernel(cube, cpp='cube.cpp', dtypes=(torch.float64,))\n"
+    )
+    assert cli.main(["prove-kernels", str(file)]) == 0
+    assert capsys.readouterr().out == "cube on cpu: holds on 48 inputs\n"
+    (tmp_path / "cube.cpp").write_text(CUBE.replace("* (T)k", "- (T)k"))
+    assert cli.main(["prove-kernels", str(file)]) == 1
+    assert "cube on cpu: expected cube to compute its pattern" in capsys.readouterr().out
+    file.write_text("")
+    assert cli.main(["prove-kernels", str(file)]) == 1
+    assert "expected kernels in mine.py, got none" in capsys.readouterr().err

@@ -27,7 +27,7 @@ from fxkit.lower.runtime import binding
 
 SOURCE = 'extern "C" long answer() { return %d; }\n'
 ALONE = toolchain.Linking()
-LINKED = toolchain.Linking(identity="linked with torch")
+LINKED = toolchain.Linking(libraries=("m",), identity="linked with torch")
 
 
 @pytest.fixture

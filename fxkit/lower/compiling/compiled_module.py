@@ -15,7 +15,7 @@ from fxkit.ir.modes import has_modes, is_followed
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.compiling.inferred_types import is_of_type
 from fxkit.lower.compiling.kernel_builds import BuiltKernels
-from fxkit.lower.compiling.lower_report import KernelTrial, LowerReport
+from fxkit.lower.compiling.lower_report import FLOAT_LAYERS, KernelTrial, LowerReport
 from fxkit.lower.compiling.plan import Plan, python_function
 from fxkit.lower.compiling.program import make_program
 from fxkit.lower.compiling.reasons import reason_in_aten
@@ -254,6 +254,7 @@ class CompiledModule(nn.Module):
             kernel_misses=sum(call.misses for call in self._plan.calls.values()),
             whole=frozenset(n.name for n in nodes if kernels_of(n) is not None),
             trials=self.trials,
+            float_layers=self.graph_module.meta.get(FLOAT_LAYERS, ()),
         )
 
 

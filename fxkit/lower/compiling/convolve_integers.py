@@ -15,7 +15,9 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.building.toolchain import has_compiler
+from fxkit.lower.compiling.float_reasons import reason_in_float, takes_dequantized
 from fxkit.lower.compiling.layout_of_images import ImageSpreader
+from fxkit.lower.compiling.lower_report import STAYS
 from fxkit.lower.compiling.quantized_operands import MOST_TERMS, integers_of, weight_of
 from fxkit.lower.compiling.token_scales import Factor
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost
@@ -94,12 +96,27 @@ class _Convolver(ImageSpreader):
         for node in edit.graph.nodes:
             layer = _layer_of(node)
             if layer is None:
+                self._note_float(node, context)
                 continue
             reason = _reason_to_stay(layer)
             if reason is None:
                 self.found[node] = layer
             else:
-                context.notes.append(f"%{node.name} stays in float32: {reason}")
+                context.notes.append(f"%{node.name} {STAYS}: {reason}")
+
+    def _note_float(self, node: fx.Node, context: PassContext) -> None:
+        """Say why a convolution is not one of integers."""
+        call = resolve(node)
+        axes = _AXES.get(call.name) if call is not None else None
+        if call is None or not call.name.startswith("aten.conv"):
+            return
+        if axes is None and takes_dequantized(node):
+            context.notes.append(f"%{node.name} {STAYS}: it is transposed, or along three axes")
+        elif axes is not None:
+            operands = call.arguments["input"], call.arguments["weight"]
+            context.notes.append(
+                f"%{node.name} {STAYS}: {reason_in_float(*operands, rank=axes + 2)}"
+            )
 
     def visit(self, node: fx.Node) -> None:
         """Replace a convolution, or let a node take operands in their new layout."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# What the notes on a quantised graph say of such layers, and where a graph's `meta` has them.
+STAYS = "stays in float32"
+FLOAT_LAYERS = "fxkit_float_layers"
+
 
 @dataclass(frozen=True)
 class Region:
@@ -75,6 +79,8 @@ class LowerReport:
         kernel_misses: Calls of single regions that ran in eager because of their inputs' types.
         whole: Names of the products, convolutions and attention, which kernels compute only where
             they are faster than torch's library.
+        float_layers: Of a quantised graph, which layers are computed with floats all the same, and
+            why: a sentence for each.
     """
 
     regions: tuple[Region, ...]
@@ -85,6 +91,7 @@ class LowerReport:
     kernel_misses: int
     whole: frozenset[str] = frozenset()
     trials: tuple[KernelTrial, ...] = ()
+    float_layers: tuple[str, ...] = ()
 
     @property
     def fused(self) -> int:
@@ -122,6 +129,7 @@ class LowerReport:
             lines.append(f"{r.name:<12} {r.kernel:<11} {len(r.nodes):>5} {saved:>9.2f}  {members}")
         lines += [f"{r.name:<24} not fused: {r.reason}" for r in self.regions if r.reason]
         lines += [f"kernel {trial}" for trial in self.trials]
+        lines += self.float_layers
         lines.append(f"calls: {self.calls} fused, {sum(self.eager_calls.values())} in eager")
         lines += [f"  in eager {n} times: {why}" for why, n in self.eager_calls.items()]
         if self.kernel_misses:

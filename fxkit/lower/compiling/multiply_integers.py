@@ -16,6 +16,8 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.compiling.convolve_integers import ConvolveIntegers
+from fxkit.lower.compiling.float_reasons import reason_in_float, takes_dequantized
+from fxkit.lower.compiling.lower_report import FLOAT_LAYERS, STAYS
 from fxkit.lower.compiling.quantized_operands import (
     MOST_TERMS,
     dequantizes,
@@ -39,6 +41,11 @@ from fxkit.passes.dead_code_elimination import DeadCodeElimination
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.manager import PassManager
 
+# Products that are multiplied as floats, as those of two activations are.
+_PRODUCTS = frozenset(
+    ["aten.mm", "aten.addmm", "aten.bmm", "aten.matmul", "aten.baddbmm", "aten.bilinear"]
+)
+
 # Smaller weights take less time to pack than a call that finds a packed one; so do few rows to
 # multiply by a weight as it lies.
 MIN_PACKED = 1 << 15
@@ -59,7 +66,8 @@ def multiply_integers(
         instruments: What is told of the pass.
 
     Returns:
-        Whether the graph was changed: new nodes have no types yet.
+        Whether the graph was changed: new nodes have no types yet. Its `meta` says which layers
+        stay in float32, and why.
     """
     if not any((call := resolve(n)) and dequantizes(call) for n in gm.graph.nodes):
         return False
@@ -70,7 +78,10 @@ def multiply_integers(
         on_failure=on_failure,
         instruments=instruments,
     )
-    return manager.run(gm).modified
+    result = manager.run(gm)
+    notes = (note for record in result.records for note in record.notes)
+    gm.meta[FLOAT_LAYERS] = tuple(note for note in notes if STAYS in note)
+    return result.modified
 
 
 @dataclass(frozen=True)
@@ -101,17 +112,21 @@ class MultiplyIntegers(Pass):
         for node in list(edit.graph.nodes):
             call = resolve(node)
             if call is None or call.name != "aten.linear":
+                if call is not None and call.name in _PRODUCTS and takes_dequantized(node):
+                    context.notes.append(f"%{node.name} {STAYS}: it is no linear layer")
                 continue
             right = weight_of(call.arguments["weight"])
             left = _integers_of(call.arguments["input"], tokens)
             if left is None:
                 left = floats_of(call.arguments["input"])
             if left is None or right is None:
+                why = reason_in_float(call.arguments["input"], call.arguments["weight"], rank=2)
+                context.notes.append(f"%{node.name} {STAYS}: {why}")
                 continue
             is_packed = packing.pays(left, right)
             reason = _reason_to_stay(left, right, is_packed)
             if reason is not None:
-                context.notes.append(f"%{node.name} stays in float32: {reason}")
+                context.notes.append(f"%{node.name} {STAYS}: {reason}")
                 continue
             with edit.on_behalf_of([node], "multiply_integers"):
                 packed = packing.of(right.node) if is_packed else None

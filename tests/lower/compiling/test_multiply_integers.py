@@ -250,3 +250,54 @@ def test_tokens_of_16_bits_are_multiplied_in_float32():
     compiled(x)
     torch.testing.assert_close(compiled(x), program(x), rtol=1e-4, atol=1e-4)
     assert not integers_multiplied(compiled)
+
+
+class Mixed(nn.Module):
+    """Layers that are quantised in several ways, or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(3, 8, 3)
+        self.integers = nn.Linear(8, 20)
+        self.groups = nn.Linear(20, 16)
+        self.floats = nn.Linear(16, 12)
+        self.by_column = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.image(x).mean((2, 3))
+        return self.by_column(self.floats(self.groups(self.integers(x).relu())))
+
+
+@torch.no_grad()
+def test_each_layer_in_float_has_a_reason():
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 9, 9)
+    static, weights = q.int8_static(), q.int8_weight_only()
+    config = q.QuantizationConfig(
+        static,
+        by_module={
+            "image": None,
+            "groups": q.int4_weight_only(4),
+            "floats": None,
+            "by_column": q.QuantizationSpec(None, weights.weights),
+        },
+    )
+    compiled = fxkit.compile(fxkit.quantize(Mixed().eval(), config, [(x,)]))
+    compiled(x)
+    compiled(x)
+    report = compiled.compiled_modules[-1].report()
+    assert [note.partition(" stays in float32: ")[2] for note in report.float_layers] == [
+        "its weight has a scale for each of several groups of a row",
+        "neither of its operands is quantised",
+        "its activations are floats, 6 rows of them",
+        "neither of its operands is quantised",
+    ]
+    assert all(note in str(report) for note in report.float_layers)
+
+
+@torch.no_grad()
+def test_a_graph_without_integers_has_no_such_reasons():
+    compiled = fxkit.compile(nn.Linear(8, 20))
+    for _ in range(2):
+        compiled(torch.randn(3, 8))
+    assert compiled.compiled_modules[-1].report().float_layers == ()

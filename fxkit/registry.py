@@ -49,7 +49,7 @@ class Registry(Generic[T]):
         found = self._load()
         if name not in found:
             raise FxkitError(
-                f"expected the name of a {self.kind}, got {name!r}",
+                f"expected the name of {_with_article(self.kind)}, got {name!r}",
                 hint=f"the known ones are: {', '.join(sorted(found))}",
             )
         return found[name]
@@ -97,3 +97,7 @@ def _modules(package: str) -> Iterator[ModuleType]:
     root = importlib.import_module(package)
     for info in sorted(pkgutil.iter_modules(root.__path__), key=lambda info: info.name):
         yield importlib.import_module(f"{package}.{info.name}")
+
+
+def _with_article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"

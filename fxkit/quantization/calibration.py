@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fxkit.errors import UnsupportedError
 from fxkit.quantization.batches import Batch, call_with, inputs_to_capture
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.conversion import convert
@@ -62,6 +63,11 @@ def quantize(
         UnsupportedError: When calibration is needed and there are no batches.
     """
     batches = list(batches)
+    if not batches and args is None:
+        raise UnsupportedError(
+            "expected at least one batch, or args= to capture the model with, got neither",
+            hint="quantize(model, spec, args=(x,)) where no scale is found by calibration",
+        )
     inputs, keywords = inputs_to_capture(batches, args)
     prepared = prepare(model, inputs, config, kwargs=keywords)
     calibrate(prepared, batches, progress=False)

@@ -15,8 +15,9 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.op import operator_of
 from fxkit.ir.text_table import table
 from fxkit.quantization.affine import decibels
-from fxkit.quantization.batches import Batch, arguments_of
+from fxkit.quantization.batches import Batch, arguments_of, call_with
 from fxkit.quantization.preparation import PreparedProgram, Program, graph_module_of
+from fxkit.tracing.captured import Captured
 
 _NAMESPACE = "quantized_decomposed."
 
@@ -105,22 +106,36 @@ def compare(
             common.
     """
     program = exact.remake() if isinstance(exact, PreparedProgram) else exact
-    before, after = graph_module_of(program), graph_module_of(quantized)
-    floats = {node.name: node for node in before.graph.nodes}
-    operators = [node for node in graph(after) if node.name in floats and _takes_quantized(node)]
-    found = {node.fx_node: _Noise() for node in operators}
+    found: dict[fx.Node, _Noise] = {}
+    operators: dict[fx.Node, GraphNode] = {}
+    batch = None
+    with torch.no_grad():
+        for batch in batches:
+            before, after = _graph_for(program, batch), _graph_for(quantized, batch)
+            floats = {node.name: node for node in before.graph.nodes}
+            ours = {
+                node.fx_node: node
+                for node in graph(after)
+                if node.name in floats and _takes_quantized(node)
+            }
+            operators |= ours
+            noises = {node: found.setdefault(node, _Noise()) for node in ours}
+            _compare_batch((before, floats), after, batch, noises)
+    if batch is None:
+        raise UnsupportedError("expected some batches to compare with, got none")
     if not found:
         raise UnsupportedError(
             "expected two programs with quantised operators in common, got none",
             hint="give what was prepared, and what convert made of it",
         )
-    batches = list(batches)
-    with torch.no_grad():
-        for batch in batches:
-            _compare_batch((before, floats), after, batch, found)
-    if not batches:
-        raise UnsupportedError("expected some batches to compare with, got none")
-    return QuantizationComparison(tuple(_row(node, found[node.fx_node]) for node in operators))
+    return QuantizationComparison(tuple(_row(operators[node], found[node]) for node in found))
+
+
+def _graph_for(program: Program, batch: Batch) -> fx.GraphModule:
+    """Return the graph that serves a batch."""
+    if isinstance(program, Captured):
+        call_with(program, batch)
+    return graph_module_of(program)
 
 
 def _figures(row: ComparedOperator) -> tuple[float, ...]:

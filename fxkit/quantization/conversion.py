@@ -19,10 +19,12 @@ from fxkit.passes.base import Pass, PassContext
 from fxkit.quantization.affine import QuantizationParameters, parameters_of
 from fxkit.quantization.biases import correct_bias
 from fxkit.quantization.config import QuantizationConfig
+from fxkit.quantization.observed_places import ObservedPlaces
 from fxkit.quantization.operands import take_instead
 from fxkit.quantization.placement import QuantizedOperand, placements
-from fxkit.quantization.preparation import PreparedProgram, Program, apply, observed
+from fxkit.quantization.preparation import PreparedProgram, Program, apply
 from fxkit.quantization.quantization_choices import QuantizationChoices
+from fxkit.quantization.stored_layers import stored_path
 from fxkit.torch_adapters.quantized_operators import quantized_operators
 
 
@@ -40,12 +42,15 @@ class QuantizeOperands(Pass):
 
     Attributes:
         config: What is quantised, and how.
-        ranges: Scale and zero point of activations, by the names of the nodes that make them.
+        ranges: Scale and zero point of activations, by the names that `places` has for what makes
+            them.
+        places: Where observers look.
         choices: Integers and corrections of biases that algorithms chose.
     """
 
     config: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(None))
     ranges: Mapping[str, QuantizationParameters] = field(default_factory=dict)
+    places: ObservedPlaces = field(default_factory=ObservedPlaces)
     choices: QuantizationChoices = field(default_factory=QuantizationChoices)
 
     is_idempotent: ClassVar[bool] = False
@@ -53,7 +58,9 @@ class QuantizeOperands(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Rewrite each operator that is placed. Cost: linear, and that of reading the weights."""
-        converter = _Converter(edit, self.ranges, self.choices)
+        keys = {node.name: self.places.key_of(node) for node in edit.graph.nodes}
+        found = {name: self.ranges[key] for name, key in keys.items() if key in self.ranges}
+        converter = _Converter(edit, found, self.choices)
         converter.run(self.config)
         if converter.unseen:
             nodes = ", ".join(f"%{name}" for name in converter.unseen)
@@ -98,11 +105,12 @@ class _Converter:
             with self.edit.on_behalf_of([node], "quantize_operands"):
                 taken = {self.nodes[o.producer]: self._operand(o) for o in placement.operands}
             if taken:
+                path = stored_path(node)
                 take_instead(self.edit, node, taken)
-                self._correct(node)
-        for operand in self.made:
-            read = self.nodes[operand.producer]
-            if operand.is_weight and not read.users:
+                self._correct(node, path)
+        reads = dict.fromkeys(self.nodes[one.producer] for one in self.made if one.is_weight)
+        for read in reads:
+            if not read.users:
                 self.edit.erase(read)
                 self._drop(str(read.target))
 
@@ -114,9 +122,9 @@ class _Converter:
         if is_own and all(str(other.target) != path for other in reads):
             self.edit.unregister(path)
 
-    def _correct(self, layer: fx.Node) -> None:
+    def _correct(self, layer: fx.Node, path: str | None) -> None:
         """Add what was chosen to the bias of a layer, or to its result where it takes no bias."""
-        added = self.choices.biases.get(layer.name)
+        added = None if path is None else self.choices.biases.get((layer.name, path))
         if added is None:
             return
         with self.edit.on_behalf_of([layer], "quantize_operands"):
@@ -219,15 +227,15 @@ def convert(prepared: PreparedProgram) -> Program:
     Raises:
         UnsupportedError: When calibration was never run and scales are needed from it.
     """
-    specs = observed(placements(prepared.graph_module, prepared.config))
-    if specs and not any(observer.count for observer in prepared.observers.values()):
+    places = prepared.places
+    if places.specs and not any(observer.count for observer in places.observers.values()):
         raise UnsupportedError(
             "expected a calibrated program, got one whose observers have seen no values",
             hint="call the prepared program with some batches first",
         )
     ranges = {}
-    for name, observer in prepared.observers.items():
+    for name, observer in places.observers.items():
         seen = observer.value_range()
-        ranges[name] = parameters_of(seen.low, seen.high, specs[name])
+        ranges[name] = parameters_of(seen.low, seen.high, places.specs[name])
     choices = QuantizationChoices(dict(prepared.choices.weights), dict(prepared.choices.biases))
-    return apply(prepared.remake(), QuantizeOperands(prepared.config, ranges, choices))
+    return apply(prepared.remake(), QuantizeOperands(prepared.config, ranges, places, choices))

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+import fnmatch
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
 
+from fxkit.analysis.objects import graph
 from fxkit.errors import UnsupportedError
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.probes import Probe, ProbeSite, insert_probe
 from fxkit.quantization.config import QuantizationConfig
-from fxkit.quantization.observers import OBSERVERS, RangeObserver
+from fxkit.quantization.observed_places import ObservedPlaces, new_observer, observed
+from fxkit.quantization.observers import RangeObserver
 from fxkit.quantization.open_layers import OpenLayers
-from fxkit.quantization.placement import QuantizedOperator, placements
+from fxkit.quantization.placement import placements
 from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.sharing import origins
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
@@ -56,51 +60,34 @@ class InsertObservers(Pass):
 
     Attributes:
         config: What is quantised, and how.
-        observers: The observers by the names of the nodes that they look at; new ones are added.
+        places: The observers, and where each looks; new ones are added.
     """
 
     config: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(None))
-    observers: dict[str, RangeObserver] = field(default_factory=dict)
+    places: ObservedPlaces = field(default_factory=ObservedPlaces)
 
     is_idempotent: ClassVar[bool] = False
     adds_effects: ClassVar[bool] = True
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Insert a probe after each node whose range is needed. Cost: linear."""
+        self.places.begin(edit.gm)
         nodes = {node.name: node for node in edit.graph.nodes}
         wanted = observed(placements(edit.gm, self.config))
+        keys = {name: self.places.key_of(nodes[name]) for name in wanted}
         groups = origins(edit.gm) if self.config.shares_scales else {}
         shared: dict[tuple[str, TensorSpec], RangeObserver] = {}
         for name, spec in wanted.items():
-            key = groups.get(name, name), spec
-            if name in self.observers:
-                shared.setdefault(key, self.observers[name])
+            if keys[name] in self.places.observers:
+                shared.setdefault((groups.get(name, name), spec), self.places.observers[keys[name]])
         for name, spec in wanted.items():
-            key = groups.get(name, name), spec
-            if name not in self.observers:
-                self.observers[name] = shared.setdefault(key, new_observer(spec))
-            place = ProbeSite.of(nodes[name])
-            insert_probe(edit, nodes[name], ObserverProbe(place, self.observers[name]))
-
-
-def observed(decided: Iterable[QuantizedOperator]) -> dict[str, TensorSpec]:
-    """Return the activations whose range calibration has to find, by the names of their nodes."""
-    return {
-        operand.producer: operand.spec
-        for placement in decided
-        for operand in placement.operands
-        if not operand.is_weight and not operand.spec.is_dynamic
-    }
-
-
-def new_observer(spec: TensorSpec) -> RangeObserver:
-    """Return a new observer of the kind that a spec asks for.
-
-    Raises:
-        FxkitError: When no observer has the name.
-    """
-    kind = OBSERVERS[spec.observer] if isinstance(spec.observer, str) else spec.observer
-    return kind(bits=spec.bits)
+            if keys[name] not in self.places.observers:
+                group = groups.get(name, name), spec
+                observer = shared.setdefault(group, new_observer(spec))
+                self.places.add(keys[name], spec, observer)
+        for name, key in keys.items():
+            node, observer = nodes[name], self.places.observers[key]
+            insert_probe(edit, node, ObserverProbe(ProbeSite.of(node), observer))
 
 
 class PreparedProgram:
@@ -109,16 +96,16 @@ class PreparedProgram:
     Attributes:
         program: The captured program or graph that runs.
         config: What is going to be quantised, and how.
-        observers: By the names of the nodes that they look at; one may look at several.
+        places: The observers, and where each looks.
         choices: What algorithms chose: integers of weights and corrections of biases.
     """
 
     def __init__(self, remake: Callable[[], Program], config: QuantizationConfig) -> None:
         self.remake = remake
         self.config = config
-        self.observers: dict[str, RangeObserver] = {}
+        self.places = ObservedPlaces()
         self.choices = QuantizationChoices()
-        self.program = apply(remake(), InsertObservers(config, self.observers))
+        self.program = apply(remake(), InsertObservers(config, self.places))
 
     def __repr__(self) -> str:
         """Say what runs, and how many observers there are."""
@@ -127,9 +114,19 @@ class PreparedProgram:
         return f"<{of}, {len(self.observers)} observers, {seen} have seen values>"
 
     @property
+    def observers(self) -> dict[str, RangeObserver]:
+        """The observers by the names of the nodes that they look at; see `ObservedPlaces`."""
+        return self.places.observers
+
+    @property
     def graph_module(self) -> fx.GraphModule:
-        """The graph, with its observers."""
+        """The graph that ran last, with its observers."""
         return graph_module_of(self.program)
+
+    @property
+    def graph_modules(self) -> tuple[fx.GraphModule, ...]:
+        """All graphs that have run, with their observers."""
+        return graph_modules_of(self.program)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program, and let the observers look."""
@@ -174,7 +171,27 @@ def prepare(
             another mode than "whole".
     """
     config = as_config(config)
-    return PreparedProgram(lambda: graph_of(model, args, kwargs), config)
+    if isinstance(args, Mapping):
+        raise UnsupportedError(
+            "expected args to be a tuple of positional inputs, got a dict",
+            hint="give keyword inputs by name: prepare(model, config=config, kwargs=batch)",
+        )
+    prepared = PreparedProgram(lambda: graph_of(model, args, kwargs), config)
+    _warn_of_patterns(prepared)
+    return prepared
+
+
+def _warn_of_patterns(prepared: PreparedProgram) -> None:
+    """Warn of patterns of modules that no operator ran in: they may be misspelt."""
+    paths = {node.module_path for gm in prepared.graph_modules for node in graph(gm)}
+    for pattern in prepared.config.by_module:
+        if not any(fnmatch.fnmatchcase(path, pattern) for path in paths):
+            known = ", ".join(sorted(path for path in paths if path)[:8])
+            warnings.warn(
+                f"expected by_module to name modules of the program, got {pattern!r}, which fits "
+                f"none.\n  hint: operators ran in {known or 'no module'}",
+                stacklevel=3,
+            )
 
 
 def as_config(config: QuantizationConfig | QuantizationSpec | None) -> QuantizationConfig:
@@ -230,6 +247,11 @@ def _kind(model: Any) -> str:
 def graph_module_of(program: Program) -> fx.GraphModule:
     """Return the graph of a program: itself, or the one that ran last."""
     return program if isinstance(program, fx.GraphModule) else program.graph_module
+
+
+def graph_modules_of(program: Program) -> tuple[fx.GraphModule, ...]:
+    """Return all graphs of a program that have run."""
+    return (program,) if isinstance(program, fx.GraphModule) else program.variants[::-1]
 
 
 def apply(program: Program, current: Pass) -> Program:

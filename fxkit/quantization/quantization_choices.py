@@ -16,11 +16,12 @@ class QuantizationChoices:
 
     Attributes:
         weights: Integers by the qualified names of weights; others have those nearest to them.
-        biases: float64[channels] by the names of layers: what is added to their results.
+        biases: float64[channels] by the names of layers and of their weights: what is added to
+            their results.
     """
 
     weights: dict[str, StoredWeight] = field(default_factory=dict)
-    biases: dict[str, torch.Tensor] = field(default_factory=dict)
+    biases: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
 
     def stored(self, path: str, weight: torch.Tensor, axis: int, spec: TensorSpec) -> StoredWeight:
         """Return a weight as integers: those that were chosen for it as it is stored, or others.

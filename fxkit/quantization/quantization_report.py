@@ -42,7 +42,7 @@ class QuantizationReport:
     """The rows of all operators that can be quantised, and the error of the results.
 
     Attributes:
-        rows: In the order of the graph.
+        rows: In the order of the graph, and of other graphs where the program has several.
         sqnr: dB of each result's signal over the error, over all batches; empty without batches.
     """
 
@@ -94,10 +94,16 @@ def report(
         batches: Inputs to compare results for: for each call a tuple of positional inputs, or a
             dict of keyword inputs.
     """
-    decided = placements(prepared.graph_module, prepared.config)
-    nodes = {node.name: node for node in prepared.graph_module.graph.nodes}
-    rows = tuple(_row(prepared, placement, nodes) for placement in decided)
-    return QuantizationReport(rows, _errors(quantized, prepared, batches))
+    errors = _errors(quantized, prepared, batches)
+    rows: dict[tuple[object, ...], QuantizationRow] = {}
+    for gm in prepared.graph_modules:
+        nodes = {node.name: node for node in gm.graph.nodes}
+        for placement in placements(gm, prepared.config):
+            paths = tuple(str(nodes[one.producer].target) for one in placement.operands)
+            key = placement.node, placement.operator, placement.source, paths
+            if key not in rows:
+                rows[key] = _row(prepared, gm, placement, nodes)
+    return QuantizationReport(tuple(rows.values()), errors)
 
 
 def _errors(
@@ -124,9 +130,13 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _row(
-    prepared: PreparedProgram, placement: QuantizedOperator, nodes: Mapping[str, fx.Node]
+    prepared: PreparedProgram,
+    gm: fx.GraphModule,
+    placement: QuantizedOperator,
+    nodes: Mapping[str, fx.Node],
 ) -> QuantizationRow:
-    gm, notes, ranges = prepared.graph_module, [], []
+    notes: list[str] = []
+    ranges: list[str] = []
     before = after = 0
     sqnr = None
     for operand in placement.operands:
@@ -137,8 +147,9 @@ def _row(
             before += weight.nbytes
             after += stored.nbytes
             sqnr = signal_to_noise(weight, stored.restored())
-        elif operand.producer in prepared.observers:
-            seen = prepared.observers[operand.producer].value_range()
+        elif not operand.spec.is_dynamic:
+            key = prepared.places.key_of(nodes[operand.producer])
+            seen = prepared.observers[key].value_range()
             scale = float(parameters_of(seen.low, seen.high, operand.spec).scale)
             ranges.append(f"[{float(seen.low):.3g}, {float(seen.high):.3g}] / {scale:.3g}")
             notes += [f"%{operand.producer}: {note}" for note in seen.notes]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fxkit.errors import UnsupportedError
-from fxkit.quantization.observers.range_observer import RangeObserver
+from fxkit.quantization.observers import OBSERVERS, RangeObserver
 
 SCHEMES = ("symmetric", "affine")
 GRANULARITIES = ("per_tensor", "per_channel", "per_group", "per_token")
@@ -68,6 +68,9 @@ class TensorSpec:
         is_class = isinstance(self.observer, type) and issubclass(self.observer, RangeObserver)
         if not is_class and not isinstance(self.observer, str):
             _refuse("observer", "a name, or a class of RangeObserver", self.observer)
+        if isinstance(self.observer, str) and self.observer not in OBSERVERS:
+            names = ", ".join(sorted(OBSERVERS))
+            _refuse("observer", f"one of {names}, or a class of RangeObserver", self.observer)
         if (self.granularity == "per_token") != self.is_dynamic:
             _refuse("is_dynamic", "true for per_token, else false", self.is_dynamic)
         whole = (torch.int8, -127, 127, "symmetric")

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import fxkit
 from fxkit.quantization.algorithms.input_moments import InputMoments, input_moments
-from fxkit.quantization.algorithms.stored_layers import StoredLayer, stored_layers
 from fxkit.quantization.preparation import graph_of
+from fxkit.quantization.stored_layers import StoredLayer, stored_layers
 
 LAYERS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Linear(6, 4), (3, 5, 6)),

@@ -16,12 +16,12 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.attributes import find_attribute
 from fxkit.quantization.algorithms.input_moments import InputMoments, input_moments
 from fxkit.quantization.algorithms.scaled_inputs import ScaleInputs
-from fxkit.quantization.algorithms.stored_layers import StoredLayer, stored_layers
 from fxkit.quantization.batches import Batch, inputs_to_capture
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.placement import placements
 from fxkit.quantization.preparation import Program, apply, as_config, graph_module_of, graph_of
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
+from fxkit.quantization.stored_layers import StoredLayer, stored_layers
 from fxkit.quantization.stored_weight import StoredWeight
 
 STEPS = 20

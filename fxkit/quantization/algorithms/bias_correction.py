@@ -6,21 +6,20 @@ Source: "Data-Free Quantization Through Weight Equalization and Bias Correction"
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from fxkit.ir.attributes import find_attribute
-from fxkit.passes.observe_values import ObserveValues
-from fxkit.passes.probes import ProbeSite
 from fxkit.quantization.affine import QuantizationParameters, parameters_of, quantized_tensor
 from fxkit.quantization.algorithms.input_moments import run_all
-from fxkit.quantization.algorithms.stored_layers import StoredLayer, stored_layers
+from fxkit.quantization.algorithms.watch_inputs import Look, WatchInputs
 from fxkit.quantization.batches import Batch
 from fxkit.quantization.placement import QuantizedOperand, placements
 from fxkit.quantization.preparation import PreparedProgram, apply
 from fxkit.quantization.specs import TensorSpec
+from fxkit.quantization.stored_layers import StoredLayer
 
 
 @dataclass(frozen=True)
@@ -55,23 +54,28 @@ def correct_biases(
     Raises:
         UnsupportedError: When there are no batches.
     """
-    means = _means(prepared)
-    by_input: dict[str, list[_Means]] = {}
-    for one in means:
-        by_input.setdefault(one.layer.input, []).append(one)
+    means: dict[tuple[str, str], _Means] = {}
 
-    def watch(value: object, place: ProbeSite) -> None:
-        if isinstance(value, Tensor) and value.numel():
-            for one in by_input[place.name]:
-                one.add(value.detach())
+    def watch(gm: fx.GraphModule, layers: Sequence[StoredLayer]) -> Look | None:
+        watched = []
+        for one in _means(prepared, gm, layers):
+            place = one.layer.node, one.layer.path
+            watched.append(means.setdefault(place, one))  # another graph may have the same layer
+
+        def show(value: Tensor) -> None:
+            for one in watched:
+                one.add(value)
+
+        return show if watched else None
 
     program = prepared.remake()
-    apply(program, ObserveValues(where=lambda node: node.name in by_input, callback=watch))
+    apply(program, WatchInputs(watch))
     run_all(program, batches)
-    found = {one.layer.node: one.shift() for one in means if one.count}
+    found = {place: one.shift() for place, one in means.items() if one.count}
     prepared.choices.biases.update(found)
     return tuple(
-        CorrectedBias(name, float(shift.square().mean().sqrt())) for name, shift in found.items()
+        CorrectedBias(name, float(shift.square().mean().sqrt()))
+        for (name, _), shift in found.items()
     )
 
 
@@ -124,11 +128,13 @@ class _Means:
         return (integers.double() - found.zero_point) * found.scale.double()
 
 
-def _means(prepared: PreparedProgram) -> list[_Means]:
-    gm = prepared.graph_module
+def _means(
+    prepared: PreparedProgram, gm: fx.GraphModule, layers: Sequence[StoredLayer]
+) -> list[_Means]:
     placed = {placement.node: placement.operands for placement in placements(gm, prepared.config)}
+    nodes = {node.name: node for node in gm.graph.nodes}
     found = []
-    for layer in stored_layers(gm):
+    for layer in layers:
         operands = placed.get(layer.node, ())
         weight = find_attribute(gm, layer.path).detach()
         stored = next((o for o in operands if o.is_weight), None)
@@ -136,19 +142,19 @@ def _means(prepared: PreparedProgram) -> list[_Means]:
             continue
         chosen = prepared.choices.stored(layer.path, weight, stored.axis, stored.spec)
         weights = layer.matrix(weight.double()), layer.matrix(chosen.restored())
-        spec, numbers = _of_input(prepared, layer, operands)
+        spec, numbers = _of_input(prepared, nodes[layer.input], operands)
         found.append(_Means(layer, weights, spec, numbers))
     return found
 
 
 def _of_input(
-    prepared: PreparedProgram, layer: StoredLayer, operands: Iterable[QuantizedOperand]
+    prepared: PreparedProgram, producer: fx.Node, operands: Iterable[QuantizedOperand]
 ) -> tuple[TensorSpec | None, QuantizationParameters | None]:
     """Return how the input of a layer will be quantised, and with which numbers."""
     for operand in operands:
-        if operand.is_weight or operand.producer != layer.input:
+        if operand.is_weight or operand.producer != producer.name:
             continue
-        observer = prepared.observers.get(operand.producer)
+        observer = prepared.observers.get(prepared.places.key_of(producer))
         if observer is None or not observer.count:
             return (operand.spec, None) if operand.spec.is_dynamic else (None, None)
         seen = observer.value_range()

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from fxkit.errors import UnsupportedError
-from fxkit.passes.observe_values import ObserveValues
-from fxkit.passes.probes import ProbeSite
-from fxkit.quantization.algorithms.stored_layers import StoredLayer
+from fxkit.quantization.algorithms.watch_inputs import Look, WatchInputs
 from fxkit.quantization.batches import Batch, call_with
 from fxkit.quantization.preparation import Program, apply
+from fxkit.quantization.stored_layers import StoredLayer
 
 
 @dataclass
@@ -70,7 +69,7 @@ class InputMoments:
 
 
 def input_moments(
-    program: Program, layers: Sequence[StoredLayer], batches: Iterable[Batch]
+    program: Program, layers: Iterable[StoredLayer], batches: Iterable[Batch]
 ) -> dict[str, InputMoments]:
     """Return the sums of what layers multiply, by the paths of their weights.
 
@@ -78,29 +77,30 @@ def input_moments(
 
     Args:
         program: What is run; it gets a probe at each input.
-        layers: Layers of its graph.
+        layers: Layers of its graphs; what others that have their weights multiply counts too.
         batches: For each call a tuple of positional inputs, or a dict of keyword inputs.
 
     Raises:
         UnsupportedError: When there are no batches.
     """
-    by_input: dict[str, list[StoredLayer]] = {}
-    for layer in layers:
-        by_input.setdefault(layer.input, []).append(layer)
+    paths = {layer.path for layer in layers}
     found: dict[str, InputMoments] = {}
 
-    def watch(value: object, place: ProbeSite) -> None:
-        if not isinstance(value, Tensor) or not value.numel():
-            return
-        made: dict[tuple[object, ...], InputMoments] = {}
-        for layer in by_input[place.name]:
-            window = layer.shape[2:] if "conv" in layer.operator else ()
-            key = (window, *map(str, layer.options.values()))
-            if key not in made:
-                made[key] = InputMoments.of(layer.rows(value.detach()))
-            _add(found, layer.path, made[key])
+    def watch(gm: fx.GraphModule, layers: Sequence[StoredLayer]) -> Look | None:
+        wanted = [layer for layer in layers if layer.path in paths]
 
-    apply(program, ObserveValues(where=lambda node: node.name in by_input, callback=watch))
+        def show(value: Tensor) -> None:
+            made: dict[tuple[object, ...], InputMoments] = {}
+            for layer in wanted:
+                window = layer.shape[2:] if "conv" in layer.operator else ()
+                key = (window, *map(str, layer.options.values()))
+                if key not in made:
+                    made[key] = InputMoments.of(layer.rows(value))
+                _add(found, layer.path, made[key])
+
+        return show if wanted else None
+
+    apply(program, WatchInputs(watch))
     run_all(program, batches)
     return found
 

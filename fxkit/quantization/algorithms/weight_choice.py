@@ -11,12 +11,12 @@ from torch import Tensor
 from fxkit.ir.attributes import find_attribute
 from fxkit.quantization.affine import decibels
 from fxkit.quantization.algorithms.input_moments import InputMoments, input_moments
-from fxkit.quantization.algorithms.stored_layers import StoredLayer, stored_layers
 from fxkit.quantization.batches import Batch
 from fxkit.quantization.pair_safe import made_pair_safe
-from fxkit.quantization.placement import placements
+from fxkit.quantization.placement import QuantizedOperand, placements
 from fxkit.quantization.preparation import PreparedProgram
 from fxkit.quantization.specs import TensorSpec
+from fxkit.quantization.stored_layers import StoredLayer, stored_layers
 from fxkit.quantization.stored_weight import StoredWeight
 
 
@@ -125,24 +125,27 @@ def weight_problems(prepared: PreparedProgram, batches: Iterable[Batch]) -> list
     Raises:
         UnsupportedError: When there are no batches.
     """
-    gm = prepared.graph_module
-    nodes = {node.name: node for node in gm.graph.nodes}
-    wanted = {
-        str(nodes[operand.producer].target): operand
-        for placement in placements(gm, prepared.config)
-        for operand in placement.operands
-        if operand.is_weight
-    }
-    layers = [layer for layer in stored_layers(gm) if layer.path in wanted]
+    wanted: dict[str, tuple[StoredLayer, Tensor, QuantizedOperand]] = {}
+    for gm in prepared.graph_modules:
+        nodes = {node.name: node for node in gm.graph.nodes}
+        operands = {
+            str(nodes[operand.producer].target): operand
+            for placement in placements(gm, prepared.config)
+            for operand in placement.operands
+            if operand.is_weight
+        }
+        for layer in stored_layers(gm):
+            if layer.path in operands and layer.path not in wanted:
+                weight = find_attribute(gm, layer.path).detach()
+                wanted[layer.path] = layer, weight, operands[layer.path]
+    layers = [layer for layer, _, _ in wanted.values()]
     moments = input_moments(prepared.remake(), layers, batches)
-    found = {}
-    for layer in layers:
-        if layer.path in found or layer.path not in moments:
-            continue
-        weight, operand = find_attribute(gm, layer.path).detach(), wanted[layer.path]
-        start = prepared.choices.stored(layer.path, weight, operand.axis, operand.spec)
-        found[layer.path] = WeightProblem(layer, weight, start, moments[layer.path])
-    return list(found.values())
+    found = []
+    for path, (layer, weight, operand) in wanted.items():
+        if path in moments:
+            start = prepared.choices.stored(path, weight, operand.axis, operand.spec)
+            found.append(WeightProblem(layer, weight, start, moments[path]))
+    return found
 
 
 def inverse_factor(second: Tensor, damping: float) -> Tensor:

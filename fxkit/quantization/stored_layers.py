@@ -84,6 +84,17 @@ class StoredLayer:
         return parts.permute(order).reshape(self.groups, batch * math.prod(places), -1)
 
 
+def stored_path(node: fx.Node) -> str | None:
+    """Return the qualified name of the weight that a layer reads; None where it reads none."""
+    call = resolve(node)
+    if call is None or call.name not in _OPERANDS:
+        return None
+    weight = call.arguments.get(_OPERANDS[call.name][1])
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr":
+        return None
+    return str(weight.target)
+
+
 def stored_layers(gm: fx.GraphModule) -> tuple[StoredLayer, ...]:
     """Return the linear layers and convolutions of a graph whose weights are stored, in order."""
     found = []

@@ -1,0 +1,94 @@
+"""Which node of which graph an observer looks at, where a program has several graphs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+from torch import fx, nn
+from torch.fx.node import map_aggregate
+
+from fxkit.ir.attributes import find_attribute
+from fxkit.ir.op import resolve
+from fxkit.ir.printer import format_source
+from fxkit.quantization.observers import OBSERVERS, RangeObserver
+from fxkit.quantization.placement import QuantizedOperator
+from fxkit.quantization.specs import TensorSpec
+
+
+class ObservedPlaces:
+    """The observers of a program, and where each looks.
+
+    Graphs of one program for other sizes or modes have nodes of the same names, which share an
+    observer. Graphs of other branches may use the name for something else: that has its own.
+
+    Attributes:
+        observers: By the names of the nodes that they look at; one may look at several. A node of a later graph that is not
+            what has its name in the first one has a suffix: `mul@3f2a1c`.
+        specs: How what an observer sees is going to be quantised, by the same names.
+    """
+
+    def __init__(self) -> None:
+        self.observers: dict[str, RangeObserver] = {}
+        self.specs: dict[str, TensorSpec] = {}
+        self._first: dict[str, tuple[Any, ...]] = {}
+
+    def begin(self, gm: fx.GraphModule) -> None:
+        """Let nodes of the first graph go by their plain names."""
+        if not self._first:
+            self._first = {node.name: _identity(node) for node in gm.graph.nodes}
+
+    def key_of(self, node: fx.Node) -> str:
+        """Return the name of a node, with a suffix where it is not what the first graph has."""
+        identity = _identity(node)
+        if self._first.get(node.name) == identity:
+            return node.name
+        return f"{node.name}@{hashlib.sha256(repr(identity).encode()).hexdigest()[:6]}"
+
+    def add(self, key: str, spec: TensorSpec, observer: RangeObserver) -> None:
+        """Let an observer look at what has a key."""
+        self.observers[key] = observer
+        self.specs[key] = spec
+
+
+def new_observer(spec: TensorSpec) -> RangeObserver:
+    """Return a new observer of the kind that a spec asks for.
+
+    Raises:
+        FxkitError: When no observer has the name.
+    """
+    kind = OBSERVERS[spec.observer] if isinstance(spec.observer, str) else spec.observer
+    return kind(bits=spec.bits)
+
+
+def observed(decided: Iterable[QuantizedOperator]) -> dict[str, TensorSpec]:
+    """Return the activations whose range calibration has to find, by the names of their nodes."""
+    return {
+        operand.producer: operand.spec
+        for placement in decided
+        for operand in placement.operands
+        if not operand.is_weight and not operand.spec.is_dynamic
+    }
+
+
+def _identity(node: fx.Node) -> tuple[Any, ...]:
+    """Return what a node has in common with those of its name for other sizes and modes.
+
+    That is its operator, its line, its floats, and the parameters that it and its users read.
+    """
+    call = resolve(node)
+    operator = node.op if call is None else call.name
+    floats: list[Any] = []
+    map_aggregate((node.args, dict(node.kwargs)), floats.append)
+    gm = node.graph.owning_module
+    reads = {
+        str(operand.target)
+        for one in (node, *node.users)
+        for operand in one.all_input_nodes
+        if operand.op == "get_attr"
+        and gm is not None
+        and isinstance(find_attribute(gm, str(operand.target)), nn.Parameter)
+    }
+    kept = tuple(value for value in floats if isinstance(value, float))
+    return operator, format_source(node), kept, tuple(sorted(reads))

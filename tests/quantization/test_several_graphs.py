@@ -1,0 +1,144 @@
+"""Programs with several graphs: each is observed, converted, corrected, reported and compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxkit import quantization as q
+from fxkit.errors import FxkitError, UnsupportedError
+
+
+class Branches(nn.Module):
+    """Two branches whose nodes have the same names and values of different size."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.large = nn.Linear(16, 16)
+        self.small = nn.Linear(16, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.large(x * 1000) if x.sum() > 0 else self.small(x * 0.001)
+
+
+class Longer(nn.Module):
+    """One branch has a node that the other lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(16, 16)
+        self.b = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).relu()) if x.sum() > 0 else self.a(x)
+
+
+def _batches() -> list[tuple[Tensor]]:
+    torch.manual_seed(0)
+    x = torch.rand(64, 16)
+    return [(x,), (-x,)]
+
+
+@torch.no_grad()
+def _error(quantized: Any, model: nn.Module, batch: tuple[Tensor]) -> float:
+    wanted = model(*batch)
+    return float((quantized(*batch) - wanted).abs().max() / (wanted.abs().max() + 1e-12))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("kind", [Branches, Longer])
+def test_each_graph_has_its_own_ranges(kind: type[nn.Module], first: int) -> None:
+    batches = _batches()
+    model = kind().eval()
+    prepared = q.prepare(model, batches[first], q.int8_static())
+    q.calibrate(prepared, batches)
+    quantized = q.convert(prepared)
+    for batch in batches:
+        alone = _error(q.quantize(model, q.int8_static(), [batch]), model, batch)
+        assert _error(quantized, model, batch) < 3 * alone < 0.03
+
+
+def test_sizes_share_their_observers() -> None:
+    prepared = q.prepare(Longer().eval(), (torch.rand(2, 16),), q.int8_static())
+    names = list(prepared.observers)
+    q.calibrate(prepared, [(torch.rand(size, 16),) for size in (2, 3, 5)])
+    assert list(prepared.observers) == names
+
+
+def test_halves_are_merged_whatever_graph_came_first() -> None:
+    batches, model = _batches(), Branches().eval()
+    halves = [q.prepare(model, batches[0], q.int8_static()) for _ in range(2)]
+    q.calibrate(halves[0], batches)
+    q.calibrate(halves[1], batches[::-1])
+    halves[0].merge(halves[1])
+    quantized = q.convert(halves[0])
+    whole = q.prepare(model, batches[0], q.int8_static())
+    q.calibrate(whole, batches)
+    for batch in batches:
+        assert torch.equal(quantized(*batch), q.convert(whole)(*batch))
+
+
+@pytest.mark.parametrize("width", [16, 5])
+@pytest.mark.parametrize(
+    "algorithm", [q.correct_biases, q.gptq, q.ada_round], ids=lambda one: one.__name__
+)
+def test_algorithms_learn_from_each_graph(algorithm: Any, width: int) -> None:
+    batches, model = _batches(), Branches(width).eval()
+    spec = q.int8_static()
+    prepared = q.prepare(model, batches[0], spec)
+    q.calibrate(prepared, batches)
+    before = [_error(q.convert(prepared), model, batch) for batch in batches]
+    assert len(algorithm(prepared, batches)) == 2
+    after = [_error(q.convert(prepared), model, batch) for batch in batches]
+    assert all(new < 2 * old + 1e-6 for new, old in zip(after, before, strict=True))
+
+
+def test_rewritten_graphs_compute_what_they_did() -> None:
+    batches, model = _batches(), Branches(5).eval()
+    for program in (q.smooth_quant(model, batches), q.equalize(model, batches[0])):
+        assert all(_error(program, model, batch) < 1e-5 for batch in batches)
+
+
+def test_reports_and_comparisons_have_rows_of_each_graph() -> None:
+    batches, model = _batches(), Branches().eval()
+    prepared = q.prepare(model, batches[0], q.int8_static())
+    q.calibrate(prepared, batches)
+    quantized = q.convert(prepared)
+    assert len(q.report(quantized, prepared, batches).rows) == 2
+    compared = q.compare(prepared, quantized, batches).rows
+    assert len(compared) == 2
+    assert all(row.total > 30 for row in compared)
+
+
+@pytest.mark.parametrize(
+    "spec", [q.int8_weight_only(), q.int8_static(), q.int8_dynamic()], ids=["w", "s", "d"]
+)
+def test_a_weight_is_read_along_both_of_its_axes(spec: q.QuantizationSpec) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tied = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.tied(x) @ self.tied.weight
+
+    model, x = Tied().eval(), torch.randn(3, 8)
+    assert _error(q.quantize(model, spec, [(x,)]), model, (x,)) < 0.05
+
+
+def test_what_is_misspelt_is_told() -> None:
+    layer, x = nn.Linear(4, 4).eval(), torch.ones(2, 4)
+    with pytest.raises(UnsupportedError, match=r"prepare.model, config=config, kwargs=batch."):
+        q.prepare(layer, {"input": x}, q.int8_static())  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="at least one batch, or args="):
+        q.quantize(layer, q.int8_static(), [])
+    with pytest.raises(UnsupportedError, match=r"one of .*min_max.*got 'minmax'"):
+        q.int8_static(observer="minmax")
+    config = q.QuantizationConfig(q.int8_static(), by_module={"typo": None})
+    with pytest.warns(UserWarning, match="got 'typo', which fits none"):
+        q.prepare(layer, (x,), config)
+    with pytest.raises(FxkitError, match="the name of an observer"):
+        q.OBSERVERS["minmax"]

@@ -72,13 +72,13 @@ def module_path(node: fx.Node) -> str:
     if not stack:
         return ""
     path = next(reversed(stack.values()))[0]
-    return _plain_path(path)
+    return "" if path == _OF_NO_MODULE else _plain_path(path)
 
 
 def module_stack(node: fx.Node) -> list[tuple[str, type | str]]:
     """Return `(qualified name, class)` of the modules around the node, outermost first."""
     stack = node.meta.get("nn_module_stack") or {}
-    return [(_plain_path(path), cls) for path, cls in stack.values()]
+    return [(_plain_path(path), cls) for path, cls in stack.values() if path != _OF_NO_MODULE]
 
 
 def provenance_of(node: fx.Node) -> Provenance:
@@ -139,6 +139,9 @@ def stand_where(new: fx.Node, node: fx.Node) -> None:
 
 
 _PLACE = ("stack_trace", "nn_module_stack")
+
+# torch.export's word for the module of a node that ran in none, such as one that reads a size.
+_OF_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 
 # What torch writes on nodes of the call that they are and of its value.
 _NO_NOTES = frozenset(

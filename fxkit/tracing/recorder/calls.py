@@ -147,7 +147,7 @@ _REFUSED = {
 _REFUSED_ATTRIBUTES = {
     "grad": "the program reads or writes .grad",
     "_grad": "the program reads or writes .grad",
-    "grad_fn": "the program reads .grad_fn",
+    "grad_fn": "the program reads .grad_fn, as registering a parameter does: make modules before",
     "_base": "the program reads ._base",
     "_backward_hooks": "a hook is Python code that runs in the backward pass",
     "_post_accumulate_grad_hooks": "a hook is Python code that runs in the backward pass",

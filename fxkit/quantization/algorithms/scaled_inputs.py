@@ -39,8 +39,9 @@ class ScaleInputs(Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Rewrite each group of layers whose input has factors. Cost: that of the weights."""
         for producer, layers in groups(edit.gm).items():
-            if producer.name in self.factors:
-                divide(edit, producer, layers, self.factors[producer.name])
+            factors = self.factors.get(producer.name)
+            if factors is not None and factors.numel() == weight_of(edit.gm, layers[0]).shape[1]:
+                divide(edit, producer, layers, factors)
 
 
 def divide(edit: EditSession, producer: fx.Node, layers: list[fx.Node], factors: Tensor) -> None:

@@ -51,8 +51,9 @@ class SmoothActivations(Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Rewrite each group of layers whose input was observed. Cost: that of the weights."""
         for producer, layers in groups(edit.gm).items():
-            if producer.name in self.maxima:
-                largest = self.maxima[producer.name].double()
+            largest = self.maxima.get(producer.name)
+            if largest is not None and largest.numel() == weight_of(edit.gm, layers[0]).shape[1]:
+                largest = largest.double()
                 weights = [weight_of(edit.gm, layer).detach() for layer in layers]
                 divide(edit, producer, layers, smoothing_factors(largest, weights, self.alpha))
 
@@ -100,7 +101,8 @@ def smooth_quant(
 
     def watch(value: Any, place: Any) -> None:
         if isinstance(value, Tensor) and value.is_floating_point():
-            observers.setdefault(place.name, MinMaxObserver(axis=-1))(value)
+            place = (place.name, value.shape[-1])
+            observers.setdefault(place, MinMaxObserver(axis=-1))(value)
 
     def is_input(node: Any) -> bool:
         calls = (resolve(user.fx_node) for user in node.users)
@@ -110,7 +112,7 @@ def smooth_quant(
     with torch.no_grad():
         for batch in batches:
             call_with(observed, batch)
-    ranges = {name: observer.value_range() for name, observer in observers.items()}
+    ranges = {name: observer.value_range() for (name, _), observer in observers.items()}
     maxima = {
         name: torch.maximum(-seen.low, seen.high)
         for name, seen in ranges.items()

@@ -103,6 +103,8 @@ class _Input:
     examples: int = 0
 
     def look(self, values: Tensor) -> None:
+        if values.shape[-1] != self.layers[0][0].shape[1]:
+            return  # of another graph, where the name is that of something else
         self.observer(values)
         values = values if values.ndim > 1 else values[None]
         first = self.examples % 2

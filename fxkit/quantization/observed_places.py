@@ -24,8 +24,8 @@ class ObservedPlaces:
     observer. Graphs of other branches may use the name for something else: that has its own.
 
     Attributes:
-        observers: By the names of the nodes that they look at; one may look at several. A node of a later graph that is not
-            what has its name in the first one has a suffix: `mul@3f2a1c`.
+        observers: By the names of the nodes that they look at; one may look at several. A node of a
+            later graph that is not what has its name in the first one has a suffix: `mul@3f2a1c`.
         specs: How what an observer sees is going to be quantised, by the same names.
     """
 

@@ -153,7 +153,7 @@ def _row(
             scale = float(parameters_of(seen.low, seen.high, operand.spec).scale)
             ranges.append(f"[{float(seen.low):.3g}, {float(seen.high):.3g}] / {scale:.3g}")
             notes += [f"%{operand.producer}: {note}" for note in seen.notes]
-            notes += _shared(prepared, operand.producer, nodes)
+            notes += _shared(prepared, key, nodes)
         else:
             ranges.append("scales in each call")
     return QuantizationRow(
@@ -175,8 +175,8 @@ def _shared(prepared: PreparedProgram, name: str, nodes: Mapping[str, fx.Node]) 
     ends = {
         f"%{maker.name}": None
         for one in (name, *others)
-        if one in nodes
-        for maker in makers(nodes[one])
+        if (plain := one.partition("@")[0]) in nodes
+        for maker in makers(nodes[plain])
     }
     names = ", ".join(f"%{other}" for other in others)
     return (f"%{name} shares its scale with {names}, up to {', '.join(ends)}, which compute",)

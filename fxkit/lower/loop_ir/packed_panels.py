@@ -53,6 +53,7 @@ def _fit_in_pairs(weight: Tensor) -> Tensor:
 
 def unpacked(packed: Tensor, depth: int, columns: int) -> Tensor:
     """Return the weight that `in_panels` made panels of: int8[columns, depth]."""
-    words = packed[:, HEAD:].contiguous().view(torch.int32)
-    words = words.reshape(len(packed), -1, COLUMNS).transpose(1, 2).contiguous()
-    return words.reshape(len(packed) * COLUMNS, -1).view(torch.int8)[:columns, :depth]
+    panels = -(-columns // COLUMNS)
+    words = packed.reshape(panels, -1)[:, HEAD:].contiguous().view(torch.int32)
+    words = words.reshape(panels, -1, COLUMNS).transpose(1, 2).contiguous()
+    return words.reshape(panels * COLUMNS, -1).view(torch.int8)[:columns, :depth]

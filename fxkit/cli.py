@@ -88,9 +88,11 @@ def _parser() -> argparse.ArgumentParser:
 
     from fxkit.exported_files import load
     from fxkit.passes.pipelines import PIPELINES
+    from fxkit.quantization import command
     from fxkit.view.commands import add_commands
 
     add_commands(commands, load, PIPELINES)
+    command.add_command(commands, load)
     _add_passes(commands)
     explain = commands.add_parser(
         "explain-kernel", help="print the way of a kernel, from its nodes to its text"

@@ -37,6 +37,7 @@ from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.conversion import QuantizeOperands, convert
 from fxkit.quantization.observers import OBSERVERS, RangeObserver, ValueRange
 from fxkit.quantization.preparation import InsertObservers, PreparedProgram, prepare
+from fxkit.quantization.qat import InsertFakeQuantizers, QatProgram, prepare_qat
 from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.quantization_report import QuantizationReport, QuantizationRow, report
 from fxkit.quantization.specs import (
@@ -53,9 +54,11 @@ __all__ = [
     "ComparedOperator",
     "CorrectedBias",
     "EqualizeLayers",
+    "InsertFakeQuantizers",
     "InsertObservers",
     "NormalizeByBatches",
     "PreparedProgram",
+    "QatProgram",
     "QuantizationChoices",
     "QuantizationComparison",
     "QuantizationConfig",
@@ -84,6 +87,7 @@ __all__ = [
     "int8_static",
     "int8_weight_only",
     "prepare",
+    "prepare_qat",
     "quantize",
     "reestimate_batch_norms",
     "report",

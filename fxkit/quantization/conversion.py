@@ -23,6 +23,7 @@ from fxkit.quantization.observed_places import ObservedPlaces
 from fxkit.quantization.operands import take_instead
 from fxkit.quantization.placement import QuantizedOperand, placements
 from fxkit.quantization.preparation import PreparedProgram, Program, apply
+from fxkit.quantization.qat.qat_program import QatProgram
 from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.stored_layers import stored_path
 from fxkit.torch_adapters.quantized_operators import quantized_operators
@@ -213,13 +214,13 @@ class _Chain:
         return self.last
 
 
-def convert(prepared: PreparedProgram) -> Program:
-    """Return the reference graph of a calibrated program: it quantises and dequantises.
+def convert(prepared: PreparedProgram | QatProgram) -> Program:
+    """Return the reference graph of a calibrated or trained program: it quantises and dequantises.
 
     The prepared program stays as it is, and can be calibrated further.
 
     Args:
-        prepared: What `prepare` returned.
+        prepared: What `prepare` or `prepare_qat` returned.
 
     Returns:
         A captured program, or a graph where a graph was prepared.
@@ -227,6 +228,8 @@ def convert(prepared: PreparedProgram) -> Program:
     Raises:
         UnsupportedError: When calibration was never run and scales are needed from it.
     """
+    if isinstance(prepared, QatProgram):
+        prepared = prepared.prepared()
     places = prepared.places
     if places.specs and not any(observer.count for observer in places.observers.values()):
         raise UnsupportedError(

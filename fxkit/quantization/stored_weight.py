@@ -37,7 +37,7 @@ class StoredWeight:
             spec: How it is stored.
         """
         parts = _in_groups(weight, spec)
-        others = _shared_axes(parts, axis, spec)
+        others = shared_axes(parts.ndim, axis, spec)
         low, high = parts.double().amin(others), parts.double().amax(others)
         if spec.is_pair_safe:
             pairs = largest_pairs(weight, axis) * (spec.high / SCALED_SUM)
@@ -57,7 +57,7 @@ class StoredWeight:
             found: Scales and zero points: one; or one for each channel; or [channels, groups].
         """
         parts = _in_groups(weight, spec)
-        wide = _over(parts, found, _shared_axes(parts, axis, spec))
+        wide = _over(parts, found, shared_axes(parts.ndim, axis, spec))
         integers = quantized_tensor(parts, wide, spec).reshape(weight.shape)
         return cls(integers, found, axis, spec)
 
@@ -65,10 +65,14 @@ class StoredWeight:
         """Tell whether these are integers for a weight of that shape, stored in that way."""
         return (self.integers.shape, self.axis, self.spec) == (weight.shape, axis, spec)
 
+    def over_parts(self) -> QuantizationParameters:
+        """Return scales and zero points that broadcast over the weight, or over its groups."""
+        parts = _in_groups(self.integers, self.spec)
+        return _over(parts, self.parameters, shared_axes(parts.ndim, self.axis, self.spec))
+
     def by_element(self) -> QuantizationParameters:
         """Return the scale and zero point of each element, in the weight's shape."""
-        parts = _in_groups(self.integers, self.spec)
-        wide = _over(parts, self.parameters, _shared_axes(parts, self.axis, self.spec))
+        parts, wide = _in_groups(self.integers, self.spec), self.over_parts()
         scale, zeros = (
             one.expand(parts.shape).reshape(self.integers.shape)
             for one in (wide.scale, wide.zero_point)
@@ -92,13 +96,19 @@ def _in_groups(values: Tensor, spec: TensorSpec) -> Tensor:
     return values.unflatten(1, (-1, spec.group_size)) if spec.group_size else values
 
 
-def _shared_axes(parts: Tensor, axis: int, spec: TensorSpec) -> list[int]:
-    """Return the axes along which elements share a scale."""
+def shared_axes(ndim: int, axis: int, spec: TensorSpec) -> list[int]:
+    """Return the axes along which elements share a scale, of a weight in its groups.
+
+    Args:
+        ndim: Of the weight, whose groups lie along an axis of their own.
+        axis: The axis of channels.
+        spec: How it is stored.
+    """
     if spec.granularity == "per_tensor":
-        return list(range(parts.ndim))
+        return list(range(ndim))
     if spec.granularity == "per_group":
         return [2]
-    return [other for other in range(parts.ndim) if other != axis]
+    return [other for other in range(ndim) if other != axis]
 
 
 def _over(

@@ -26,6 +26,7 @@ from fxkit.lower.compiling.quantized_operands import (
     is_read_as,
     weight_of,
 )
+from fxkit.lower.compiling.tensor_scales import spell_out_tensor_scales
 from fxkit.lower.compiling.token_scales import Factor, aten, spell_out_tokens
 from fxkit.lower.families.integer_products import packed_weight
 from fxkit.lower.families.integer_products.autotune import reason_to_stay_float
@@ -107,7 +108,7 @@ class MultiplyIntegers(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Rewrite each layer that gains. Cost: linear, and trials of sizes not met before."""
-        tokens = spell_out_tokens(edit)
+        spelled = spell_out_tokens(edit) | spell_out_tensor_scales(edit)
         packing = _Packing(edit)
         for node in list(edit.graph.nodes):
             call = resolve(node)
@@ -116,7 +117,7 @@ class MultiplyIntegers(Pass):
                     context.notes.append(f"%{node.name} {STAYS}: it is no linear layer")
                 continue
             right = weight_of(call.arguments["weight"])
-            left = _integers_of(call.arguments["input"], tokens)
+            left = _integers_of(call.arguments["input"], spelled)
             if left is None:
                 left = floats_of(call.arguments["input"])
             if left is None or right is None:
@@ -134,10 +135,11 @@ class MultiplyIntegers(Pass):
                 edit.replace(node, layer.of(left, right, call.arguments["bias"]))
 
 
-def _integers_of(value: Any, tokens: Mapping[fx.Node, Factor]) -> Factor | None:
+def _integers_of(value: Any, spelled: Mapping[fx.Node, Factor]) -> Factor | None:
     """Return what an activation was dequantised from, with a scale for all or for each row."""
-    if value in tokens:
-        return tokens[value] if is_read_as(tokens[value].node, (torch.int8,)) else None
+    factor = spelled.get(value)
+    if factor is not None:
+        return factor if is_read_as(factor.node, (torch.int8, torch.uint8)) else None
     return integers_of(value)
 
 

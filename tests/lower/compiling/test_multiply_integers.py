@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import fxkit
 from fxkit import quantization as q
 from fxkit.lower.compiling import multiply_integers
+from fxkit.torch_adapters.quantized_operators import quantized_operators
 
 SPECS = {
     "static": q.int8_static(),
@@ -98,6 +99,43 @@ def test_weights_may_have_zero_points(activations):
     compiled(x)
     assert integers_multiplied(compiled) == 1
     assert noise(reference(x), compiled(x)) < 1e-3
+
+
+class OneScale(nn.Module):
+    """Quantises what it takes with one scale, chosen in each call, as torchao's quantizers do."""
+
+    def __init__(self, dtype: torch.dtype, chooses: str) -> None:
+        super().__init__()
+        self.dtype, self.ops = dtype, quantized_operators()
+        self.choose = getattr(self.ops, chooses).tensor
+        self.register_buffer("weight", torch.randint(-128, 128, (30, 40), dtype=torch.int8))
+        self.register_buffer("scales", torch.rand(30) + 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        limits = torch.iinfo(self.dtype)
+        bounds = (limits.min, limits.max, self.dtype)
+        scale, zero = self.choose(x, limits.min, limits.max, 2**-12, self.dtype)
+        integers = self.ops.quantize_per_tensor.tensor(x, scale, zero, *bounds)
+        floats = self.ops.dequantize_per_tensor.tensor(integers, scale, zero, *bounds)
+        weight = self.ops.dequantize_per_channel.default(
+            self.weight, self.scales, None, 0, -128, 127, torch.int8
+        )
+        return F.linear(floats, weight)
+
+
+@pytest.mark.parametrize("shape", [(12, 40), (2, 5, 40), (40,), (1, 40)])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("chooses", ["choose_qparams", "choose_qparams_symmetric"])
+@torch.no_grad()
+def test_one_scale_may_be_chosen_in_each_call(chooses, dtype, shape):
+    torch.manual_seed(0)
+    reference = OneScale(dtype, chooses).eval()
+    compiled = fxkit.compile(reference)
+    compiled(torch.randn(shape))
+    for factor in (1.0, 30.0, 1e-3, 0.0):
+        x = factor * torch.randn(shape) + factor
+        assert noise(reference(x) + 1e-30, compiled(x) + 1e-30) < 2e-3
+    assert integers_multiplied(compiled) == 1
 
 
 @torch.no_grad()

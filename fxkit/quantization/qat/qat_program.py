@@ -1,0 +1,195 @@
+"""A model that is trained with fake quantisation, and converts to what it has learnt."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxkit.errors import UnsupportedError
+from fxkit.ir.attributes import find_attribute
+from fxkit.quantization.affine import QuantizationParameters, parameters_of
+from fxkit.quantization.batches import Batch, call_with
+from fxkit.quantization.config import QuantizationConfig
+from fxkit.quantization.observed_places import observed
+from fxkit.quantization.observers import RangeObserver
+from fxkit.quantization.placement import placements
+from fxkit.quantization.preparation import (
+    PreparedProgram,
+    Program,
+    apply,
+    as_config,
+    graph_module_of,
+)
+from fxkit.quantization.qat.fake_quantizer import FakeQuantizer, FakeQuantizerOptions, range_of
+from fxkit.quantization.qat.insertion import FoldQuantizedNorms, InsertFakeQuantizers
+from fxkit.quantization.specs import QuantizationSpec
+from fxkit.tracing.capture_modes import capture
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class KnownRange(RangeObserver):
+    """Stands where calibration had an observer, for a range that training has found."""
+
+    def __init__(self, low: Tensor, high: Tensor) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+        self.count = 1
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        """Return the range."""
+        return self.low.reshape(1), self.high.reshape(1)
+
+
+class QatProgram(nn.Module):
+    """A copy of a model that computes with fake quantisation. Made by `prepare_qat`.
+
+    Its parameters are those to train. `fxkit.compile(qat.program)` trains compiled.
+
+    Attributes:
+        model: The copy, whose parameters are trained.
+        quantizers: The fake quantisers by the names of what they round.
+        program: The captured program, with a graph for training and one for evaluation.
+        config: What is going to be quantised, and how.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
+        config: QuantizationConfig,
+        batches: Iterable[Batch],
+        options: FakeQuantizerOptions,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        self._inputs = inputs
+        self._freezes_norms = False
+        made: dict[str, FakeQuantizer] = {}
+        ranges = self._first_ranges(batches)
+        kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        self.program = capture(self.model, inputs[0], dict(inputs[1]))
+        for name, buffer in self.model.named_buffers():  # capture has run a step of training
+            buffer.copy_(kept[name])
+        apply(self.program, InsertFakeQuantizers(config, made, ranges, options))
+        self.quantizers = nn.ModuleDict(made)
+        self._made = made
+
+    def _first_ranges(self, batches: Iterable[Batch]) -> dict[str, QuantizationParameters]:
+        prepared = PreparedProgram(self._in_float(), self.config)
+        with torch.no_grad():
+            for batch in batches:
+                call_with(prepared, batch)
+        specs = prepared.places.specs
+        seen = {name: one.value_range() for name, one in prepared.observers.items()}
+        return {n: parameters_of(one.low, one.high, specs[n]) for n, one in seen.items()}
+
+    def _in_float(self) -> Callable[[], Program]:
+        """Return what makes a program of the model as it is now, batch norms folded."""
+        model = copy.deepcopy(self.model).eval()
+
+        def remake() -> Program:
+            program = capture(model, self._inputs[0], dict(self._inputs[1]))
+            return apply(program, FoldQuantizedNorms(self.config))
+
+        return remake
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model with fake quantisation; in training mode ranges move."""
+        return self.program(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> QatProgram:
+        """Set training or evaluation mode, also of the fake quantisers."""
+        super().train(mode)
+        if self._freezes_norms:
+            self._set_norms(False)
+        return self
+
+    def freeze(self, *, norms: bool = True) -> None:
+        """Keep scales of activations, learnt steps and batch norms' statistics from now on.
+
+        Parameters go on being trained: with what the converted program will compute.
+
+        Args:
+            norms: Whether batch norms are frozen, too.
+        """
+        for quantizer in self._made.values():
+            quantizer.freeze()
+        if norms:
+            self._freezes_norms = True
+            self._set_norms(False)
+
+    def _set_norms(self, mode: bool) -> None:
+        for module in self.model.modules():
+            if isinstance(module, _NORMS):
+                module.train(mode)
+
+    def prepared(self) -> PreparedProgram:
+        """Return a calibrated program of what was trained, for `convert`, `report` and `compare`.
+
+        Training further does not change it.
+        """
+        remake = self._in_float()
+        prepared = PreparedProgram(remake, self.config)
+        gm = graph_module_of(remake())
+        placed = placements(gm, self.config)
+        for name, spec in observed(placed).items():
+            low, high = range_of(self._made[name].found(), spec)
+            prepared.observers[name] = KnownRange(low.reshape(()), high.reshape(()))
+        reads = {node.name: str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
+        for placement in placed:
+            for operand in placement.operands:
+                path = reads.get(operand.producer, "")
+                quantizer = self._of_weight(placement.node, path)
+                if operand.is_weight and quantizer is not None and quantizer.learns:
+                    stored = quantizer.stored(find_attribute(gm, path).detach(), operand.axis)
+                    prepared.choices.weights[path] = stored
+        return prepared
+
+    def _of_weight(self, layer: str, path: str) -> FakeQuantizer | None:
+        own = self._made.get(f"weight_{layer}")
+        return own if own is not None else self._made.get(f"weight_{path}".replace(".", "_"))
+
+
+def prepare_qat(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    config: QuantizationConfig | QuantizationSpec | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    batches: Iterable[Batch] = (),
+    learn_steps: bool = False,
+    momentum: float = 0.01,
+) -> QatProgram:
+    """Return a copy of a model to be trained with fake quantisation, in training mode.
+
+    `convert` makes of it the reference graph that it makes of a calibrated program.
+
+    Args:
+        model: A module, best one that is trained already. It stays as it is.
+        args: Example inputs to capture with.
+        config: What is quantised, and how; a spec alone holds for all operators.
+        kwargs: Example keyword inputs.
+        batches: Inputs that ranges of activations begin with; the example inputs where left out.
+        learn_steps: Whether scales are parameters (LSQ), instead of following the values' range.
+        momentum: How far a range moves to that of each batch.
+
+    Raises:
+        CaptureError: When the model is not one graph.
+        UnsupportedError: When `model` is no module, or `config` is none.
+    """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedError(
+            f"expected a module to train, got {type(model).__name__}",
+            hint="give the module itself: programs and functions have no parameters of their own",
+        )
+    inputs = (tuple(args), dict(kwargs or {}))
+    seen = list(batches) or [inputs[0] or inputs[1]]
+    own = copy.deepcopy(model).train()
+    options = FakeQuantizerOptions(learn_steps, momentum)
+    return QatProgram(own, inputs, as_config(config), seen, options)

@@ -1,0 +1,61 @@
+"""`python -m fxkit quantize`: files in, a report and a file out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fxkit.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.export about itself
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128)).eval()
+
+
+@pytest.fixture
+def saved(tmp_path: Path, model: nn.Module) -> Path:
+    exported = torch.export.export(model, (torch.randn(4, 128),))
+    torch.export.save(exported, tmp_path / "model.pt2")
+    return tmp_path / "model.pt2"
+
+
+@pytest.mark.parametrize("spec", ["int8_static", "int8_dynamic", "int8_weight_only"])
+def test_a_file_is_quantised_into_another(
+    spec: str, saved: Path, model: nn.Module, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = saved.with_name("small.pt2")
+    assert main(["quantize", str(saved), "-o", str(output), "--spec", spec]) == 0
+    told = capsys.readouterr().out
+    assert "2 of 2 operators quantised" in told and str(output) in told
+    found: Any = torch.export.load(output).module()
+    x = torch.randn(4, 128)
+    torch.testing.assert_close(found(x), model(x), atol=0.1, rtol=0.1)
+    assert output.stat().st_size < 0.6 * saved.stat().st_size
+
+
+def test_batches_of_files_calibrate(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = saved.with_name("batch.safetensors")
+    save_file({"input": torch.full((4, 128), 3.0)}, data)
+    assert main(["quantize", str(saved), "--data", str(data)]) == 0
+    assert "[3, 3]" in capsys.readouterr().out
+
+
+def test_batches_that_do_not_fit_are_refused(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = saved.with_name("batch.safetensors")
+    save_file({"other": torch.zeros(4, 128)}, data)
+    assert main(["quantize", str(saved), "--data", str(data)]) == 1
+    assert "expected tensors named ['input']" in capsys.readouterr().err
+    data.write_bytes(b"no tensors")
+    assert main(["quantize", str(saved), "--data", str(data)]) == 1
+    assert "expected a file of safetensors" in capsys.readouterr().err

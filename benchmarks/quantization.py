@@ -13,6 +13,7 @@ from torch import nn
 
 import fxkit
 from benchmarks import crepe
+from benchmarks.quantization_peers import peers
 from fxkit import quantization as q
 from fxkit.demo.model import load
 from fxkit.demo.sentences import ALL
@@ -70,6 +71,8 @@ def _rows(case: Case, rounds: int, with_peer: bool) -> list[list[str]]:
         ways[f"fxkit, {name}"] = fxkit.compile(fxkit.quantize(model, config, batches))
     if with_peer and (peer := _torchs_own(model)) is not None:
         ways["torch quantize_dynamic"] = peer
+    if with_peer:
+        ways |= peers(model, batches, inputs)
     exact = model(*inputs)
     for way in ways.values():
         for _ in range(2):  # the first call runs the program itself

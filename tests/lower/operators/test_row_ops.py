@@ -22,7 +22,8 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def test_each_row_has_a_case() -> None:
-    assert set(CALLS) == {name for name, row in TABLE.items() if row.frame is None}
+    torchs = {name for name in TABLE if name.partition(".")[0] in ("aten", "torch")}
+    assert set(CALLS) == {name for name in torchs if TABLE[name].frame is None}
 
 
 @pytest.mark.filterwarnings(r"ignore:.*degrees of freedom is <= 0")

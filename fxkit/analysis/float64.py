@@ -92,14 +92,23 @@ def _is_check(node: fx.Node) -> bool:
 @contextmanager
 def in_float64() -> Iterator[None]:
     """Let each operator inside of the block compute in float64, whatever dtype it asks for."""
-    with _InFloat64():
+    with _kind()():
         yield
+
+
+@functools.cache
+def _kind() -> type[_InFloat64]:
+    """Return the mode, which TorchDynamo of torch 2.11 would follow, and fail.
+
+    To say so imports TorchDynamo: this waits until the mode is wanted.
+    """
+    dispatch: Any = torch.compiler.disable(_InFloat64.__torch_dispatch__)
+    return type("_InFloat64", (_InFloat64,), {"__torch_dispatch__": dispatch})
 
 
 class _InFloat64(OperatorMode):
     supports_higher_order_operators = True
 
-    @torch.compiler.disable  # TorchDynamo of torch 2.11 follows it, and fails
     def __torch_dispatch__(
         self,
         func: Any,

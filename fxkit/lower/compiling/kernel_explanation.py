@@ -10,7 +10,6 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.printer import format_node
 from fxkit.ir.provenance import source_of
 from fxkit.lower.compiling.compiled_module import CompiledModule
-from fxkit.lower.compiling.cuda_launching import CudaCall
 from fxkit.lower.compiling.lower_report import Region
 from fxkit.lower.compiling.tuning import known_times
 from fxkit.lower.cpp_printer import show_schedule
@@ -28,6 +27,8 @@ def explain_kernel(module: CompiledModule, name: str) -> str:
     Raises:
         UnsupportedError: When there is no such kernel.
     """
+    from fxkit.lower.compiling.cuda_launching import CudaCall  # it loads the printer of CUDA
+
     if name not in module.kernels:
         raise UnsupportedError(
             f"expected one of {', '.join(module.kernels) or 'no kernels'}, got {name!r}",

@@ -92,15 +92,15 @@ def _is_check(node: fx.Node) -> bool:
 @contextmanager
 def in_float64() -> Iterator[None]:
     """Let each operator inside of the block compute in float64, whatever dtype it asks for."""
-    with _kind()():
+    with _mode_class()():
         yield
 
 
 @functools.cache
-def _kind() -> type[_InFloat64]:
-    """Return the mode, which TorchDynamo of torch 2.11 would follow, and fail.
+def _mode_class() -> type[_InFloat64]:
+    """Return the class of a mode that TorchDynamo leaves alone: that of torch 2.11 fails on it.
 
-    To say so imports TorchDynamo: this waits until the mode is wanted.
+    To mark it imports TorchDynamo, so this waits until the mode is wanted.
     """
     dispatch: Any = torch.compiler.disable(_InFloat64.__torch_dispatch__)
     return type("_InFloat64", (_InFloat64,), {"__torch_dispatch__": dispatch})

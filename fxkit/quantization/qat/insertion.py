@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from fxkit.errors import UnsupportedError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
@@ -134,7 +135,12 @@ class _Inserter:
         name = self.names.get(producer.name, producer.name)
         if name not in self.options.quantizers:
             axes = (-1,) if operand.spec.is_dynamic else ()
-            first = None if operand.spec.is_dynamic else self.options.ranges[name]
+            first = self.options.ranges.get(name)
+            if first is None and not operand.spec.is_dynamic:
+                raise UnsupportedError(
+                    f"expected a model that takes one way, got %{name} in another branch",
+                    hint="train each branch as a module of its own",
+                )
             made = FakeQuantizer(operand.spec, axes, self.options.options, first)
             self.options.quantizers[name] = made
         return self.options.quantizers[name]

@@ -171,7 +171,8 @@ def prepare_qat(
     `convert` makes of it the reference graph that it makes of a calibrated program.
 
     Args:
-        model: A module, best one that is trained already. It stays as it is.
+        model: A module, best one that is trained already, without branches on data: graphs of
+            other branches would share scales by the names of their nodes. It stays as it is.
         args: Example inputs to capture with.
         config: What is quantised, and how; a spec alone holds for all operators.
         kwargs: Example keyword inputs.

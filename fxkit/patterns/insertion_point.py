@@ -19,6 +19,7 @@ from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import effects_of
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_value
+from fxkit.ir.types import type_of
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Rule
 
@@ -181,6 +182,8 @@ def _limit_by_users(limits: _Limits, rule: Rule, match: Match) -> str | None:
 
 def _limit_by_effects(limits: _Limits, match: Match, order: EffectOrder) -> None:
     for node in match.nodes.values():
+        if _is_projection(node):
+            continue
         for read in (*node.all_input_nodes, *attributes_of(node), node):
             writers = order.aliases.writers(read)
             last, first = _around(writers, node, match.matched)
@@ -190,6 +193,15 @@ def _limit_by_effects(limits: _Limits, match: Match, order: EffectOrder) -> None
         last, first = _around(order.mode_changes, node, match.matched)
         limits.come_after(last, "changes a mode")
         limits.come_before(first, "changes a mode")
+
+
+def _is_projection(node: fx.Node) -> bool:
+    """Tell whether a node takes one result of several, which reads nobody's memory."""
+    call = resolve(node)
+    if call is None or call.name != "python.getitem":
+        return False
+    taken = node.args[0]
+    return isinstance(taken, fx.Node) and isinstance(type_of(taken), tuple)
 
 
 def _around(

@@ -575,6 +575,24 @@ def test_several_results_come_together(name: str, typed: bool) -> None:
     torch.testing.assert_close(gm(*[a.clone() for a in args]), expected, rtol=0, atol=0)
 
 
+def test_a_result_that_is_taken_after_a_write_to_another_is_no_obstacle() -> None:
+    def program(x: Any) -> Any:
+        both = torch.topk(x, 2)
+        shares = both[0].div_(both[0].sum(-1, keepdim=True))
+        return shares, both[1]
+
+    gm = symbolic_trace(program)
+    (x,) = args = (torch.rand(3, 5),)
+    propagate_types(gm, args)
+    largest = rule(lambda x: (lambda t: (t[0], t[1]))(torch.topk(x, 2)),
+                   lambda x: (lambda t: (t[0][..., :2], t[1][..., :2]))(
+                       torch.sort(x, descending=True)), exact=False)  # fmt: skip
+    report = rewrite(gm, largest)
+    assert report.count == 1, report.refusals
+    verify(gm)
+    torch.testing.assert_close(gm(x.clone()), program(x.clone()))
+
+
 def _queries_keys_values(x: Any, q: Any, k: Any, v: Any) -> Any:
     """Three layers, each followed by what cuts its result into heads."""
     queries = F.linear(x, q).view(2, 5, 2, 3).transpose(1, 2)

@@ -243,7 +243,8 @@ def kernel(
         dtypes: What the type parameter of a template may be.
         gradient: Returns the gradients of the operands from those of the results, then the
             pattern's parameters. Without it the kernel is not used where gradients are asked for.
-        samples: For the proof, as `fxkit.rule` takes them.
+        samples: For the proof, as `fxkit.rule` takes them: shapes, constants, or tensors where
+            their numbers matter.
         flags: More flags for the compiler.
         always: Whether it is used without a trial.
         exact: Whether it gives the very same numbers as the pattern.

@@ -39,6 +39,7 @@ class Provable(Protocol):
     captures: tuple[tuple[str, type], ...]
     natives: Mapping[str, NativeKernel]
     gradient: Callable[..., Any] | None
+    call: Callable[..., Any] | None
 
 
 def prove_kernel(kernel: Provable, device: str = "cpu", *, seed: int = 0) -> int:
@@ -107,11 +108,37 @@ def _compare_on_cases(
                 source=kernel.rule.file.rpartition("/")[2] or None,
                 hint=f"inputs: {_described(values)}",
             )
+        if is_accepted and kernel.call is not None:
+            _check_memory(kernel.name, kernel.call, values)
         compared += is_accepted
         if not is_accepted:
             refused.add(_frozen(case[0]))
             reason = reason or why_refused(kernel.rule, program, args)
     return compared, reason
+
+
+def _check_memory(name: str, call: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Raise where a function returns memory of an operand, or the same memory twice.
+
+    A graph takes the results of an operator for new memory, to which others may write.
+    """
+    with torch.no_grad():
+        made = call(*values.values())
+    taken = {_storage(v): n for n, v in values.items() if isinstance(v, torch.Tensor) and v.numel()}
+    for place, result in enumerate(made if isinstance(made, (tuple, list)) else (made,)):
+        if not result.numel():
+            continue
+        owner = taken.setdefault(_storage(result), f"result {place}")
+        if owner != f"result {place}":
+            raise NumericsError(
+                f"expected {name} to return memory of its own, got result {place} in that of "
+                f"{owner}",
+                hint=f"return a copy, result.clone(); inputs: {_described(values)}",
+            )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 _Case = tuple[Mapping[str, Any], torch.dtype | None, tuple[float, ...], str]

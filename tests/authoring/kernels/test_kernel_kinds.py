@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +146,29 @@ def test_operators_of_torch_and_functions_of_python(call: Callable[..., Tensor])
 def test_a_function_that_computes_something_else_is_found() -> None:
     with pytest.raises(NumericsError, match="expected act to compute its pattern"):
         fxkit.kernel(act, call=lambda x, b: torch.relu(x + b) * 0.51).prove()
+
+
+def doubled(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 1, x + x
+
+
+ALIASES: dict[str, Callable[..., object]] = {
+    "got result 0 in that of x": lambda x: (x, x * 2),
+    "got result 1 in that of result 0": lambda x: (lambda t: (t[0], t[1]))(
+        torch.stack([x, x * 2])
+    ),
+    "expected doubled to compute its pattern, got another result": lambda x: (
+        x.clone(), x.add_(x).clone(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("told", ALIASES)
+def test_memory_that_is_shared_or_written_is_found(told: str) -> None:
+    kernel = fxkit.kernel(doubled, call=ALIASES[told])
+    with pytest.raises(NumericsError, match=re.escape(told)) as caught:
+        kernel.prove()
+    assert "inputs: x=f32[" in str(caught.value)
 
 
 def test_one_build_serves_all_sizes() -> None:

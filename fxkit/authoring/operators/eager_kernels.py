@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch
 from fxkit import config
 from fxkit.authoring.operators.composed import aligned, composed
 from fxkit.authoring.operators.definition import Definition
-from fxkit.authoring.operators.kernel_form import kernel_for, results_like
+from fxkit.authoring.operators.kernel_form import kernel_for, types_of_results
 from fxkit.ir.types import TensorType
 from fxkit.lower.building.build import Library
 from fxkit.lower.codegen.cpp.runtime_parameters import (
@@ -23,12 +24,12 @@ from fxkit.lower.codegen.cpp.runtime_parameters import (
     parted,
 )
 from fxkit.lower.compiling.kernel_builds import build_kernels
-from fxkit.lower.compiling.program import is_plain, spec_of
 from fxkit.lower.cpp_printer import print_kernel
 from fxkit.lower.loop_ir.bits import Number
 from fxkit.lower.loop_ir.loop_ir import SUPPORTED, Kernel, Unfusable
 from fxkit.lower.runtime import binding
 from fxkit.lower.runtime.kernel_call import KernelCall
+from fxkit.lower.runtime.type_specs import is_plain, spec_of
 
 # So many types of operands are remembered for each operator.
 _MAX_CALLS = 256
@@ -101,18 +102,12 @@ class EagerKernels:
             if tensor.dtype not in SUPPORTED:
                 self.reason = f"kernels do not compute {tensor.dtype}"
                 return None
-        metas = [
-            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors
-        ]
-        likes = results_like(self.definition, metas, numbers)
-        if not all(t.numel() for t in (*metas, *likes)):
+        outputs = types_of_results(self.definition, tensors, numbers)
+        if not all(math.prod(each.shape) for each in (*tensors, *outputs)):
             return None
-        if self.definition.rows is not None and _has_rows_of_one(self.definition, metas):
+        if self.definition.rows is not None and _has_rows_of_one(self.definition, tensors):
             self.reason = "its rows have one element"
             return None
-        outputs = [
-            TensorType(tuple(t.shape), t.dtype, t.stride(), torch.device("cpu")) for t in likes
-        ]
         try:
             kernel = kernel_for(self.definition, tensors, numbers, outputs)
         except Unfusable as error:

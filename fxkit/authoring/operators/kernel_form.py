@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from fxkit.authoring.operators.evaluation import (
     varied,
 )
 from fxkit.authoring.operators.primitives import Kind
+from fxkit.authoring.operators.result_layout import broadcast_shape, result_strides
 from fxkit.authoring.operators.row_values import LENGTH
 from fxkit.ir.types import TensorType
 from fxkit.lower.loop_ir.bits import Number
@@ -26,6 +28,8 @@ from fxkit.lower.loop_ir.builder import Builder, Ref
 from fxkit.lower.loop_ir.loop_ir import Access, Buffer, Kernel, Store
 from fxkit.lower.operators.scalar_table import Computes, ScalarOp
 from fxkit.lower.scheduling.axis_order import ordered
+
+_CPU = torch.device("cpu")
 
 # Where a name in a graph stands for none of these, a parameter may have it.
 RESERVED = frozenset({"out", "common_dtype", "result_dtype", "require"})
@@ -84,6 +88,29 @@ def results_like(
     ]
 
 
+def types_of_results(
+    definition: Definition, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Number]
+) -> list[TensorType]:
+    """Return the types of what an operator makes of tensors in main memory.
+
+    Args:
+        definition: What it computes.
+        tensors: Its operands.
+        numbers: Its numeric parameters.
+    """
+    whole = aligned(definition, tensors)
+    shape = broadcast_shape(whole)
+    strides = result_strides(shape, whole)
+    dtypes = result_types(definition, tensors, numbers)
+    widths = definition.wide or (True,) * len(dtypes)
+    single = shape[:-1]
+    steps = tuple(math.prod(single[axis + 1 :]) for axis in range(len(single)))
+    return [
+        TensorType(*((shape, dtype, strides) if is_wide else (single, dtype, steps)), _CPU)
+        for dtype, is_wide in zip(dtypes, widths, strict=True)
+    ]
+
+
 def kernel_for(
     definition: Definition,
     tensors: Sequence[torch.Tensor],
@@ -99,7 +126,7 @@ def kernel_for(
     """
     is_of_rows = definition.rows is not None
     dtypes, tensors = dtypes_of(tensors), aligned(definition, tensors)
-    builder, sizes = Builder(), tuple(torch.broadcast_shapes(*(t.shape for t in tensors)))
+    builder, sizes = Builder(), broadcast_shape(tensors)
     if is_of_rows:
         numbers = {**numbers, LENGTH: sizes[-1]}
     buffers: list[Buffer] = []

@@ -14,9 +14,9 @@ from fxkit.authoring.operators.eager_kernels import EagerKernels
 from fxkit.authoring.operators.evaluation import kind_of_dtype
 from fxkit.authoring.operators.kernel_form import results_like, row_of_definition
 from fxkit.authoring.operators.row_form import row_op_of_definition
+from fxkit.ir.compositions import declare_composition
 from fxkit.lower.loop_ir.bits import Number
 from fxkit.lower.operators import row_table, scalar_table
-from fxkit.passes.decomposition.compositions import declare_composition
 
 
 class Registration:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from fxkit.errors import BuildError
 from fxkit.lower.autotuning.non_temporal_threshold import allow_streams
 from fxkit.lower.building.build import Library, build
 from fxkit.lower.building.toolchain import vector_library
 from fxkit.lower.codegen.cpp.calling_convention import print_packed
-from fxkit.lower.compiling.plan import Plan
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.runtime import binding
+
+if TYPE_CHECKING:
+    from fxkit.lower.compiling.plan import Plan
 
 # A second unit costs what a compiler takes to start; it pays from this many instructions on.
 _TWO_UNITS = 150

@@ -21,6 +21,7 @@ from fxkit.lower.runtime import binding
 from fxkit.lower.runtime.kernel_call import KernelCall
 from fxkit.lower.runtime.launcher import Launcher
 from fxkit.lower.runtime.scratch import plan_scratch
+from fxkit.lower.runtime.type_specs import is_plain, spec_of
 
 # What the binding has room for on its stack.
 MAX_VALUES = 120
@@ -63,25 +64,6 @@ def make_program(gm: fx.GraphModule, graph: fx.Graph) -> Any | None:
     if native is None or not all(is_plain(type_of(node)) for node in inputs):
         return None
     return _Planner(gm, graph, inputs).program(native)
-
-
-def is_plain(known: Any) -> bool:
-    """Tell whether the binding can check that a value is of a type."""
-    return (
-        isinstance(known, TensorType)
-        and binding.can_read(known.device)
-        and known.stride is not None
-        and not known.is_symbolic
-    )
-
-
-def spec_of(known: TensorType) -> tuple[Any, ...]:
-    """Return a type as the binding knows it: dtype, bytes spanned, sizes, strides, any device."""
-    stride = known.stride or ()
-    last = sum((size - 1) * step for size, step in zip(known.shape, stride, strict=True))
-    count = last + 1 if all(known.shape) else 0
-    spec = binding.code_of(known.dtype), count * known.dtype.itemsize, tuple(known.shape), stride
-    return spec if known.device.type == "cpu" else (*spec, binding.place_of(known.device))
 
 
 class _Planner:

@@ -10,9 +10,9 @@ import torch
 
 from fxkit.ir.types import TensorType
 from fxkit.lower.compiling.compiled_module import CompiledModule
-from fxkit.lower.compiling.program import is_plain, spec_of
 from fxkit.lower.dispatch.shape_cache import ShapeCache
 from fxkit.lower.runtime import binding
+from fxkit.lower.runtime.type_specs import is_plain, spec_of
 from fxkit.lower.training.stages import StagedModule
 from fxkit.lower.training.training_module import TrainingModule
 from fxkit.tracing.captured import Captured

@@ -10,13 +10,13 @@ from torch import fx, nn
 
 from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.attributes import find_attribute
+from fxkit.ir.compositions import composition_of
 from fxkit.ir.op import Attribute, Call, resolve
 from fxkit.ir.printer import is_default_value
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import PassContext
 from fxkit.passes.decomposition import indexing
-from fxkit.passes.decomposition.compositions import composition_of
 from fxkit.passes.decomposition.decompositions import Decomposition, Entry, function_of
 from fxkit.passes.decomposition.recording import (
     short_name,

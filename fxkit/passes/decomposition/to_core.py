@@ -10,12 +10,12 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from fxkit.ir.compositions import composition_of
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import PassContext
-from fxkit.passes.decomposition.compositions import composition_of
 from fxkit.passes.decomposition.core_operators import is_core
 from fxkit.passes.decomposition.decompositions import Decomposition, Entry
 from fxkit.passes.decomposition.functional_forms import write_back

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Each worker has as many threads as there are cores, and threads that spin while they wait for one
+# another take the time of other workers': half of all. OpenMP reads it when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 from fxkit.lower.runtime import binding

@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from fxkit.lower.runtime import binding
-from tests import generated_text
+from tests import generated_text, sampling
 from tests.generated_text import HoldPage
 from tests.sampling import Some
 
@@ -24,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what runs sampled cases whole, and what writes generated text into the documentation."""
     parser.addoption("--update", action="store_true", help="write generated text into docs/")
     parser.addoption("--every-case", action="store_true", help="run what tests sample from, whole")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell what draws examples how many."""
+    sampling.run_every_case(config.getoption("every_case"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,30 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+_EVERY_CASE = False
+
+
+def run_every_case(asked: bool) -> None:
+    """Say, before tests are collected, whether `examples` are as many as in the sweeps."""
+    global _EVERY_CASE
+    _EVERY_CASE = asked
+
+
+def examples(count: int, *, of: int) -> Callable[[Any], Any]:
+    """Let Hypothesis draw a few examples in each run of the tests, and many in the sweeps.
+
+    Args:
+        count: How many a run of the tests draws.
+        of: How many the sweeps draw.
+    """
+
+    def limited(test: Any) -> Any:
+        many = settings(max_examples=of if _EVERY_CASE else count, deadline=None)
+        return pytest.mark.sampled(many(test))
+
+    return limited
 
 
 def one_in(count: int, *axes: Iterable[Any]) -> list[Any]:

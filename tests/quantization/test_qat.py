@@ -15,6 +15,7 @@ from fxkit import quantization as q
 from fxkit.errors import UnsupportedError
 from fxkit.quantization.affine import QuantizationParameters
 from fxkit.quantization.qat.fake_quantizer import FakeQuantizer, FakeQuantizerOptions
+from tests.sampling import one_in
 
 SPECS = {
     "static": q.int8_static(),
@@ -64,8 +65,7 @@ def train(program: nn.Module, run: Any, steps: int = 8) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("learn_steps", [False, True])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("learn_steps", "name"), one_in(2, [False, True], SPECS))
 def test_what_is_trained_is_what_is_converted(name: str, learn_steps: bool) -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())

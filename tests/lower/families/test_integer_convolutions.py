@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from fxkit.lower.compiling import whole_operators
 from fxkit.lower.families.integer_convolutions import printer
 from fxkit.lower.families.integer_convolutions.custom_op import integer_convolution, operator
 from fxkit.lower.families.integer_products import packed_weight
+from tests.sampling import examples
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ KINDS = st.sampled_from(["random", "random", "least", "largest"])
 PAIRS = st.tuples(*[st.sampled_from([1, 1, 2, 3])] * 2)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(10, of=30)
 @given(
     st.sampled_from([1, 1, 2, 3]),
     st.sampled_from([1, 2, 3, 5, 16, 31, 64, 65]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from fxkit.lower.compiling import whole_operators
 from fxkit.lower.families.integer_products import packed_weight
 from fxkit.lower.families.integer_products.custom_op import integer_product, operator
 from fxkit.lower.loop_ir.packed_panels import in_panels, panel_bytes, unpacked
+from tests.sampling import examples
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str) -> Tensor:
 KINDS = st.sampled_from(["random", "random", "least", "largest"])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(14, of=40)
 @given(
     st.sampled_from([1, 2, 3, 4, 5, 7, 16, 31, 32, 33, 64, 70, 390]),
     st.sampled_from([1, 2, 3, 5, 31, 63, 64, 65, 130, 1023, 1030]),
@@ -81,7 +82,7 @@ def test_terms_that_lie_apart_are_left_to_torch():
     assert "do not lie side by side" in str(module.report())
 
 
-@settings(max_examples=30, deadline=None)
+@examples(10, of=30)
 @given(
     st.sampled_from([1, 5, 31, 32, 33, 70, 390]),
     st.sampled_from([1, 3, 5, 63, 64, 65, 130, 1030]),

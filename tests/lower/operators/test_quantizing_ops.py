@@ -12,6 +12,7 @@ import fxkit
 from fxkit.lower import to_cpp
 from fxkit.lower.training.training_module import TrainingModule
 from fxkit.torch_adapters.quantized_operators import quantized_operators
+from tests.sampling import one_in
 
 SPECIAL = [math.nan, math.inf, -math.inf, 1e20, -1e20, 2e10, 0.05, 0.15, 0.25, -0.05, 1e-45, -0.0]
 
@@ -113,12 +114,14 @@ RANGES = [
 ]
 
 
-@pytest.mark.parametrize(("low", "high", "kind"), RANGES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scale", [0.1, 0.013, 3.0, 1e-9])
+@pytest.mark.parametrize(
+    ("scale", "dtype", "bounded"),
+    one_in(4, [0.1, 0.013, 3.0, 1e-9], [torch.float32, torch.bfloat16, torch.float16], RANGES),
+)
 def test_integers_are_eagers_and_so_are_the_numbers_that_they_stand_for(
-    low: int, high: int, kind: torch.dtype, dtype: torch.dtype, scale: float
+    scale: float, dtype: torch.dtype, bounded: tuple[int, int, torch.dtype]
 ) -> None:
+    low, high, kind = bounded
     ops = quantized_operators()
 
     def program(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 import fxkit
 from fxkit.lower.training import training_module
 from fxkit.lower.training.training_module import TrainingModule
+from tests.sampling import one_in
 
 PARTS: dict[str, Any] = {
     "slices": lambda x: torch.sigmoid(x[:, :3]) * x[:, 3:6] + x[:, -3:],
@@ -40,8 +41,9 @@ def _step(run: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     return result.detach(), torch.autograd.grad(result, x, weights)[0]
 
 
-@pytest.mark.parametrize("name", PARTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"), one_in(3, PARTS, [torch.float32, torch.float64, torch.bfloat16])
+)
 def test_gradients_of_parts_are_eagers(name: str, dtype: torch.dtype) -> None:
     run, x = PARTS[name], torch.randn(4, 7, 6).to(dtype)
     fast = fxkit.compile(run)

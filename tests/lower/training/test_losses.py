@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import fxkit
 from fxkit.lower.training import training_module
 from fxkit.lower.training.training_module import TrainingModule
+from tests.sampling import one_in
 
 IGNORED = -100
 
@@ -54,9 +55,10 @@ def _target(classes: int, *shape: int) -> torch.Tensor:
     return target
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize(
+    ("reduction", "smoothing", "is_weighted"),
+    one_in(2, ["mean", "sum", "none"], [0.0, 0.1], [False, True]),
+)
 def test_rows(reduction: str, smoothing: float, is_weighted: bool):
     torch.manual_seed(0)
     options: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
@@ -21,6 +21,7 @@ from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.attention import autotune as attention_trial
 from fxkit.lower.families.attention.attention import emit_attention
 from fxkit.lower.loop_ir.interpreter import interpret
+from tests.sampling import examples, one_in
 
 
 @pytest.fixture(autouse=True)
@@ -67,14 +68,19 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("is_causal", "name"), one_in(2, [False, True], SHAPES))
 def test_attention(name, is_causal):
     check([rand(*s) for s in SHAPES[name]], is_causal=is_causal)
 
 
-@pytest.mark.parametrize("shape", [(40, 50), (2, 1, 40, 50), (2, 1, 1, 50), (40, 1), (1, 50)])
-@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    one_in(
+        2,
+        [torch.bool, torch.float32],
+        [(40, 50), (2, 1, 40, 50), (2, 1, 1, 50), (40, 1), (1, 50)],
+    ),
+)
 def test_masks(shape, kind):
     q, k = rand(2, 3, 40, 16), rand(2, 3, 50, 16)
     mask = rand(*shape) > 0.5 if kind == torch.bool else rand(*shape)
@@ -151,7 +157,7 @@ def kernel_of(args, **options):
     return emit_attention(node, gm).kernel
 
 
-@settings(max_examples=8, deadline=None)
+@examples(5, of=8)
 @given(
     sizes=st.tuples(*(st.integers(1, most) for most in (3, 3, 130, 130, 60, 60))),
     is_turned=st.booleans(),

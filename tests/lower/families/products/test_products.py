@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
@@ -25,6 +25,7 @@ from fxkit.lower.families.products.regions import alone
 from fxkit.lower.loop_ir.interpreter import interpret
 from fxkit.lower.loop_ir.product import Product
 from tests.lower.kernels import beside_float64, rand
+from tests.sampling import examples
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +193,7 @@ def built(kernel):
     return function
 
 
-@settings(max_examples=12, deadline=None)
+@examples(6, of=12)
 @given(
     batch=st.lists(st.integers(1, 3), max_size=2),
     sizes=st.tuples(st.integers(1, 70), st.integers(1, 110), st.integers(1, 420)),

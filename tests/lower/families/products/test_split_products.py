@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
@@ -20,6 +20,7 @@ from fxkit.lower.families.products import autotune as product_trial
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.loop_ir.product import Product
 from tests.lower.kernels import beside_float64, rand
+from tests.sampling import examples
 
 needs_unit = pytest.mark.skipif(
     not matrix_unit.is_available(), reason="the processor multiplies no matrices of bfloat16"
@@ -75,7 +76,7 @@ def test_products(in_kernels, name):
     layout=st.tuples(st.booleans(), st.booleans()),
     exponents=st.tuples(*[st.integers(-12, 12)] * 2),
 )
-@settings(max_examples=10, deadline=None)
+@examples(4, of=10)
 def test_any_sizes(sizes, layout, exponents):
     rows, columns, depth = sizes
     x = rand(depth, rows).mT if layout[0] else rand(rows, depth)

@@ -105,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     prove.add_argument("file", type=Path, metavar="FILE.py", help="it calls fxkit.kernel")
     prove.add_argument("--device", choices=("cpu", "cuda"), help="prove them there only")
+    prove.add_argument("--checked", action="store_true", help="build them with sanitizers")
     prove.set_defaults(run=_prove_kernels)
     return parser
 
@@ -174,7 +175,7 @@ def _prove_kernels(options: argparse.Namespace) -> int:
     from fxkit.authoring.kernels.file_proofs import proofs_in
 
     is_fine = True
-    for told, holds in proofs_in(options.file, options.device):
+    for told, holds in proofs_in(options.file, options.device, checked=options.checked):
         print(told)
         is_fine = is_fine and holds
     return EXIT_OK if is_fine else EXIT_FAILED

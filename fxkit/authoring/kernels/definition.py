@@ -16,12 +16,13 @@ from torch import fx
 from fxkit.authoring.kernels.arguments import KernelArguments, arguments_of
 from fxkit.authoring.kernels.native import NativeKernel
 from fxkit.authoring.kernels.native_call import AuthoredCall, make_call
+from fxkit.authoring.kernels.option_checks import check_computed, check_options
 from fxkit.authoring.kernels.proof import prove_kernel
 from fxkit.authoring.kernels.references import reference_of
 from fxkit.authoring.kernels.registration import register_operator
 from fxkit.authoring.kernels.signature import read_signature
 from fxkit.authoring.kernels.source import KernelSource, library_source, read_source
-from fxkit.errors import UnsupportedError
+from fxkit.errors import NumericsError, UnsupportedError
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.compiling.native_operators import call_natively
 from fxkit.lower.runtime.kernel_call import holds_its_numbers
@@ -96,7 +97,7 @@ class AuthoredKernel:
         """Tell whether it has a source, or a function, for a kind of device."""
         return self.call is not None or device in self.natives
 
-    def prove(self, device: str = "cpu", *, seed: int = 0) -> int:
+    def prove(self, device: str = "cpu", *, seed: int = 0, checked: bool = False) -> int:
         """Hold the kernel to its pattern, on inputs made for that.
 
         Values, shapes, dtypes, strides and writes are compared over the dtypes that it takes, odd
@@ -106,6 +107,8 @@ class AuthoredKernel:
         Args:
             device: Where it runs.
             seed: Seed of the random numbers.
+            checked: Build the C++ source with the compiler's sanitizers, which tell the line where
+                it leaves its memory.
 
         Returns:
             How many inputs were compared.
@@ -113,8 +116,9 @@ class AuthoredKernel:
         Raises:
             NumericsError: With the inputs, where the two differ, or the kernel serves none.
             BuildError: When the source does not build.
+            UnsupportedError: When a checked build is asked for, and there is no sanitizer.
         """
-        return prove_kernel(self, device, seed=seed)
+        return prove_kernel(self, device, seed=seed, checked=checked)
 
     def __repr__(self) -> str:
         return f"<fxkit kernel {self.name}>"
@@ -125,12 +129,26 @@ class AuthoredKernel:
     def _run(self, *values: Any) -> Any:
         """Compute the operator."""
         if self.call is not None:
-            return self.call(*values)
+            return self._called(*values)
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         native = self.natives.get(tensors[0].device.type)
         if native is None or not all(map(_is_plain, tensors)):
             return self.reference(*values)
         return native(*values)
+
+    def _called(self, *values: Any) -> Any:
+        """Compute the operator by the user's own function."""
+        assert self.call is not None
+        made = self.call(*values)
+        wanted = len(self.pattern.outputs)
+        results = made if isinstance(made, (tuple, list)) else (made,)
+        if len(results) != wanted or not all(isinstance(r, torch.Tensor) for r in results):
+            raise NumericsError(
+                f"expected {self.name} to return {wanted} tensor(s), got "
+                f"{', '.join(type(r).__name__ for r in results)}",
+                hint="what call= returns are the pattern's results, in its order",
+            )
+        return tuple(results) if wanted > 1 else results[0]
 
     def _rule(self, options: dict[str, Any]) -> Rule:
         """Return the rule that puts the operator in the place of the pattern."""
@@ -273,6 +291,17 @@ def kernel(
     """
     folder = _folder_of_caller()
     found = pattern_of(pattern)
+    check_options(
+        found.captures,
+        texts={"cpp": cpp, "cuda": cuda, "library": library, "signature": signature, "name": name,
+               "function": function},
+        functions={"call": call, "gradient": gradient},
+        numbers={} if numbers is None else numbers,
+        workspace=workspace,
+        dtypes=dtypes,
+        samples=samples,
+        flags=flags,
+    )  # fmt: skip
     sources = {
         device: read_source(given, folder, is_cuda=device == "cuda", flags=tuple(flags))
         for device, given in (("cpu", cpp), ("cuda", cuda))
@@ -295,6 +324,8 @@ def kernel(
         device: _arguments(source, found, function, name, results, numbers or {})
         for device, source in sources.items()
     }
+    for device, arguments in given_arguments.items():
+        check_computed(arguments, numbers or {}, workspace, sources[device].place)
     reference = reference_of(pattern, found)  # type: ignore[arg-type]
     natives = {
         device: NativeKernel(

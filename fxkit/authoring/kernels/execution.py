@@ -11,19 +11,22 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from fxkit.authoring.kernels import sanitizer
 from fxkit.errors import NumericsError
 from fxkit.lower.building.build import load
 
 _SECONDS = 60.0
 _FILLS = (0xFF, 0x11)  # of floats: no number, and a small one
+_READY = b"ready\n"
 _WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -82,13 +85,16 @@ class Isolated:
 
     Args:
         path: The library.
+        checked: Environment variables for a library that is built with sanitizers.
 
     Attributes:
         served: How many calls did their work.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, checked: Mapping[str, str] | None = None) -> None:
         self._path = path
+        self._checked = checked
+        self._said = tempfile.TemporaryFile() if checked is not None else None  # noqa: SIM115
         self.served = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -97,6 +103,8 @@ class Isolated:
 
     def __exit__(self, *_: object) -> None:
         self._end()
+        if self._said is not None:
+            self._said.close()
 
     def __call__(self, function: str, memory: KernelMemory, numbers: bytes, threads: int) -> int:
         first, fault = self._run(function, memory, numbers, threads, _FILLS[0])
@@ -125,10 +133,22 @@ class Isolated:
         try:
             return self._exchange(request, has_guards=True)
         except _Died as died:
+            fault = self._reported(memory.names)
+            if fault is not None:
+                raise NumericsError(
+                    f"expected a function that keeps to its memory, got {fault}"
+                ) from None
             raise NumericsError(
                 f"expected a function that returns, got one that {died}{self._why(request)}",
                 hint="see what it reads and writes for these sizes and strides",
             ) from None
+
+    def _reported(self, names: Sequence[str]) -> str | None:
+        """Return what the sanitizers have said of the process that has ended."""
+        if self._said is None:
+            return None
+        self._said.seek(0)
+        return sanitizer.read_report(self._said.read().decode(errors="replace"), names)
 
     def _why(self, request: _Request) -> str:
         """Say what a function does that dies where memory is guarded."""
@@ -157,17 +177,23 @@ class Isolated:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-I", "-S", str(_WORKER), str(self._path), *_openmp()]
+            if self._said is not None:
+                self._said.truncate(0)
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._said or subprocess.DEVNULL,
+                env=None if self._checked is None else {**os.environ, **self._checked},
                 bufsize=0,
             )
             try:
-                self._line(self._process)
+                said = self._line(self._process)
             except EOFError:
                 raise _Died(f"does not load, {self._end()}") from None
+            if said != _READY:
+                self._end()
+                raise _Died(f"does not load: {said.decode(errors='replace').strip()}")
         return self._process
 
     def _line(self, process: subprocess.Popen[bytes]) -> bytes:
@@ -277,9 +303,11 @@ def isolated() -> Isolated | None:
 
 
 @contextlib.contextmanager
-def in_isolation(path: Path) -> Iterator[Isolated]:
+def in_isolation(
+    path: Path, checked: Mapping[str, str] | None = None
+) -> Iterator[Isolated]:
     """Let calls of this thread run in a process of their own inside of the block."""
-    with Isolated(path) as process:
+    with Isolated(path, checked) as process:
         _isolation.process = process
         try:
             yield process

@@ -10,12 +10,15 @@ from fxkit.authoring.kernels.definition import AuthoredKernel
 from fxkit.errors import FxkitError, UnsupportedError
 
 
-def proofs_in(path: Path, device: str | None = None) -> Iterator[tuple[str, bool]]:
+def proofs_in(
+    path: Path, device: str | None = None, *, checked: bool = False
+) -> Iterator[tuple[str, bool]]:
     """Run a file, and prove each kernel that it defines, on each kind of device that it serves.
 
     Args:
         path: The file, which is not run as the main one.
         device: The only kind of device to prove them on.
+        checked: Build C++ sources with sanitizers, which tell the line of a fault.
 
     Yields:
         What a proof has shown, as text, and whether the kernel holds.
@@ -35,11 +38,12 @@ def proofs_in(path: Path, device: str | None = None) -> Iterator[tuple[str, bool
     for kernel in kernels:
         for kind in kernel.natives or ("cpu",):
             if device in (None, kind):
-                yield _proof(kernel, kind)
+                yield _proof(kernel, kind, checked and kind in kernel.natives)
 
 
-def _proof(kernel: AuthoredKernel, device: str) -> tuple[str, bool]:
+def _proof(kernel: AuthoredKernel, device: str, checked: bool) -> tuple[str, bool]:
     try:
-        return f"{kernel.name} on {device}: holds on {kernel.prove(device)} inputs", True
+        compared = kernel.prove(device, checked=checked)
+        return f"{kernel.name} on {device}: holds on {compared} inputs", True
     except FxkitError as error:
         return f"{kernel.name} on {device}: {error}", False

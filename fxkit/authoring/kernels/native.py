@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fxkit.authoring.kernels import sanitizer
 from fxkit.authoring.kernels.arguments import WORKSPACE, KernelArguments
 from fxkit.authoring.kernels.execution import InProcess, KernelMemory, isolated
 from fxkit.authoring.kernels.source import FOUND, KernelSource
@@ -89,6 +90,11 @@ class NativeKernel:
         return self.source.build(self.wrapper)[0]
 
     @functools.cached_property
+    def checked_path(self) -> Path:
+        """The library with the compiler's sanitizers in it; raises `BuildError`."""
+        return self.source.build(self.wrapper, sanitizer.FLAGS)[0]
+
+    @functools.cached_property
     def wrapper(self) -> str:
         """The functions that call the user's."""
         generic = self.arguments.signature.template is not None
@@ -98,6 +104,23 @@ class NativeKernel:
 
     def objection(self, types: Sequence[Any]) -> str | None:
         """Return why it does not take operands of some types, or None."""
+        reason = self._objection_to_operands(types)
+        return reason or self._objection_to_results(types, self._result_types(types))
+
+    def _objection_to_results(
+        self, types: Sequence[Any], results: Sequence[TensorType]
+    ) -> str | None:
+        """Return why it does not give the pattern's results, or None."""
+        generic = {t.dtype for n, t in self._operands(types) if self.arguments.is_generic(n)}
+        for name, known in zip(self.arguments.results, results, strict=True):
+            wanted = self.arguments.dtype(name)
+            if self.arguments.is_generic(name):
+                wanted = next(iter(generic), known.dtype)
+            if wanted is not None and known.dtype != wanted:
+                return f"{name} is of {known.dtype}, and its function writes {wanted}"
+        return None
+
+    def _objection_to_operands(self, types: Sequence[Any]) -> str | None:
         generic = {t.dtype for n, t in self._operands(types) if self.arguments.is_generic(n)}
         if len(generic) > 1 or not generic <= set(self.dtypes):
             return f"its operands are of {' and '.join(sorted(map(str, generic)))}"
@@ -165,9 +188,12 @@ class NativeKernel:
         arguments = self.arguments
         types = {n: TensorType.of(v) if isinstance(v, torch.Tensor) else v
                  for n, v in given.items()}  # fmt: skip
-        if self.objection([types[name] for name in self.captures]) is not None:
+        values = [types[name] for name in self.captures]
+        if self._objection_to_operands(values) is not None:
             return None
-        results = self._result_types([types[name] for name in self.captures])
+        results = self._result_types(values)
+        if self._objection_to_results(values, results) is not None:
+            return None
         copied = tuple(
             not arguments.takes_strides(n) and not _is_row_major(types[n])
             for n in arguments.operands

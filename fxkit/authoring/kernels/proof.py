@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
+from fxkit.authoring.kernels import sanitizer
 from fxkit.authoring.kernels.execution import Isolated, in_isolation
 from fxkit.authoring.kernels.native import NativeKernel
-from fxkit.errors import NumericsError
+from fxkit.errors import FxkitError, NumericsError, UnsupportedError
 from fxkit.ir.types import TensorType
 from fxkit.patterns.counterexamples import tried, why_refused
 from fxkit.patterns.inputs import captures_of, make_operands, operand_cases, pattern_module
@@ -42,23 +43,27 @@ class Provable(Protocol):
     call: Callable[..., Any] | None
 
 
-def prove_kernel(kernel: Provable, device: str = "cpu", *, seed: int = 0) -> int:
+def prove_kernel(
+    kernel: Provable, device: str = "cpu", *, seed: int = 0, checked: bool = False
+) -> int:
     """Hold a kernel to its pattern.
 
     Args:
         kernel: The kernel.
         device: Where it runs.
         seed: Seed of the random numbers.
+        checked: Build the source with sanitizers, which tell the line of a fault.
 
     Returns:
         How many inputs were compared.
 
     Raises:
         NumericsError: With the inputs, where the two differ, or the kernel does not serve any.
+        UnsupportedError: When a checked build is asked for where there is none.
         BuildError: When the source does not build.
     """
     native = kernel.natives.get(device)
-    with _isolation(native) as process:
+    with _isolation(native, checked) as process:
         compared, reason = _compare_on_cases(kernel, native, device, seed)
     if not compared:
         raise NumericsError(
@@ -75,11 +80,15 @@ def prove_kernel(kernel: Provable, device: str = "cpu", *, seed: int = 0) -> int
 
 
 @contextlib.contextmanager
-def _isolation(native: NativeKernel | None) -> Iterator[Isolated | None]:
+def _isolation(native: NativeKernel | None, checked: bool) -> Iterator[Isolated | None]:
     if native is None or native.source.is_cuda:
+        if checked:
+            raise UnsupportedError("expected a C++ source for a checked build, got none")
         yield None
         return
-    with in_isolation(native.path) as process:
+    variables = sanitizer.environment() if checked else None
+    path = native.checked_path if checked else native.path
+    with in_isolation(path, variables) as process:
         yield process
 
 
@@ -102,6 +111,10 @@ def _compare_on_cases(
             is_accepted, difference = tried(kernel.rule, program, args)
         except NumericsError as error:
             is_accepted, difference = True, error.message
+        except FxkitError:
+            raise
+        except Exception as error:  # a function of the user's own raises what it likes
+            is_accepted, difference = True, f"it raises {type(error).__name__}: {error}"
         if difference is not None:
             raise NumericsError(
                 f"expected {kernel.name} to compute its pattern, got another result: {difference}",

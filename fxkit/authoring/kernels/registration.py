@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from fxkit.errors import UnsupportedError
+
 _lock = threading.Lock()
 _numbers: dict[str, itertools.count[int]] = {}
 _kept: list[torch.library.Library] = []  # what a library registers lives as long as it does
@@ -98,6 +100,12 @@ def _register_gradient(
             values[place] = tensor
         made = gradient(*grads, *values)
         found = list(made) if isinstance(made, (tuple, list)) else [made]
+        if len(found) != len(places):
+            raise UnsupportedError(
+                f"expected {len(places)} gradient(s), one for each operand of {qualified}, got "
+                f"{len(found)}",
+                hint="gradient= returns None for an operand that has none",
+            )
         result: list[Any] = [None] * count
         for place, grad in zip(places, found, strict=True):
             result[place] = grad

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,8 +82,12 @@ class KernelSource:
         """A text that differs where the kernel does."""
         return "\0".join((self.text, *self.flags, self._included()))
 
-    def build(self, wrapper: str) -> tuple[Path, bool]:
+    def build(self, wrapper: str, more: Sequence[str] = ()) -> tuple[Path, bool]:
         """Return the library of the text and of the functions that call it; it is not loaded.
+
+        Args:
+            wrapper: The functions that call it.
+            more: More flags for the compiler.
 
         Returns:
             Where it lies, and whether it was there already.
@@ -93,12 +98,11 @@ class KernelSource:
         shown = str(self.path).replace("\\", "\\\\") if self.path else "kernel"
         head = _BFLOAT16 if self._uses_bfloat16 else ""
         text = f'{head}#line 1 "{shown}"\n{self.text}\n#line 1 "call"\n{wrapper}'
-        return library_path(text, tools=self.tools, linking=self._linking)
+        return library_path(text, tools=self.tools, linking=self._linking(more))
 
-    @property
-    def _linking(self) -> Linking:
+    def _linking(self, more: Sequence[str]) -> Linking:
         folder = () if self.path is None else (str(self.path.parent),)
-        flags = (*self.tools.flags, *self.flags)
+        flags = (*self.tools.flags, *self.flags, *more)
         return Linking(includes=folder, flags=flags, identity=self._included())
 
     @property
@@ -175,4 +179,10 @@ def read_source(
             f"expected a file or the text of a kernel, got {given!s}, and there is no {path}",
             hint="paths begin at the file that calls fxkit.kernel",
         )
-    return KernelSource(path.read_text(), path.resolve(), is_cuda, flags)
+    try:
+        return KernelSource(path.read_text(), path.resolve(), is_cuda, flags)
+    except UnicodeDecodeError:
+        raise UnsupportedError(
+            f"expected the text of a kernel, got {path.name}, which is none",
+            hint="pass a library that is built already as library=, with signature=",
+        ) from None

@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 import sys
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 _PAGE = mmap.PAGESIZE
 _GUARD = 16 * _PAGE
@@ -23,6 +23,12 @@ _NOTHING, _READ, _WRITE = 0, 1, 3
 
 _c = ctypes.CDLL(None)
 _c.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+# Of AddressSanitizer, where its runtime is loaded: lets it report accesses to some memory, or not.
+_POISON: Any = getattr(_c, "__asan_poison_memory_region", None)
+_UNPOISON: Any = getattr(_c, "__asan_unpoison_memory_region", None)
+for _function in filter(None, (_POISON, _UNPOISON)):
+    _function.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class GuardedMemory:
@@ -57,6 +63,18 @@ class GuardedMemory:
         if self._has_guards:
             _c.mprotect(self._begin, self._inner, _READ)
 
+    def poison(self) -> None:
+        """Let AddressSanitizer report accesses around the bytes, where it is loaded."""
+        if _POISON is not None:
+            end = self.address + self.size
+            _POISON(self._begin, self.offset)
+            _POISON(end, self._begin + self._inner - end)
+
+    def unpoison(self) -> None:
+        """Undo `poison`."""
+        if _UNPOISON is not None:
+            _UNPOISON(self._begin, self._inner)
+
     def content(self) -> bytes:
         """Return the bytes."""
         return ctypes.string_at(self.address, self.size)
@@ -76,6 +94,13 @@ class GuardedMemory:
             _c.mprotect(self._begin - _GUARD, self._inner + 2 * _GUARD, _WRITE)
 
 
+def _tell_places(memory: list[GuardedMemory]) -> None:
+    """Write where memory lies, before a report of AddressSanitizer that tells addresses."""
+    for number, part in enumerate(memory):
+        sys.stderr.write(f"fxkit memory {number} {part.address} {part.size}\n")
+    sys.stderr.flush()
+
+
 def _serve(requests: BinaryIO, answers: BinaryIO, library: ctypes.CDLL) -> None:
     while line := requests.readline():
         request = json.loads(line)
@@ -88,12 +113,19 @@ def _serve(requests: BinaryIO, answers: BinaryIO, library: ctypes.CDLL) -> None:
                 part.close()
             else:
                 part.fill(request["fill"])
+        if _POISON is not None:
+            _tell_places(memory)
         numbers = requests.read(request["numbers"])
         kept = ctypes.create_string_buffer(numbers, max(8, len(numbers)))
         pointers = [*(part.address for part in memory), ctypes.addressof(kept)]
         function = getattr(library, request["function"])
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_long], ctypes.c_long
-        fault = function((ctypes.c_void_p * len(pointers))(*pointers), request["threads"])
+        given = (ctypes.c_void_p * len(pointers))(*pointers)
+        for part in memory:
+            part.poison()
+        fault = function(given, request["threads"])
+        for part in memory:
+            part.unpoison()
         strayed = [part.strayed() for part in memory]
         changed = [part.content() != told for part, told in zip(memory, contents, strict=False)]
         answer = {"fault": fault, "strayed": strayed, "changed": changed}
@@ -116,7 +148,11 @@ def main(path: str, *needed: str) -> None:
     os.dup2(2, 1)  # what the kernel prints is no answer
     for name in needed:
         ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
-    library = ctypes.CDLL(path)
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        answers.write(f"{str(error).splitlines()[0]}\n".encode())
+        return
     answers.write(b"ready\n")
     answers.flush()
     _serve(sys.stdin.buffer, answers, library)

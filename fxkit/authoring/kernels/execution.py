@@ -303,9 +303,7 @@ def isolated() -> Isolated | None:
 
 
 @contextlib.contextmanager
-def in_isolation(
-    path: Path, checked: Mapping[str, str] | None = None
-) -> Iterator[Isolated]:
+def in_isolation(path: Path, checked: Mapping[str, str] | None = None) -> Iterator[Isolated]:
     """Let calls of this thread run in a process of their own inside of the block."""
     with Isolated(path, checked) as process:
         _isolation.process = process

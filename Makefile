@@ -44,6 +44,9 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $
 # On all cores: a worker that has nothing left takes tests from another one.
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
+# Each of hundreds of processes would compile fxkit's own Python anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Nothing here needs the network once the packages are installed.
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_OFFLINE := 1

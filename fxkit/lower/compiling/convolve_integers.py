@@ -21,10 +21,13 @@ from fxkit.lower.compiling.lower_report import STAYS
 from fxkit.lower.compiling.quantized_operands import MOST_TERMS, integers_of, weight_of
 from fxkit.lower.compiling.token_scales import Factor
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost
+from fxkit.lower.families.integer_convolutions import innermost_weight
 from fxkit.lower.families.integer_convolutions.autotune import reason_to_stay_float
 from fxkit.lower.families.integer_convolutions.custom_op import operator, result_size
-from fxkit.lower.families.integer_convolutions.nodes import convolution_of
-from fxkit.lower.families.integer_products import packed_weight
+from fxkit.lower.families.integer_convolutions.nodes import (
+    convolution_of,
+    has_dense_windows,
+)
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.passes.base import Pass, PassContext
 
@@ -47,8 +50,8 @@ class ConvolveIntegers(Pass):
         return aten.conv2d(%x, %w)
         →
         %l = aten.clone(%q, channels_last)
-        %t = fxkit.packed_weight(%r, 0)
-        %i = fxkit.integer_convolution(%l, %r, 3, [1, 1], [0, 0], [1, 1], 1, %t)
+        %t = fxkit.innermost_weight(%r, 0)
+        %i = fxkit.integer_convolution(%l, %t, 3, [1, 1], [0, 0], [1, 1], 1)
         %c = aten.reshape(aten.mul(%s, 0.1), [-1, 1, 1])
         return aten.contiguous(aten.mul(aten.to(%i, torch.float32), %c))
     """
@@ -128,15 +131,12 @@ class _Convolver(ImageSpreader):
 
     def _convolve(self, layer: _Layer) -> None:
         node, old = layer.node, type_of(layer.node)
-        images, weight = layer.left.node, layer.right.node
+        images, weight = layer.left.node, self._dense(layer)
         if layer.axes == 1:
             images = self._put(node, aten.unsqueeze.default, images, 2)
             weight = self._put(node, aten.unsqueeze.default, weight, 2)
         images = self._innermost(node, images)
         operands = [images, weight, layer.left.zero, *layer.settings, layer.groups]
-        if layer.groups == 1:
-            slot = packed_weight.new_slot()
-            operands += [self._put(node, packed_weight.operator(), weight, slot)]
         value = self._put(node, operator(), *operands)
         value = self._put(node, aten.to.dtype, value, torch.float32)
         value = self._put(node, aten.mul.Tensor, value, self._scale(layer))
@@ -148,6 +148,16 @@ class _Convolver(ImageSpreader):
         self.weights.replaced(node, value)
         self.edit.replace(node, value)
         self._note(value, old)
+
+    def _dense(self, layer: _Layer) -> fx.Node:
+        """Return the weight as kernels read it; one that lies in another order is copied once."""
+        weight = layer.right.node
+        known = type_of(weight)
+        assert isinstance(known, TensorType)
+        if has_dense_windows(known):
+            return weight
+        slot = innermost_weight.new_slot()
+        return self._put(layer.node, innermost_weight.operator(), weight, slot)
 
     def _scale(self, layer: _Layer) -> fx.Node | float:
         step, by_channel = layer.left.scale, layer.right.scale

@@ -28,7 +28,6 @@ from fxkit.lower.compiling.quantized_operands import (
 )
 from fxkit.lower.compiling.tensor_scales import spell_out_tensor_scales
 from fxkit.lower.compiling.token_scales import Factor, aten, spell_out_tokens
-from fxkit.lower.families.integer_products import packed_weight
 from fxkit.lower.families.integer_products.autotune import reason_to_stay_float
 from fxkit.lower.families.integer_products.custom_op import operator as integer_product
 from fxkit.lower.families.weight_products import autotune as weights
@@ -46,10 +45,6 @@ from fxkit.passes.manager.manager import PassManager
 _PRODUCTS = frozenset(
     ["aten.mm", "aten.addmm", "aten.bmm", "aten.matmul", "aten.baddbmm", "aten.bilinear"]
 )
-
-# Smaller weights take less time to pack than a call that finds a packed one; so do few rows to
-# multiply by a weight as it lies.
-MIN_PACKED = 1 << 15
 
 
 def multiply_integers(
@@ -109,7 +104,6 @@ class MultiplyIntegers(Pass):
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Rewrite each layer that gains. Cost: linear, and trials of sizes not met before."""
         spelled = spell_out_tokens(edit) | spell_out_tensor_scales(edit)
-        packing = _Packing(edit)
         for node in list(edit.graph.nodes):
             call = resolve(node)
             if call is None or call.name != "aten.linear":
@@ -124,15 +118,12 @@ class MultiplyIntegers(Pass):
                 why = reason_in_float(call.arguments["input"], call.arguments["weight"], rank=2)
                 context.notes.append(f"%{node.name} {STAYS}: {why}")
                 continue
-            is_packed = packing.pays(left, right)
-            reason = _reason_to_stay(left, right, is_packed)
+            reason = _reason_to_stay(left, right)
             if reason is not None:
                 context.notes.append(f"%{node.name} {STAYS}: {reason}")
                 continue
             with edit.on_behalf_of([node], "multiply_integers"):
-                packed = packing.of(right.node) if is_packed else None
-                layer = _Layer(edit, node, packed)
-                edit.replace(node, layer.of(left, right, call.arguments["bias"]))
+                edit.replace(node, _Layer(edit, node).of(left, right, call.arguments["bias"]))
 
 
 def _integers_of(value: Any, spelled: Mapping[fx.Node, Factor]) -> Factor | None:
@@ -143,7 +134,7 @@ def _integers_of(value: Any, spelled: Mapping[fx.Node, Factor]) -> Factor | None
     return integers_of(value)
 
 
-def _reason_to_stay(left: Factor, right: Factor, is_packed: bool) -> str | None:
+def _reason_to_stay(left: Factor, right: Factor) -> str | None:
     """Return why a layer of these sizes does not gain by integers, or None."""
     x, y = type_of(left.node), type_of(right.node)
     assert isinstance(x, TensorType) and isinstance(y, TensorType)
@@ -162,20 +153,9 @@ def _reason_to_stay(left: Factor, right: Factor, is_packed: bool) -> str | None:
         return weights.reason_to_stay_float(WeightProduct(*sizes))
     detail = IntegerProduct(
         0, 1, (), rows, int(columns), int(depth), (int(depth), 1), (1, int(depth)),
-        is_packed=is_packed, has_tiles=matrix_unit.multiplies_bytes(),
+        has_tiles=matrix_unit.multiplies_bytes(),
     )  # fmt: skip
     return reason_to_stay_float(detail)
-
-
-def _constants(graph: fx.Graph) -> set[str]:
-    """Return the attributes that a graph only dequantises, which it can't write then."""
-    found: dict[str, bool] = {}
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            calls = [resolve(user) for user in node.users]
-            only_reads = all(call is not None and dequantizes(call) for call in calls)
-            found[node.target] = found.get(node.target, True) and only_reads
-    return {target for target, only_reads in found.items() if only_reads}
 
 
 def _rows_of(left: Factor) -> int:
@@ -183,40 +163,12 @@ def _rows_of(left: Factor) -> int:
     return math.prod(int(size) for size in type_of(left.node).shape[:-1])  # type: ignore[union-attr]
 
 
-class _Packing:
-    """Makes packed weights, each once, before all else that a graph computes."""
-
-    def __init__(self, edit: EditSession) -> None:
-        self._edit = edit
-        self._constants = _constants(edit.graph)
-        self._made: dict[str, fx.Node] = {}
-
-    def pays(self, left: Factor, right: Factor) -> bool:
-        """Tell whether a layer's weight is worth packing: nothing writes it, and it is large."""
-        weight, is_large = right.node, type_of(right.node).numel >= MIN_PACKED  # type: ignore[union-attr]
-        is_constant = weight.op == "get_attr" and weight.target in self._constants
-        return is_constant and is_large and not left.is_float and _rows_of(left) > FEW_ROWS
-
-    def of(self, weight: fx.Node) -> fx.Node:
-        """Return a weight, packed."""
-        path = str(weight.target)
-        if path not in self._made:
-            nodes = self._edit.graph.nodes
-            first = next(node for node in nodes if node.op != "placeholder")
-            read = self._edit.get_attr(path, before=first)
-            self._made[path] = self._edit.call(
-                packed_weight.operator(), read, packed_weight.new_slot(), after=read
-            )
-        return self._made[path]
-
-
 class _Layer:
     """Builds what stands for a linear layer, right before it."""
 
-    def __init__(self, edit: EditSession, node: fx.Node, packed: fx.Node | None) -> None:
+    def __init__(self, edit: EditSession, node: fx.Node) -> None:
         self._edit = edit
         self._node = node
-        self._packed = packed
 
     def of(self, left: Factor, right: Factor, bias: fx.Node | None) -> fx.Node:
         """Return the node that computes what the layer did."""
@@ -232,11 +184,8 @@ class _Layer:
         zeros, zero = (None, left.zero) if isinstance(left.zero, int) else (left.zero, 0)
         if zeros is not None and not is_flat:
             zeros = self._call(aten.reshape.default, zeros, [-1, 1])
-        if self._packed is not None:
-            operands = (rows, self._packed, zeros, zero, columns)
-        else:
-            operands = (rows, self._call(aten.t.default, right.node), zeros, zero)
-        sums = self._call(integer_product(), *operands)
+        factors = self._call(aten.t.default, right.node)
+        sums = self._call(integer_product(), rows, factors, zeros, zero)
         if isinstance(right.zero, fx.Node):
             sums = self._less_zeros(sums, rows, right.zero, depth, zero if zeros is None else zeros)
         value = self._call(aten.to.dtype, sums, torch.float32)

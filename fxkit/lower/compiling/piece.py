@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from fxkit.lower.families.integer_products import packed_weight
+from fxkit.lower.families.integer_convolutions import innermost_weight
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.lower.runtime.boxed_function import boxed_function
 from fxkit.lower.runtime.kernel_call import KernelCall
@@ -94,7 +94,7 @@ class Piece:
                 graph.output((fx.map_arg(node.args[0], value),))
                 return graph
             copied = graph.node_copy(node, value)
-            copied.target = packed_weight.without_dispatcher(copied.target)
+            copied.target = innermost_weight.without_dispatcher(copied.target)
             copied.target = packed.without_dispatcher(copied.target)
             call = kernel_of(node)
             if call is None or len(call.outputs) == 1:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from fxkit.lower.loop_ir.convolution import Convolution
-from fxkit.lower.loop_ir.packed_panels import unpacked
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerConvolution(Convolution):
     """The detail of an instruction `convolution` or `depthwise` of integers, in 32 bits.
 
-    What lies beyond an image is its zero point, which counts for nothing. The weight of a
-    `convolution` is packed, see `packed_panels`. That of a `depthwise` one lies as it is.
+    What lies beyond an image is its zero point, which counts for nothing. Elements of the weight of
+    a `convolution` lie with all their channels.
 
     Attributes:
         zero: The zero point of the images.
+        groups: How many groups of channels are convolved apart; `channels` are those of one.
         has_tiles: Whether the processor's tiles multiply; see `matrix_unit`.
     """
 
     zero: int = 0
+    groups: int = 1
     has_tiles: bool = False
 
     dtype: ClassVar[torch.dtype] = torch.int32
@@ -48,11 +49,26 @@ class IntegerConvolution(Convolution):
         """Convolve by torch in float64, which holds such sums exactly."""
         values = list(memory)
         values[self.left] = memory[self.left].double() - self.zero
-        weight = memory[self.right]
-        if self.channels is not None:
-            weight = unpacked(weight, self.depth, self.columns).reshape(-1)
-        values[self.right] = weight.double()
-        return Convolution.evaluated(self, values).to(torch.int32)
+        values[self.right] = memory[self.right].double()
+        if self.groups == 1:
+            return Convolution.evaluated(self, values).to(torch.int32)
+        each = self.columns // self.groups
+        parts = []
+        for group in range(self.groups):
+            part = replace(self, columns=each, groups=1)
+            begin = group * (self.channels or 1), group * each * self.depth
+            own = list(values)
+            own[self.left] = _beyond(values[self.left], begin[0])
+            own[self.right] = _beyond(values[self.right], begin[1])
+            parts.append(Convolution.evaluated(part, own))
+        return torch.cat(parts, -1).to(torch.int32)
 
     def __str__(self) -> str:
-        return f"{Convolution.__str__(self)} of integers less {self.zero}"
+        groups = f" in {self.groups} groups" if self.groups > 1 else ""
+        return f"{Convolution.__str__(self)}{groups} of integers less {self.zero}"
+
+
+def _beyond(values: torch.Tensor, first: int) -> torch.Tensor:
+    """Return what lies in memory from an element on."""
+    count = values.untyped_storage().nbytes() // values.itemsize - values.storage_offset() - first
+    return values.as_strided((count,), (1,), values.storage_offset() + first)

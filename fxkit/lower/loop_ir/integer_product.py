@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 
-from fxkit.lower.loop_ir.packed_panels import unpacked
 from fxkit.lower.loop_ir.product import Product
 
 
@@ -22,14 +21,12 @@ class IntegerProduct(Product):
         zero: The zero point of all rows of the left operand, where they share one.
         zeros: Position of a buffer with one for each row, or None.
         zeros_stride: Its stride, in elements.
-        is_packed: Whether the right operand is a packed weight, whose strides say nothing.
         has_tiles: Whether the processor's tiles multiply; see `matrix_unit`.
     """
 
     zero: int = 0
     zeros: int | None = None
     zeros_stride: int = 0
-    is_packed: bool = False
     has_tiles: bool = False
 
     dtype: ClassVar[torch.dtype] = torch.int32
@@ -47,11 +44,7 @@ class IntegerProduct(Product):
     def evaluated(self, memory: Sequence[torch.Tensor]) -> torch.Tensor:
         """Multiply by torch, in 64 bits; the result is what 32 bits keep of it."""
         left = memory[self.left].as_strided((self.rows, self.depth), self.left_strides).long()
-        right = memory[self.right]
-        if self.is_packed:
-            right = unpacked(right, self.depth, self.columns).t()
-        else:
-            right = right.as_strided((self.depth, self.columns), self.right_strides)
+        right = memory[self.right].as_strided((self.depth, self.columns), self.right_strides)
         zeros: torch.Tensor | int = self.zero
         if self.zeros is not None:
             zeros = memory[self.zeros].as_strided((self.rows, 1), (self.zeros_stride, 0)).long()

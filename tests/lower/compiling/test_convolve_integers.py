@@ -48,6 +48,10 @@ LAYERS = {
     "single pixels apart": (nn.Conv2d(40, 30, 1, stride=2), (2, 40, 6, 7)),
     "each channel for itself": (nn.Conv2d(40, 40, 3, 2, padding=1, groups=40), (2, 40, 9, 10)),
     "each channel along one axis": (nn.Conv1d(24, 24, 7, groups=24), (2, 24, 50)),
+    "groups of channels": (nn.Conv2d(24, 36, 3, 2, padding=1, groups=3), (2, 24, 9, 10)),
+    "wide groups": (nn.Conv2d(130, 140, 3, padding=1, groups=2), (1, 130, 7, 5)),
+    "groups of one channel": (nn.Conv2d(6, 12, 3, groups=6), (2, 6, 8, 9)),
+    "groups along one axis": (nn.Conv1d(24, 16, 7, groups=4), (2, 24, 50)),
     "along columns": (nn.Conv2d(3, 16, (9, 1), (2, 1), padding=(4, 0)), (2, 3, 40, 1)),
     "along one axis": (nn.Conv1d(12, 30, 5, 2, padding=2, dilation=2), (3, 12, 40)),
     "one channel": (nn.Conv1d(1, 16, 64, 4), (2, 1, 512)),
@@ -121,10 +125,25 @@ def test_weights_may_change():
 
 
 @torch.no_grad()
+def test_weights_in_another_order_are_copied_once():
+    x = torch.randn(1, 20, 9, 10)
+    reference = quantized(nn.Conv2d(20, 24, 3), q.int8_static(), x).graph_module
+    for order in (torch.contiguous_format, torch.channels_last):
+        for name, buffer in list(reference.named_buffers()):
+            if buffer.dtype == torch.int8:
+                reference.register_buffer(name, buffer.contiguous(memory_format=order))
+        compiled = fxkit.compile(reference)
+        compiled(x)
+        assert steps_off(compiled(x), reference(x)).max() <= 1
+        is_copied = "innermost_weight" in str(compiled.compiled_modules[-1].graph_module.graph)
+        assert is_copied == (order is torch.contiguous_format)
+
+
+@torch.no_grad()
 def test_what_can_not_be_convolved_stays():
-    """Groups stay in float32, beside layers that don't."""
+    """Convolutions that turn a step around stay in float32, beside layers that don't."""
     x = torch.randn(2, 20, 9, 10)
-    model = nn.Sequential(nn.Conv2d(20, 20, 3), nn.ReLU(), nn.Conv2d(20, 20, 3, groups=5))
+    model = nn.Sequential(nn.Conv2d(20, 20, 3), nn.ReLU(), nn.ConvTranspose2d(20, 20, 3))
     reference = quantized(model, q.int8_static(), x)
     compiled = fxkit.compile(reference)
     compiled(x)

@@ -10,9 +10,7 @@ from torch import Tensor
 
 import fxkit
 from fxkit.lower.compiling import whole_operators
-from fxkit.lower.families.integer_products import packed_weight
 from fxkit.lower.families.integer_products.custom_op import integer_product, operator
-from fxkit.lower.loop_ir.packed_panels import in_panels, panel_bytes, unpacked
 from tests.sampling import examples
 
 
@@ -38,9 +36,9 @@ KINDS = st.sampled_from(["random", "random", "least", "largest"])
 
 @examples(14, of=40)
 @given(
-    st.sampled_from([1, 2, 3, 4, 5, 7, 16, 31, 32, 33, 64, 70, 390]),
+    st.sampled_from([1, 2, 3, 4, 5, 7, 12, 13, 16, 31, 33, 48, 64, 70, 390]),
     st.sampled_from([1, 2, 3, 5, 31, 63, 64, 65, 130, 1023, 1030]),
-    st.sampled_from([1, 3, 16, 63, 64, 65, 130]),
+    st.sampled_from([1, 3, 9, 16, 25, 63, 64, 65, 130]),
     st.sampled_from([torch.int8, torch.uint8]),
     st.tuples(KINDS, KINDS),
     st.booleans(),
@@ -82,59 +80,23 @@ def test_terms_that_lie_apart_are_left_to_torch():
     assert "do not lie side by side" in str(module.report())
 
 
-@examples(10, of=30)
-@given(
-    st.sampled_from([1, 5, 31, 32, 33, 70, 390]),
-    st.sampled_from([1, 3, 5, 63, 64, 65, 130, 1030]),
-    st.sampled_from([1, 3, 63, 64, 65, 130]),
-    st.sampled_from([torch.int8, torch.uint8]),
-    KINDS,
-    st.sampled_from([1, 2]),
-    st.sampled_from([None, 0, 3, -128, 255]),
-)
-def test_sums_by_packed_weights_are_exact(rows, depth, columns, dtype, kind, halved, zero):
-    left = integers((rows, depth), dtype, kind)
-    weight = integers((columns, depth), torch.int8, "random") // halved
-    slot = packed_weight.new_slot()
-    zeros = torch.randint(-128, 256, (rows, 1), dtype=torch.int32) if zero is None else None
-
-    def program(left, weight, zeros):
-        packed = packed_weight.operator()(weight, slot)
-        return operator()(left, packed, zeros, zero or 0, weight.shape[0])
-
-    compiled = fxkit.compile(program)
-    compiled(left, weight, zeros)  # the first call runs the program itself
-    found = compiled(left, weight, zeros)
-    assert "fx_packed_product<" in compiled.compiled_modules[-1].source
-    expected = exact(left, weight.t(), zeros if zeros is not None else zero or 0)
-    assert torch.equal(found, expected)
-    packed = in_panels(weight)
-    assert torch.equal(integer_product(left, packed, zeros, zero or 0, columns), expected)
+@pytest.mark.parametrize("first", [127, -128, 64, -64])
+@pytest.mark.parametrize("rows", [13, 40])
+def test_pairs_that_may_leave_16_bits_are_summed_exactly(rows, first):
+    """Kernels have to see where a pair sums up to more than 128, times the largest byte 32640."""
+    left = integers((rows, 96), torch.uint8, "largest")
+    compiled = fxkit.compile(lambda left, weight: operator()(left, weight.t()))
+    for second in (0, 1, 2, 63, 64, 65, 127, -1, -64, -65, -128):
+        for place in (0, 30, 62, 94):
+            weight = torch.zeros(70, 96, dtype=torch.int8)
+            weight[69, place : place + 2] = torch.tensor([first, second])
+            compiled(left, weight)
+            assert torch.equal(compiled(left, weight), exact(left, weight.t(), 0))
 
 
-@pytest.mark.parametrize(("columns", "depth"), [(1, 1), (64, 64), (65, 63), (130, 1030)])
-def test_a_packed_weight_is_the_weight(columns, depth):
-    weight = integers((columns, depth), torch.int8, "random")
-    packed = in_panels(weight)
-    assert packed.shape == (-(-columns // 64), panel_bytes(depth))
-    assert torch.equal(unpacked(packed, depth, columns), weight)
-
-
-@pytest.mark.parametrize(
-    ("pair", "fits"),
-    [
-        ((127, 1), True),
-        ((127, 2), False),
-        ((-128, 0), True),
-        ((-64, -65), False),
-        ((127, -128), True),
-    ],
-)
-def test_pairs_that_fit_into_16_bits_are_told(pair, fits):
-    weight = torch.zeros(3, 8, dtype=torch.int8)
-    weight[1, 2:4] = torch.tensor(pair)
-    assert in_panels(weight)[:, 256:260].view(torch.int32).item() == fits
-    left = integers((9, 8), torch.uint8, "largest")
-    assert torch.equal(
-        integer_product(left, in_panels(weight), None, 0, 3), exact(left, weight.t(), 0)
-    )
+def test_halves_are_exact_where_pairs_fit():
+    left = integers((70, 390), torch.int8, "random")
+    weight = integers((130, 390), torch.int8, "random") // 2
+    compiled = fxkit.compile(lambda left, weight: operator()(left, weight.t(), None, 7))
+    for _ in range(2):
+        assert torch.equal(compiled(left, weight), exact(left, weight.t(), 7))

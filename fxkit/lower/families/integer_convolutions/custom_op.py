@@ -18,7 +18,7 @@ NAME = "fxkit.integer_convolution"
 
 _SCHEMA = (
     "integer_convolution(Tensor input, Tensor weight, int zero, SymInt[] stride, "
-    "SymInt[] padding, SymInt[] dilation, SymInt groups, Tensor? packed=None) -> Tensor"
+    "SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
 )
 
 
@@ -36,7 +36,6 @@ def _type(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    packed: TensorType | None = None,
 ) -> TensorType:
     settings = (stride, padding, dilation)
     height, width = result_size(input.shape[2:], weight.shape[2:], *settings)
@@ -72,7 +71,6 @@ def integer_convolution(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    packed: Tensor | None = None,
 ) -> Tensor:
     """Convolve `input - zero`, exact in 32 bits.
 
@@ -84,7 +82,6 @@ def integer_convolution(
         padding: Zero points on each side.
         dilation: Steps between the elements of the weight.
         groups: Number of groups.
-        packed: The weight as kernels read it, from `packed_weight`; torch has no use for it.
 
     Returns:
         int32[B, N, H', W'], with its channels innermost.

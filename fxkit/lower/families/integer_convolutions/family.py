@@ -17,17 +17,11 @@ from fxkit.lower.families.integer_convolutions.printer import (
     IntegerConvolutionPrinter,
     IntegerDepthwisePrinter,
 )
-from fxkit.lower.families.integer_products import packed_weight
 
 
 def _samples() -> dict[str, Sample]:
-    """Return samples whose windows are whole panels deep, of images without a zero point.
-
-    Tests fill what is packed with any numbers: sums of columns, and zeros behind a panel's terms,
-    are not read then.
-    """
     made = torch.Generator().manual_seed(0)
-    convolve, packed = operator(), packed_weight.operator()
+    convolve = operator()
 
     def rand(*shape: int, low: int = 0, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         drawn = torch.randint(low, low + 256, shape, dtype=dtype, generator=made)
@@ -37,8 +31,7 @@ def _samples() -> dict[str, Sample]:
         return rand(*shape, low=-128, dtype=torch.int8)
 
     def layer(stride: Any = (1, 1), padding: Any = (0, 0), dilation: Any = (1, 1)) -> Any:
-        slot = packed_weight.new_slot()
-        return lambda x, w: convolve(x, w, 0, stride, padding, dilation, 1, packed(w, slot))
+        return lambda x, w: convolve(x, w, 3, stride, padding, dilation, x.shape[1] // w.shape[1])
 
     def each_channel(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return convolve(x, w, 3, (2, 1), (1, 1), (1, 1), x.shape[1])
@@ -50,6 +43,7 @@ def _samples() -> dict[str, Sample]:
             layer((2, 1), (1, 3), (1, 2)),
             (rand(1, 64, 15, 18), weight(70, 64, 3, 5)),
         ),
+        "groups": (windows, (images, weight(48, 16, 3, 3))),
         "single pixels": (layer(), (images, weight(30, 64, 1, 1))),
         "single pixels apart": (layer((2, 2)), (images, weight(30, 64, 1, 1))),
         "each channel for itself": (each_channel, (images, weight(64, 1, 3, 3))),

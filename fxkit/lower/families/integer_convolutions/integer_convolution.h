@@ -1,6 +1,6 @@
 // Exact convolutions of 8-bit integers: the windows of a block of pixels are gathered into rows, and
 // those multiplied by the weight as matrices are. What lies beyond an image is its zero point.
-static const long FX_TILE_ROWS = 32;
+static const long FX_TILE_ROWS = 16;
 
 // An image, how its windows lie in it, and how wide a result is; down, then across. Channels of a
 // pixel lie side by side.
@@ -109,8 +109,9 @@ static inline long fx_rows_for(long rows) {
 
 // Sums of windows that are too long for the room that there is, gathered part by part.
 template <bool HAS_TILES, class Left>
-static void fx_parts_of_windows(const fx_windows_of<Left>& g, const unsigned char* panel, long first,
-                                long rows, int zero, unsigned char* windows, long room, int* sums) {
+static void fx_parts_of_windows(const fx_windows_of<Left>& g, const signed char* weight, long columns,
+                                long first, long rows, int zero, unsigned char* windows, long room,
+                                int* sums) {
   const long depth = g.window_height * g.window_width * g.channels;
   const long height = fx_rows_for<HAS_TILES>(rows), most = room / height / 64 * 64;
   __builtin_memset(sums, 0, height * FX_PANEL_COLUMNS * sizeof(int));
@@ -118,32 +119,38 @@ static void fx_parts_of_windows(const fx_windows_of<Left>& g, const unsigned cha
     const long terms = depth - k < most ? depth - k : most;
     for (long r = 0; r < rows; ++r)
       fx_gather_window(g, first + r, k, k + terms, (char)zero, (char*)windows + r * most);
-    fx_add_packed<HAS_TILES, true>((const Left*)windows, most, panel, height, k, terms, sums);
+    fx_add_product<HAS_TILES, true>((const Left*)windows, most, weight + k, depth, height, columns,
+                                    terms, {nullptr, 0, zero}, sums);
   }
-  fx_less_zeros<HAS_TILES>(g.first, panel, height, {nullptr, 0, zero}, sums);
 }
 
-// sums[last - first][64]: pixels of the result, counted row by row, and channels of the result, by a
-// packed panel of the weight. The windows have room for whole tiles of rows of a multiple of 64 bytes;
+// sums[last - first][64]: pixels of the result, counted row by row, by up to 64 channels of the result,
+// whose windows of the weight follow each other. The windows have room for whole tiles of rows of a multiple of 64 bytes;
 // HOLDS tells that all of them were gathered before.
 template <bool HAS_TILES, class Left>
-static void fx_integer_convolution(const fx_windows_of<Left>& g, const unsigned char* panel, long first,
-                                   long last, int zero, unsigned char* windows, long room, bool holds,
-                                   int* sums) {
+static void fx_integer_convolution(const fx_windows_of<Left>& g, const signed char* weight, long columns,
+                                   long first, long last, int zero, unsigned char* windows, long room,
+                                   bool holds, int* sums) {
+  const fx_zeros zeros = {nullptr, 0, zero};
   const long depth = g.window_height * g.window_width * g.channels, rows = last - first;
   if (fx_is_matrix(g) && !(HAS_TILES && depth % 64)) {
-    fx_packed_product<HAS_TILES, false>(
-        g.first + first * depth, depth, panel, rows, depth, {nullptr, 0, zero}, sums);
+    fx_integer_product<HAS_TILES>(
+        g.first + first * depth, depth, weight, 1, depth, rows, columns, depth, zeros, sums);
     return;
   }
   const long height = fx_rows_for<HAS_TILES>(rows), row = (depth + 63) / 64 * 64;
   if (height * row > room) {
-    fx_parts_of_windows<HAS_TILES>(g, panel, first, rows, zero, windows, room, sums);
+    fx_parts_of_windows<HAS_TILES>(g, weight, columns, first, rows, zero, windows, room, sums);
     return;
   }
   if (!holds)
     for (long r = 0; r < rows; ++r)
       fx_gather_window(g, first + r, 0, depth, (char)zero, (char*)windows + r * row);
-  fx_packed_product<HAS_TILES, true>(
-      (const Left*)windows, row, panel, height, depth, {nullptr, 0, zero}, sums);
+  const Left* const from = (const Left*)windows;
+  if (height <= FX_FEW_ROWS) {
+    fx_rows_as_they_lie(from, row, weight, depth, height, columns, depth, zeros, sums);
+    return;
+  }
+  __builtin_memset(sums, 0, height * FX_PANEL_COLUMNS * sizeof(int));
+  fx_add_product<HAS_TILES, true>(from, row, weight, depth, height, columns, depth, zeros, sums);
 }

@@ -15,7 +15,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost
 from fxkit.lower.families.integer_convolutions.custom_op import NAME
-from fxkit.lower.families.integer_products.packed_weight import packed_shape
+from fxkit.lower.families.integer_convolutions.innermost_weight import innermost_strides
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.matrices import checked_operand, checked_type
 from fxkit.lower.loop_ir.integer_convolution import IntegerConvolution
@@ -50,15 +50,17 @@ def integer_convolution(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     if not has_channels_innermost(image) or not has_channels_innermost(result):
         raise Unfusable("its images do not have their channels innermost")
     detail = convolution_of(image, weight, result, call.arguments)
-    if detail.channels is None:
-        return ProductNode(
-            node, detail, (left, right), is_convolution=True, dtypes=(kind, torch.int8)
-        )
-    packed = call.arguments["packed"]
-    if checked_operand(packed, root, "packed", torch.uint8).shape != packed_shape(weight.shape):
-        raise Unfusable("its weight is packed in another way")
-    return ProductNode(
-        node, detail, (left, packed), is_convolution=True, dtypes=(kind, torch.uint8)
+    if detail.channels is not None and not has_dense_windows(weight):
+        raise Unfusable("elements of its weight do not lie with all their channels")
+    return ProductNode(node, detail, (left, right), is_convolution=True, dtypes=(kind, torch.int8))
+
+
+def has_dense_windows(weight: TensorType) -> bool:
+    """Tell whether windows follow each other in memory, each element with all its channels."""
+    wanted = innermost_strides(weight.shape)
+    return weight.stride is not None and all(
+        size == 1 or stride == step
+        for size, stride, step in zip(weight.shape, weight.stride, wanted, strict=True)
     )
 
 
@@ -85,14 +87,13 @@ def convolution_of(
     has_tiles, zero = matrix_unit.multiplies_bytes(), arguments["zero"]
     groups = arguments["groups"]
     is_depthwise = groups == channels == out and groups > 1
-    if groups != 1 and not is_depthwise:
-        raise Unfusable("it convolves groups of several channels")
     if is_depthwise and (math.prod(window) > MOST_ELEMENTS or not _is_in_order(weight)):
         raise Unfusable("its windows are large, or do not lie in order")
     made = IntegerConvolution(
         0, 1, count, None if is_depthwise else each, out, (sizes[0], sizes[1]),
         (result.shape[2], result.shape[3]), (batch, row, pixel), (window[0], window[1]), steps,
         padding, dilation, (1, each), zero=zero, has_tiles=has_tiles,
+        groups=1 if is_depthwise else groups,
     )  # fmt: skip
     return _along_rows(made) if made.image[1] == made.window[1] == 1 else made
 

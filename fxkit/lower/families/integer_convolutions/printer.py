@@ -17,7 +17,7 @@ from fxkit.lower.loop_ir.loop_ir import Kernel
 ROOM = 1 << 19
 
 # Rows of a tile, FX_TILE_ROWS in the text: a block has room for whole tiles.
-TILE_ROWS = 32
+TILE_ROWS = 16
 
 # With so few terms, a sum is soon done, and passing it through a cache takes most of the time.
 FEW_TERMS = 640
@@ -34,6 +34,8 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
         super().__init__(kernel, name)
         self._detail: IntegerConvolution = kernel.body[0].detail
         self._is_shared = False
+        self._own_panels = ceil_div(self._detail.columns // self._detail.groups, self._width)
+        self._panels = self._own_panels * self._detail.groups
 
     @classmethod
     @functools.cache
@@ -66,6 +68,18 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
             return ROOM
         return min(ROOM, _tiles_of(min(one.rows, BLOCKS[0])) * (-(-one.depth // 64) * 64))
 
+    def _first_column(self) -> str:
+        if self._detail.groups == 1:
+            return super()._first_column()
+        own, each = self._own_panels, self._detail.columns // self._detail.groups
+        return f"tile % {self._panels} / {own} * {each} + tile % {own} * {self._width}"
+
+    def _last_column(self) -> int | str:
+        if self._detail.groups == 1:
+            return super()._last_column()
+        each = self._detail.columns // self._detail.groups
+        return f"(tile % {self._panels} / {self._own_panels} + 1) * {each}"
+
     def _declare(self) -> None:
         rows = self._detail.rows
         size = BLOCKS[0] if is_free(rows) or rows > BLOCKS[0] else _tiles_of(rows)
@@ -73,14 +87,16 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
 
     def _multiply(self) -> None:
         one = self._detail
-        self._describe_image(f"in{one.left} + batch * {one.strides[0]}")
+        begin = f"in{one.left} + batch * {one.strides[0]}"
+        if one.groups > 1:
+            begin += f" + tile % {self._panels} / {self._own_panels} * {one.channels}"
+        self._describe_image(begin)
         self._add(
             f"fx_integer_convolution<{boolean(one.has_tiles)}>(image, in{one.right} + "
-            f"tile % {self._panels} * fx_packed_size({one.depth}), first, last, {one.zero}, "
-            "windows, sizeof windows, "
-            f"held == tile / {self._panels}, sums);"
+            f"from * {one.depth}, to - from, first, last, {one.zero}, windows, sizeof windows, "
+            f"held == tile / {self._own_panels}, sums);"
         )
-        self._add(f"held = tile / {self._panels};")
+        self._add(f"held = tile / {self._own_panels};")
 
     def _describe_image(self, first: str) -> None:
         """Write what an image is, and how windows lie in it."""

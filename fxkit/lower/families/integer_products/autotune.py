@@ -17,7 +17,6 @@ from fxkit.lower.families.integer_products.printer import COLUMNS, IntegerProduc
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.printer import boolean
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
-from fxkit.lower.loop_ir.packed_panels import in_panels, unpacked
 
 # Of larger products a part of this size is timed.
 MAX_ROWS = 384
@@ -34,10 +33,9 @@ def objection(found: ProductNode) -> str | None:
         return None
     part = replace(product, rows=min(product.rows, MAX_ROWS))
     left, right = operands(part)
-    factors = unpacked(right, part.depth, part.columns).t() if part.is_packed else right
 
     def library() -> None:
-        integer_product(left, factors, zero=zero).to(torch.float32)
+        integer_product(left, right, zero=zero).to(torch.float32)
 
     zero = int(part.zeros is not None or part.zero)
     measure = functools.partial(times_beside, part, left, right, library)
@@ -81,9 +79,6 @@ def reason_to_stay_float(product: IntegerProduct) -> str | None:
 def operands(product: IntegerProduct) -> tuple[torch.Tensor, torch.Tensor]:
     """Return operands of a product's sizes and strides."""
     left = strided((product.rows, product.depth), (product.depth, 1), torch.int8)
-    if product.is_packed:
-        weight = strided((product.columns, product.depth), (product.depth, 1), torch.int8)
-        return left, in_panels(weight)
     return left, strided((product.depth, product.columns), product.right_strides, torch.int8)
 
 
@@ -94,8 +89,7 @@ def times_beside(
     library: Callable[[], None],
 ) -> tuple[float, float]:
     """Return the seconds of a kernel for a product, and of what is called in its place."""
-    multiply = _PACKED if product.is_packed else _AS_IT_LIES
-    trial = _TRIAL.replace("MULTIPLY", multiply.replace("HAS_TILES", boolean(product.has_tiles)))
+    trial = _TRIAL.replace("HAS_TILES", boolean(product.has_tiles))
     function = times.trial_function("\n".join([*IntegerProductPrinter.texts(), trial]))
     function.argtypes = [ctypes.c_void_p] * 4
     result = torch.empty(product.rows, product.columns)
@@ -110,13 +104,6 @@ def times_beside(
     return times.fastest(kernel, library)
 
 
-_AS_IT_LIES = """fx_integer_product<HAS_TILES>(
-        a, depth, b + from * step, term, step, rows, wide, depth, fx_zeros{nullptr, 0, 3}, sums)"""
-
-_PACKED = f"""fx_packed_product<HAS_TILES, false>(
-        a, depth, (const unsigned char*)b + from / {COLUMNS} * fx_packed_size(depth), rows, depth,
-        fx_zeros{{nullptr, 0, 3}}, sums)"""
-
 _TRIAL = f"""
 extern "C" void fx_trial(const signed char* a, const signed char* b, float* c, const long* n) {{
   const long rows = n[0], depth = n[1], columns = n[2], term = n[3], step = n[4];
@@ -124,7 +111,8 @@ extern "C" void fx_trial(const signed char* a, const signed char* b, float* c, c
   for (long from = 0; from < columns; from += {COLUMNS}) {{
     alignas(64) int sums[{MAX_ROWS * COLUMNS}];
     const long wide = columns - from < {COLUMNS} ? columns - from : {COLUMNS};
-    MULTIPLY;
+    fx_integer_product<HAS_TILES>(a, depth, b + from * step, term, step, rows, wide, depth,
+                                  fx_zeros{{nullptr, 0, 3}}, sums);
     for (long r = 0; r < rows; ++r)
       for (long j = 0; j < wide; ++j) c[r * columns + from + j] = sums[r * {COLUMNS} + j];
   }}

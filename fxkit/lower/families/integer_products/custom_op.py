@@ -11,14 +11,10 @@ from torch import Tensor
 
 from fxkit.analysis.type_inference.own_operators import define_operator
 from fxkit.ir.types import TensorType
-from fxkit.lower.loop_ir.packed_panels import unpacked
 
 NAME = "fxkit.integer_product"
 
-_SCHEMA = (
-    "integer_product(Tensor left, Tensor right, Tensor? zeros=None, int zero=0, int columns=0) "
-    "-> Tensor"
-)
+_SCHEMA = "integer_product(Tensor left, Tensor right, Tensor? zeros=None, int zero=0) -> Tensor"
 
 
 @functools.cache
@@ -27,30 +23,25 @@ def operator() -> Any:
     return define_operator(_SCHEMA, integer_product, _type)
 
 
-def _type(
-    left: TensorType, right: TensorType, zeros: Any = None, zero: Any = 0, columns: int = 0
-) -> TensorType:
-    shape = (left.shape[0], columns or right.shape[1])
+def _type(left: TensorType, right: TensorType, zeros: Any = None, zero: Any = 0) -> TensorType:
+    shape = (left.shape[0], right.shape[1])
     return replace(left, shape=shape, stride=(shape[1], 1), dtype=torch.int32, requires_grad=False)
 
 
 def integer_product(
-    left: Tensor, right: Tensor, zeros: Tensor | None = None, zero: int = 0, columns: int = 0
+    left: Tensor, right: Tensor, zeros: Tensor | None = None, zero: int = 0
 ) -> Tensor:
     """Return `(left - zeros) @ right`, exact in 32 bits.
 
     Args:
         left: int8[M, K] or uint8[M, K].
-        right: int8[K, N]; or what `fxkit::packed_weight` makes of int8[N, K].
+        right: int8[K, N].
         zeros: int32[M, 1], zero points of the rows, or None.
         zero: The zero point of all rows, where `zeros` is None.
-        columns: N, where `right` is packed.
 
     Returns:
         int32[M, N], row by row.
     """
-    if columns:
-        right = unpacked(right, left.shape[1], columns).t()
     if left.dtype == torch.uint8:
         left = (left.to(torch.int16) - 128).to(torch.int8)
         zero = zero - 128

@@ -38,15 +38,12 @@ def integer_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     is_unsigned = isinstance(known, TensorType) and known.dtype == torch.uint8
     dtypes = [torch.uint8 if is_unsigned else torch.int8, torch.int8, torch.int32]
     result = checked_type(type_of(node), "its result", torch.int32)
-    columns = call.arguments["columns"]
-    dtypes[1] = torch.uint8 if columns else torch.int8
     x = checked_operand(left, root, "left", dtypes[0])
     y = checked_operand(right, root, "right", dtypes[1])
-    product = _by_packed(x, columns) if columns else geometry(x, y, result, is_transposed=False)
+    product = geometry(x, y, result, is_transposed=False)
     if product.batch or product.left_strides[1] != 1:
         raise Unfusable("terms of its left operand do not lie side by side")
     parts = {field.name: getattr(product, field.name) for field in fields(Product)}
-    parts["is_packed"] = bool(columns)
     parts["has_tiles"] = matrix_unit.multiplies_bytes()
     if zeros is None:
         detail = IntegerProduct(**parts, zero=call.arguments["zero"])
@@ -56,10 +53,3 @@ def integer_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
         raise Unfusable("it does not have a zero point for each row")
     detail = IntegerProduct(**parts, zeros=2, zeros_stride=each.stride[0])
     return ProductNode(node, detail, (left, right, zeros), dtypes=tuple(dtypes))
-
-
-def _by_packed(x: TensorType, columns: int) -> Product:
-    """Return sizes and strides of a product by a packed weight, of so many columns."""
-    rows, depth = (int(size) for size in x.shape)
-    row, term = x.stride or (depth, 1)
-    return Product(0, 1, (), rows, columns, depth, (row, term), (1, depth))

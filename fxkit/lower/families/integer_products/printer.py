@@ -1,7 +1,4 @@
-"""Kernels that begin with a matrix product of 8-bit integers; the C++ is `integer_product.h`.
-
-Where the right operand is a packed weight, it is `packed_product.h`.
-"""
+"""Kernels that begin with a matrix product of 8-bit integers; the C++ is `integer_product.h`."""
 
 from __future__ import annotations
 
@@ -12,7 +9,11 @@ from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
 from fxkit.lower.families.integer_products.narrow_results import NarrowResultsPrinter
 from fxkit.lower.families.products.printer import BLOCKS, boolean
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
-from fxkit.lower.loop_ir.packed_panels import COLUMNS
+
+# Columns of a panel, FX_PANEL_COLUMNS in the text.
+COLUMNS = 64
+
+_TEXTS = ("integer_terms.h", "turned_panel.h", "integer_tiles.h", "integer_product.h")
 
 
 class IntegerProductPrinter(NarrowResultsPrinter):
@@ -22,8 +23,7 @@ class IntegerProductPrinter(NarrowResultsPrinter):
     @functools.cache
     def texts(cls) -> tuple[str, ...]:
         """Return the text of such products."""
-        names = ("integer_product.h", "packed_product.h")
-        return tuple(Path(__file__).with_name(name).read_text() for name in names)
+        return tuple(Path(__file__).with_name(name).read_text() for name in _TEXTS)
 
     def _panel_width(self) -> int:
         return COLUMNS
@@ -45,13 +45,6 @@ class IntegerProductPrinter(NarrowResultsPrinter):
             step = product.zeros_stride
             zeros = f"{{in{product.zeros} + first * {step}, {step}, 0}}"
         tiles, left = boolean(product.has_tiles), f"in{product.left} + first * {row}, {row}"
-        if product.is_packed:
-            panel = f"in{product.right} + from / {COLUMNS} * fx_packed_size({product.depth})"
-            self._add(
-                f"fx_packed_product<{tiles}, false>({left}, {panel}, last - first, "
-                f"{product.depth}, {zeros}, sums);"
-            )
-            return
         self._add(
             f"fx_integer_product<{tiles}>({left}, in{product.right} + from * {column}, {term}, "
             f"{column}, last - first, to - from, {product.depth}, {zeros}, sums);"

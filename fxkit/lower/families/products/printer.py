@@ -113,14 +113,22 @@ class ProductPrinter(WholePrinter):
 
     def _tile_index(self) -> None:
         product = self._product
-        self._add(f"const long from = tile % {self._panels} * {self._width};")
+        self._add(f"const long from = {self._first_column()};")
         self._add(f"const long block = tile / {self._panels} % {self._blocks};")
         self._add(f"const long batch = tile / {self._panels * self._blocks};")
-        self._bound("to", f"from + {self._width}", product.columns)
+        self._bound("to", f"from + {self._width}", self._last_column())
         self._add(f"const long first = block * {self._rows};")
         self._bound("last", f"first + {self._rows}", product.rows)
 
-    def _bound(self, name: str, end: str, limit: int) -> None:
+    def _first_column(self) -> str:
+        """The first column of a tile."""
+        return f"tile % {self._panels} * {self._width}"
+
+    def _last_column(self) -> int | str:
+        """Where its columns end at the latest."""
+        return self._product.columns
+
+    def _bound(self, name: str, end: str, limit: int | str) -> None:
         self._add(f"const long {name} = {end} < {limit} ? {end} : {limit};")
 
     @property

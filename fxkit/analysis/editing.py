@@ -60,7 +60,7 @@ def _objection(old: fx.Node, new: fx.Node) -> str | None:
 
     What a call does that writes, or of which nothing is known, whoever replaces it has to know.
     """
-    if not (_is_known(old) and _is_known(new)):
+    if not (_is_known(old) and _is_known(new)) or _read_one_attribute(old, new):
         return None
     is_fresh = not new.users and not effects_of(new).aliases and new.op not in COMPUTES_NOTHING
     if is_fresh and not effects_of(old).aliases:
@@ -80,6 +80,11 @@ def _objection(old: fx.Node, new: fx.Node) -> str | None:
             shared = next((node for node in after.may if node is not new), new)
             return f"it would share memory with %{shared.name}, and {who}"
     return None
+
+
+def _read_one_attribute(old: fx.Node, new: fx.Node) -> bool:
+    """Tell whether two nodes are the same tensor, which its module holds."""
+    return old.op == new.op == "get_attr" and old.target == new.target
 
 
 def _is_known(node: fx.Node) -> bool:

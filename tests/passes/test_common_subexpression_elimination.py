@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from random import Random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -164,3 +167,58 @@ def test_not_merged_across_a_mode():
     assert not PassManager([CommonSubexpressionElimination()]).run(gm).modified
     results = gm(X.clone().requires_grad_())
     assert [r.requires_grad for r in results] == [True, False]
+
+
+class _State(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("b", torch.zeros(3))
+        self.register_buffer("c", torch.ones(3))
+        self.inner = torch.nn.Module()
+        self.inner.register_buffer("b", torch.ones(3))
+
+
+def _random_program_of_state(seed: int) -> fx.GraphModule:
+    """Return a program that reads and writes its buffers, each as often as chance has it."""
+    draw, graph = Random(seed), fx.Graph()
+    values = [graph.placeholder("x")]
+    reads: list[fx.Node] = [graph.get_attr("b")]
+    for _ in range(draw.randint(4, 14)):
+        kind = draw.choice(["read", "read", "compute", "compute", "view", "write", "copy"])
+        if kind == "read":
+            reads.append(graph.get_attr(draw.choice(["b", "b", "c", "inner.b"])))
+            values.append(reads[-1])
+        elif kind == "compute":
+            operator = draw.choice([torch.add, torch.mul])
+            values.append(graph.call_function(operator, tuple(draw.choices(values, k=2))))
+        elif kind == "view":
+            values.append(graph.call_method("view", (draw.choice(values), 3)))
+        elif kind == "write":
+            factor = draw.choice([2, values[0]])
+            written = graph.call_method("mul_", (draw.choice(reads), factor))
+            values += draw.choice([[], [written]])
+        else:
+            graph.call_method("copy_", (draw.choice(reads), draw.choice(values)))
+    graph.output(tuple(draw.choices(values, k=3)))
+    return fx.GraphModule(_State(), graph)
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_reads_of_one_buffer_are_merged_around_writes(is_typed: bool) -> None:
+    for seed in range(80):
+        gm = _random_program_of_state(seed)
+        expected, x = copy.deepcopy(gm), torch.tensor([1.0, 2.0, 3.0])
+        PassManager([CommonSubexpressionElimination()], args=(x,) if is_typed else None).run(gm)
+        torch.testing.assert_close(gm(x.clone()), expected(x.clone()), rtol=0, atol=0)
+        for ours, eager in zip(gm.buffers(), expected.buffers(), strict=True):
+            assert torch.equal(ours, eager), seed
+
+
+def test_two_reads_of_one_buffer_are_one_node() -> None:
+    graph = fx.Graph()
+    first, second = graph.get_attr("b"), graph.get_attr("b")
+    written = graph.call_method("copy_", (graph.get_attr("c"), first))
+    graph.output((second, written))
+    gm = fx.GraphModule(_State(), graph)
+    PassManager([CommonSubexpressionElimination()]).run(gm)
+    assert [str(n.target) for n in gm.graph.nodes if n.op == "get_attr"] == ["b", "c"]

@@ -18,6 +18,7 @@ from fxkit.lower.compiling.compiled_module import CompiledModule
 from fxkit.lower.compiling.lowering import cpp_target
 from fxkit.lower.compiling.pipeline import Lowering, lower
 from fxkit.lower.families.products.regions import continues_product
+from fxkit.lower.fusion.kernel_faults import KernelFaults
 from fxkit.lower.fusion.partitioner import partition
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.runtime.devices import is_on_gpu
@@ -43,13 +44,13 @@ class TrialOptions:
     regions: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
 
     def look_at(self, gm: fx.GraphModule) -> None:
-        """Find which nodes of a typed graph fxkit would put into one kernel."""
+        """Find which nodes of a typed graph fxkit would put into one kernel.
+
+        A row of an operator that raises is no matter here: eager runs its nodes, and lowering says
+        so in its place.
+        """
         self.regions.clear()
-        try:
-            steps = partition(gm, self.policy, continues_product).steps
-        except Exception:  # lowering says so itself, in its place
-            return
-        for step in steps:
+        for step in partition(gm, self.policy, continues_product, KernelFaults()).steps:
             if not isinstance(step, fx.Node):
                 nodes = frozenset(step.coordinates)
                 self.regions.update(dict.fromkeys(nodes, nodes))

@@ -158,10 +158,10 @@ class LoopNest:
                 return kernel.store_line(store)
             case Write(store, array):
                 return f"{array} = %{kernel.stores[store].value}"
-            case VectorLoad(value, array, lanes):
-                return f"{array} = {lanes} lanes of %{value}"
-            case VectorStore(store, array, lanes):
-                return f"{kernel.store_line(store)} as {lanes} lanes of {array}"
+            case VectorLoad(value, lanes):
+                return f"{lanes.array} = {lanes.extent} lanes of %{value}"
+            case VectorStore(store, lanes):
+                return f"{kernel.store_line(store)} as {lanes.extent} lanes of {lanes.array}"
             case Reset(reduction, array):
                 return f"{array} = neutral element of {self._monoid(reduction)}"
             case Accumulate(reduction, array, source):

@@ -116,12 +116,12 @@ class _Machine:
                 self._store(store, self._value(self._kernel.stores[store].value))
             case Write(store, array):
                 self._set(str(array), self._value(self._kernel.stores[store].value))
-            case VectorLoad(value, array, lanes, axis, count):
-                with self._lanes(lanes, axis, count):
-                    self._set(array, self._read(value))
-            case VectorStore(store, array, lanes, axis, count):
-                with self._lanes(lanes, axis, count):
-                    self._store(store, self._get(array))
+            case VectorLoad(value, lanes):
+                with self._lanes(lanes.extent, lanes.axis, lanes.count):
+                    self._set(lanes.array, self._read(value))
+            case VectorStore(store, lanes):
+                with self._lanes(lanes.extent, lanes.axis, lanes.count):
+                    self._store(store, self._get(lanes.array))
             case Reset(reduction, array):
                 monoid, dtype = self._monoid(reduction), self._arrays[array].dtype
                 number = neutral_element(monoid, dtype)

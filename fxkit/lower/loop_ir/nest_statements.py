@@ -156,22 +156,33 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Lanes:
+    """The elements of all lanes, in a local array, which a vector instruction moves at once.
+
+    Attributes:
+        array: It has an element for each lane, in the dtype of the buffer that is read or written.
+        extent: How many lanes there are.
+        axis: The axis of the kernel along which they are neighbours.
+        count: How many of them hold elements, if that may be fewer.
+    """
+
+    array: str
+    extent: int
+    axis: int
+    count: IndexValue | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class VectorLoad:
     """Read the elements of all lanes, as a load of the kernel does, with vector instructions.
 
     Attributes:
         value: The load's position in the kernel's body; its guard is the same for all lanes.
-        array: A local array with an element for each lane, in the buffer's dtype.
-        lanes: How many.
-        axis: The axis of the kernel along which they are neighbours.
-        count: How many are there, if there may be fewer.
+        lanes: Where they go.
     """
 
     value: int
-    array: str
-    lanes: int
-    axis: int
-    count: IndexValue | None = None
+    lanes: Lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +191,11 @@ class VectorStore:
 
     Attributes:
         store: Position among the kernel's stores.
-        array: A local array with an element for each lane, in the buffer's dtype.
-        lanes: How many.
-        axis: The axis of the kernel along which they are neighbours.
-        count: How many are there, if there may be fewer.
+        lanes: Where they come from.
     """
 
     store: int
-    array: str
-    lanes: int
-    axis: int
-    count: IndexValue | None = None
+    lanes: Lanes
 
 
 @dataclass(frozen=True, slots=True)

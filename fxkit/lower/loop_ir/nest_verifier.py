@@ -126,14 +126,14 @@ class _Verifier:
                 self._ready.add(array)
             case Write(store, array):
                 self._write(store, array, scope)
-            case VectorLoad(value, array, lanes, axis, count):
-                self._array(array, scope)
-                within = self._with_lanes(scope, lanes, axis, count)
+            case VectorLoad(value, lanes):
+                self._array(lanes.array, scope)
+                within = self._with_lanes(scope, lanes.extent, lanes.axis, lanes.count)
                 self._bounds(self._kernel.body[value].detail, within)
-                self._ready.add(array)
-            case VectorStore(store, array, lanes, axis, count):
-                self._filled(array, scope)
-                within = self._with_lanes(scope, lanes, axis, count)
+                self._ready.add(lanes.array)
+            case VectorStore(store, lanes):
+                self._filled(lanes.array, scope)
+                within = self._with_lanes(scope, lanes.extent, lanes.axis, lanes.count)
                 self._bounds(self._kernel.stores[store].access, within)
                 self.stored[store] += 1
             case Reset(_, array):

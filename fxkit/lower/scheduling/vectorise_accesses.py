@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fxkit.lower.loop_ir.index_expressions import IndexValue
 from fxkit.lower.loop_ir.loop_ir import Access
 from fxkit.lower.loop_ir.loop_nest import LoopNest
 from fxkit.lower.loop_ir.nest_statements import (
@@ -15,6 +14,7 @@ from fxkit.lower.loop_ir.nest_statements import (
     Compute,
     For,
     If,
+    Lanes,
     LoopKind,
     Statement,
     VectorLoad,
@@ -77,7 +77,7 @@ class _Lanes:
                     inner.append(self._load(value))
                 case Write(store, None) if self._is_whole(self._kernel.stores[store].access):
                     inner.append(self._written(store))
-                    after.append(VectorStore(store, f"o{store}", *self._lanes()))
+                    after.append(VectorStore(store, self._lanes(f"o{store}")))
                 case If(condition, guarded):
                     own, later = self._split(guarded)
                     kept = [s for s in own if isinstance(s, Write) and s.array is not None]
@@ -88,8 +88,8 @@ class _Lanes:
                     inner.append(statement)
         return tuple(inner), tuple(after)
 
-    def _lanes(self) -> tuple[int, int, IndexValue | None]:
-        return self._loop.extent, self._axis, self._loop.count
+    def _lanes(self, array: str) -> Lanes:
+        return Lanes(array, self._loop.extent, self._axis, self._loop.count)
 
     @property
     def _axis(self) -> int:
@@ -112,7 +112,7 @@ class _Lanes:
         dtype = self._kernel.buffers[self._kernel.body[value].detail.buffer].dtype
         self._before += [
             Allocate(name, dtype, (LANE,)),
-            VectorLoad(value, name, *self._lanes()),
+            VectorLoad(value, self._lanes(name)),
         ]
         return Compute(value, name)
 

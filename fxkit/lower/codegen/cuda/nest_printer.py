@@ -166,9 +166,9 @@ class CudaNestPrinter(Lines):
                 self._write(store, array)
             case VectorLoad():
                 self._vector_load(statement)
-            case VectorStore(store, array, _, _, count):
+            case VectorStore(store, lanes):
                 pointer = self._pointer(self._kernel.stores[store].access)
-                self._add(f"fx_store({pointer}, {array}{_counted(count)});")
+                self._add(f"fx_store({pointer}, {lanes.array}{_counted(lanes.count)});")
             case Reset(reduction, array):
                 dtype = self._arrays[array].dtype
                 neutral = cpp_text.identity_of(self._monoid(reduction), dtype)
@@ -253,7 +253,7 @@ class CudaNestPrinter(Lines):
         access, guard = self._body(load.value).detail, self._body(load.value).guard
         condition = "" if guard is None else f"if ({self._condition(guard)}) "
         pointer = self._pointer(access)
-        self._add(f"{condition}fx_load({load.array}, {pointer}{_counted(load.count)});")
+        self._add(f"{condition}fx_load({load.lanes.array}, {pointer}{_counted(load.lanes.count)});")
 
     def _condition(self, position: int) -> str:
         """Return the text of a condition that is the same for all lanes."""

@@ -156,7 +156,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class LaneArray:
     """The elements of all lanes, in a local array, which a vector instruction moves at once.
 
     Attributes:
@@ -182,7 +182,7 @@ class VectorLoad:
     """
 
     value: int
-    lanes: Lanes
+    lanes: LaneArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class VectorStore:
     """
 
     store: int
-    lanes: Lanes
+    lanes: LaneArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from fxkit.lower.loop_ir.nest_statements import (
     Compute,
     For,
     If,
-    Lanes,
+    LaneArray,
     LoopKind,
     Statement,
     VectorLoad,
@@ -88,8 +88,8 @@ class _Lanes:
                     inner.append(statement)
         return tuple(inner), tuple(after)
 
-    def _lanes(self, array: str) -> Lanes:
-        return Lanes(array, self._loop.extent, self._axis, self._loop.count)
+    def _lanes(self, array: str) -> LaneArray:
+        return LaneArray(array, self._loop.extent, self._axis, self._loop.count)
 
     @property
     def _axis(self) -> int:

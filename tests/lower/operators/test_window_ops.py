@@ -124,7 +124,7 @@ def tensors(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("family", "dtype"),
     one_in(3, [pools, groups, losses], [torch.float32, torch.float64, torch.bfloat16]),
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_rows_are_as_exact_as_eager(family: Any, dtype: torch.dtype) -> None:
     calls, expectations = [], []

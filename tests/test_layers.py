@@ -28,6 +28,7 @@ ORDER = (
     ("quantization", "authoring"),
     ("view",),
     ("compiling",),
+    ("searching",),
     ("reporting",),
     ("__init__",),
     ("exported_files", "doctor", "demo", "cli", "__main__"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -68,12 +68,14 @@ class MixedPrecision(Pass):
             that need no gradient or when the pass runs under `torch.no_grad()`.
         min_elements: Fewest elements of the larger operand of a product worth a cast.
         keep_output_types: Whether results are cast back to the dtypes they had.
+        where: Tells which products are cast, by their nodes; all when left out.
     """
 
     dtype: torch.dtype = torch.bfloat16
     freeze_weights: bool | None = None
     min_elements: int = 0
     keep_output_types: bool = True
+    where: Callable[[fx.Node], bool] | None = None
 
     requires: ClassVar[tuple[str, ...]] = ("shapes_known",)
     numerics: ClassVar[str] = "changed"
@@ -128,7 +130,7 @@ class _Lowerer:
         with self.edit.on_behalf_of([node], "mixed_precision"):
             if self.depth == 0 and call.name in _PRODUCTS and self._is_worth(node, call):
                 node = self._cast_operands(node, call, self.options.dtype)
-            elif self.depth == 0 and call.name in _SENSITIVE:
+            elif self.depth == 0 and (call.name in _SENSITIVE or self._is_left(node, call)):
                 node = self._cast_operands(node, call, torch.float32)
             self._retype(node)
 
@@ -144,6 +146,8 @@ class _Lowerer:
         return name in ("_enter_autocast", "_exit_autocast")
 
     def _is_worth(self, node: fx.Node, call: Call) -> bool:
+        if self.options.where is not None and not self.options.where(node):
+            return False
         types = [self._operand_type(value) for value in call.arguments.values()]
         floating = [t for t in types if isinstance(t, TensorType) and t.dtype.is_floating_point]
         if any(t.dtype not in (torch.float32, self.options.dtype) for t in floating):
@@ -151,6 +155,15 @@ class _Lowerer:
             return False
         largest = max((t.numel for t in floating), default=0)
         return bool(floating) and largest >= self.options.min_elements
+
+    def _is_left(self, node: fx.Node, call: Call) -> bool:
+        """Tell whether a product that is not cast would take operands that are."""
+        if call.name not in _PRODUCTS:
+            return False
+        types = [self._operand_type(value) for value in call.arguments.values()]
+        dtypes = {t.dtype for t in types if isinstance(t, TensorType)}
+        is_mixed = {torch.float32, self.options.dtype} <= dtypes
+        return is_mixed or any(operand in self.changed for operand in node.all_input_nodes)
 
     def _operand_type(self, value: Any) -> Any:
         if isinstance(value, Attribute):

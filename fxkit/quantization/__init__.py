@@ -12,6 +12,9 @@ Each step is a graph of plain `torch.fx` nodes that runs and can be drawn.
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from fxkit.quantization.algorithms import (
     CorrectedBias,
     EqualizeLayers,
@@ -95,3 +98,12 @@ __all__ = [
     "smooth_for",
     "smooth_quant",
 ]
+
+_ABOVE = {"search": "fxkit.searching"}
+"""What compiles, and so lies above the compiler, but is named here."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ABOVE:
+        return getattr(importlib.import_module(_ABOVE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,12 +18,14 @@ from fxkit.quantization.specs import QuantizationSpec
 class QuantizationConfig:
     """Specs by operator and by module; the most particular one holds.
 
-    A module's pattern goes before an operator, an operator before `spec`. None keeps in float.
+    A node goes before a module's pattern, that before an operator, and that before `spec`. None
+    keeps in float.
 
     Attributes:
         spec: What holds where nothing else says so, or None.
         by_module: Specs by glob over the path of the module that an operator ran in.
         by_operator: Specs by operator in any spelling, such as `F.conv2d`.
+        by_node: Specs by the names of nodes, as reports and comparisons call them.
         where: Tells whether an operator is quantised at all; it takes an object of `fxkit.graph`.
         shares_scales: Whether activations that hold the same values, moved or joined, get one
             scale, so that integers could be moved in their place; joined ones may get coarser.
@@ -32,6 +34,7 @@ class QuantizationConfig:
     spec: QuantizationSpec | None
     by_module: Mapping[str, QuantizationSpec | None] = field(default_factory=dict)
     by_operator: Mapping[Any, QuantizationSpec | None] = field(default_factory=dict)
+    by_node: Mapping[str, QuantizationSpec | None] = field(default_factory=dict)
     where: Callable[[GraphNode], bool] | None = None
     shares_scales: bool = False
 
@@ -42,7 +45,8 @@ class QuantizationConfig:
             UnsupportedError: When a value is no spec, or a key of `by_operator` is no operator that
                 can be quantised.
         """
-        for value in (self.spec, *self.by_module.values(), *self.by_operator.values()):
+        mappings = (self.by_module, self.by_operator, self.by_node)
+        for value in (self.spec, *(one for kind in mappings for one in kind.values())):
             if value is not None and not isinstance(value, QuantizationSpec):
                 raise UnsupportedError(
                     f"expected a QuantizationSpec or None, got {value!r}",
@@ -59,6 +63,8 @@ class QuantizationConfig:
         """Return the spec of an operator, and where it comes from, as text."""
         if self.where is not None and not self.where(node):
             return None, "config: where"
+        if node.name in self.by_node:
+            return self.by_node[node.name], f"config: by_node[{node.name!r}]"
         path = node.module_path
         for pattern, spec in self.by_module.items():
             if fnmatch.fnmatchcase(path, pattern):

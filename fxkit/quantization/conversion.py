@@ -238,7 +238,8 @@ def convert(prepared: PreparedProgram | QatProgram) -> Program:
         )
     ranges = {}
     for name, observer in places.observers.items():
-        seen = observer.value_range()
-        ranges[name] = parameters_of(seen.low, seen.high, places.specs[name])
-    choices = QuantizationChoices(dict(prepared.choices.weights), dict(prepared.choices.biases))
-    return apply(prepared.remake(), QuantizeOperands(prepared.config, ranges, places, choices))
+        if observer.count:
+            seen = observer.value_range()
+            ranges[name] = parameters_of(seen.low, seen.high, places.specs[name])
+    quantize = QuantizeOperands(prepared.config, ranges, places, prepared.choices.copy())
+    return apply(prepared.remake(), quantize)

@@ -16,6 +16,9 @@ from fxkit.quantization.observers import OBSERVERS, RangeObserver
 from fxkit.quantization.placement import QuantizedOperator
 from fxkit.quantization.specs import TensorSpec
 
+KEPT = "fxkit_observed_place"
+"""Names what a node was in its metadata, once a pass has changed what it reads."""
+
 
 class ObservedPlaces:
     """The observers of a program, and where each looks.
@@ -34,15 +37,22 @@ class ObservedPlaces:
         self.specs: dict[str, TensorSpec] = {}
         self._first: dict[str, tuple[Any, ...]] = {}
 
+    def named_alike(self) -> ObservedPlaces:
+        """Return places without observers where nodes have the same names as here."""
+        other = ObservedPlaces()
+        other._first = self._first
+        return other
+
     def begin(self, gm: fx.GraphModule) -> None:
         """Let nodes of the first graph go by their plain names."""
         if not self._first:
-            self._first = {node.name: _identity(node) for node in gm.graph.nodes}
+            self._first |= {node.name: _identity(node) for node in gm.graph.nodes}
 
     def key_of(self, node: fx.Node) -> str:
         """Return the name of a node, with a suffix where it is not what the first graph has."""
         identity = _identity(node)
-        if self._first.get(node.name) == identity:
+        first = self._first.get(node.name)
+        if first is not None and _is_same(first, identity):
             return node.name
         return f"{node.name}@{hashlib.sha256(repr(identity).encode()).hexdigest()[:6]}"
 
@@ -72,11 +82,19 @@ def observed(decided: Iterable[QuantizedOperator]) -> dict[str, TensorSpec]:
     }
 
 
+def keep_identities(graph: fx.Graph) -> None:
+    """Note on nodes what they are, for a pass that is about to change what they read."""
+    for node, identity in [(node, _identity(node)) for node in graph.nodes]:
+        node.meta[KEPT] = identity
+
+
 def _identity(node: fx.Node) -> tuple[Any, ...]:
     """Return what a node has in common with those of its name for other sizes and modes.
 
     That is its operator, its line, its floats, and the parameters that it and its users read.
     """
+    if KEPT in node.meta:
+        return node.meta[KEPT]
     call = resolve(node)
     operator = node.op if call is None else call.name
     floats: list[Any] = []
@@ -90,5 +108,13 @@ def _identity(node: fx.Node) -> tuple[Any, ...]:
         and gm is not None
         and isinstance(find_attribute(gm, str(operand.target)), nn.Parameter)
     }
-    kept = tuple(value for value in floats if isinstance(value, float))
+    # A batch norm's momentum may differ from call to call.
+    kept = tuple(v for v in floats if isinstance(v, float) and operator != "aten.batch_norm")
     return operator, format_source(node), kept, tuple(sorted(reads))
+
+
+def _is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Tell whether two nodes of one name are the same, though one may have further users."""
+    *ours, reads = one
+    *theirs, read = other
+    return ours == theirs and (reads == read or not set(reads).isdisjoint(read))

@@ -100,10 +100,15 @@ class PreparedProgram:
         choices: What algorithms chose: integers of weights and corrections of biases.
     """
 
-    def __init__(self, remake: Callable[[], Program], config: QuantizationConfig) -> None:
+    def __init__(
+        self,
+        remake: Callable[[], Program],
+        config: QuantizationConfig,
+        places: ObservedPlaces | None = None,
+    ) -> None:
         self.remake = remake
         self.config = config
-        self.places = ObservedPlaces()
+        self.places = ObservedPlaces() if places is None else places
         self.choices = QuantizationChoices()
         self.program = apply(remake(), InsertObservers(config, self.places))
 

@@ -153,3 +153,17 @@ def test_an_architecture_is_as_accurate_as_with_autocast_and_has_fewer_casts(nam
         theirs, ours = ((gm(*args).double() - exact).norm() for gm in graphs)
     assert ours <= 1.2 * theirs
     assert len(casts(graphs[1])) <= 0.6 * len(casts(graphs[0]))
+
+
+def test_products_that_are_left_take_float32():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)).eval()
+    with torch.no_grad():
+        gm = lowered(model, (X,), where=lambda node: node.target in ("0", F.linear))
+        low = copy.deepcopy(model[0]).bfloat16()
+        wanted = model[2](low(X.bfloat16()).relu().float())
+        torch.testing.assert_close(gm(X), wanted, rtol=0, atol=0)
+        small = nn.Sequential(nn.Linear(6, 64), nn.Linear(64, 1)).eval()
+        gm = lowered(small, (X,), min_elements=300)
+        low = copy.deepcopy(small[0]).bfloat16()
+        torch.testing.assert_close(gm(X), small[1](low(X.bfloat16()).float()))

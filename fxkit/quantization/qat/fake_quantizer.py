@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from fxkit.quantization.affine import LEAST_SCALE, QuantizationParameters, parameters_of
 from fxkit.quantization.specs import TensorSpec
-from fxkit.quantization.stored_weight import StoredWeight
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,15 @@ class FakeQuantizer(nn.Module):
         options: How scales are found.
         first: The scale and zero point to begin with, of a shape that broadcasts; None where each
             call finds its own.
+        waits: Whether a range that moves begins with that of the first values in training; until
+            then values stay as they are.
 
     Attributes:
         scale: float32, a parameter, where steps are learnt.
         zero_point: int64 beside it.
         low: float64[], the least value of the range, where it moves.
         high: float64[], the largest.
-        momentum: float64[], how far it moves; 0 once it is frozen.
+        momentum: float64[], how far it moves; 0 once it is frozen, 1 while it waits.
     """
 
     zero_point: Tensor
@@ -61,22 +62,43 @@ class FakeQuantizer(nn.Module):
         shared: tuple[int, ...],
         options: FakeQuantizerOptions,
         first: QuantizationParameters | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.shared = shared
+        self.options = options
+        self.waits = waits
         self.learns = options.learns_steps and first is not None
-        self.moves = first is not None and not self.learns
+        self.moves = waits or (first is not None and not self.learns)
+        if waits:
+            self._register_range(*torch.zeros(2, dtype=torch.float64))
         if first is None:
             return
         if self.learns:
             self.scale = nn.Parameter(first.scale.clone())
             self.register_buffer("zero_point", first.zero_point.clone())
             return
-        low, high = range_of(first, spec)
-        self.register_buffer("low", low)
-        self.register_buffer("high", high)
-        self.register_buffer("momentum", torch.tensor(options.momentum, dtype=torch.float64))
+        self._register_range(*range_of(first, spec))
+
+    def _register_range(self, low: Tensor, high: Tensor) -> None:
+        momentum = 1.0 if self.waits else self.options.momentum
+        self.register_buffer("low", low.clone())
+        self.register_buffer("high", high.clone())
+        self.register_buffer("momentum", torch.tensor(momentum, dtype=torch.float64))
+        self._first = {name: value.clone() for name, value in self.named_buffers()}
+
+    def restart(self) -> None:
+        """Let a range that moves begin again."""
+        if self.moves:
+            for name, buffer in self.named_buffers():
+                buffer.copy_(self._first[name])
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has seen nothing yet."""
+        return self.waits and bool(self.low == self.high)
 
     def freeze(self) -> None:
         """Keep the scale as it is from now on."""
@@ -91,12 +113,11 @@ class FakeQuantizer(nn.Module):
             return QuantizationParameters(_positive(self.scale.detach()), self.zero_point)
         return parameters_of(self.low, self.high, self.spec)
 
-    def stored(self, weight: Tensor, axis: int) -> StoredWeight:
-        """Return a weight as integers of the steps that were learnt for it."""
-        found, spec = self.found(), self.spec
+    def by_channel(self) -> QuantizationParameters:
+        """Return the same without axes of one element, as a `StoredWeight` has them."""
+        found = self.found()
         shape = [n for a, n in enumerate(found.scale.shape) if a not in self.shared]
-        flat = QuantizationParameters(found.scale.reshape(shape), found.zero_point.reshape(shape))
-        return StoredWeight.within(weight, axis, spec, flat)
+        return QuantizationParameters(found.scale.reshape(shape), found.zero_point.reshape(shape))
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that its formula takes beside the values, by their names."""
@@ -116,21 +137,34 @@ class FakeQuantizer(nn.Module):
         if self.learns:
             return partial(_learned, self.spec, max(count // max(self.scale.numel(), 1), 1))
         if self.moves:
-            return partial(_within_range, self.spec, self.training and count > 0)
+            settled = self.options.momentum if self.waits else None
+            return partial(_within_range, self.spec, self.training and count > 0, settled)
         return partial(_within_itself, self.spec, self.shared)
 
 
 def _within_range(
-    spec: TensorSpec, moves: bool, values: Tensor, low: Tensor, high: Tensor, momentum: Tensor
+    spec: TensorSpec,
+    moves: bool,
+    settled: float | None,
+    values: Tensor,
+    low: Tensor,
+    high: Tensor,
+    momentum: Tensor,
 ) -> Tensor:
-    """Fake-quantise with a range that moves towards that of the values."""
+    """Fake-quantise with a range that moves towards that of the values.
+
+    Where `settled` is a number, the first step is the whole way, and those after it are of that.
+    """
     if moves:
         # What is not finite is no part of a range, and 0 always is.
         seen = values.detach().nan_to_num(0.0, 0.0, 0.0)
         low.lerp_(seen.amin().double(), momentum)
         high.lerp_(seen.amax().double(), momentum)
+        if settled is not None:
+            momentum.clamp_(max=settled)
     found = parameters_of(low, high, spec)
-    return _rounded(spec, values, found.scale, found.zero_point)
+    rounded = _rounded(spec, values, found.scale, found.zero_point)
+    return rounded if settled is None else rounded.where(low < high, values)
 
 
 def _within_itself(spec: TensorSpec, shared: tuple[int, ...], values: Tensor) -> Tensor:

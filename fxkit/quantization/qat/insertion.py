@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from fxkit.errors import UnsupportedError
@@ -19,6 +19,7 @@ from fxkit.passes.dead_code_elimination import DeadCodeElimination
 from fxkit.passes.manager.manager import PassManager
 from fxkit.quantization.affine import QuantizationParameters
 from fxkit.quantization.config import QuantizationConfig
+from fxkit.quantization.observed_places import ObservedPlaces, keep_identities
 from fxkit.quantization.operands import take_instead
 from fxkit.quantization.placement import QuantizedOperand, placements
 from fxkit.quantization.qat.fake_quantizer import FakeQuantizer, FakeQuantizerOptions
@@ -31,6 +32,9 @@ from fxkit.quantization.qat.norms import (
 )
 from fxkit.quantization.stored_weight import StoredWeight, shared_axes
 from fxkit.tracing.symbolic import symbolic_trace
+
+OF_ACTIVATION, OF_WEIGHT = "activation/", "weight/"
+"""What names of fake quantisers begin with."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class FoldQuantizedNorms(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the norms in order. Cost: that of the weights."""
+        keep_identities(edit.graph)
         for pair in normed_layers(edit.graph, placements(edit.gm, self.config)).values():
             fold(edit, pair)
 
@@ -72,21 +77,25 @@ class InsertFakeQuantizers(Pass):
 
     Attributes:
         config: What is quantised, and how.
-        quantizers: The fake quantisers by the names of what they round; new ones are added.
-        ranges: Scales and zero points of activations to begin with, by the names of their nodes.
+        quantizers: The fake quantisers: of activations by `activation/` and the names that `places`
+            has for what makes them, of weights by `weight/` and their paths; new ones are added.
+        ranges: Scales and zero points of activations to begin with, by the names of `places`.
         options: How scales are found.
+        places: What nodes are called, in all graphs of a program.
     """
 
     config: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(None))
-    quantizers: dict[str, FakeQuantizer] = field(default_factory=dict)
+    quantizers: nn.ModuleDict = field(default_factory=nn.ModuleDict)
     ranges: Mapping[str, QuantizationParameters] = field(default_factory=dict)
     options: FakeQuantizerOptions = field(default_factory=FakeQuantizerOptions)
+    places: ObservedPlaces = field(default_factory=ObservedPlaces)
 
     is_idempotent: ClassVar[bool] = False
     numerics: ClassVar[str] = "changed"
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Rewrite each operator that is placed. Cost: linear."""
+        self.places.begin(edit.gm)
         _Inserter(edit, self).run()
 
 
@@ -97,7 +106,9 @@ class _Inserter:
         self.placed = placements(edit.gm, options.config)
         self.nodes: dict[str, fx.Node] = {node.name: node for node in edit.graph.nodes}
         self.normed = normed_layers(edit.graph, self.placed)
-        self.names = {pair.norm.name: name for name, pair in self.normed.items()}
+        keys = {name: options.places.key_of(node) for name, node in self.nodes.items()}
+        folded = {pair.norm.name: keys[name] for name, pair in self.normed.items()}
+        self.keys = keys | folded
         self.made: dict[tuple[str, str], fx.Node] = {}
 
     def run(self) -> None:
@@ -121,7 +132,7 @@ class _Inserter:
                 self.made[key] = self._normed_weight(layer, producer, operand, pair)
             elif operand.is_weight:
                 weight = find_attribute(self.edit.gm, str(producer.target)).detach()
-                quantizer = self._weight_quantizer(f"weight_{producer.target}", weight, operand)
+                quantizer = self._weight_quantizer(str(producer.target), weight, operand)
                 self.made[key] = self._called(quantizer, producer, weight.numel(), layer)
             else:
                 known = type_of(producer)
@@ -132,31 +143,42 @@ class _Inserter:
         return self.made[key]
 
     def _for_activation(self, producer: fx.Node, operand: QuantizedOperand) -> FakeQuantizer:
-        name = self.names.get(producer.name, producer.name)
-        if name not in self.options.quantizers:
-            axes = (-1,) if operand.spec.is_dynamic else ()
+        name = self.keys[producer.name]
+
+        def make() -> FakeQuantizer:
+            is_dynamic, options = operand.spec.is_dynamic, self.options.options
             first = self.options.ranges.get(name)
-            if first is None and not operand.spec.is_dynamic:
+            is_new = first is None and not is_dynamic
+            if is_new and options.learns_steps:
                 raise UnsupportedError(
-                    f"expected a model that takes one way, got %{name} in another branch",
-                    hint="train each branch as a module of its own",
+                    f"expected batches for each branch of the model, got none with %{name}",
+                    hint="steps to learn begin with ranges of values: prepare_qat(..., batches=)",
                 )
-            made = FakeQuantizer(operand.spec, axes, self.options.options, first)
-            self.options.quantizers[name] = made
-        return self.options.quantizers[name]
+            axes = (-1,) if is_dynamic else ()
+            return FakeQuantizer(operand.spec, axes, options, first, waits=is_new)
+
+        return self._known(f"{OF_ACTIVATION}{name}", make)
+
+    def _known(self, name: str, make: Callable[[], FakeQuantizer]) -> FakeQuantizer:
+        quantizers = self.options.quantizers
+        if name not in quantizers:
+            quantizers[name] = make().train(quantizers.training)
+        found = quantizers[name]
+        assert isinstance(found, FakeQuantizer)
+        return found
 
     def _weight_quantizer(
-        self, name: str, weight: Tensor, operand: QuantizedOperand
+        self, path: str, weight: Tensor, operand: QuantizedOperand
     ) -> FakeQuantizer:
-        name = name.replace(".", "_")
-        if name not in self.options.quantizers:
+        def make() -> FakeQuantizer:
             spec, options = operand.spec, self.options.options
             axes = tuple(shared_axes(weight.ndim, operand.axis, spec))
             first = None
             if options.learns_steps:
                 first = StoredWeight.of(weight, operand.axis, spec).over_parts()
-            self.options.quantizers[name] = FakeQuantizer(spec, axes, options, first)
-        return self.options.quantizers[name]
+            return FakeQuantizer(spec, axes, options, first)
+
+        return self._known(f"{OF_WEIGHT}{path}".replace(".", "/"), make)
 
     def _normed_weight(
         self, layer: fx.Node, read: fx.Node, operand: QuantizedOperand, pair: NormedLayer
@@ -165,7 +187,7 @@ class _Inserter:
         variance = find_attribute(self.edit.gm, str(pair.variance.target))
         scale = None if pair.scale is None else find_attribute(self.edit.gm, str(pair.scale.target))
         folded, _ = of_normed_weight(pair.eps, weight.ndim, weight, variance, scale)
-        quantizer = self._weight_quantizer(f"weight_{layer.name}", folded.detach(), operand)
+        quantizer = self._weight_quantizer(pair.folded, folded.detach(), operand)
         for one in (pair.variance, pair.scale):
             if one is not None and not one < layer:
                 self.edit.move(one, before=layer)

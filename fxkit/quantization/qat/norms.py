@@ -39,6 +39,12 @@ class NormedLayer:
     scale: fx.Node | None
     eps: float
 
+    @property
+    def folded(self) -> str:
+        """A name for the weight with the norm folded in, the same in each graph of a program."""
+        norm = str(self.variance.target).rpartition(".")[0]
+        return f"{self.weight.target}_of_{norm}".replace(".", "_")
+
 
 def normed_layers(graph: fx.Graph, placed: tuple[QuantizedOperator, ...]) -> dict[str, NormedLayer]:
     """Return the layers with a quantised weight and a batch norm behind, by their names.
@@ -105,9 +111,7 @@ def fold(edit: EditSession, pair: NormedLayer) -> None:
     moved = moved if shift is None else moved + shift.double()
     folded = weight.double() * factor.reshape(-1, *(1,) * (weight.ndim - 1))
     with edit.on_behalf_of([pair.layer, pair.norm], "fold_batch_norm"):
-        new = edit.add_attribute(
-            f"{pair.layer.name}_weight", folded.to(weight.dtype), before=pair.layer
-        )
+        new = edit.add_attribute(pair.folded, folded.to(weight.dtype), before=pair.layer)
         added = edit.add_attribute(
             f"{pair.layer.name}_bias", moved.to(weight.dtype), before=pair.layer
         )

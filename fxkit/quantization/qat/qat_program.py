@@ -10,22 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from fxkit.errors import UnsupportedError
-from fxkit.ir.attributes import find_attribute
 from fxkit.quantization.affine import QuantizationParameters, parameters_of
 from fxkit.quantization.batches import Batch, call_with
 from fxkit.quantization.config import QuantizationConfig
-from fxkit.quantization.observed_places import observed
+from fxkit.quantization.observed_places import ObservedPlaces
 from fxkit.quantization.observers import RangeObserver
-from fxkit.quantization.placement import placements
 from fxkit.quantization.preparation import (
     PreparedProgram,
     Program,
     apply,
     as_config,
-    graph_module_of,
 )
 from fxkit.quantization.qat.fake_quantizer import FakeQuantizer, FakeQuantizerOptions, range_of
-from fxkit.quantization.qat.insertion import FoldQuantizedNorms, InsertFakeQuantizers
+from fxkit.quantization.qat.insertion import (
+    OF_ACTIVATION,
+    OF_WEIGHT,
+    FoldQuantizedNorms,
+    InsertFakeQuantizers,
+)
 from fxkit.quantization.specs import QuantizationSpec
 from fxkit.tracing.capture_modes import capture
 
@@ -39,6 +41,9 @@ class KnownRange(RangeObserver):
         super().__init__()
         self.low, self.high = low, high
         self.count = 1
+
+    def watch(self, values: Tensor, finite: Tensor) -> None:
+        """Keep the range as it is."""
 
     def found(self) -> tuple[Tensor, Tensor]:
         """Return the range."""
@@ -70,18 +75,26 @@ class QatProgram(nn.Module):
         self.config = config
         self._inputs = inputs
         self._freezes_norms = False
-        made: dict[str, FakeQuantizer] = {}
+        self.quantizers = nn.ModuleDict()
+        self._places = ObservedPlaces()
         ranges = self._first_ranges(batches)
         kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         self.program = capture(self.model, inputs[0], dict(inputs[1]))
-        for name, buffer in self.model.named_buffers():  # capture has run a step of training
+        insert = InsertFakeQuantizers(config, self.quantizers, ranges, options, self._places)
+        apply(self.program, insert)
+        for batch in batches:  # so that optimizers get the steps of each branch
+            call_with(self.program, batch)
+        for name, buffer in self.model.named_buffers():  # to capture runs a step of training
             buffer.copy_(kept[name])
-        apply(self.program, InsertFakeQuantizers(config, made, ranges, options))
-        self.quantizers = nn.ModuleDict(made)
-        self._made = made
+        for quantizer in self._made.values():
+            quantizer.restart()
+
+    @property
+    def _made(self) -> dict[str, FakeQuantizer]:
+        return {n: one for n, one in self.quantizers.items() if isinstance(one, FakeQuantizer)}
 
     def _first_ranges(self, batches: Iterable[Batch]) -> dict[str, QuantizationParameters]:
-        prepared = PreparedProgram(self._in_float(), self.config)
+        prepared = PreparedProgram(self._in_float(), self.config, self._places.named_alike())
         with torch.no_grad():
             for batch in batches:
                 call_with(prepared, batch)
@@ -134,26 +147,18 @@ class QatProgram(nn.Module):
 
         Training further does not change it.
         """
-        remake = self._in_float()
-        prepared = PreparedProgram(remake, self.config)
-        gm = graph_module_of(remake())
-        placed = placements(gm, self.config)
-        for name, spec in observed(placed).items():
-            low, high = range_of(self._made[name].found(), spec)
-            prepared.observers[name] = KnownRange(low.reshape(()), high.reshape(()))
-        reads = {node.name: str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
-        for placement in placed:
-            for operand in placement.operands:
-                path = reads.get(operand.producer, "")
-                quantizer = self._of_weight(placement.node, path)
-                if operand.is_weight and quantizer is not None and quantizer.learns:
-                    stored = quantizer.stored(find_attribute(gm, path).detach(), operand.axis)
-                    prepared.choices.weights[path] = stored
+        places = self._places.named_alike()
+        prepared = PreparedProgram(self._in_float(), self.config, places)
+        for key, quantizer in self._made.items():
+            if key.startswith(OF_WEIGHT):
+                if quantizer.learns:
+                    path = key.removeprefix(OF_WEIGHT).replace("/", ".")
+                    prepared.choices.scales[path] = quantizer.by_channel()
+            elif quantizer.learns or (quantizer.moves and not quantizer.is_waiting):
+                low, high = range_of(quantizer.found(), quantizer.spec)
+                known = KnownRange(low.reshape(()), high.reshape(()))
+                places.add(key.removeprefix(OF_ACTIVATION), quantizer.spec, known)
         return prepared
-
-    def _of_weight(self, layer: str, path: str) -> FakeQuantizer | None:
-        own = self._made.get(f"weight_{layer}")
-        return own if own is not None else self._made.get(f"weight_{path}".replace(".", "_"))
 
 
 def prepare_qat(
@@ -171,12 +176,12 @@ def prepare_qat(
     `convert` makes of it the reference graph that it makes of a calibrated program.
 
     Args:
-        model: A module, best one that is trained already, without branches on data: graphs of
-            other branches would share scales by the names of their nodes. It stays as it is.
+        model: A module, best one that is trained already; it stays as it is.
         args: Example inputs to capture with.
         config: What is quantised, and how; a spec alone holds for all operators.
         kwargs: Example keyword inputs.
-        batches: Inputs that ranges of activations begin with; the example inputs where left out.
+        batches: Inputs that ranges of activations begin with; the example inputs where left out. In
+            branches that none of them takes ranges begin with the first batch in training.
         learn_steps: Whether scales are parameters (LSQ), instead of following the values' range.
         momentum: How far a range moves to that of each batch.
 

@@ -15,8 +15,9 @@ from fxkit.view.texts.labels import FAMILIES, clip, short_operator
 from fxkit.view.texts.text_table import quantity
 from fxkit.view.texts.theme import DARK, FAMILY_COLOURS, LIGHT, SANS
 
-_WIDTH, _HEIGHT = 860.0, 460.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84.0, 24.0, 56.0, 62.0
+WIDTH, HEIGHT = 860.0, 460.0
+LEFT, RIGHT, TOP, BOTTOM = 84.0, 24.0, 56.0, 62.0
+"""Of a chart, and of the margins around its axes, in pixels."""
 
 
 class Chart(str):
@@ -49,7 +50,7 @@ def roofline(
     if beside is not None:
         ys.append(beside.flops_per_second)
         xs.append(8 * beside.flops_per_second / beside.bytes_per_second)
-    x, y = _Log(xs, _LEFT, _WIDTH - _RIGHT), _Log(ys, _HEIGHT - _BOTTOM, _TOP)
+    x, y = _Log(xs, LEFT, WIDTH - RIGHT), _Log(ys, HEIGHT - BOTTOM, TOP)
     parts = [*_log_axes(x, y, "FLOP a byte", "FLOP a second"), *_roofs(x, y, peaks)]
     if beside is not None:
         parts.extend(_roofs(x, y, beside, "roof dashed"))
@@ -63,7 +64,7 @@ def roofline(
     sheet = f"; in dashes: {beside.how}" if beside is not None else ""
     note = f"{peaks.how}{sheet}; the area of a point is its share of the time"
     note += f"; {left} nodes without FLOPs or bytes are left out" if left else ""
-    return _chart(f"{title}: roofline", parts, note, families)
+    return framed(f"{title}: roofline", parts, note, families)
 
 
 def memory_timeline(
@@ -72,43 +73,43 @@ def memory_timeline(
     """Show the bytes that are live while each node runs, and who holds the peak."""
     known = [row for row in rows if row.live_bytes is not None]
     most = float(max([peak, 1]))
-    right = _WIDTH - _RIGHT
-    step = (right - _LEFT) / max(len(known), 1)
-    base = _HEIGHT - _BOTTOM
+    right = WIDTH - RIGHT
+    step = (right - LEFT) / max(len(known), 1)
+    base = HEIGHT - BOTTOM
 
     def height(value: float) -> float:
-        return base - (base - _TOP) * value / most
+        return base - (base - TOP) * value / most
 
     parts = [
-        f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{height(v):.1f}" y2="{height(v):.1f}"/>'
-        f'<text class="tick" x="{_LEFT - 8}" y="{height(v) + 4:.1f}" text-anchor="end">'
+        f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{height(v):.1f}" y2="{height(v):.1f}"/>'
+        f'<text class="tick" x="{LEFT - 8}" y="{height(v) + 4:.1f}" text-anchor="end">'
         f"{quantity(v, 'B')}</text>"
         for v in (0.0, most / 4, most / 2, 3 * most / 4, most)
     ]
-    corners = [f"M{_LEFT} {base}"]
+    corners = [f"M{LEFT} {base}"]
     for i, row in enumerate(known):
-        corners.append(f"V{height(row.live_bytes or 0):.1f}H{_LEFT + (i + 1) * step:.1f}")
+        corners.append(f"V{height(row.live_bytes or 0):.1f}H{LEFT + (i + 1) * step:.1f}")
     parts.append(f'<path class="area" d="{"".join(corners)}V{base}Z"/>')
     parts.extend(
-        f'<rect class="hit" x="{_LEFT + i * step:.1f}" y="{_TOP}" width="{max(step, 0.1):.2f}" '
-        f'height="{base - _TOP:.1f}"><title>{escape(row.name)}\n{quantity(row.live_bytes, "B")}'
+        f'<rect class="hit" x="{LEFT + i * step:.1f}" y="{TOP}" width="{max(step, 0.1):.2f}" '
+        f'height="{base - TOP:.1f}"><title>{escape(row.name)}\n{quantity(row.live_bytes, "B")}'
         "</title></rect>"
         for i, row in enumerate(known)
     )
     at = next((i for i, row in enumerate(known) if row.live_bytes == peak), 0)
-    middle = _LEFT + (at + 0.5) * step
+    middle = LEFT + (at + 0.5) * step
     if known:
-        anchor = "end" if middle > (_LEFT + right) / 2 else "start"
+        anchor = "end" if middle > (LEFT + right) / 2 else "start"
         words = f"{quantity(peak, 'B')} while {clip(known[at].name, 40)} runs"
         parts.append(f'<circle class="peak" cx="{middle:.1f}" cy="{height(peak):.1f}" r="4"/>')
         parts.append(
             f'<text class="label" x="{middle + (8 if anchor == "start" else -8):.1f}" '
             f'y="{height(peak) - 8:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
         )
-    parts.append(_axis_title("nodes, in the order they run", "live bytes"))
+    parts.append(axis_title("nodes, in the order they run", "live bytes"))
     held = ", ".join(f"{clip(name, 30)} {quantity(size, 'B')}" for name, size in holders[:5])
     more = f" and {len(holders) - 5} more" if len(holders) > 5 else ""
-    return _chart(f"{title}: live memory", parts, f"held at the peak: {held}{more}", set())
+    return framed(f"{title}: live memory", parts, f"held at the peak: {held}{more}", set())
 
 
 class _Log:
@@ -131,29 +132,30 @@ class _Log:
 
 
 def _log_axes(x: _Log, y: _Log, below: str, beside: str) -> list[str]:
-    base = _HEIGHT - _BOTTOM
+    base = HEIGHT - BOTTOM
     parts = [
-        f'<line class="grid" x1="{x(v):.1f}" x2="{x(v):.1f}" y1="{_TOP}" y2="{base}"/>'
+        f'<line class="grid" x1="{x(v):.1f}" x2="{x(v):.1f}" y1="{TOP}" y2="{base}"/>'
         f'<text class="tick" x="{x(v):.1f}" y="{base + 16}" text-anchor="middle">{_power(v)}</text>'
         for v in x.ticks
     ]
     parts += [
-        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>'
-        f'<text class="tick" x="{_LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end">'
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>'
+        f'<text class="tick" x="{LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end">'
         f"{quantity(v)}</text>"
         for v in y.ticks
     ]
-    return [*parts, _axis_title(below, beside)]
+    return [*parts, axis_title(below, beside)]
 
 
 def _power(value: float) -> str:
     return quantity(value) if value >= 1 else f"{value:g}"
 
 
-def _axis_title(below: str, beside: str) -> str:
-    middle = (_TOP + _HEIGHT - _BOTTOM) / 2
+def axis_title(below: str, beside: str) -> str:
+    """Return the words below the horizontal axis and beside the vertical one."""
+    middle = (TOP + HEIGHT - BOTTOM) / 2
     return (
-        f'<text class="axis" x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - _BOTTOM + 34}" '
+        f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - BOTTOM + 34}" '
         f'text-anchor="middle">{below}</text>'
         f'<text class="axis" x="16" y="{middle}" text-anchor="middle" '
         f'transform="rotate(-90 16 {middle})">{beside}</text>'
@@ -168,11 +170,11 @@ def _roofs(x: _Log, y: _Log, peaks: Peaks, style: str = "roof") -> list[str]:
     top = y(peaks.flops_per_second)
     path = (
         f"M{x(from_x):.1f} {y(from_x * peaks.bytes_per_second):.1f}L{x(ridge):.1f} {top:.1f}"
-        f"H{_WIDTH - _RIGHT}"
+        f"H{WIDTH - RIGHT}"
     )
     return [
         f'<path class="{style}" d="{path}"/>',
-        f'<text class="label" x="{_WIDTH - _RIGHT - 4}" y="{top - 7:.1f}" text-anchor="end">'
+        f'<text class="label" x="{WIDTH - RIGHT - 4}" y="{top - 7:.1f}" text-anchor="end">'
         f"{quantity(peaks.flops_per_second, 'FLOP/s')}</text>",
         f'<text class="label" x="{x(ridge) - 14:.1f}" y="{top + 4:.1f}" text-anchor="end">'
         f"{quantity(peaks.bytes_per_second, 'B/s')}</text>",
@@ -197,23 +199,24 @@ def _point(x: float, y: float, share: float, row: Row, placed: list[tuple[float,
     )
 
 
-def _chart(title: str, parts: Sequence[str], note: str, families: set[str]) -> Chart:
-    legend, at = [], _LEFT
+def framed(title: str, parts: Sequence[str], note: str, families: set[str]) -> Chart:
+    """Return a chart of parts within WIDTH and HEIGHT, with a title, a legend and a note below."""
+    legend, at = [], LEFT
     for family in (f for f in FAMILIES if f in families):
         legend.append(
-            f'<circle class="c-{family}" cx="{at + 5:.0f}" cy="{_HEIGHT - 8}" r="5"/>'
-            f'<text class="tick" x="{at + 14:.0f}" y="{_HEIGHT - 4}">{family}</text>'
+            f'<circle class="c-{family}" cx="{at + 5:.0f}" cy="{HEIGHT - 8}" r="5"/>'
+            f'<text class="tick" x="{at + 14:.0f}" y="{HEIGHT - 4}">{family}</text>'
         )
         at += 30 + 7 * len(family)
     shown = "".join(parts) + "".join(legend)
     below = 18 if legend else 0
     return Chart(
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="fx-chart" width="{_WIDTH:.0f}" '
-        f'height="{_HEIGHT + below:.0f}" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT + below:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="fx-chart" width="{WIDTH:.0f}" '
+        f'height="{HEIGHT + below:.0f}" viewBox="0 0 {WIDTH:.0f} {HEIGHT + below:.0f}" '
         f'role="img" aria-label="{escape(title)}"><style>{_style()}</style>'
-        f'<rect class="page" width="{_WIDTH:.0f}" height="{_HEIGHT + below:.0f}"/>'
-        f'<text class="head" x="{_LEFT}" y="22">{escape(title)}</text>{shown}'
-        f'<text class="tick" x="{_LEFT}" y="{_HEIGHT - 4 + below:.0f}">'
+        f'<rect class="page" width="{WIDTH:.0f}" height="{HEIGHT + below:.0f}"/>'
+        f'<text class="head" x="{LEFT}" y="22">{escape(title)}</text>{shown}'
+        f'<text class="tick" x="{LEFT}" y="{HEIGHT - 4 + below:.0f}">'
         f"{escape(clip(note, 150))}</text></svg>"
     )
 
@@ -238,5 +241,6 @@ def _rules(colours: Any, offset: int) -> str:
         f"{scope} .roof{{fill:none;stroke:{colours['accent']};stroke-width:2}}"
         f"{scope} .dashed{{stroke-width:1.2;stroke-dasharray:6 4}}"
         f"{scope} .area{{fill:{colours['accent']};fill-opacity:.22;stroke:{colours['accent']}}}"
-        f"{scope} .peak{{fill:{colours['bad']}}}{scope} .hit{{fill:transparent}}{families}"
+        f"{scope} .peak{{fill:{colours['bad']}}}{scope} .dot{{fill:{colours['muted']}}}"
+        f"{scope} .hit{{fill:transparent}}{families}"
     )

@@ -51,6 +51,7 @@ class AuthoredKernel:
         rule: Puts that operator in the place of the pattern.
         gradient: Computes its gradient, where it claims one.
         where: Where it applies, as the user said it.
+        devices: The kinds of devices that `call` serves.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class AuthoredKernel:
         self.gradient = gradient
         self.where = options["where"]
         self.captures = tuple(captures)
+        self.devices = options.pop("devices")
         results = len(found.outputs)
         self.operator = register_operator(name, captures, results, self._run, reference, gradient)
         self.rule = self._rule(options)
@@ -95,7 +97,7 @@ class AuthoredKernel:
 
     def serves(self, device: str) -> bool:
         """Tell whether it has a source, or a function, for a kind of device."""
-        return self.call is not None or device in self.natives
+        return device in (self.natives if self.call is None else self.devices)
 
     def prove(self, device: str = "cpu", *, seed: int = 0, checked: bool = False) -> int:
         """Hold the kernel to its pattern, on inputs made for that.
@@ -128,9 +130,9 @@ class AuthoredKernel:
 
     def _run(self, *values: Any) -> Any:
         """Compute the operator."""
-        if self.call is not None:
-            return self._called(*values)
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        if self.call is not None and tensors[0].device.type in self.devices:
+            return self._called(*values)
         native = self.natives.get(tensors[0].device.type)
         if native is None or not all(map(_is_plain, tensors)):
             return self.reference(*values)
@@ -174,11 +176,12 @@ class AuthoredKernel:
             asking = [n for n in match.outputs if getattr(type_of(n), "requires_grad", False)]
             if asking:
                 return f"%{asking[0].name} asks for a gradient, and {self.name} has none"
+        device = tensors[0].device.type
         if self.call is not None:
-            return True
-        native = self.natives.get(tensors[0].device.type)
+            return device in self.devices or f"{self.name} does not run on {device}"
+        native = self.natives.get(device)
         if native is None:
-            return f"{self.name} has no source for {tensors[0].device.type}"
+            return f"{self.name} has no source for {device}"
         if any(known.is_symbolic or known.stride is None for known in tensors):
             return "sizes are not known"
         values = [match[n] if k is not torch.Tensor else t
@@ -214,6 +217,7 @@ def kernel(
     library: str | Path | None = None,
     signature: str | None = None,
     call: Callable[..., Any] | None = None,
+    devices: Sequence[str] = ("cpu", "cuda"),
     function: str | None = None,
     name: str | None = None,
     where: Where | Mapping[str, Operand] | Sequence[Any] | None = None,
@@ -251,6 +255,8 @@ def kernel(
         signature: The function in it, as C declares it.
         call: In the place of a source an operator of torch, or a Python function, of the pattern's
             parameters.
+        devices: The kinds of devices that `call` serves; `("cuda",)` where it launches a kernel of
+            Triton.
         function: Name of the source's function, where there are several.
         name: What reports call the kernel.
         where: Where it applies, as `fxkit.rule` takes it.
@@ -301,6 +307,7 @@ def kernel(
         dtypes=dtypes,
         samples=samples,
         flags=flags,
+        devices=devices,
     )  # fmt: skip
     sources = {
         device: read_source(given, folder, is_cuda=device == "cuda", flags=tuple(flags))
@@ -343,6 +350,7 @@ def kernel(
     options: dict[str, Any] = {
         "where": where, "exact": exact, "finite_only": finite_only, "commute": commute,
         "benefit": benefit, "samples": tuple(samples), "file": _file_of(pattern),
+        "devices": tuple(devices),
     }  # fmt: skip
     captures = _captures(found, list(given_arguments.values()), pattern)
     return AuthoredKernel(

@@ -23,6 +23,7 @@ def check_options(
     dtypes: Any,
     samples: Any,
     flags: Any,
+    devices: Any,
 ) -> None:
     """Refuse options that are not what they have to be.
 
@@ -35,6 +36,7 @@ def check_options(
         dtypes: Likewise.
         samples: Likewise.
         flags: Likewise.
+        devices: Likewise.
 
     Raises:
         UnsupportedError: With the option, what it has to be, and what it is.
@@ -43,6 +45,9 @@ def check_options(
         if value is not None and not isinstance(value, (str, Path)):
             raise _refused(f"{name}= to be a text or a path", value, "pass text, or leave it out")
     for name, value in functions.items():
+        if type(value).__module__.partition(".")[0] == "triton":
+            hint = f"{name}=lambda x: launch(x), which makes the result and calls kernel[grid](...)"
+            raise _refused(f"{name}= to be a function that launches on a grid", value, hint)
         if value is not None and not callable(value):
             raise _refused(f"{name}= to be a function", value, "pass a function, or leave it out")
     if not isinstance(numbers, Mapping) or not all(map(callable, numbers.values())):
@@ -53,6 +58,8 @@ def check_options(
         raise _refused("workspace= to be bytes, or a function that returns them", workspace, hint)
     if isinstance(flags, str) or not all(isinstance(flag, str) for flag in flags):
         raise _refused("flags= to be several texts", flags, 'flags=("-O3",)')
+    if isinstance(devices, str) or not set(devices) <= {"cpu", "cuda"} or not devices:
+        raise _refused("devices= to list kinds of devices", devices, 'devices=("cuda",)')
     _check_dtypes(dtypes)
     _check_samples(samples, captures)
 

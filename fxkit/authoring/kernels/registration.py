@@ -1,4 +1,4 @@
-"""The operator of a kernel in `torch.ops.fxkit`: schema, fake, autograd where there is a gradient.
+"""The operator of a kernel in `torch.ops.fxkit`: schema, fake, vmap, autograd where there is one.
 
 In a graph a kernel is one node, whose target is that operator. Called with what the kernel does not
 serve, it computes its pattern.
@@ -55,6 +55,7 @@ def register_operator(
     for key in ("CPU", "CUDA"):
         library.impl(taken, run, key)
     torch.library.register_fake(qualified, _distinct(reference), lib=library)
+    torch.library.register_vmap(qualified, _batched(qualified), lib=library)
     if gradient is not None:
         places = [i for i, (_, kind) in enumerate(captures) if kind is torch.Tensor]
         _register_gradient(qualified, library, gradient, places, len(captures))
@@ -81,6 +82,33 @@ def _distinct(reference: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(made) if isinstance(made, (tuple, list)) else made
 
     return fake
+
+
+def _batched(qualified: str) -> Callable[..., Any]:
+    """Return the rule of vmap: a call for each of the batch, as a pattern may be anything."""
+    namespace, name = qualified.split("::")
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *values: Any) -> tuple[Any, Any]:
+        operator = getattr(getattr(torch.ops, namespace), name).default
+        count, places = info.batch_size, list(zip(values, in_dims, strict=True))
+        if not count:  # one of zeros tells shapes
+            places = [(v if d is None else _one_of_zeros(v, d), d) for v, d in places]
+        made = [
+            operator(*(v if dim is None else v.select(dim, row) for v, dim in places))
+            for row in range(max(count, 1))
+        ]
+        if isinstance(made[0], tuple):
+            stacked = tuple(torch.stack(parts)[:count] for parts in zip(*made, strict=True))
+            return stacked, (0,) * len(stacked)
+        return torch.stack(made)[:count], 0
+
+    return rule
+
+
+def _one_of_zeros(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    shape = list(tensor.shape)
+    shape[dim] = 1
+    return tensor.new_zeros(shape)
 
 
 def _register_gradient(

@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -245,3 +246,86 @@ def test_the_command_line_proves_the_kernels_of_a_file(
     file.write_text("")
     assert cli.main(["prove-kernels", str(file)]) == 1
     assert "expected kernels in mine.py, got none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{"cpp": ACT}, {"call": act}])
+def test_vmap_equals_a_loop(options: dict[str, Any]) -> None:
+    kernel = fxkit.kernel(act, where=are_alike, **options)
+    x, b = torch.randn(5, 4, 3), torch.randn(4, 3)
+    looped = torch.stack([kernel(row, b) for row in x])
+    torch.testing.assert_close(torch.vmap(kernel.operator, (0, None))(x, b), looped)
+    moved = torch.vmap(kernel.operator, (2, None), out_dims=1)(x.permute(1, 2, 0), b)
+    torch.testing.assert_close(moved, looped.transpose(0, 1))
+    assert torch.vmap(kernel.operator, (0, None))(x[:0], b).shape == (0, 4, 3)
+
+
+def test_vmap_of_several_results_and_under_autograd() -> None:
+    x = torch.randn(6, 4, dtype=torch.float64)
+    two = fxkit.kernel(doubled, call=lambda x: (x * 1, x + x))
+    for ours, theirs in zip(torch.vmap(two.operator)(x), doubled(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    kernel = fxkit.kernel(cube, call=cube, gradient=cube_gradient)
+    x.requires_grad_()
+    got = torch.autograd.grad(torch.vmap(lambda row: kernel.operator(row, 0.5))(x).sum(), x)
+    torch.testing.assert_close(got, torch.autograd.grad(cube(x, 0.5).sum(), x))
+
+
+def test_a_function_for_one_kind_of_device_is_not_called_on_another() -> None:
+    def launch(x: Tensor, b: Tensor) -> Tensor:
+        raise AssertionError("it launches on a GPU")
+
+    kernel = fxkit.kernel(act, call=launch, devices=("cuda",), always=True)
+    assert kernel.serves("cuda") and not kernel.serves("cpu")
+    assert "kernel act left out: it has no source for cpu" in check_in_graph(kernel)
+    x = torch.randn(3)
+    assert torch.equal(kernel(x, x), act(x, x))  # by the pattern
+    with pytest.raises(UnsupportedError, match="expected devices= to list kinds of devices"):
+        fxkit.kernel(act, call=launch, devices="cuda")
+    with pytest.raises(NumericsError, match="act does not run on cpu"):
+        kernel.prove()
+
+
+def test_a_function_of_triton_is_launched_by_one_of_python() -> None:
+    jitted = type("JITFunction", (), {"__module__": "triton.runtime.jit"})()
+    with pytest.raises(UnsupportedError, match="to be a function that launches on a grid") as error:
+        fxkit.kernel(act, call=jitted)
+    assert "kernel[grid]" in (error.value.hint or "")
+
+
+@pytest.mark.gpu
+def test_a_kernel_of_triton_computes_its_pattern() -> None:
+    triton = pytest.importorskip("triton")
+    from tests.authoring.kernels.triton_act import launch
+
+    assert triton.__version__
+    kernel = fxkit.kernel(act, call=launch, devices=("cuda",), where=are_alike, always=True)
+    assert kernel.prove("cuda") == 48
+
+
+GENERIC_CUDA = """
+#include <cstdint>
+template <class T> __global__ void each(const T* x, const T* b, T* out, int64_t n) {
+  int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+  if (i < n) { T v = x[i] + b[i]; out[i] = v < 0 ? T(0) : v * T(0.5); }
+}
+template <class T> int act(const T* x, const T* b, T* out, int64_t x_numel, cudaStream_t stream) {
+  if (x_numel) each<<<(x_numel + 255) / 256, 256, 0, stream>>>(x, b, out, x_numel);
+  return cudaGetLastError() != cudaSuccess;
+}
+"""
+
+
+@pytest.mark.skipif(cuda_toolchain.nvcc() is None, reason="there is no nvcc")
+@pytest.mark.parametrize("capability", cuda_toolchain.CAPABILITIES)
+def test_the_call_of_a_cuda_source_compiles_for_each_kind_of_gpu(
+    capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_toolchain, "_capability", lambda gpu: capability)
+    dtypes = (torch.float32, torch.float64)
+    kernel = fxkit.kernel(act, cuda=GENERIC_CUDA, where=are_alike, dtypes=dtypes)
+    native = kernel.natives["cuda"]
+    assert f"arch=compute_{capability},code=sm_{capability}" in native.source.tools.flags
+    assert f"sm_{capability}".encode() in native.path.read_bytes()
+    x = torch.randn(3)
+    assert torch.equal(kernel(x, x), act(x, x))  # by the pattern: there is no GPU
+    assert kernel.serves("cuda") and not kernel.serves("cpu")

@@ -79,6 +79,7 @@ class _Folder:
         if node.op not in ("call_function", "call_method") or self.has_modes:
             return
         if is_dequantised(node) and not self.options.fold_dequantized:
+            self._leave_stored(node)
             return
         operands = node.all_input_nodes
         if any(operand not in self.values for operand in operands):
@@ -89,6 +90,14 @@ class _Folder:
         if not _is_small(self.values[node], self.options.max_bytes):
             del self.values[node]
             self.context.notes.append(f"%{node.name} is too large to keep")
+
+    def _leave_stored(self, node: fx.Node) -> None:
+        """Leave what a weight is unpacked by, such as two integers to a byte, as it is stored."""
+        waiting = [operand for operand in node.all_input_nodes if operand.op != "get_attr"]
+        while waiting:
+            operand = waiting.pop()
+            if self.values.pop(operand, None) is not None:
+                waiting += [one for one in operand.all_input_nodes if one.op != "get_attr"]
 
     def replace(self) -> None:
         """Read the value in place of each folded node that others need."""

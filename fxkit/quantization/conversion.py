@@ -15,6 +15,8 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.compiling.stored_nibbles import unpack_calls
+from fxkit.lower.loop_ir.nibbles import packed_nibbles
 from fxkit.passes.base import Pass, PassContext
 from fxkit.quantization.affine import QuantizationParameters, parameters_of
 from fxkit.quantization.biases import correct_bias
@@ -166,9 +168,9 @@ class _Converter:
         weight = find_attribute(self.edit.gm, str(read.target)).detach()
         spec, name = operand.spec, str(read.target).replace(".", "_")
         stored = self.choices.stored(str(read.target), weight, operand.axis, spec)
-        first = self.edit.add_attribute(
-            f"{name}_quantized", stored.integers, before=self.late_place.get(read, read)
-        )
+        integers = packed_nibbles(stored.integers) if stored.is_packed else stored.integers
+        place = self.late_place.get(read, read)
+        first = self.edit.add_attribute(f"{name}_quantized", integers, before=place)
         after = _Chain(self.edit, first)
         bounds = (spec.low, spec.high, spec.dtype)
         if spec.granularity == "per_tensor":
@@ -182,11 +184,13 @@ class _Converter:
         zeros = None
         if spec.scheme == "affine":
             found = stored.parameters.zero_point
+            found = found.to(torch.int8) if stored.is_packed else found
             zeros = self.edit.add_attribute(f"{name}_zero_point", found, before=first)
         if spec.granularity == "per_group":
             target = self.ops.dequantize_per_channel_group.default
             size = spec.group_size
-            return after.call(target, first, scales, zeros, *bounds, size, weight.dtype)
+            whole = unpack_calls(after.call, first) if stored.is_packed else first
+            return after.call(target, whole, scales, zeros, *bounds, size, weight.dtype)
         target = self.ops.dequantize_per_channel.default
         keywords = {} if weight.dtype == torch.float32 else {"out_dtype": weight.dtype}
         return after.call(target, first, scales, zeros, operand.axis, *bounds, **keywords)

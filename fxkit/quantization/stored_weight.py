@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fxkit.quantization.affine import QuantizationParameters, parameters_of, quantized_tensor
@@ -80,10 +81,21 @@ class StoredWeight:
         return QuantizationParameters(scale, zeros)
 
     @property
+    def is_packed(self) -> bool:
+        """Whether the graph keeps two integers to a byte: 4 bits, in groups of even size."""
+        spec = self.spec
+        fits = spec.dtype == torch.int8 and spec.low >= -8 and spec.high <= 7
+        is_even = spec.group_size is not None and spec.group_size % 2 == 0
+        return fits and is_even and self.integers.ndim == 2
+
+    @property
     def nbytes(self) -> int:
         """Bytes that the graph keeps: zero points only where they are not all 0."""
-        zeros = self.parameters.zero_point.nbytes if self.spec.scheme == "affine" else 0
-        return self.integers.nbytes + self.parameters.scale.nbytes + zeros
+        zeros = self.parameters.zero_point
+        zero_bytes = zeros.numel() if self.is_packed else zeros.nbytes
+        integers = self.integers.nbytes // (2 if self.is_packed else 1)
+        stored = integers + self.parameters.scale.nbytes
+        return stored + (zero_bytes if self.spec.scheme == "affine" else 0)
 
     def restored(self) -> Tensor:
         """Return the weight that the integers stand for, float64 of its shape."""

@@ -26,13 +26,17 @@ from fxkit.lower.compiling.quantized_operands import (
     is_read_as,
     weight_of,
 )
+from fxkit.lower.compiling.stored_nibbles import GroupedWeight, grouped_weight_of
 from fxkit.lower.compiling.tensor_scales import spell_out_tensor_scales
 from fxkit.lower.compiling.token_scales import Factor, aten, spell_out_tokens
+from fxkit.lower.families.group_products import autotune as groups
+from fxkit.lower.families.group_products.custom_op import operator as group_product
 from fxkit.lower.families.integer_products.autotune import reason_to_stay_float
 from fxkit.lower.families.integer_products.custom_op import operator as integer_product
 from fxkit.lower.families.weight_products import autotune as weights
 from fxkit.lower.families.weight_products.custom_op import operator as weight_product
 from fxkit.lower.families.weight_products.printer import FEW_ROWS
+from fxkit.lower.loop_ir.group_product import GroupProduct
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
 from fxkit.lower.loop_ir.weight_product import WeightProduct
 from fxkit.passes.base import Pass, PassContext
@@ -110,7 +114,8 @@ class MultiplyIntegers(Pass):
                 if call is not None and call.name in _PRODUCTS and takes_dequantized(node):
                     context.notes.append(f"%{node.name} {STAYS}: it is no linear layer")
                 continue
-            right = weight_of(call.arguments["weight"])
+            right: Factor | GroupedWeight | None = weight_of(call.arguments["weight"])
+            right = right or grouped_weight_of(call.arguments["weight"])
             left = _integers_of(call.arguments["input"], spelled)
             if left is None:
                 left = floats_of(call.arguments["input"])
@@ -134,8 +139,10 @@ def _integers_of(value: Any, spelled: Mapping[fx.Node, Factor]) -> Factor | None
     return integers_of(value)
 
 
-def _reason_to_stay(left: Factor, right: Factor) -> str | None:
+def _reason_to_stay(left: Factor, right: Factor | GroupedWeight) -> str | None:
     """Return why a layer of these sizes does not gain by integers, or None."""
+    if isinstance(right, GroupedWeight):
+        return _reason_of_groups(left, right)
     x, y = type_of(left.node), type_of(right.node)
     assert isinstance(x, TensorType) and isinstance(y, TensorType)
     columns, depth = y.shape
@@ -158,6 +165,19 @@ def _reason_to_stay(left: Factor, right: Factor) -> str | None:
     return reason_to_stay_float(detail)
 
 
+def _reason_of_groups(left: Factor, right: GroupedWeight) -> str | None:
+    """Return why a layer does not gain by 4-bit integers in groups, or None."""
+    x, packed = type_of(left.node), type_of(right.packed)
+    assert isinstance(x, TensorType) and isinstance(packed, TensorType)
+    columns, depth = int(packed.shape[0]), 2 * int(packed.shape[1])
+    if x.shape[-1] != depth:
+        return "its operands do not fit"
+    sizes = (0, 1, (), _rows_of(left), columns, depth, (depth, 1), (1, depth // 2))
+    tiles = matrix_unit.multiplies_bytes()
+    detail = GroupProduct(*sizes, group=right.group, is_float=left.is_float, has_tiles=tiles)
+    return groups.reason_to_stay_float(detail)
+
+
 def _rows_of(left: Factor) -> int:
     """Return how many rows an activation has."""
     return math.prod(int(size) for size in type_of(left.node).shape[:-1])  # type: ignore[union-attr]
@@ -170,8 +190,10 @@ class _Layer:
         self._edit = edit
         self._node = node
 
-    def of(self, left: Factor, right: Factor, bias: fx.Node | None) -> fx.Node:
+    def of(self, left: Factor, right: Factor | GroupedWeight, bias: fx.Node | None) -> fx.Node:
         """Return the node that computes what the layer did."""
+        if isinstance(right, GroupedWeight):
+            return self._by_groups(left, right, bias)
         shape = [int(size) for size in type_of(left.node).shape]  # type: ignore[union-attr]
         columns, depth = (int(size) for size in type_of(right.node).shape)  # type: ignore[union-attr]
         is_flat = len(shape) == 2
@@ -190,6 +212,25 @@ class _Layer:
             sums = self._less_zeros(sums, rows, right.zero, depth, zero if zeros is None else zeros)
         value = self._call(aten.to.dtype, sums, torch.float32)
         return self._finished(self._scaled(value, left, right, is_flat), bias, shape, columns)
+
+    def _by_groups(self, left: Factor, right: GroupedWeight, bias: fx.Node | None) -> fx.Node:
+        """Return the node for a weight of 4 bits, whose scales its groups have applied to them."""
+        shape = [int(size) for size in type_of(left.node).shape]  # type: ignore[union-attr]
+        columns, is_flat = int(type_of(right.packed).shape[0]), len(shape) == 2  # type: ignore[union-attr]
+        rows = left.node
+        if not is_flat:
+            rows = self._call(aten.reshape.default, rows, [-1, shape[-1]])
+        zeros, zero = (None, left.zero) if isinstance(left.zero, int) else (left.zero, 0)
+        if zeros is not None and not is_flat:
+            zeros = self._call(aten.reshape.default, zeros, [-1, 1])
+        operands = (rows, right.packed, right.scales, right.zeros, right.group, zeros, zero)
+        value = self._call(group_product(), *operands)
+        by_row = left.scale
+        if isinstance(by_row, fx.Node) and not is_flat:
+            by_row = self._call(aten.reshape.default, by_row, [-1, 1])
+        if not left.is_float:
+            value = self._call(aten.mul.Tensor, value, by_row)
+        return self._finished(value, bias, shape, columns)
 
     def _less_zeros(
         self, sums: fx.Node, rows: fx.Node, by_column: fx.Node, depth: int, zero: fx.Node | int

@@ -288,6 +288,9 @@ def test_tokens_of_16_bits_are_multiplied_in_float32():
     assert not integers_multiplied(compiled)
 
 
+GROUPS_OF_BYTES = q.TensorSpec(torch.int8, -127, 127, "symmetric", "per_group", 4)
+
+
 class Mixed(nn.Module):
     """Layers that are quantised in several ways, or not."""
 
@@ -313,7 +316,7 @@ def test_each_layer_in_float_has_a_reason():
         static,
         by_module={
             "image": None,
-            "groups": q.int4_weight_only(4),
+            "groups": q.QuantizationSpec(None, GROUPS_OF_BYTES),
             "floats": None,
             "by_column": q.QuantizationSpec(None, weights.weights),
         },

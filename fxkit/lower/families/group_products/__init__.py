@@ -1,0 +1,1 @@
+"""Products by matrices of 4-bit integers in groups, two to a byte."""

@@ -1,0 +1,102 @@
+"""Autotuning of products by 4-bit integers: kernel against torch's library; see `times`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from fxkit.lower.autotuning import times
+from fxkit.lower.autotuning.times import MIN_TERMS, near
+from fxkit.lower.families.group_products.printer import COLUMNS, GroupProductPrinter
+from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.families.products.autotune import push_out
+from fxkit.lower.families.products.printer import boolean
+from fxkit.lower.loop_ir.group_product import GroupProduct
+
+# Of larger products a part of this size is timed.
+MAX_ROWS = 384
+
+
+def objection(found: ProductNode) -> str | None:
+    """Return None: torch has no product of these, and would make floats of the weight first."""
+    return None
+
+
+def reason_to_stay_float(product: GroupProduct) -> str | None:
+    """Return why a layer is as fast in float32, or None where integers of 4 bits are faster.
+
+    In float32 a layer makes numbers of its weight at each call, which is a pass over it.
+    """
+    if product.terms < MIN_TERMS:
+        return None
+    group, columns = product.group, near(product.columns)
+    depth = max(1, near(product.depth) // group) * group
+    alike = replace(
+        product,
+        rows=min(product.rows, MAX_ROWS),
+        columns=columns,
+        depth=depth,
+        left_strides=(depth, 1),
+        right_strides=(1, depth // 2),
+        zero_points=None,
+        zeros=None,
+        zero=0,
+    )
+    measure = functools.partial(_measured, alike)
+    key = f"groups {alike} {alike.has_tiles}"
+    return times.slower(f"multiplies {product}", key, measure, GroupProductPrinter.texts())
+
+
+def _measured(product: GroupProduct) -> tuple[float, float]:
+    rows, depth, columns = product.rows, product.depth, product.columns
+    numbers = torch.ones(rows, depth)
+    left = numbers if product.is_float else numbers.to(torch.int8)
+    packed = torch.ones(columns, depth // 2, dtype=torch.int8)
+    scales = torch.ones(columns, depth // product.group)
+    weight, result = torch.ones(columns, depth, dtype=torch.int8), torch.empty(rows, columns)
+    call = "fx_group_product(a, depth, w, rows, wide, depth, sums)"
+    if not product.is_float:
+        tiles = boolean(product.has_tiles)
+        call = (
+            f"fx_group_product<{tiles}>((const signed char*)a, depth, fx_zeros{{nullptr, 0, 3}}, "
+            "w, rows, wide, depth, sums)"
+        )
+    source = _TRIAL.replace("CALL", call).replace("GROUP", str(product.group))
+    function = times.trial_function("\n".join([*GroupProductPrinter.texts(), source]))
+    function.argtypes = [ctypes.c_void_p] * 5
+    sizes = (ctypes.c_long * 4)(rows, depth, columns, torch.get_num_threads())
+    pointers = [t.data_ptr() for t in (left, packed, scales, result)]
+
+    def kernel() -> None:
+        function(*pointers, ctypes.addressof(sizes))
+
+    def library() -> None:
+        F.linear(numbers, weight.to(torch.float32))
+
+    def before() -> None:  # a model's other weights have pushed it out of the caches
+        push_out(packed)
+        push_out(weight)
+
+    return times.fastest(kernel, library, before=before)
+
+
+_TRIAL = f"""
+extern "C" void fx_trial(const float* a, const unsigned char* b, const float* scales, float* c,
+                         const long* n) {{
+  const long rows = n[0], depth = n[1], columns = n[2];
+#pragma omp parallel for num_threads(n[3]) if (n[3] > 1) schedule(static)
+  for (long from = 0; from < columns; from += {COLUMNS}) {{
+    alignas(64) float sums[{MAX_ROWS * COLUMNS}];
+    const long wide = columns - from < {COLUMNS} ? columns - from : {COLUMNS};
+    const long scale = from * (depth / GROUP);
+    const fx_groups<signed char> w = {{b + from * depth / 2, scales + scale, nullptr, GROUP}};
+    CALL;
+    for (long r = 0; r < rows; ++r)
+      for (long j = 0; j < wide; ++j) c[r * columns + from + j] = sums[r * {COLUMNS} + j];
+  }}
+}}
+"""

@@ -1,0 +1,50 @@
+"""Products by 4-bit integers in groups as a family of kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from fxkit.lower.families.family import Family, Joined, Sample
+from fxkit.lower.families.group_products.autotune import objection
+from fxkit.lower.families.group_products.custom_op import operator
+from fxkit.lower.families.group_products.nodes import group_product, is_group_product
+from fxkit.lower.families.group_products.printer import GroupProductPrinter
+
+
+def _samples() -> dict[str, Sample]:
+    made = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int, dtype: torch.dtype = torch.int8) -> torch.Tensor:
+        low, high = (0, 256) if dtype == torch.uint8 else (-128, 128)
+        return torch.randint(low, high, shape, dtype=dtype, generator=made)
+
+    def floats(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=made)
+
+    multiply = operator()
+    return {
+        "one row": (
+            lambda a, b, s: multiply(a, b, s, None, 128),
+            (floats(1, 256), rand(130, 128), floats(130, 2)),
+        ),
+        "bytes": (
+            lambda a, b, s: multiply(a, b, s, None, 32, None, 3),
+            (rand(3, 96, dtype=torch.uint8), rand(65, 48), floats(65, 3)),
+        ),
+        "many rows": (
+            lambda a, b, s: multiply(a, b, s, None, 64),
+            (rand(40, 128), rand(65, 64), floats(65, 2)),
+        ),
+        "odd groups": (
+            lambda a, b, s: torch.relu(multiply(a, b, s, None, 6)),
+            (rand(3, 30), rand(48, 15), floats(48, 5)),
+        ),
+    }
+
+
+FAMILY = Family(
+    computes=is_group_product,
+    printers={"group_product": GroupProductPrinter},
+    kernels=Joined(group_product, objection, objection_by_kind=objection),
+    samples=_samples,
+)

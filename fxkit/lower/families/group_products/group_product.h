@@ -1,0 +1,465 @@
+// Products by a matrix of 4-bit integers, two to a byte, in groups along a row that share a scale and a
+// zero point. The integers of a group are summed exactly where both operands have them.
+//
+// The low half of a byte holds the first of two neighbours, the high half the second, each as -8 to 7.
+// Vectors take 16 bytes of a row to 128 bits, which is 32 terms of one group: lanes have its scale.
+static const long FX_GROUP_COLUMNS = 64, FX_GROUP_ROWS = 4, FX_UNIT = 32, FX_GROUPED_ROWS = 384;
+
+// Bytes of a row that a step takes.
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define FX_INTEGER_STEP 64
+#elif defined(__AVX2__)
+#define FX_INTEGER_STEP 32
+#endif
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#define FX_FLOAT_STEP 64
+#elif defined(__AVX2__)
+#define FX_FLOAT_STEP 32
+#endif
+
+// Terms of rows that are in order for the kernel at a time; the first cache holds them.
+static const long FX_ORDERED_FLOATS = 8192, FX_ORDERED_BYTES = 16384;
+
+// The packed matrix: scales and zero points of a row lie side by side. Zero points may be left out.
+template <class Zero>
+struct fx_groups {
+  const unsigned char* packed;
+  const float* scales;
+  const Zero* zeros;
+  long group;
+
+  long bytes(long depth) const { return depth / 2; }
+  long count(long depth) const { return depth / group; }
+};
+
+#if defined(FX_FLOAT_STEP)
+template <int BYTES>
+struct fx_vectors;
+
+template <>
+struct fx_vectors<32> {
+  typedef float floats __attribute__((vector_size(32)));
+  typedef int ints __attribute__((vector_size(32)));
+  typedef int loose __attribute__((vector_size(32), aligned(1), may_alias));
+  typedef float loose_floats __attribute__((vector_size(32), aligned(1), may_alias));
+};
+
+template <>
+struct fx_vectors<64> {
+  typedef float floats __attribute__((vector_size(64)));
+  typedef int ints __attribute__((vector_size(64)));
+  typedef int loose __attribute__((vector_size(64), aligned(1), may_alias));
+  typedef float loose_floats __attribute__((vector_size(64), aligned(1), may_alias));
+};
+
+typedef fx_vectors<32>::floats fx_half_floats;
+typedef fx_vectors<64>::floats fx_whole_floats;
+
+// Four lanes of each of several numbers.
+static inline void fx_by_unit(const float* from, const short* place, fx_half_floats& to) {
+  const fx_half_floats a = (fx_half_floats){} + from[place[0]], b = (fx_half_floats){} + from[place[1]];
+  to = __builtin_shufflevector(a, b, 0, 1, 2, 3, 12, 13, 14, 15);
+}
+
+static inline void fx_by_unit(const float* from, const short* place, fx_whole_floats& to) {
+  fx_half_floats low, high;
+  fx_by_unit(from, place, low);
+  fx_by_unit(from, place + 2, high);
+  to = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+template <int BYTES>
+struct fx_step {
+  typedef typename fx_vectors<BYTES>::floats floats;
+  typedef typename fx_vectors<BYTES>::ints ints;
+  typedef typename fx_vectors<BYTES>::loose loose;
+  typedef typename fx_vectors<BYTES>::loose_floats loose_floats;
+  static constexpr int LANES = BYTES / 4, UNITS = BYTES / 16, TERMS = BYTES * 2;
+
+  // The scale of each lane, by the groups of the units of a step.
+  static inline floats scales(const float* scale, const short* place) {
+    const floats first = (floats){} + scale[place[0]];
+    if (place[0] == place[UNITS - 1]) return first;
+    floats found;
+    fx_by_unit(scale, place, found);
+    return found;
+  }
+
+  // One rounding; compilers are told not to make it of a product and a sum.
+  static inline void add_product(floats& sum, floats a, floats b) {
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  }
+
+  // The bytes of a step of which so many are there; others are filled.
+  static inline ints packed_at(const unsigned char* from, long there, int fill) {
+    if (there >= BYTES) return *(const loose*)from;
+    alignas(BYTES) unsigned char part[BYTES];
+    __builtin_memset(part, fill, BYTES);
+    __builtin_memcpy(part, from, there);
+    return *(const ints*)part;
+  }
+
+  static inline float sum(floats x) {
+    float lanes[LANES];
+    __builtin_memcpy(lanes, &x, sizeof x);
+    for (int half = LANES / 2; half > 0; half /= 2)
+      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    return lanes[0];
+  }
+};
+
+// Of each unit of terms the group, counted from that of the first.
+static inline long fx_places(long from, long terms, long group, short* place) {
+  long in_group = from % group, at = 0;
+  for (long unit = 0; unit * FX_UNIT < terms; ++unit) {
+    place[unit] = (short)at;
+    in_group += FX_UNIT;
+    if (in_group >= group) in_group = 0, ++at;
+  }
+  const long units = (terms + FX_UNIT - 1) / FX_UNIT;
+  for (long more = 0; more < 4; ++more) place[units + more] = place[units - 1];
+  return place[units - 1] + 1;
+}
+
+// scale * (zero point + moved) of each group of a row, and 0 up to a whole vector.
+template <class Zero>
+static inline void fx_moved_scales(const float* scale, const Zero* zeros, long count, float moved,
+                                   float* to) {
+  for (long g = 0; g < count; ++g) to[g] = scale[g] * ((zeros ? (float)zeros[g] : 0.0f) + moved);
+  for (long g = count; g % 16; ++g) to[g] = 0;
+}
+#endif
+
+#if defined(FX_FLOAT_STEP)
+typedef fx_step<FX_FLOAT_STEP> fx_float_step;
+
+// Of 8 vectors of floats in order, those of each place in 8, as the shifts of packed words find them.
+static inline void fx_every_eighth(const float* from, float* to) {
+  typedef fx_float_step s;
+  s::floats x[8], y[8];
+  for (int v = 0; v < 8; ++v) x[v] = *(const s::loose_floats*)(from + v * s::LANES);
+#if FX_FLOAT_STEP == 64
+#define FX_EVENS(A, B) \
+  __builtin_shufflevector(A, B, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define FX_ODDS(A, B) \
+  __builtin_shufflevector(A, B, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#else
+#define FX_EVENS(A, B) __builtin_shufflevector(A, B, 0, 2, 4, 6, 8, 10, 12, 14)
+#define FX_ODDS(A, B) __builtin_shufflevector(A, B, 1, 3, 5, 7, 9, 11, 13, 15)
+#endif
+#pragma GCC unroll 4
+  for (int v = 0; v < 4; ++v) {
+    y[v] = FX_EVENS(x[2 * v], x[2 * v + 1]);
+    y[4 + v] = FX_ODDS(x[2 * v], x[2 * v + 1]);
+  }
+  // y[0..3]: places 0 2 4 6, y[4..7]: places 1 3 5 7
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h)
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      x[h * 4 + v] = FX_EVENS(y[h * 4 + 2 * v], y[h * 4 + 2 * v + 1]);
+      x[h * 4 + 2 + v] = FX_ODDS(y[h * 4 + 2 * v], y[h * 4 + 2 * v + 1]);
+    }
+  // x[0..1]: 0 4, x[2..3]: 2 6, x[4..5]: 1 5, x[6..7]: 3 7
+  const int home[4] = {0, 2, 1, 3};
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+    *(s::floats*)(to + home[q] * s::LANES) = FX_EVENS(x[2 * q], x[2 * q + 1]);
+    *(s::floats*)(to + (home[q] + 4) * s::LANES) = FX_ODDS(x[2 * q], x[2 * q + 1]);
+  }
+}
+
+// ROWS rows of floats by a panel, added to sums[ROWS][64].
+template <int ROWS, class Zero>
+static void fx_float_groups(const float* a, long row, const fx_groups<Zero>& b, long columns, long depth,
+                            float* sums) {
+  typedef fx_float_step s;
+  const long most = FX_ORDERED_FLOATS / ROWS / 128 * 128;
+  alignas(64) float ordered[FX_ORDERED_FLOATS];
+  alignas(64) float totals[ROWS][FX_ORDERED_FLOATS / ROWS / FX_UNIT + 16];
+  alignas(64) float moved[FX_ORDERED_FLOATS / FX_UNIT + 16];
+  short place[FX_ORDERED_FLOATS / FX_UNIT + 4];
+#if FX_FLOAT_STEP == 64
+  const s::floats values = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
+#endif
+  for (long from = 0; from < depth; from += most) {
+    const long terms = depth - from < most ? depth - from : most;
+    const long groups = fx_places(from, terms, b.group, place);
+    for (int r = 0; r < ROWS; ++r) {
+      const float* const x = a + r * row + from;
+      long k = 0;
+      for (; k + s::TERMS <= terms; k += s::TERMS) fx_every_eighth(x + k, ordered + r * most + k);
+      if (k < terms) {
+        alignas(64) float part[s::TERMS] = {};
+        __builtin_memcpy(part, x + k, (terms - k) * sizeof(float));
+        fx_every_eighth(part, ordered + r * most + k);
+      }
+      if (!b.zeros) continue;
+      for (long g = 0; g < (groups + 15) / 16 * 16; ++g) totals[r][g] = 0;
+      for (long unit = 0; unit * FX_UNIT < terms; ++unit) {
+        float all = 0;
+        for (long i = 0; i < FX_UNIT; ++i) all += x[unit * FX_UNIT + i];
+        totals[r][place[unit]] += all;
+      }
+    }
+    for (long c = 0; c < columns; ++c) {
+      const unsigned char* const bytes = b.packed + c * b.bytes(depth) + from / 2;
+      const long first = c * b.count(depth) + from / b.group;
+      const float* const scale = b.scales + first;
+      s::floats held[ROWS] = {};
+      for (long k = 0; k < terms; k += s::TERMS) {
+        __builtin_prefetch(bytes + k / 2 + 1024);
+        const s::ints words = s::packed_at(bytes + k / 2, (terms - k) / 2, 0);
+        s::floats part[ROWS];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+#if FX_FLOAT_STEP == 64
+          s::floats weight;
+          asm("vpermps %2, %1, %0" : "=v"(weight) : "v"(words >> 4 * i), "v"(values));
+#else
+          const s::floats weight = __builtin_convertvector((words << (28 - 4 * i)) >> 28, s::floats);
+#endif
+#pragma GCC unroll 4
+          for (int r = 0; r < ROWS; ++r) {
+            const s::floats x = *(const s::floats*)(ordered + r * most + k + i * s::LANES);
+            if (i == 0)
+              part[r] = x * weight;
+            else
+              s::add_product(part[r], x, weight);
+          }
+        }
+        const s::floats factor = s::scales(scale, place + k / FX_UNIT);
+        for (int r = 0; r < ROWS; ++r) s::add_product(held[r], part[r], factor);
+      }
+      if (b.zeros) {
+        fx_moved_scales(scale, b.zeros + first, groups, 0.0f, moved);
+        for (long g = 0; g < groups; g += s::LANES)
+          for (int r = 0; r < ROWS; ++r)
+            held[r] -= *(const s::floats*)(moved + g) * *(const s::floats*)(totals[r] + g);
+      }
+      for (int r = 0; r < ROWS; ++r) sums[r * FX_GROUP_COLUMNS + c] += s::sum(held[r]);
+    }
+  }
+}
+#endif
+
+#if defined(FX_INTEGER_STEP)
+typedef fx_step<FX_INTEGER_STEP> fx_integer_step;
+
+// The products of unsigned by signed bytes, four of them added up, of two halves; none leaves 16 bits.
+static inline fx_integer_step::ints fx_nibble_dot(fx_integer_step::ints low, fx_integer_step::ints x,
+                                                  fx_integer_step::ints high, fx_integer_step::ints y) {
+  typedef fx_integer_step s;
+#if FX_INTEGER_STEP == 64
+  s::ints sums = {};
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(low), "v"(x));
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(high), "v"(y));
+  return sums;
+#else
+  typedef char bytes __attribute__((vector_size(32)));
+  typedef short shorts __attribute__((vector_size(32)));
+  const shorts first = (shorts)__builtin_ia32_pmaddubsw256((bytes)low, (bytes)x);
+  const shorts second = (shorts)__builtin_ia32_pmaddubsw256((bytes)high, (bytes)y);
+  return (s::ints)__builtin_ia32_pmaddwd256((shorts)(first + second), (shorts){} + 1);
+#endif
+}
+
+// Of 2 vectors of bytes in order, those at even and those at odd places, as signed bytes.
+template <class Left>
+static inline void fx_every_second(const Left* from, Left flip, signed char* to) {
+  // gcc makes shuffles of bytes of what is written so.
+  for (int i = 0; i < FX_INTEGER_STEP; ++i) {
+    to[i] = (signed char)(from[2 * i] ^ flip);
+    to[FX_INTEGER_STEP + i] = (signed char)(from[2 * i + 1] ^ flip);
+  }
+}
+
+// ROWS rows of integers by a panel, added to sums[ROWS][64]: (A - lifts) by B, in float32 by group.
+template <int ROWS, class Left, class Zero>
+static void fx_integer_groups(const Left* a, long row, const int* zero, const fx_groups<Zero>& b,
+                              long columns, long depth, float* sums) {
+  typedef fx_integer_step s;
+  const bool is_signed = (Left)-1 < 0;
+  const Left flip = is_signed ? 0 : (Left)128;
+  const long most = FX_ORDERED_BYTES / ROWS / 128 * 128;
+  alignas(64) signed char ordered[FX_ORDERED_BYTES];
+  alignas(64) float totals[ROWS][FX_ORDERED_BYTES / ROWS / FX_UNIT + 16];
+  alignas(64) float moved[FX_ORDERED_BYTES / FX_UNIT + 16];
+  short place[FX_ORDERED_BYTES / FX_UNIT + 4];
+  float lift[ROWS];
+  bool is_lifted = false;
+  for (int r = 0; r < ROWS; ++r) {
+    lift[r] = (float)(zero[r] - (is_signed ? 0 : 128));
+    is_lifted |= lift[r] != 0;
+  }
+  const s::ints flips = (s::ints){} + (int)0x88888888u, halves = (s::ints){} + 0x0f0f0f0f;
+  const s::ints ones = (s::ints){} + 0x01010101;
+  for (long from = 0; from < depth; from += most) {
+    const long terms = depth - from < most ? depth - from : most;
+    const long groups = fx_places(from, terms, b.group, place);
+    for (int r = 0; r < ROWS; ++r) {
+      const Left* const x = a + r * row + from;
+      long k = 0;
+      for (; k + s::TERMS <= terms; k += s::TERMS) fx_every_second(x + k, flip, ordered + r * most + k);
+      if (k < terms) {
+        Left part[s::TERMS];
+        for (long i = 0; i < s::TERMS; ++i) part[i] = i < terms - k ? x[k + i] : flip;
+        fx_every_second(part, flip, ordered + r * most + k);
+      }
+      for (long g = 0; g < (groups + 15) / 16 * 16; ++g) totals[r][g] = 0;
+      for (long unit = 0; unit * FX_UNIT < terms; ++unit) {
+        int all = 0;
+        for (long i = 0; i < FX_UNIT; ++i) all += x[unit * FX_UNIT + i];
+        totals[r][place[unit]] += (float)(all - FX_UNIT * zero[r]);
+      }
+    }
+    for (long c = 0; c < columns; ++c) {
+      const unsigned char* const bytes = b.packed + c * b.bytes(depth) + from / 2;
+      const long first = c * b.count(depth) + from / b.group;
+      const float* const scale = b.scales + first;
+      s::floats held[ROWS] = {}, all = {};
+      for (long k = 0; k < terms; k += s::TERMS) {
+        __builtin_prefetch(bytes + k / 2 + 1024);
+        const s::ints words = s::packed_at(bytes + k / 2, (terms - k) / 2, 0x88) ^ flips;
+        const s::ints low = words & halves, high = (words >> 4) & halves;
+        const s::floats factor = s::scales(scale, place + k / FX_UNIT);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+          const signed char* const x = ordered + r * most + k;
+          const s::ints found =
+              fx_nibble_dot(low, *(const s::ints*)x, high, *(const s::ints*)(x + FX_INTEGER_STEP));
+          s::add_product(held[r], __builtin_convertvector(found, s::floats), factor);
+        }
+        if (is_lifted) {
+          const s::ints found = fx_nibble_dot(low, ones, high, ones);
+          s::add_product(all, __builtin_convertvector(found, s::floats), factor);
+        }
+      }
+      fx_moved_scales(scale, b.zeros ? b.zeros + first : nullptr, groups, 8.0f, moved);
+      for (long g = 0; g < groups; g += s::LANES)
+        for (int r = 0; r < ROWS; ++r)
+          held[r] -= *(const s::floats*)(moved + g) * *(const s::floats*)(totals[r] + g);
+      for (int r = 0; r < ROWS; ++r)
+        sums[r * FX_GROUP_COLUMNS + c] += s::sum(is_lifted ? held[r] - lift[r] * all : held[r]);
+    }
+  }
+}
+#endif
+
+// The two integers of a byte.
+static inline int fx_low_of(unsigned char byte) { return (signed char)(byte << 4) >> 4; }
+static inline int fx_high_of(unsigned char byte) { return (signed char)byte >> 4; }
+
+// The same one by one, for groups of any even size; Sum is what a group is summed in.
+template <class Sum, class Left, class Zero>
+static void fx_plain_groups(const Left* a, long row, const int* zero, const fx_groups<Zero>& b, long rows,
+                            long columns, long depth, float* sums) {
+  for (long r = 0; r < rows; ++r)
+    for (long c = 0; c < columns; ++c) {
+      const unsigned char* const bytes = b.packed + c * b.bytes(depth);
+      for (long g = 0; g < b.count(depth); ++g) {
+        const long place = c * b.count(depth) + g;
+        const Sum moved = b.zeros ? (Sum)b.zeros[place] : (Sum)0;
+        const Sum lift = zero ? (Sum)zero[r] : (Sum)0;
+        Sum sum = 0;
+        for (long k = g * b.group; k < (g + 1) * b.group; k += 2) {
+          const unsigned char byte = bytes[k / 2];
+          sum += ((Sum)a[r * row + k] - lift) * ((Sum)fx_low_of(byte) - moved);
+          sum += ((Sum)a[r * row + k + 1] - lift) * ((Sum)fx_high_of(byte) - moved);
+        }
+        sums[r * FX_GROUP_COLUMNS + c] += (float)sum * b.scales[place];
+      }
+    }
+}
+
+// sums[rows][64] = A by a panel of columns, for floats A.
+template <class Zero>
+static void fx_group_product(const float* a, long row, const fx_groups<Zero>& b, long rows, long columns,
+                             long depth, float* sums) {
+  __builtin_memset(sums, 0, rows * FX_GROUP_COLUMNS * sizeof(float));
+#if defined(FX_FLOAT_STEP)
+  if (b.group % FX_UNIT == 0) {
+    long r = 0;
+    for (; r + 4 <= rows; r += 4)
+      fx_float_groups<4>(a + r * row, row, b, columns, depth, sums + r * FX_GROUP_COLUMNS);
+    for (; r + 2 <= rows; r += 2)
+      fx_float_groups<2>(a + r * row, row, b, columns, depth, sums + r * FX_GROUP_COLUMNS);
+    if (r < rows)
+      fx_float_groups<1>(a + r * row, row, b, columns, depth, sums + r * FX_GROUP_COLUMNS);
+    return;
+  }
+#endif
+  fx_plain_groups<float>(a, row, nullptr, b, rows, columns, depth, sums);
+}
+
+#if defined(FX_INTEGER_STEP)
+// Rows enough for it to be worth bytes of the weight in memory: they are multiplied as such.
+template <bool HAS_TILES, class Left, class Zero>
+static void fx_groups_of_bytes(const Left* a, long row, fx_zeros zeros, const fx_groups<Zero>& b,
+                               long rows, long columns, long depth, float* sums) {
+  const long most = 1024;
+  alignas(64) signed char bytes[FX_GROUP_COLUMNS * most];
+  alignas(64) int found[FX_GROUPED_ROWS * FX_GROUP_COLUMNS];
+  for (long k = 0; k < depth;) {
+    const long rest = b.group - k % b.group, some = rest < most ? rest : most;
+    for (long c = 0; c < columns; ++c) {
+      const unsigned char* const from = b.packed + c * b.bytes(depth) + k / 2;
+      for (long i = 0; i < some / 2; ++i) {
+        bytes[c * most + 2 * i] = (signed char)(from[i] << 4) >> 4;
+        bytes[c * most + 2 * i + 1] = (signed char)from[i] >> 4;
+      }
+    }
+    __builtin_memset(found, 0, rows * FX_GROUP_COLUMNS * sizeof(int));
+    fx_add_product<HAS_TILES, false>(a + k, row, bytes, most, rows, columns, some, zeros, found);
+    alignas(64) float scale[FX_GROUP_COLUMNS] = {};
+    alignas(64) int moved[FX_GROUP_COLUMNS] = {};
+    for (long c = 0; c < columns; ++c) {
+      const long place = c * b.count(depth) + k / b.group;
+      scale[c] = b.scales[place];
+      moved[c] = b.zeros ? (int)b.zeros[place] : 0;
+    }
+    for (long r = 0; r < rows; ++r) {
+      const Left* const x = a + r * row + k;
+      int total = 0;
+      if (b.zeros) {
+        for (long i = 0; i < some; ++i) total += x[i];
+        total -= (int)some * zeros.of(r);
+      }
+      const int* const from = found + r * FX_GROUP_COLUMNS;
+      float* const to = sums + r * FX_GROUP_COLUMNS;
+      for (long c = 0; c < FX_GROUP_COLUMNS; ++c) to[c] += (float)(from[c] - moved[c] * total) * scale[c];
+    }
+    k += some;
+  }
+}
+#endif
+
+// sums[rows][64] = (A - zeros) by a panel of columns, for integers A; each group is summed in 32 bits.
+template <bool HAS_TILES, class Left, class Zero>
+static void fx_group_product(const Left* a, long row, fx_zeros zeros, const fx_groups<Zero>& b, long rows,
+                             long columns, long depth, float* sums) {
+  __builtin_memset(sums, 0, rows * FX_GROUP_COLUMNS * sizeof(float));
+#if defined(FX_INTEGER_STEP)
+  if (b.group % FX_UNIT == 0 && rows > FX_FEW_ROWS) {
+    fx_groups_of_bytes<HAS_TILES>(a, row, zeros, b, rows, columns, depth, sums);
+    return;
+  }
+#endif
+  for (long r = 0; r < rows; r += FX_GROUP_ROWS) {
+    const long count = rows - r < FX_GROUP_ROWS ? rows - r : FX_GROUP_ROWS;
+    int zero[FX_GROUP_ROWS];
+    for (long i = 0; i < count; ++i) zero[i] = zeros.of(r + i);
+    const Left* const from = a + r * row;
+    float* const to = sums + r * FX_GROUP_COLUMNS;
+#if defined(FX_INTEGER_STEP)
+    if (b.group % FX_UNIT == 0) {
+      if (count == 1) fx_integer_groups<1>(from, row, zero, b, columns, depth, to);
+      if (count == 2) fx_integer_groups<2>(from, row, zero, b, columns, depth, to);
+      if (count == 3) fx_integer_groups<3>(from, row, zero, b, columns, depth, to);
+      if (count == 4) fx_integer_groups<4>(from, row, zero, b, columns, depth, to);
+      continue;
+    }
+#endif
+    fx_plain_groups<int>(from, row, zero, b, count, columns, depth, to);
+  }
+}

@@ -1,0 +1,61 @@
+"""Kernels that begin with a product by 4-bit integers; the C++ is `group_product.h`."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.codegen.cpp.text import TYPES
+from fxkit.lower.families.integer_products.printer import IntegerProductPrinter
+from fxkit.lower.families.products.printer import BLOCKS, ProductPrinter, boolean
+from fxkit.lower.loop_ir.group_product import GroupProduct
+
+# Columns of a panel, FX_GROUP_COLUMNS in the text.
+COLUMNS = 64
+
+
+class GroupProductPrinter(ProductPrinter):
+    """Writes a kernel that begins with a product by 4-bit integers in groups."""
+
+    @classmethod
+    @functools.cache
+    def texts(cls) -> tuple[str, ...]:
+        """Return the text of such products, behind that of products of bytes."""
+        own = Path(__file__).with_name("group_product.h").read_text()
+        return (*IntegerProductPrinter.texts(), own)
+
+    def _panel_width(self) -> int:
+        return COLUMNS
+
+    def _declare(self) -> None:
+        rows = self._product.rows
+        if is_free(rows) or rows > BLOCKS[0]:
+            rows = BLOCKS[0]
+        self._add(f"alignas(64) float sums[{int(ceil_div(rows, 8)) * 8 * COLUMNS}];")
+
+    def _multiply(self) -> None:
+        """Sum a block of the product."""
+        product = self._product
+        assert isinstance(product, GroupProduct)
+        row, groups = product.left_strides[0], product.depth // product.group
+        kind, points = "signed char", "nullptr"
+        if product.zero_points is not None:
+            kind = TYPES[self._kernel.buffers[product.zero_points].dtype]
+            points = f"in{product.zero_points} + from * {groups}"
+        self._add(
+            f"const fx_groups<{kind}> weight = {{(const unsigned char*)in{product.right} + "
+            f"from * {product.depth // 2}, in{product.scales} + from * {groups}, {points}, "
+            f"{product.group}}};"
+        )
+        left = f"in{product.left} + first * {row}, {row}"
+        rest = f"weight, last - first, to - from, {product.depth}, sums"
+        if product.is_float:
+            self._add(f"fx_group_product({left}, {rest});")
+            return
+        zeros = f"fx_zeros{{nullptr, 0, {product.zero}}}"
+        if product.zeros is not None:
+            step = product.zeros_stride
+            zeros = f"fx_zeros{{in{product.zeros} + first * {step}, {step}, 0}}"
+        tiles = boolean(product.has_tiles)
+        self._add(f"fx_group_product<{tiles}>({left}, {zeros}, {rest});")

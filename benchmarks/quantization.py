@@ -27,6 +27,8 @@ SPECS: Mapping[str, q.QuantizationSpec] = {
     "int8 static": q.int8_static(),
     "int8 dynamic": q.int8_dynamic(),
     "int8 weights only": q.int8_weight_only(),
+    "int4 weights, int8 dynamic": q.int4_dynamic(),
+    "int4 weights only": q.int4_weight_only(),
 }
 
 
@@ -166,7 +168,7 @@ CASES = (
     Case(
         "linear 4096 × 4096, 1 row",
         _layer(1, 4096),
-        ("int8 static", "int8 dynamic", "int8 weights only"),
+        tuple(SPECS),
     ),
     Case("all-MiniLM-L6-v2, 48 sentences", _sentences),
     Case("resnet18, 1 image", _network("resnet18"), ("int8 static",)),

@@ -46,6 +46,7 @@ from fxkit.quantization.quantization_report import QuantizationReport, Quantizat
 from fxkit.quantization.specs import (
     QuantizationSpec,
     TensorSpec,
+    int4_dynamic,
     int4_weight_only,
     int8_dynamic,
     int8_static,
@@ -85,6 +86,7 @@ __all__ = [
     "correct_biases",
     "equalize",
     "gptq",
+    "int4_dynamic",
     "int4_weight_only",
     "int8_dynamic",
     "int8_static",

@@ -20,6 +20,7 @@ from fxkit.quantization.preparation import prepare
 from fxkit.quantization.quantization_report import report
 from fxkit.quantization.specs import (
     QuantizationSpec,
+    int4_dynamic,
     int4_weight_only,
     int8_dynamic,
     int8_static,
@@ -32,6 +33,7 @@ SPECS: dict[str, Callable[[], QuantizationSpec]] = {
     "int8_static": int8_static,
     "int8_dynamic": int8_dynamic,
     "int8_weight_only": int8_weight_only,
+    "int4_dynamic": int4_dynamic,
     "int4_weight_only": int4_weight_only,
 }
 

@@ -170,6 +170,17 @@ def int4_weight_only(group_size: int = 128, *, scheme: str = "affine") -> Quanti
     return QuantizationSpec(None, weights)
 
 
+def int4_dynamic(group_size: int = 128, *, scheme: str = "affine") -> QuantizationSpec:
+    """Return activations of 8 bits whose scales are computed per token, and weights of 4 bits.
+
+    Args:
+        group_size: Elements of a row of a weight that share a scale; it has to divide the row.
+        scheme: Of activations and weights.
+    """
+    activations = int8_dynamic(scheme=scheme).activations
+    return QuantizationSpec(activations, int4_weight_only(group_size, scheme=scheme).weights)
+
+
 def _int8_weights(granularity: str, pair_safe: bool = False) -> TensorSpec:
     if granularity not in ("per_channel", "per_tensor"):
         _refuse("granularity of weights", "per_channel or per_tensor", granularity)

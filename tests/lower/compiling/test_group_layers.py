@@ -16,10 +16,8 @@ SPECS = {
     "floats": INT4,
     "floats, symmetric": q.int4_weight_only(32, scheme="symmetric"),
     "static": q.QuantizationSpec(q.int8_static().activations, INT4.weights),
-    "dynamic": q.QuantizationSpec(q.int8_dynamic().activations, INT4.weights),
-    "dynamic, symmetric": q.QuantizationSpec(
-        q.int8_dynamic(scheme="symmetric").activations, INT4.weights
-    ),
+    "dynamic": q.int4_dynamic(32),
+    "dynamic, symmetric": q.int4_dynamic(32, scheme="symmetric"),
 }
 
 

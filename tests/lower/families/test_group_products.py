@@ -1,4 +1,4 @@
-"""Products by 4-bit integers in groups: each group's sum is exact, whatever its size and numbers."""
+"""Products by 4-bit integers in groups: the sum of a group is exact, whatever its numbers."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_sums_of_groups_are_exact(rows, group, count, columns, dtype, of_points,
     if dtype == torch.float32:
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
     else:
-        # terms of one group are at most 255 * 23, so that 2^24 holds all sums in steps of a fourth
-        assert depth * 255 * 23 * 4 > 2**24 or torch.equal(found.double(), expected)
+        if depth * 255 * 15 * 4 <= 2**24:  # of the largest terms, in steps of the least scale
+            assert torch.equal(found.double(), expected)
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1.0)
     slow = group_product(left, inputs[1], scales, points, group, zeros, zero or 0)
     torch.testing.assert_close(slow.double(), expected, rtol=1e-5, atol=1.0)

@@ -4,6 +4,7 @@
 #   make demo [ARGS=--peer]    capture, look at, rewrite, verify, fuse and time a real BERT
 #   make test                  every test but the sweeps
 #   make test-core             those of import, interpreters, capture and calls: first with others
+#   make test-operator OPERATOR=lerp   one of torch's operators: dtypes, gradients, sizes, CUDA text
 #   make test-install          the wheel alone in a new environment, and what the README says there
 #   make test-levels           the tests of kernels at each level of instruction sets that is there
 #   make lint                  ruff check, ruff format --check, pyright
@@ -53,7 +54,7 @@ export TRANSFORMERS_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup where demo test test-core test-install test-levels test-level sweep sweep-operators sweep-programs sweep-architectures lint format bench docs clean
+.PHONY: help setup where demo test test-operator test-core test-install test-levels test-level sweep sweep-operators sweep-programs sweep-architectures lint format bench docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -81,6 +82,12 @@ demo: $(READY)
 
 test: $(READY)
 	$(PYTEST) --durations=20 $(ARGS)
+
+# In one process, and of few files: what is there to wait for is torch's own table.
+test-operator: $(READY)
+	@test -n "$(OPERATOR)" || { echo "expected OPERATOR=name, such as OPERATOR=lerp"; exit 1; }
+	$(BIN)/python -m pytest -q -rP -n 0 --operator "$(OPERATOR)" -k "one_operator_in_each_kind" \
+		tests/lower/operators/test_all_operators.py $(ARGS)
 
 # Only files with the mark are loaded.
 test-core: $(READY)

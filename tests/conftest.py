@@ -23,6 +23,7 @@ from tests.sampling import Some
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what runs sampled cases whole, and what writes generated text into the documentation."""
     parser.addoption("--update", action="store_true", help="write generated text into docs/")
+    parser.addoption("--operator", default="logaddexp", help="which one is checked in each kind")
     parser.addoption("--every-case", action="store_true", help="run what tests sample from, whole")
 
 

@@ -18,6 +18,11 @@ def run_every_case(asked: bool) -> None:
     _EVERY_CASE = asked
 
 
+def runs_every_case() -> bool:
+    """Tell whether sweeps run; a test that asks bears the mark `sampled`."""
+    return _EVERY_CASE
+
+
 def examples(count: int, *, of: int) -> Callable[[Any], Any]:
     """Let Hypothesis draw a few examples in each run of the tests, and many in the sweeps.
 

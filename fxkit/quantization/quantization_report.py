@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fxkit.ir.attributes import find_attribute
+from fxkit.ir.text_table import table
 from fxkit.quantization.affine import parameters_of, signal_to_noise
 from fxkit.quantization.batches import Batch, call_with
 from fxkit.quantization.placement import QuantizedOperator, placements
@@ -64,12 +65,7 @@ class QuantizationReport:
             )
             for row in self.rows
         ]
-        widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-        text = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in (head, *lines)
-        ]
-        return "\n".join([*text, "", self._summary()])
+        return f"{table(head, lines, align='<<<<>>')}\n\n{self._summary()}"
 
     def _summary(self) -> str:
         done = sum(row.is_quantized for row in self.rows)

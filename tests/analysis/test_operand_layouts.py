@@ -18,7 +18,7 @@ from fxkit.ir.types import TensorType
 from fxkit.lower import to_cpp
 from tests import layouts
 from tests.lower.kernels import ALWAYS
-from tests.sampling import one_in
+from tests.sampling import Sample, one_in
 
 LAYOUTS = {
     "dense": torch.randn(2, 3),
@@ -104,8 +104,8 @@ def test_kernels_lay_out_their_results_as_eager() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("operator", layouts.OPERATORS, ids=str)
-def test_larger_operators(operator: Any, dtype: torch.dtype) -> None:
-    for one, other in itertools.product(layouts.LAYOUTS.values(), repeat=2):
+def test_larger_operators(operator: Any, dtype: torch.dtype, some: Sample) -> None:
+    for one, other in some(itertools.product(layouts.LAYOUTS.values(), repeat=2), 12):
         x, y = (lay(torch.rand(layouts.SHAPE)).to(dtype) for lay in (one, other))
         args = layouts.OPERATORS[operator](x, y)
         mode = new_fake_mode()

@@ -13,7 +13,7 @@ def main(file: Path, first: int, skipped: int) -> None:
     with file.open("a") as out:
         for index in range(first, 2):
             for call in range(skipped if index == first else 0, 3):
-                place = {"index": index, "operator": f"operator {index}", "call": call}
+                place = {"kind": "float32", "index": index, "operator": f"{index}", "call": call}
                 print(json.dumps(place), file=out, flush=True)
                 if call == 1:
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,12 +1,13 @@
 """Runs torch's own operators through `fxkit.compile`, in a process that may crash.
 
-`python -m tests.lower.operators.operator_worker FILE KIND SAMPLES FIRST SKIPPED STEP [NAMES]`
+`python -m tests.lower.operators.operator_worker FILE KINDS SAMPLES FIRST SKIPPED STEP [NAMES]`
 appends a line of JSON to FILE before and after each call of the operators of torch's table whose
 name matches the expression NAMES, from the FIRST on in steps of STEP, without the SKIPPED first
 calls of that one.
-KIND is a key of `KINDS`, a dtype, the gradients, other sizes than those that were captured, CUDA
-text that runs on the processor, or tensors on a GPU; at most SAMPLES calls of each operator are
-compared, spread evenly over those of torch.
+KINDS are keys of `KINDS` with commas between them: a dtype, the gradients, other sizes than those
+that were captured, tensors on a GPU, or, as the last one, CUDA text that runs on the processor.
+FIRST and SKIPPED are of the first kind. At most SAMPLES calls of each operator are compared, spread
+evenly over those of torch.
 """
 
 from __future__ import annotations
@@ -292,8 +293,19 @@ def calls(info: Any, kind: str, count: int) -> list[tuple[Any, bool]]:
         return []
 
 
-def main(file: str, kind: str, count: int, first: int, skipped: int, step: int, names: str) -> None:
+def main(
+    file: str, kinds: str, count: int, first: int, skipped: int, step: int, names: str
+) -> None:
     """Check every STEP-th operator from the FIRST on, that one without its SKIPPED first calls."""
+    for kind in kinds.split(","):
+        check_kind(file, kind, count, first, skipped, step, names)
+        first, skipped = first % step, 0
+
+
+def check_kind(
+    file: str, kind: str, count: int, first: int, skipped: int, step: int, names: str
+) -> None:
+    """Check operators in one kind of calls."""
     warnings.simplefilter("ignore")
     # Compile whatever can be, be it ever so small.
     vars(fxkit.compiling.graph_compiler)["Policy"] = functools.partial(Policy, min_members=1)
@@ -306,11 +318,12 @@ def main(file: str, kind: str, count: int, first: int, skipped: int, step: int, 
         name = f"{info.name}.{info.variant_test_name}".rstrip(".")
         every = [] if "empty" in info.name else calls(info, kind, count)
         if not every:
-            _append(file, {"index": index, "operator": name, "call": 0, **_no_calls(info)})
+            place = {"kind": kind, "index": index, "operator": name, "call": 0}
+            _append(file, {**place, **_no_calls(info)})
         for call, (sample, is_refused) in enumerate(every):
             if index == first and call < skipped:
                 continue
-            place = {"index": index, "operator": name, "call": call}
+            place = {"kind": kind, "index": index, "operator": name, "call": call}
             _append(file, place)
             signal.alarm(SECONDS)
             with torch.set_grad_enabled(kind in GRADIENTS):

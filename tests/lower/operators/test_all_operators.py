@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +36,18 @@ WORST_FIRST = ("crash", "wrong", "generated", "undetermined", "aten", "refused")
 
 
 def verdicts(
-    file: Path, kind: str, samples: int, step: int, names: str, first: int = 0
+    file: Path, kinds: Sequence[str], samples: int, step: int, names: str, first: int = 0
 ) -> list[dict[str, Any]]:
-    """Return what became of every `step`-th operator, from the first on."""
-    found: dict[int, list[dict[str, Any]]] = {}
-    for call in outcomes(file, kind, samples, step, names, first=first):
-        found.setdefault(call["index"], []).append(call)
+    """Return what became of every `step`-th operator in each kind, from the first on."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for call in outcomes(file, kinds, samples, step, names, first=first):
+        found.setdefault((call["kind"], call["index"]), []).append(call)
     return [min(calls, key=lambda c: WORST_FIRST.index(c["status"])) for calls in found.values()]
 
 
 def outcomes(
     file: Path,
-    kind: str,
+    kinds: Sequence[str],
     samples: int,
     step: int,
     names: str,
@@ -57,7 +59,7 @@ def outcomes(
     skipped = 0
     while True:
         status, errors = run_apart(
-            [sys.executable, "-m", worker, str(file), kind,
+            [sys.executable, "-m", worker, str(file), ",".join(kinds),
              *map(str, (samples, first, skipped, step)), names]
         )  # fmt: skip
         end = f"exit status {status}: {errors.strip()[-300:]}"
@@ -68,6 +70,7 @@ def outcomes(
         if status == 0:
             return found
         found.append({**lines[-1], "status": "crash", "reason": end})
+        kinds = kinds[kinds.index(lines[-1]["kind"]) :]
         first, skipped = lines[-1]["index"], lines[-1]["call"] + 1
 
 
@@ -96,23 +99,25 @@ def table(found: list[dict[str, str]]) -> str:
 def check(
     file: Path,
     generated: int,
-    kind: str,
+    kinds: Sequence[str],
     samples: int,
     step: int = 1,
     names: str = "",
     first: int = 0,
 ) -> None:
-    found = verdicts(file, kind, samples, step, names, first)
-    counts = Counter(one["status"] for one in found)
-    print(f"{kind} {names}: {table(found)}")
-    assert len(found) == len(range(first, len(operators(kind, names)), step))
-    assert not counts["wrong"] + counts["crash"], table(found)
-    assert counts["generated"] >= generated, table(found)
+    every = verdicts(file, kinds, samples, step, names, first)
+    for kind in kinds:
+        found = [one for one in every if one["kind"] == kind]
+        counts = Counter(one["status"] for one in found)
+        print(f"{kind} {names}: {table(found)}")
+        assert len(found) == len(range(first, len(operators(kind, names)), step))
+        assert not counts["wrong"] + counts["crash"], table(found)
+        assert counts["generated"] >= generated, table(found)
 
 
 def test_a_crash_counts_and_stops_nothing(tmp_path: Path) -> None:
     found = outcomes(
-        tmp_path / "found", "float32", 1, 1, "", "tests.lower.operators.crashing_worker"
+        tmp_path / "found", ["float32"], 1, 1, "", "tests.lower.operators.crashing_worker"
     )
     seen = [(one["index"], one["call"], one["status"]) for one in found]
     good, bad = "generated", "crash"
@@ -128,12 +133,22 @@ def test_a_crash_counts_and_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_a_tenth_of_the_operators(tmp_path: Path) -> None:
-    check(tmp_path / "found", 25, "float32", 1, 10)  # which they are differs from torch to torch
+    check(tmp_path / "found", 25, ["float32"], 1, 10)  # which they are differs from torch to torch
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("float32", ON_GPU, *AT_SIZES)])
-def test_a_few_operators_of_other_kinds(kind: str, tmp_path: Path) -> None:
-    check(tmp_path / "found", 2, kind, 1, 75)
+def test_a_few_operators_of_other_kinds(tmp_path: Path) -> None:
+    kinds = [kind for kind in KINDS if kind not in ("float32", ON_GPU, *AT_SIZES)]
+    check(tmp_path / "found", 2, kinds, 1, 75)
+
+
+def test_one_operator_in_each_kind(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """`make test-operator OPERATOR=lerp` runs this for one that has just been written."""
+    operator = request.config.getoption("operator")
+    kinds = [kind for kind in KINDS if kind != ON_GPU]
+    names = rf"([\w.]+\.)?{re.escape(operator)}$"
+    assert operators("float32", names), f"torch's table of samples has no operator {operator}"
+    kinds = [kind for kind in kinds if operators(kind, names)]
+    check(tmp_path / "found", 0, kinds, 2, 1, names)
 
 
 @pytest.mark.sweep
@@ -141,7 +156,7 @@ def test_a_few_operators_of_other_kinds(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ON_GPU])
 def test_every_operator(kind: str, names: str, tmp_path: Path) -> None:
     samples = 2 if kind in (*GRADIENTS, *AT_SIZES) else MOST_SAMPLES
-    check(tmp_path / "found", PIECES[names] if kind == "float32" else 0, kind, samples, 1, names)
+    check(tmp_path / "found", PIECES[names] if kind == "float32" else 0, [kind], samples, 1, names)
 
 
 @pytest.mark.gpu
@@ -149,7 +164,7 @@ def test_every_operator(kind: str, names: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", range(2))
 @pytest.mark.parametrize("names", PIECES)
 def test_every_operator_on_a_gpu(names: str, first: int, tmp_path: Path) -> None:
-    check(tmp_path / "found", 0, ON_GPU, 2, 2, names, first)
+    check(tmp_path / "found", 0, [ON_GPU], 2, 2, names, first)
 
 
 def test_each_operator_is_in_one_piece() -> None:

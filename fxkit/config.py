@@ -69,6 +69,11 @@ def current(environ: Mapping[str, str] | None = None) -> Config:
     )
 
 
+def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child process: that of this one, with `variables` set in it."""
+    return {**os.environ, **variables}
+
+
 @contextmanager
 def using_cache_dir(folder: Path) -> Iterator[None]:
     """Keep built kernels in another folder inside the block, for the whole process."""

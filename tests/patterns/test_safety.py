@@ -578,7 +578,8 @@ def test_several_results_come_together(name: str, typed: bool) -> None:
 def test_a_result_that_is_taken_after_a_write_to_another_is_no_obstacle() -> None:
     def program(x: Any) -> Any:
         both = torch.topk(x, 2)
-        shares = both[0].div_(both[0].sum(-1, keepdim=True))
+        values = both[0]
+        shares = values.div_(values.sum(-1, keepdim=True))
         return shares, both[1]
 
     gm = symbolic_trace(program)

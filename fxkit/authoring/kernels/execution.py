@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
+from fxkit import config
 from fxkit.authoring.kernels import sanitizer
 from fxkit.errors import NumericsError
 from fxkit.lower.building.build import load
@@ -184,7 +185,7 @@ class Isolated:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said or subprocess.DEVNULL,
-                env=None if self._checked is None else {**os.environ, **self._checked},
+                env=None if self._checked is None else config.environment_with(self._checked),
                 bufsize=0,
             )
             try:

@@ -100,3 +100,23 @@ def test_halves_are_exact_where_pairs_fit():
     compiled = fxkit.compile(lambda left, weight: operator()(left, weight.t(), None, 7))
     for _ in range(2):
         assert torch.equal(compiled(left, weight), exact(left, weight.t(), 7))
+
+
+@pytest.mark.parametrize("kind", ["random", "largest"])
+def test_the_operator_itself_is_exact_for_any_strides(kind):
+    def laid_out(rows: int, columns: int) -> list[Tensor]:
+        wide = integers((2 * rows, 3 * columns), torch.int8, kind)
+        one = integers((rows * columns,), torch.int8, kind)
+        return [
+            wide[::2, ::3],
+            wide[:rows, :columns].clone(),
+            wide[:rows, :columns].t().contiguous().t(),
+            wide[:1, :columns].expand(rows, columns),
+            wide[:rows, :1].expand(rows, columns),
+            one.as_strided((rows, columns), (1, 1) if rows == 1 else (1, rows)),
+        ]
+
+    for rows, terms, columns in [(1, 64, 64), (17, 40, 9), (5, 1, 3), (4, 7, 1), (0, 3, 2)]:
+        for left in laid_out(rows, terms):
+            for right in laid_out(terms, columns):
+                assert torch.equal(integer_product(left, right, None, 5), exact(left, right, 5))

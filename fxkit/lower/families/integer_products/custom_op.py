@@ -53,6 +53,29 @@ def integer_product(
 
 
 def _sums(left: Tensor, right: Tensor) -> Tensor:
-    if right.shape[0] == 1:  # torch 2.11 to 2.14 read a transposed column wrongly
-        return left.to(torch.int32) * right.to(torch.int32)
-    return torch.ops.aten._int_mm(left, right)
+    if not _is_torch_exact():
+        return (left.double() @ right.double()).to(torch.int32)
+    return torch.ops.aten._int_mm(_packed(left), _packed(right))
+
+
+def _packed(matrix: Tensor) -> Tensor:
+    """Return a matrix as torch's product reads it rightly.
+
+    torch 2.11 to 2.14 take other strides for granted than those of expanded matrices and of
+    transposed ones with one row or column.
+    """
+    rows, columns = matrix.shape
+    is_transposed = rows > 1 and columns > 1 and matrix.stride() == (1, rows)
+    if is_transposed or matrix.stride() == (columns, 1):
+        return matrix
+    return matrix.clone(memory_format=torch.contiguous_format)
+
+
+@functools.cache
+def _is_torch_exact() -> bool:
+    """Tell whether torch's own product of integers is exact on this processor.
+
+    Without VNNI, oneDNN adds pairs of products in 16 bits, which saturates.
+    """
+    most = torch.full((16, 16), 127, dtype=torch.int8)
+    return bool((torch.ops.aten._int_mm(most, most) == 16 * 127 * 127).all())

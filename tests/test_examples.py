@@ -23,5 +23,11 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     assert done.stdout
 
 
+@pytest.mark.parametrize("name", ["own_observer", "own_algorithm", "own_accelerator"])
+def test_what_authors_of_quantization_add_is_one_short_file(name: str) -> None:
+    (example,) = (one for one in EXAMPLES if one.stem == name)
+    assert len(example.read_text().splitlines()) < 60
+
+
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 3

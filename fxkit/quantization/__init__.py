@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from fxkit.quantization.affine import QuantizationParameters
 from fxkit.quantization.algorithms import (
     CorrectedBias,
     EqualizeLayers,
@@ -34,6 +35,8 @@ from fxkit.quantization.algorithms import (
     smooth_for,
     smooth_quant,
 )
+from fxkit.quantization.algorithms.weight_choice import WeightProblem, choose_weights
+from fxkit.quantization.backends import BACKENDS, BackendDescription
 from fxkit.quantization.calibration import calibrate, quantize
 from fxkit.quantization.comparison import ComparedOperator, QuantizationComparison, compare
 from fxkit.quantization.config import QuantizationConfig
@@ -52,9 +55,12 @@ from fxkit.quantization.specs import (
     int8_static,
     int8_weight_only,
 )
+from fxkit.quantization.stored_weight import StoredWeight
 
 __all__ = [
+    "BACKENDS",
     "OBSERVERS",
+    "BackendDescription",
     "ComparedOperator",
     "CorrectedBias",
     "EqualizeLayers",
@@ -66,6 +72,7 @@ __all__ = [
     "QuantizationChoices",
     "QuantizationComparison",
     "QuantizationConfig",
+    "QuantizationParameters",
     "QuantizationReport",
     "QuantizationRow",
     "QuantizationSpec",
@@ -75,12 +82,15 @@ __all__ = [
     "ScaleInputs",
     "SetStatistics",
     "SmoothActivations",
+    "StoredWeight",
     "TensorSpec",
     "ValueRange",
     "WeightChoice",
+    "WeightProblem",
     "ada_round",
     "awq",
     "calibrate",
+    "choose_weights",
     "compare",
     "convert",
     "correct_biases",

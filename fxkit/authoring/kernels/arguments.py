@@ -8,6 +8,7 @@ k                   a number that the pattern binds
 rows                what numbers={"rows": ...} computes
 workspace           memory of as many bytes as workspace= says
 threads, stream     the number of threads; the stream of CUDA
+epilogue            what is done with each element before it is stored: auto
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class KernelArgument:
     Attributes:
         parameter: The parameter.
         kind: `operand`, `result`, `workspace`, `sizes`, `strides`, `rank`, `numel`, `size`,
-            `stride`, `number`, `computed`, `threads` or `stream`.
+            `stride`, `number`, `computed`, `threads`, `stream` or `epilogue`.
         of: The tensor or number that it is of.
         axis: Which axis, for `size` and `stride`.
     """
@@ -56,6 +57,7 @@ class KernelArguments:
         operands: The captures that are tensors, in the order of the pattern.
         numbers: The captures that are numbers.
         results: Names of the results, in the order of the pattern.
+        behind: Names of operands that the epilogue reads, and the function is not given.
     """
 
     signature: KernelSignature
@@ -63,9 +65,12 @@ class KernelArguments:
     operands: tuple[str, ...]
     numbers: tuple[str, ...]
     results: tuple[str, ...]
+    behind: tuple[str, ...] = ()
 
     def takes_strides(self, name: str) -> bool:
-        """Tell whether the function is told the strides of a tensor."""
+        """Tell whether the function is told the strides of a tensor, or was made for them."""
+        if name in self.behind:
+            return True
         return any(a.of == name and a.kind in ("strides", "stride") for a in self.of)
 
     def parameter(self, name: str) -> KernelParameter | None:
@@ -82,6 +87,11 @@ class KernelArguments:
         """Tell whether the elements of a tensor are of the function's type parameter."""
         parameter, template = self.parameter(name), self.signature.template
         return parameter is not None and template is not None and parameter.type == template
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether the function calls an epilogue."""
+        return any(a.kind == "epilogue" for a in self.of)
 
     @property
     def has_workspace(self) -> bool:
@@ -190,6 +200,8 @@ def _argument(
         return KernelArgument(parameter, "threads")
     if name == "stream" and parameter.type == STREAM:
         return KernelArgument(parameter, "stream")
+    if name == "epilogue" and parameter.type == "auto" and not parameter.is_pointer:
+        return KernelArgument(parameter, "epilogue")
     if name in computed and is_number:
         return KernelArgument(parameter, "computed", name)
     found = _OF_TENSOR.fullmatch(name)

@@ -52,6 +52,7 @@ class AuthoredKernel:
         gradient: Computes its gradient, where it claims one.
         where: Where it applies, as the user said it.
         devices: The kinds of devices that `call` serves.
+        with_epilogues: The kernel with what follows it at places of graphs: operators and sources.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class AuthoredKernel:
         self.rule = self._rule(options)
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self._signature = inspect.Signature([inspect.Parameter(n, kind) for n, _ in captures])
+        self.with_epilogues: dict[Any, tuple[Any, NativeKernel]] = {}
         if "cpu" in self.natives:
             call_natively(self.operator, self._native_call)
 
@@ -94,6 +96,11 @@ class AuthoredKernel:
         if asks and self.gradient is None:
             return self.reference(*values)
         return self.operator(*values)
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether what follows it on the processor may be fused with it."""
+        return "cpu" in self.natives and self.natives["cpu"].arguments.has_hook
 
     def serves(self, device: str) -> bool:
         """Tell whether it has a source, or a function, for a kind of device."""

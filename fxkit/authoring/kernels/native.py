@@ -14,6 +14,7 @@ import torch
 
 from fxkit.authoring.kernels import sanitizer
 from fxkit.authoring.kernels.arguments import WORKSPACE, KernelArguments
+from fxkit.authoring.kernels.epilogue import Epilogue
 from fxkit.authoring.kernels.execution import InProcess, KernelMemory, isolated
 from fxkit.authoring.kernels.source import FOUND, KernelSource
 from fxkit.authoring.kernels.wrapper import entry_name, pack_numbers, print_wrapper
@@ -65,6 +66,7 @@ class NativeKernel:
         workspace: Bytes of workspace, or computes them from operands and results.
         reference: The pattern as a function of torch.
         captures: The pattern's parameters.
+        epilogue: What its function does with each element before it stores it, if anything.
     """
 
     source: KernelSource
@@ -74,6 +76,7 @@ class NativeKernel:
     workspace: int | Callable[..., int]
     reference: Reference
     captures: tuple[str, ...]
+    epilogue: Epilogue | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_lock", threading.Lock())
@@ -100,7 +103,13 @@ class NativeKernel:
         generic = self.arguments.signature.template is not None
         dtypes = self.dtypes if generic else (None,)
         pointer = None if self.source.library is None else FOUND
-        return print_wrapper(self.arguments, dtypes, is_cuda=self.source.is_cuda, pointer=pointer)
+        return print_wrapper(
+            self.arguments,
+            dtypes,
+            is_cuda=self.source.is_cuda,
+            pointer=pointer,
+            epilogue=self.epilogue,
+        )
 
     def objection(self, types: Sequence[Any]) -> str | None:
         """Return why it does not take operands of some types, or None."""
@@ -130,7 +139,9 @@ class NativeKernel:
                 return f"{name} is of {known.dtype}, and its function takes {wanted}"
             if known.device.type != self.device:
                 return f"{name} is on {known.device}"
-        return None
+        if self.epilogue is None:
+            return None
+        return self.epilogue.objection(known for _, known in self._operands(types))
 
     def _operands(self, values: Sequence[Any]) -> list[tuple[str, Any]]:
         names = self.arguments.operands

@@ -25,6 +25,7 @@ from fxkit.patterns.inputs import captures_of, make_operands, operand_cases, pat
 from fxkit.patterns.rewriting import Rule
 
 _TRIALS = 48
+_HOOK_TRIALS = 2  # of what follows a kernel; each is built
 
 # Sizes at which vectors, blocks and threads leave a rest; for patterns whose operands are alike.
 _ODD_SHAPES = ((1,), (17,), (5, 67), (131, 33), (2, 3, 129), (3, 4099))
@@ -63,8 +64,9 @@ def prove_kernel(
         BuildError: When the source does not build.
     """
     native = kernel.natives.get(device)
+    accepted: list[Mapping[str, Any]] = []
     with _isolation(native, checked) as process:
-        compared, reason = _compare_on_cases(kernel, native, device, seed)
+        compared, reason = _compare_on_cases(kernel, native, device, seed, accepted)
     if not compared:
         raise NumericsError(
             f"expected inputs that {kernel.name} accepts, got none: {reason}",
@@ -76,6 +78,11 @@ def prove_kernel(
             hint="a function that returns another number leaves the call to torch; is it in the "
             "library?",
         )
+    if native is not None and native.arguments.has_hook:
+        from fxkit.authoring.kernels.hook_proof import prove_hook
+
+        for values in accepted:
+            prove_hook(kernel, values, lambda it: _isolation(it, checked))  # type: ignore[arg-type]
     return compared
 
 
@@ -93,7 +100,11 @@ def _isolation(native: NativeKernel | None, checked: bool) -> Iterator[Isolated 
 
 
 def _compare_on_cases(
-    kernel: Provable, native: NativeKernel | None, device: str, seed: int
+    kernel: Provable,
+    native: NativeKernel | None,
+    device: str,
+    seed: int,
+    accepted: list[Mapping[str, Any]],
 ) -> tuple[int, str]:
     generator = torch.Generator().manual_seed(seed)
     compared, reason = 0, ""
@@ -124,6 +135,9 @@ def _compare_on_cases(
         if is_accepted and kernel.call is not None:
             _check_memory(kernel.name, kernel.call, values)
         compared += is_accepted
+        has_elements = all(v.numel() for v in values.values() if isinstance(v, torch.Tensor))
+        if is_accepted and has_elements and not case[2] and len(accepted) < _HOOK_TRIALS:
+            accepted.append(values)
         if not is_accepted:
             refused.add(_frozen(case[0]))
             reason = reason or why_refused(kernel.rule, program, args)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from fxkit.authoring.kernels.definition import AuthoredKernel
+from fxkit.authoring.kernels.epilogue_fusion import FuseEpilogues
 from fxkit.authoring.kernels.readiness import objection_to
 from fxkit.authoring.kernels.trial import TrialOptions, times_at
 from fxkit.errors import PassError, UnsupportedError
@@ -35,11 +36,13 @@ class SubstituteKernels(Pass):
         options: How fxkit compiles what they are timed against.
         device: Where the graph runs.
         trials: Takes note of what became of each.
+        placed: Of the first of them, names of the nodes that took the places.
     """
 
     kernels: tuple[AuthoredKernel, ...]
     options: TrialOptions
     trials: list[KernelTrial] = field(default_factory=list)
+    placed: list[tuple[str, ...]] = field(default_factory=list)
 
     numerics: ClassVar[str] = "close"
     is_idempotent: ClassVar[bool] = True
@@ -57,6 +60,7 @@ class SubstituteKernels(Pass):
             found = asked.pop((site.rule, site.root), None)
             if found is not None:
                 self.trials.append(found)
+                self.placed.append(site.inserted)
         reasons = {(rule, root): why for rule, root, why in report.refusals}
         for place, trial in asked.items():
             why = trial.reason or reasons.pop(place, "another kernel was taken there")
@@ -67,6 +71,12 @@ class SubstituteKernels(Pass):
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(kernel.name for kernel in self.kernels)})"
+
+    def note_epilogues(self, fused: Mapping[str, tuple[str, ...]]) -> None:
+        """Take note of the nodes that are computed behind kernels, by the kernels' nodes."""
+        for place, names in enumerate(self.placed):
+            behind = next((fused[name] for name in names if name in fused), ())
+            self.trials[place] = replace(self.trials[place], epilogue=behind)
 
     def _tried(self, kernel: AuthoredKernel, asked: dict[tuple[str, str], KernelTrial]) -> Rule:
         """Return a kernel's rule, which asks for a trial where it would apply."""
@@ -142,6 +152,13 @@ def use_kernels(
     PassManager(
         (current,), verify="structure", args=args, on_failure=on_failure, instruments=instruments
     ).run(gm)
+    if any(kernel.has_hook for kernel in ready):
+        typed(gm, args)
+        fusing = FuseEpilogues(tuple(ready), options.policy)
+        PassManager(
+            (fusing,), verify="structure", args=args, on_failure=on_failure, instruments=instruments
+        ).run(gm)
+        current.note_epilogues(fusing.fused)
     return (*trials, *current.trials)
 
 

@@ -11,10 +11,12 @@ import torch
 from torch import fx
 
 from fxkit.authoring.kernels.definition import AuthoredKernel
+from fxkit.authoring.kernels.epilogue_fusion import FuseEpilogues
 from fxkit.ir.graph_copies import copy_graph_module
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.autotuning import times
 from fxkit.lower.compiling.compiled_module import CompiledModule
+from fxkit.lower.compiling.inferred_types import typed
 from fxkit.lower.compiling.lowering import cpp_target
 from fxkit.lower.compiling.pipeline import Lowering, lower
 from fxkit.lower.families.products.regions import continues_product
@@ -125,6 +127,10 @@ def _measured(
     args = tuple(made_up(known) for known in types)
     authored = copy_graph_module(fragment)
     rewrite(authored, replace(kernel.rule, where=lambda match: match.root.name == root), limit=1)
+    if kernel.has_hook:
+        typed(authored, args)
+        passes = (FuseEpilogues((kernel,), options.policy),)
+        PassManager(passes, verify="structure", args=args).run(authored)
     own = _compiled(copy_graph_module(fragment), args, options)
     theirs = _compiled(authored, args, options)
     return times.fastest(lambda: theirs(*args), lambda: own(*args))

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from fxkit.authoring.kernels.arguments import KernelArgument, KernelArguments
+from fxkit.authoring.kernels.epilogue import AS_IT_IS, FUNCTION, Epilogue, text_of
 from fxkit.authoring.kernels.signature import element_type
 
 ENTRY = "fx_authored"
 _MEMORY = ("operand", "result", "workspace")
-_ELSEWHERE = (*_MEMORY, "threads", "stream")
+_ELSEWHERE = (*_MEMORY, "threads", "stream", "epilogue")
 
 
 def entry_name(dtype: torch.dtype | None) -> str:
@@ -32,6 +33,7 @@ def print_wrapper(
     *,
     is_cuda: bool = False,
     pointer: str | None = None,
+    epilogue: Epilogue | None = None,
 ) -> str:
     """Return the functions that call a user's function, one for each dtype.
 
@@ -40,19 +42,39 @@ def print_wrapper(
         dtypes: What its type parameter may be; None alone where it has none.
         is_cuda: Whether it is CUDA.
         pointer: A pointer to the function, which may be null; called by its name when left out.
+        epilogue: What is done with each element; nothing when left out.
     """
-    return "\n".join(_function(arguments, dtype, is_cuda, pointer) for dtype in dtypes)
+    given = _given_to_hook(arguments, epilogue)
+    functions = [_function(arguments, dtype, is_cuda, pointer, given) for dtype in dtypes]
+    return "\n".join([text_of(epilogue), *functions] if arguments.has_hook else functions)
+
+
+def _given_to_hook(arguments: KernelArguments, epilogue: Epilogue | None) -> str:
+    """Return the text of the function object that a hook is given."""
+    if epilogue is None:
+        return f"{AS_IT_IS}{{}}"
+    places = memory_places(arguments)
+    read = zip(arguments.behind, epilogue.element_types, strict=True)
+    pointers = [f"(const {type_}*)fx_buffers[{places[name]}]" for name, type_ in read]
+    return f"{FUNCTION}{{{', '.join(pointers)}}}"
 
 
 def _function(
-    arguments: KernelArguments, dtype: torch.dtype | None, is_cuda: bool, pointer: str | None
+    arguments: KernelArguments,
+    dtype: torch.dtype | None,
+    is_cuda: bool,
+    pointer: str | None,
+    given: str,
 ) -> str:
     signature = arguments.signature
     element = None if dtype is None else element_type(dtype, is_cuda)
     name = signature.name if element is None else f"{signature.name}<{element}>"
     places = memory_places(arguments)
     slots = {a.parameter.name: i for i, a in enumerate(told_by_numbers(arguments))}
-    values = [_value(a, places, slots, element, signature.template) for a in arguments.of]
+    values = [
+        given if a.kind == "epilogue" else _value(a, places, slots, element, signature.template)
+        for a in arguments.of
+    ]
     call = f"{pointer or name}({', '.join(values)})"
     body = f"{call};\n    return 0;" if signature.returns == "void" else f"return {call};"
     return (

@@ -41,6 +41,7 @@ class KernelTrial:
         seconds: Of a call with the kernel, or None where none was timed.
         own_seconds: Of a call with the kernels that fxkit makes there.
         source: The user's line, where it is known.
+        epilogue: Names of the nodes that follow, and that the kernel computes too.
     """
 
     kernel: str
@@ -49,6 +50,7 @@ class KernelTrial:
     seconds: float | None = None
     own_seconds: float | None = None
     source: str | None = None
+    epilogue: tuple[str, ...] = ()
 
     @property
     def is_used(self) -> bool:
@@ -62,6 +64,7 @@ class KernelTrial:
         told = "; ".join(part for part in (times, self.reason) if part)
         told = told or "without a trial"
         at = f" at {', '.join(self.nodes)}" if self.nodes else ""
+        at += f" with {', '.join(self.epilogue)} behind it" if self.epilogue else ""
         where = f" ({self.source})" if self.source else ""
         return f"{self.kernel} {'used' if self.is_used else 'left out'}{at}{where}: {told}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -81,15 +80,6 @@ def lines_of(report: str, kernel: str) -> list[str]:
 
 
 BOTH_TIMES = r"\d us, fxkit's kernels [\d.]+ us"
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Time what kernels cost, and not how long threads wait for a busy processor."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("one_thread")

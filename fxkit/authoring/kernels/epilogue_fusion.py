@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
-from fxkit.authoring.kernels.definition import AuthoredKernel
 from fxkit.authoring.kernels.epilogue import Epilogue, epilogue_of
 from fxkit.authoring.kernels.native import NativeKernel
 from fxkit.authoring.kernels.native_call import make_call
@@ -26,6 +25,22 @@ from fxkit.lower.fusion.policy import Policy
 from fxkit.passes.base import Pass, PassContext
 
 
+class KernelWithHook(Protocol):
+    """What fusing asks of a kernel; see `AuthoredKernel`."""
+
+    name: str
+    operator: Any
+    reference: Callable[..., Any]
+    natives: Mapping[str, NativeKernel]
+    captures: tuple[tuple[str, type], ...]
+    with_epilogues: dict[Any, tuple[Any, NativeKernel]]
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether what follows it may be fused with it."""
+        ...
+
+
 @dataclass(frozen=True)
 class FuseEpilogues(Pass):
     """Put what follows a kernel with a hook into the kernel: pointwise operators nobody else reads.
@@ -36,7 +51,7 @@ class FuseEpilogues(Pass):
         fused: Takes note of which nodes went into which: name of the kernel's node → theirs.
     """
 
-    kernels: tuple[AuthoredKernel, ...]
+    kernels: tuple[KernelWithHook, ...]
     policy: Policy
     fused: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -71,7 +86,7 @@ class FuseEpilogues(Pass):
     def _fuse(
         self,
         edit: EditSession,
-        kernel: AuthoredKernel,
+        kernel: KernelWithHook,
         node: fx.Node,
         group: FusionGroup,
         emitted: Emitted,
@@ -127,7 +142,7 @@ def _module(
 
 
 def _operator(
-    kernel: AuthoredKernel, following: fx.GraphModule, others: int, epilogue: Epilogue
+    kernel: KernelWithHook, following: fx.GraphModule, others: int, epilogue: Epilogue
 ) -> Any:
     """Return the operator of a kernel with what follows it; made once for each such thing."""
     key = (epilogue, following.code)

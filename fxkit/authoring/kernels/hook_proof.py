@@ -10,8 +10,7 @@ import torch
 from torch import fx
 
 from fxkit.analysis.equivalence import assert_equivalent
-from fxkit.authoring.kernels.definition import AuthoredKernel
-from fxkit.authoring.kernels.epilogue_fusion import FuseEpilogues
+from fxkit.authoring.kernels.epilogue_fusion import FuseEpilogues, KernelWithHook
 from fxkit.authoring.kernels.native import NativeKernel
 from fxkit.errors import NumericsError
 from fxkit.lower.compiling.inferred_types import typed
@@ -21,7 +20,7 @@ from fxkit.passes.manager.manager import PassManager
 Isolation = Callable[[NativeKernel], AbstractContextManager[Any]]
 
 
-def prove_hook(kernel: AuthoredKernel, values: Mapping[str, Any], isolation: Isolation) -> None:
+def prove_hook(kernel: KernelWithHook, values: Mapping[str, Any], isolation: Isolation) -> None:
     """Fuse a kernel with what tells positions apart, and compare.
 
     Args:
@@ -71,7 +70,7 @@ def _filled(values: Mapping[str, Any], given: tuple[Any, ...]) -> list[Any]:
     return [*own, *rest]
 
 
-def _program(kernel: AuthoredKernel, values: Mapping[str, Any]) -> fx.GraphModule:
+def _program(kernel: KernelWithHook, values: Mapping[str, Any]) -> fx.GraphModule:
     """Return a program that goes on with a result in a way that differs at each element."""
     graph = fx.Graph()
     operands = [

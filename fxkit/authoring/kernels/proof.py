@@ -16,7 +16,9 @@ from typing import Any, Protocol
 import torch
 
 from fxkit.authoring.kernels import sanitizer
+from fxkit.authoring.kernels.epilogue_fusion import KernelWithHook
 from fxkit.authoring.kernels.execution import Isolated, in_isolation
+from fxkit.authoring.kernels.hook_proof import prove_hook
 from fxkit.authoring.kernels.native import NativeKernel
 from fxkit.errors import FxkitError, NumericsError, UnsupportedError
 from fxkit.ir.types import TensorType
@@ -33,13 +35,10 @@ _NUMBERS: Mapping[type, Any] = {float: 0.75, int: 2, bool: True}
 _LAYOUTS = ("as made", "transposed", "every other", "expanded")
 
 
-class Provable(Protocol):
-    """What a proof asks of a kernel: its name, rule, parameters, sources and gradient."""
+class Provable(KernelWithHook, Protocol):
+    """What a proof asks of a kernel; see `AuthoredKernel`."""
 
-    name: str
     rule: Rule
-    captures: tuple[tuple[str, type], ...]
-    natives: Mapping[str, NativeKernel]
     gradient: Callable[..., Any] | None
     call: Callable[..., Any] | None
 
@@ -79,10 +78,8 @@ def prove_kernel(
             "library?",
         )
     if native is not None and native.arguments.has_hook:
-        from fxkit.authoring.kernels.hook_proof import prove_hook
-
         for values in accepted:
-            prove_hook(kernel, values, lambda it: _isolation(it, checked))  # type: ignore[arg-type]
+            prove_hook(kernel, values, lambda it: _isolation(it, checked))
     return compared
 
 

@@ -52,8 +52,8 @@ def sample_of(name: str) -> Sample:
 
 
 def test_each_folder_is_a_family() -> None:
-    products = ["integer_convolutions", "integer_products", "products", "weight_products"]
-    assert list(FAMILIES) == ["attention", "convolutions", *products]
+    products = ["group_products", "integer_convolutions", "integer_products", "products"]
+    assert list(FAMILIES) == ["attention", "convolutions", *products, "weight_products"]
     ways = [way for _, family in FAMILIES.items() for way in family.printers]
     assert len(set(ways)) == len(ways)
 

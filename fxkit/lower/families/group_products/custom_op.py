@@ -37,7 +37,7 @@ def _type(
     zero: Any = 0,
 ) -> TensorType:
     shape = (left.shape[0], packed.shape[0])
-    kind = torch.float32
+    kind = scales.dtype
     return replace(left, shape=shape, stride=(shape[1], 1), dtype=kind, requires_grad=False)
 
 
@@ -64,8 +64,9 @@ def group_product(
     Returns:
         float32[M, N], row by row.
     """
-    weight = unpacked_nibbles(packed).float().unflatten(1, (-1, group))
+    kind = scales.dtype
+    weight = unpacked_nibbles(packed).to(kind).unflatten(1, (-1, group))
     if zero_points is not None:
         weight = weight - zero_points[..., None]
     weight = (weight * scales[..., None]).flatten(1)
-    return (left.float() - (zero if zeros is None else zeros)) @ weight.t()
+    return (left.to(kind) - (zero if zeros is None else zeros)) @ weight.t()

@@ -121,11 +121,10 @@ static inline long fx_places(long from, long terms, long group, short* place) {
   return place[units - 1] + 1;
 }
 
-// scale * (zero point + moved) of each group of a row, and 0 up to a whole vector.
+// scale * zero point of each group of a row, and 0 up to a whole vector.
 template <class Zero>
-static inline void fx_moved_scales(const float* scale, const Zero* zeros, long count, float moved,
-                                   float* to) {
-  for (long g = 0; g < count; ++g) to[g] = scale[g] * ((zeros ? (float)zeros[g] : 0.0f) + moved);
+static inline void fx_moved_scales(const float* scale, const Zero* zeros, long count, float* to) {
+  for (long g = 0; g < count; ++g) to[g] = scale[g] * (float)zeros[g];
   for (long g = count; g % 16; ++g) to[g] = 0;
 }
 #endif
@@ -232,7 +231,7 @@ static void fx_float_groups(const float* a, long row, const fx_groups<Zero>& b, 
         for (int r = 0; r < ROWS; ++r) s::add_product(held[r], part[r], factor);
       }
       if (b.zeros) {
-        fx_moved_scales(scale, b.zeros + first, groups, 0.0f, moved);
+        fx_moved_scales(scale, b.zeros + first, groups, moved);
         for (long g = 0; g < groups; g += s::LANES)
           for (int r = 0; r < ROWS; ++r)
             held[r] -= *(const s::floats*)(moved + g) * *(const s::floats*)(totals[r] + g);
@@ -246,66 +245,114 @@ static void fx_float_groups(const float* a, long row, const fx_groups<Zero>& b, 
 #if defined(FX_INTEGER_STEP)
 typedef fx_step<FX_INTEGER_STEP> fx_integer_step;
 
-// The products of unsigned by signed bytes, four of them added up, of two halves; none leaves 16 bits.
-static inline fx_integer_step::ints fx_nibble_dot(fx_integer_step::ints low, fx_integer_step::ints x,
-                                                  fx_integer_step::ints high, fx_integer_step::ints y) {
+// sums + the products of unsigned by signed bytes in each lane, of two vectors of them; and of a third
+// one, where it is LIFTED. The unsigned ones are at most 15, those of the third 30: what is added up
+// fits into 16 bits.
+template <bool LIFTED>
+static inline fx_integer_step::ints fx_nibble_dots(fx_integer_step::ints sums,
+                                                   const fx_integer_step::ints (&factors)[3],
+                                                   const signed char* x, fx_integer_step::ints lift) {
   typedef fx_integer_step s;
+  const s::ints y[3] = {*(const s::ints*)x, *(const s::ints*)(x + FX_INTEGER_STEP), lift};
 #if FX_INTEGER_STEP == 64
-  s::ints sums = {};
-  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(low), "v"(x));
-  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(high), "v"(y));
+#pragma GCC unroll 3
+  for (int i = 0; i < (LIFTED ? 3 : 2); ++i)
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(factors[i]), "v"(y[i]));
   return sums;
 #else
   typedef char bytes __attribute__((vector_size(32)));
   typedef short shorts __attribute__((vector_size(32)));
-  const shorts first = (shorts)__builtin_ia32_pmaddubsw256((bytes)low, (bytes)x);
-  const shorts second = (shorts)__builtin_ia32_pmaddubsw256((bytes)high, (bytes)y);
-  return (s::ints)__builtin_ia32_pmaddwd256((shorts)(first + second), (shorts){} + 1);
+  shorts pairs = (shorts)__builtin_ia32_pmaddubsw256((bytes)factors[0], (bytes)y[0]);
+#pragma GCC unroll 2
+  for (int i = 1; i < (LIFTED ? 3 : 2); ++i)
+    pairs += (shorts)__builtin_ia32_pmaddubsw256((bytes)factors[i], (bytes)y[i]);
+  return sums + (s::ints)__builtin_ia32_pmaddwd256(pairs, (shorts){} + 1);
 #endif
 }
+
+static inline fx_integer_step::ints fx_lifted_more(fx_integer_step::ints sums,
+                                                   fx_integer_step::ints factors,
+                                                   fx_integer_step::ints lift) {
+#if FX_INTEGER_STEP == 64
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(factors), "v"(lift));
+  return sums;
+#else
+  typedef char bytes __attribute__((vector_size(32)));
+  typedef short shorts __attribute__((vector_size(32)));
+  const shorts pairs = (shorts)__builtin_ia32_pmaddubsw256((bytes)factors, (bytes)lift);
+  return sums + (fx_integer_step::ints)__builtin_ia32_pmaddwd256(pairs, (shorts){} + 1);
+#endif
+}
+
+// The zero point of a row of what is signed bytes.
+static inline int fx_lift_of(const signed char*, int zero) { return zero; }
+static inline int fx_lift_of(const unsigned char*, int zero) { return zero - 128; }
 
 // Of 2 vectors of bytes in order, those at even and those at odd places, as signed bytes.
 template <class Left>
 static inline void fx_every_second(const Left* from, Left flip, signed char* to) {
-  // gcc makes shuffles of bytes of what is written so.
-  for (int i = 0; i < FX_INTEGER_STEP; ++i) {
-    to[i] = (signed char)(from[2 * i] ^ flip);
-    to[FX_INTEGER_STEP + i] = (signed char)(from[2 * i + 1] ^ flip);
+  typedef fx_integer_step s;
+  typedef short shorts __attribute__((vector_size(FX_INTEGER_STEP)));
+  typedef signed char half __attribute__((vector_size(FX_INTEGER_STEP / 2), may_alias));
+  const s::ints flips = (s::ints){} + (unsigned char)flip * 0x01010101;
+#pragma GCC unroll 2
+  for (int v = 0; v < 2; ++v) {
+    const shorts x = (shorts)(*(const s::loose*)(from + v * FX_INTEGER_STEP) ^ flips);
+    *(half*)(to + v * FX_INTEGER_STEP / 2) = __builtin_convertvector(x, half);
+    *(half*)(to + (2 + v) * FX_INTEGER_STEP / 2) = __builtin_convertvector(x >> 8, half);
   }
 }
 
-// ROWS rows of integers by a panel, added to sums[ROWS][64]: (A - lifts) by B, in float32 by group.
-template <int ROWS, class Left, class Zero>
+// Writes a row in order: its terms as signed bytes, and for each lane what the weight's being moved up by
+// 8 adds to a sum, which starts from there.
+template <class Left>
+static void fx_order_row(const Left* x, int zero, long terms, signed char* ordered, int* begin) {
+  typedef fx_integer_step s;
+  const Left flip = (Left)-1 < 0 ? 0 : (Left)128;
+  const s::ints ones = (s::ints){} + 0x01010101, factors[3] = {ones, ones, ones};
+  const int lift = fx_lift_of(x, zero);
+  for (long k = 0; k < terms; k += s::TERMS, begin += s::LANES, ordered += s::TERMS) {
+    const Left* from = x + k;
+    Left part[s::TERMS];
+    if (terms - k < s::TERMS) {
+      for (long i = 0; i < s::TERMS; ++i) part[i] = i < terms - k ? from[i] : flip;
+      from = part;
+    }
+    fx_every_second(from, flip, ordered);
+    *(s::ints*)begin = (fx_nibble_dots<false>((s::ints){}, factors, ordered, ones) - 8 * lift) * -8;
+    for (long lane = (terms - k) / 8; lane < s::LANES; ++lane) begin[lane] = 0;
+  }
+}
+
+// ROWS rows of integers by a panel, added to sums[ROWS][64]: (A - zeros) by B. Where zero points of rows
+// are not those of signed bytes, rows are LIFTED: a byte, or two where it has to be, stands for that.
+template <int ROWS, bool LIFTED, class Left, class Zero>
 static void fx_integer_groups(const Left* a, long row, const int* zero, const fx_groups<Zero>& b,
                               long columns, long depth, float* sums) {
   typedef fx_integer_step s;
-  const bool is_signed = (Left)-1 < 0;
-  const Left flip = is_signed ? 0 : (Left)128;
   const long most = FX_ORDERED_BYTES / ROWS / 128 * 128;
   alignas(64) signed char ordered[FX_ORDERED_BYTES];
+  alignas(64) int begin[FX_ORDERED_BYTES / 8];
   alignas(64) float totals[ROWS][FX_ORDERED_BYTES / ROWS / FX_UNIT + 16];
   alignas(64) float moved[FX_ORDERED_BYTES / FX_UNIT + 16];
   short place[FX_ORDERED_BYTES / FX_UNIT + 4];
-  float lift[ROWS];
-  bool is_lifted = false;
-  for (int r = 0; r < ROWS; ++r) {
-    lift[r] = (float)(zero[r] - (is_signed ? 0 : 128));
-    is_lifted |= lift[r] != 0;
+  s::ints lifts[ROWS], rests[ROWS];
+  bool has_rests = false;
+  for (int r = 0; LIFTED && r < ROWS; ++r) {
+    const int lift = -fx_lift_of(a, zero[r]);
+    const int byte = lift < -128 ? -128 : lift > 127 ? 127 : lift;
+    lifts[r] = (s::ints){} + (byte & 255) * 0x01010101;
+    rests[r] = (s::ints){} + ((lift - byte) & 255) * 0x01010101;
+    has_rests |= lift != byte;
   }
   const s::ints flips = (s::ints){} + (int)0x88888888u, halves = (s::ints){} + 0x0f0f0f0f;
-  const s::ints ones = (s::ints){} + 0x01010101;
   for (long from = 0; from < depth; from += most) {
     const long terms = depth - from < most ? depth - from : most;
     const long groups = fx_places(from, terms, b.group, place);
     for (int r = 0; r < ROWS; ++r) {
       const Left* const x = a + r * row + from;
-      long k = 0;
-      for (; k + s::TERMS <= terms; k += s::TERMS) fx_every_second(x + k, flip, ordered + r * most + k);
-      if (k < terms) {
-        Left part[s::TERMS];
-        for (long i = 0; i < s::TERMS; ++i) part[i] = i < terms - k ? x[k + i] : flip;
-        fx_every_second(part, flip, ordered + r * most + k);
-      }
+      fx_order_row(x, zero[r], terms, ordered + r * most, begin + r * most / 8);
+      if (!b.zeros) continue;
       for (long g = 0; g < (groups + 15) / 16 * 16; ++g) totals[r][g] = 0;
       for (long unit = 0; unit * FX_UNIT < terms; ++unit) {
         int all = 0;
@@ -317,32 +364,43 @@ static void fx_integer_groups(const Left* a, long row, const int* zero, const fx
       const unsigned char* const bytes = b.packed + c * b.bytes(depth) + from / 2;
       const long first = c * b.count(depth) + from / b.group;
       const float* const scale = b.scales + first;
-      s::floats held[ROWS] = {}, all = {};
+      s::floats held[ROWS] = {};
       for (long k = 0; k < terms; k += s::TERMS) {
         __builtin_prefetch(bytes + k / 2 + 1024);
         const s::ints words = s::packed_at(bytes + k / 2, (terms - k) / 2, 0x88) ^ flips;
         const s::ints low = words & halves, high = (words >> 4) & halves;
+        const s::ints factors[3] = {low, high, low + high};
         const s::floats factor = s::scales(scale, place + k / FX_UNIT);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; ++r) {
-          const signed char* const x = ordered + r * most + k;
-          const s::ints found =
-              fx_nibble_dot(low, *(const s::ints*)x, high, *(const s::ints*)(x + FX_INTEGER_STEP));
+          const s::ints start = *(const s::ints*)(begin + (r * most + k) / 8);
+          s::ints found =
+              fx_nibble_dots<LIFTED>(start, factors, ordered + r * most + k, lifts[r]);
+          if (LIFTED && has_rests) found = fx_lifted_more(found, factors[2], rests[r]);
           s::add_product(held[r], __builtin_convertvector(found, s::floats), factor);
         }
-        if (is_lifted) {
-          const s::ints found = fx_nibble_dot(low, ones, high, ones);
-          s::add_product(all, __builtin_convertvector(found, s::floats), factor);
-        }
       }
-      fx_moved_scales(scale, b.zeros ? b.zeros + first : nullptr, groups, 8.0f, moved);
-      for (long g = 0; g < groups; g += s::LANES)
-        for (int r = 0; r < ROWS; ++r)
-          held[r] -= *(const s::floats*)(moved + g) * *(const s::floats*)(totals[r] + g);
-      for (int r = 0; r < ROWS; ++r)
-        sums[r * FX_GROUP_COLUMNS + c] += s::sum(is_lifted ? held[r] - lift[r] * all : held[r]);
+      if (b.zeros) {
+        fx_moved_scales(scale, b.zeros + first, groups, moved);
+        for (long g = 0; g < groups; g += s::LANES)
+          for (int r = 0; r < ROWS; ++r)
+            held[r] -= *(const s::floats*)(moved + g) * *(const s::floats*)(totals[r] + g);
+      }
+      for (int r = 0; r < ROWS; ++r) sums[r * FX_GROUP_COLUMNS + c] += s::sum(held[r]);
     }
   }
+}
+
+// Chooses whether rows are lifted.
+template <int ROWS, class Left, class Zero>
+static void fx_integer_rows(const Left* a, long row, const int* zero, const fx_groups<Zero>& b,
+                            long columns, long depth, float* sums) {
+  bool lifted = false;
+  for (int r = 0; r < ROWS; ++r) lifted |= fx_lift_of(a, zero[r]) != 0;
+  if (lifted)
+    fx_integer_groups<ROWS, true>(a, row, zero, b, columns, depth, sums);
+  else
+    fx_integer_groups<ROWS, false>(a, row, zero, b, columns, depth, sums);
 }
 #endif
 
@@ -448,15 +506,19 @@ static void fx_group_product(const Left* a, long row, fx_zeros zeros, const fx_g
   for (long r = 0; r < rows; r += FX_GROUP_ROWS) {
     const long count = rows - r < FX_GROUP_ROWS ? rows - r : FX_GROUP_ROWS;
     int zero[FX_GROUP_ROWS];
-    for (long i = 0; i < count; ++i) zero[i] = zeros.of(r + i);
+    bool are_bytes = true;
+    for (long i = 0; i < count; ++i) {
+      zero[i] = zeros.of(r + i);
+      are_bytes &= fx_lift_of(a, zero[i]) >= -254 && fx_lift_of(a, zero[i]) <= 256;
+    }
     const Left* const from = a + r * row;
     float* const to = sums + r * FX_GROUP_COLUMNS;
 #if defined(FX_INTEGER_STEP)
-    if (b.group % FX_UNIT == 0) {
-      if (count == 1) fx_integer_groups<1>(from, row, zero, b, columns, depth, to);
-      if (count == 2) fx_integer_groups<2>(from, row, zero, b, columns, depth, to);
-      if (count == 3) fx_integer_groups<3>(from, row, zero, b, columns, depth, to);
-      if (count == 4) fx_integer_groups<4>(from, row, zero, b, columns, depth, to);
+    if (b.group % FX_UNIT == 0 && are_bytes) {
+      if (count == 1) fx_integer_rows<1>(from, row, zero, b, columns, depth, to);
+      if (count == 2) fx_integer_rows<2>(from, row, zero, b, columns, depth, to);
+      if (count == 3) fx_integer_rows<3>(from, row, zero, b, columns, depth, to);
+      if (count == 4) fx_integer_rows<4>(from, row, zero, b, columns, depth, to);
       continue;
     }
 #endif

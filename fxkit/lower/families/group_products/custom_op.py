@@ -6,7 +6,6 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fxkit.analysis.type_inference.own_operators import define_operator

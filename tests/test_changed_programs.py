@@ -180,6 +180,19 @@ def test_a_change_holds_for_other_calls(way: str, call: str) -> None:
     check(WAYS[way], CALLS[call], is_training=False)
 
 
+def test_a_change_holds_for_inference_tensors() -> None:
+    for way in ("torch.compile", "compile"):
+        check(WAYS[way], CALLS["inference"], is_training=False)
+
+
+def test_a_change_holds_beside_an_inference_tensor_that_is_not_used() -> None:
+    changed = fxkit.compile(lambda x, unused: torch.relu(x) * 1.0, passes=[UseTanh()])
+    with torch.inference_mode():
+        for rows in (2, 3):
+            x = torch.randn(rows, 3)
+            torch.testing.assert_close(changed(x, torch.ones(2)), torch.tanh(x) * 100)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("is_training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("call", CALLS)

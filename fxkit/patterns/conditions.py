@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,55 @@ def same_shape(*names: str) -> Where:
         return True
 
     return accept
+
+
+def not_empty(*names: str) -> Where:
+    """Accept operands that have elements."""
+
+    def check(known: TensorType) -> str | None:
+        return f"{known} has no elements" if 0 in known.shape else None
+
+    return _each(names, check)
+
+
+def letters_agree(first: str, second: str) -> Where:
+    """Accept operands of an einsum that have one size for each letter of its `equation`.
+
+    An einsum repeats axes of size one, those that are summed over too; products of matrices don't.
+    """
+
+    def accept(match: Match) -> bool | str:
+        known = types_of(match, (first, second))
+        if known is None:
+            return UNKNOWN
+        sizes: dict[str, Any] = {}
+        for one, letters in zip(known, einsum_terms(match["equation"]), strict=False):
+            for letter, size in zip(letters, one.shape, strict=True):
+                if sizes.setdefault(letter, size) != size:
+                    return f"expected one size for {letter}, got {known[0]} and {known[1]}"
+        return True
+
+    return accept
+
+
+def einsum_form(*forms: str) -> Callable[[Any], bool]:
+    """Return what tells whether an equation of einsum is one of some forms, in any letters."""
+    return lambda equation: any(_is_renamed(equation, form) for form in forms)
+
+
+def einsum_terms(equation: str) -> list[str]:
+    """Return the letters of each operand of an einsum, and of its result."""
+    return re.split(",|->", equation.replace(" ", ""))
+
+
+def _is_renamed(equation: Any, form: str) -> bool:
+    if not isinstance(equation, str) or "->" not in equation:
+        return False
+    terms, wanted = einsum_terms(equation), einsum_terms(form)
+    if [*map(len, terms)] != [*map(len, wanted)] or not "".join(terms).isalpha():
+        return False
+    pairs = set(zip("".join(wanted), "".join(terms), strict=True))
+    return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
 
 
 def every(*conditions: Where) -> Where:

@@ -13,6 +13,7 @@ from torch import fx
 
 import fxkit
 from fxkit.analysis.tensor_types import propagate_types
+from fxkit.errors import InvalidGraphError
 from fxkit.ir.printer import format_graph
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import SIMPLIFY
@@ -78,7 +79,11 @@ def check(rule: Rule, seed: int) -> bool:
     expected = run(gm, args)
     if expected is None:
         return False
-    propagate_types(gm, args)
+    try:
+        propagate_types(gm, args)
+    except InvalidGraphError:  # eager takes operands of two dtypes where one has no elements
+        assert not all(x.numel() for x in args)
+        return False
     if not rewrite(gm, rule, limit=1).count:
         return False
     torch.testing.assert_close(gm(*args), expected, equal_nan=True)
@@ -101,7 +106,9 @@ def check_in_half(rule: Rule, seed: int) -> bool:
         assert (e.dtype, e.shape) == (g.dtype, g.shape)
         assert not e.numel() or e.stride() == g.stride()  # those of no elements address nothing
         assert torch.equal(e.isnan(), g.isnan())
-        if not torch.equal(e.nan_to_num(), g.nan_to_num()):
+        if e.dtype == torch.float64:  # what is by hand is no nearer to the truth
+            torch.testing.assert_close(g, e, equal_nan=True)
+        elif not torch.equal(e.nan_to_num(), g.nan_to_num()):
             assert _error(g, t) <= 2 * _error(e, t) + torch.finfo(e.dtype).eps * _scale(t)
     return True
 

@@ -295,8 +295,10 @@ def _repeats_heads(match: Match) -> bool | str:
     if known is None or len(known) < 3:
         return UNKNOWN
     q, k, v = known
-    if {len(one.shape) for one in known} != {4} or k.shape[1] != v.shape[1] or not k.shape[1]:
+    if {len(one.shape) for one in known} != {4} or k.shape[1] != v.shape[1] or k.shape[1] == 0:
         return f"expected q, k and v of four axes, got q: {q}, k: {k} and v: {v}"
+    if not isinstance(q.shape[1], int) or not isinstance(k.shape[1], int):
+        return f"expected numbers of heads that are known, got q: {q} and k: {k}"
     times = q.shape[1] // k.shape[1]
     for one, name in ((k, "k"), (v, "v")):
         batch, heads, *rest = one.shape

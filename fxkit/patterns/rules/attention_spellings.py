@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fxkit.patterns.conditions import floating
+from fxkit.patterns.conditions import einsum_form, every, floating, letters_agree
 from fxkit.patterns.language import computed, operand
 from fxkit.patterns.rewriting import rule
 
@@ -90,26 +90,12 @@ def matmul_with_scaled_columns(x, y, axes, factor):
     return before, torch.matmul(x, rows.transpose(-2, -1) * factor)
 
 
-def _spelled(expected: str) -> Callable[[Any], bool]:
-    """Return what tells whether an equation is the expected one, whatever its letters."""
-    wanted = expected.replace("->", ",").split(",")
-
-    def is_expected(equation: Any) -> bool:
-        text = equation.replace(" ", "") if isinstance(equation, str) else ""
-        terms = text.replace("->", ",").split(",")
-        if "->" not in text or [*map(len, terms)] != [*map(len, wanted)]:
-            return False
-        pairs = set(zip("".join(wanted), "".join(terms), strict=True))
-        letters = {letter for _, letter in pairs}
-        is_renamed = len(pairs) == len(letters) == len(set("".join(wanted)))
-        return is_renamed and "".join(terms).isalpha()
-
-    return is_expected
-
-
 @rule(
     at="aten.einsum",
-    where=[floating("x", "y"), {"equation": operand(value=_spelled("bthd,bshd->bhts"))}],
+    where=[
+        every(floating("x", "y"), letters_agree("x", "y")),
+        {"equation": operand(value=einsum_form("bthd,bshd->bhts"))},
+    ],
     exact=False,
     benefit=6,
     samples=({"x": (2, 5, 3, 4), "y": (2, 6, 3, 4), "equation": "bthd,bshd->bhts"},),
@@ -126,7 +112,10 @@ def scores_by_einsum(x, y, equation):
 
 @rule(
     at="aten.einsum",
-    where=[floating("w", "v"), {"equation": operand(value=_spelled("bhts,bshd->bthd"))}],
+    where=[
+        every(floating("w", "v"), letters_agree("w", "v")),
+        {"equation": operand(value=einsum_form("bhts,bshd->bthd"))},
+    ],
     exact=False,
     benefit=6,
     samples=({"w": (2, 3, 5, 6), "v": (2, 6, 3, 4), "equation": "bhts,bshd->bthd"},),

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from fxkit.ir.types import TensorType
-from fxkit.patterns.conditions import UNKNOWN
+from fxkit.patterns.conditions import UNKNOWN, not_empty, types_of
 from fxkit.patterns.language import computed, operand
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Where, rule
@@ -17,12 +16,15 @@ def _is_bias_over(axes: int) -> Where:
     """Accept one number a channel, with the axes of the picture all of size one."""
 
     def accept(match: Match) -> bool | str:
-        weight, bias = match.type("w"), match.type("b")
-        if not isinstance(weight, TensorType) or not isinstance(bias, TensorType):
+        known = types_of(match, ("x", "w", "b"))
+        if known is None:
             return UNKNOWN
+        picture, weight, bias = known
         wanted = (weight.shape[0], *(1,) * axes)
         if bias.shape not in (wanted, (1, *wanted)) or len(weight.shape) != axes + 2:
             return f"expected b: [{','.join(map(str, wanted))}], got {bias}"
+        if len(bias.shape) > len(picture.shape):
+            return f"expected no more axes of b: {bias} than of x: {picture}"
         return True if bias.dtype == weight.dtype else f"b is {bias} and w {weight}"
 
     return accept
@@ -114,7 +116,7 @@ _IS_SIZES = operand(value=lambda padding: all(type(n) is int for n in _listed(pa
 # A NaN or Inf among the weights times a zero of the padding was NaN.
 @rule(
     at="aten.conv1d",
-    where={"widths": _is_even(1), "zero": _IS_ZERO, "p": _IS_SIZES},
+    where=[not_empty("x"), {"widths": _is_even(1), "zero": _IS_ZERO, "p": _IS_SIZES}],
     exact=False,
     finite_only=True,
     samples=(_plain(1, x=(2, 3, 8), w=(4, 3, 3), b=(4,), widths=[2, 2], zero=None),),
@@ -138,7 +140,7 @@ def padding_of_convolution_1d(x, w, b, s, p, d, g, widths, zero):
 # A NaN or Inf among the weights times a zero of the padding was NaN.
 @rule(
     at="aten.conv2d",
-    where={"widths": _is_even(2), "zero": _IS_ZERO, "p": _IS_SIZES},
+    where=[not_empty("x"), {"widths": _is_even(2), "zero": _IS_ZERO, "p": _IS_SIZES}],
     exact=False,
     finite_only=True,
     samples=(

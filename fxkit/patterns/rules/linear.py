@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from fxkit.ir.types import TensorType
-from fxkit.patterns.conditions import UNKNOWN, every, floating, types_of
+from fxkit.patterns.conditions import (
+    UNKNOWN,
+    einsum_form,
+    every,
+    floating,
+    letters_agree,
+    types_of,
+)
 from fxkit.patterns.language import any_of, operand
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Where, rule
@@ -130,33 +136,17 @@ def sum_with_product(x, y, b):
     return any_of(torch.matmul, torch.mm)(x, y) + b, torch.addmm(b, x, y)
 
 
-def _has_form(form: str) -> Any:
-    """Accept an equation of einsum that is `form` up to the choice and case of the letters."""
-    wanted = re.split(",|->", form)
-
-    def accept(equation: Any) -> bool:
-        parts = re.split(",|->", equation.replace(" ", "")) if isinstance(equation, str) else []
-        if [len(part) for part in parts] != [len(part) for part in wanted]:
-            return False
-        pairs = set(zip("".join(parts), "".join(wanted), strict=True))
-        letters = {letter for letter, _ in pairs}
-        others = {other for _, other in pairs}
-        return len(pairs) == len(letters) == len(others) and all(map(str.isalpha, letters))
-
-    return accept
-
-
 def _is_any(*forms: str) -> Any:
-    checks = [_has_form(form) for form in forms]
-    return operand(value=lambda equation: any(check(equation) for check in checks))
+    return operand(value=einsum_form(*forms))
 
 
+_MULTIPLIES = every(floating("x", "y"), letters_agree("x", "y"))
 _BATCHED = ("ik,kj->ij", "bik,bkj->bij", "abik,abkj->abij")
 
 
 @rule(
     at="aten.einsum",
-    where=[every(floating("x", "y")), {"equation": _is_any(*_BATCHED)}],
+    where=[_MULTIPLIES, {"equation": _is_any(*_BATCHED)}],
     exact=False,
     samples=(
         {"x": (3, 4), "y": (4, 5), "equation": "ij,jk->ik"},
@@ -178,7 +168,7 @@ _WITH_TRANSPOSE = ("bik,bjk->bij", "abik,abjk->abij")
 
 @rule(
     at="aten.einsum",
-    where=[every(floating("x", "y")), {"equation": _is_any(*_WITH_TRANSPOSE)}],
+    where=[_MULTIPLIES, {"equation": _is_any(*_WITH_TRANSPOSE)}],
     exact=False,
     samples=(
         {"x": (2, 3, 4), "y": (2, 5, 4), "equation": "bid,bjd->bij"},
@@ -196,7 +186,10 @@ def transposed_matmul_by_einsum(x, y, equation):
 
 @rule(
     at="aten.einsum",
-    where=[_is_linear, {"equation": _is_any("ik,jk->ij", "aik,jk->aij", "abik,jk->abij")}],
+    where=[
+        every(_is_linear, letters_agree("x", "w")),
+        {"equation": _is_any("ik,jk->ij", "aik,jk->aij", "abik,jk->abij")},
+    ],
     exact=False,
     samples=(
         {"x": (3, 4), "w": (5, 4), "equation": "ni,oi->no"},

@@ -15,6 +15,7 @@ from fxkit.patterns.conditions import (
     floating,
     is_number,
     no_gradient,
+    not_empty,
     shape_of,
 )
 from fxkit.patterns.language import any_of, computed, operand, optional
@@ -288,7 +289,7 @@ def mean_by_sum(x, dim, n, share, keep):
 
 @rule(
     at="aten.mean",
-    where=floating("x"),
+    where=every(floating("x"), not_empty("x")),
     exact=False,
     samples=({"x": (3, 4), "dim": -1, "keep": True},),
 )

@@ -18,7 +18,8 @@ class EarlierContent:
     """What tensors held before a program wrote to them, to be able to take a whole run back.
 
     What a program is going to write to is not known: whatever a call may write to is copied before
-    its first such call.
+    its first such call. Inference tensors count no versions, so that nothing tells whether they
+    were written to: they are copied before the first call that takes them.
 
     Args:
         arguments: The tensors that the program is given.
@@ -44,11 +45,10 @@ class EarlierContent:
             kwargs: What it is given by keyword.
             is_made: Whether a tensor has been made by the program, so that nobody else has it.
         """
-        if not _may_write(func, kwargs):
-            return
+        may_write = _may_write(func, kwargs)
         for leaf in pytree.tree_leaves((args, kwargs)):
             is_dense = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
-            if is_dense and not is_made(leaf):
+            if is_dense and (may_write or leaf.is_inference()) and not is_made(leaf):
                 self._keep(leaf)
 
     def _keep(self, tensor: torch.Tensor) -> None:
@@ -69,7 +69,7 @@ class EarlierContent:
         for tensor in written:
             if tensor.grad_fn is not followed.get(id(tensor)):
                 return "autograd follows what it writes to, and would follow it twice"
-            if storage_key(tensor) not in storages:
+            if storage_key(tensor) not in storages and not tensor.is_inference():
                 return "it writes to a tensor by other means than a call of torch"
         return None
 

@@ -98,6 +98,7 @@ def test_there_is_a_notebook_for_each_thing_to_learn() -> None:
         "compare_before_and_after",
         "fuse_and_profile",
         "fuse_into_a_custom_operator",
+        "plug_in_a_kernel",
         "trace_and_look",
         "why_did_my_rule_not_match",
         "write_a_pass",

@@ -96,12 +96,14 @@ def test_there_is_a_notebook_for_each_thing_to_learn() -> None:
     assert [path.stem for path in NOTEBOOKS] == [
         "change_activations_by_module_path",
         "compare_before_and_after",
+        "find_the_layer_that_hurts",
         "fuse_and_profile",
         "fuse_into_a_custom_operator",
         "plug_in_a_kernel",
         "trace_and_look",
         "why_did_my_rule_not_match",
         "write_a_pass",
+        "write_an_observer_and_a_scheme",
         "your_first_pass",
     ]
 

@@ -56,8 +56,8 @@ def quantized_tensor(
         parameters: With scales of a shape that broadcasts.
         spec: Type and range of the integers.
     """
-    steps = (values.float() * (1.0 / parameters.scale)).round() + parameters.zero_point
-    return steps.clamp(spec.low, spec.high).to(spec.dtype)
+    steps = (values.float() * (1.0 / parameters.scale)).round_().add_(parameters.zero_point)
+    return steps.clamp_(spec.low, spec.high).to(spec.dtype)
 
 
 def signal_to_noise(exact: Tensor, other: Tensor) -> float:

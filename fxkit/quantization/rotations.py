@@ -24,8 +24,10 @@ def is_rotation(matrix: Tensor) -> bool:
     """Tell whether a matrix is one of those that `rotation` returns, in whatever type."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < 2:
         return False
-    size = matrix.abs()
-    if not bool(size[0, 0] > 0) or not bool((size == size[0, 0]).all()):
+    first = matrix[0].abs()  # of most matrices a row tells
+    if not bool(first[0] > 0) or not bool((first == first[0]).all()):
+        return False
+    if not bool((matrix.abs() == first[0]).all()):
         return False
     signs = matrix.detach().double().sign()
     return torch.equal(signs @ signs.mT, len(matrix) * torch.eye(len(matrix)).to(signs))

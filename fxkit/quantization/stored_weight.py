@@ -39,7 +39,7 @@ class StoredWeight:
         """
         parts = _in_groups(weight, spec)
         others = shared_axes(parts.ndim, axis, spec)
-        low, high = parts.double().amin(others), parts.double().amax(others)
+        low, high = parts.amin(others).double(), parts.amax(others).double()
         if spec.is_pair_safe:
             pairs = largest_pairs(weight, axis) * (spec.high / SCALED_SUM)
             high = high.maximum(pairs if spec.granularity == "per_channel" else pairs.amax())

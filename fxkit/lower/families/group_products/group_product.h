@@ -34,10 +34,10 @@ struct fx_groups {
 
 #if defined(FX_FLOAT_STEP)
 template <int BYTES>
-struct fx_vectors;
+struct fx_vectors_of;
 
 template <>
-struct fx_vectors<32> {
+struct fx_vectors_of<32> {
   typedef float floats __attribute__((vector_size(32)));
   typedef int ints __attribute__((vector_size(32)));
   typedef int loose __attribute__((vector_size(32), aligned(1), may_alias));
@@ -45,15 +45,15 @@ struct fx_vectors<32> {
 };
 
 template <>
-struct fx_vectors<64> {
+struct fx_vectors_of<64> {
   typedef float floats __attribute__((vector_size(64)));
   typedef int ints __attribute__((vector_size(64)));
   typedef int loose __attribute__((vector_size(64), aligned(1), may_alias));
   typedef float loose_floats __attribute__((vector_size(64), aligned(1), may_alias));
 };
 
-typedef fx_vectors<32>::floats fx_half_floats;
-typedef fx_vectors<64>::floats fx_whole_floats;
+typedef fx_vectors_of<32>::floats fx_half_floats;
+typedef fx_vectors_of<64>::floats fx_whole_floats;
 
 // Four lanes of each of several numbers.
 static inline void fx_by_unit(const float* from, const short* place, fx_half_floats& to) {
@@ -70,10 +70,10 @@ static inline void fx_by_unit(const float* from, const short* place, fx_whole_fl
 
 template <int BYTES>
 struct fx_step {
-  typedef typename fx_vectors<BYTES>::floats floats;
-  typedef typename fx_vectors<BYTES>::ints ints;
-  typedef typename fx_vectors<BYTES>::loose loose;
-  typedef typename fx_vectors<BYTES>::loose_floats loose_floats;
+  typedef typename fx_vectors_of<BYTES>::floats floats;
+  typedef typename fx_vectors_of<BYTES>::ints ints;
+  typedef typename fx_vectors_of<BYTES>::loose loose;
+  typedef typename fx_vectors_of<BYTES>::loose_floats loose_floats;
   static constexpr int LANES = BYTES / 4, UNITS = BYTES / 16, TERMS = BYTES * 2;
 
   // The scale of each lane, by the groups of the units of a step.

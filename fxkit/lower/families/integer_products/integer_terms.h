@@ -7,7 +7,7 @@ static const long FX_PANEL_COLUMNS = 64;
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define FX_DOTS 64
-typedef int fx_lanes __attribute__((vector_size(64)));
+typedef int fx_integers __attribute__((vector_size(64)));
 typedef int fx_dots __attribute__((vector_size(64), aligned(1), may_alias));
 
 // sums + the products of 4 unsigned by 4 signed bytes, in each lane.
@@ -16,7 +16,7 @@ static inline fx_dots fx_dot(fx_dots sums, fx_dots positive, fx_dots any) {
   return sums;
 }
 #elif defined(__AVX2__)
-typedef int fx_lanes __attribute__((vector_size(32)));
+typedef int fx_integers __attribute__((vector_size(32)));
 typedef int fx_dots __attribute__((vector_size(32), aligned(1), may_alias));
 typedef short fx_shorts __attribute__((vector_size(32), aligned(1), may_alias));
 

@@ -66,17 +66,17 @@ static void fx_turned(const signed char* b, long column, long columns, long term
 template <int ROWS>
 static inline __attribute__((always_inline)) void fx_some_rows(
     const char* a, long row, unsigned flip, const signed char* panel, long terms, int* sums) {
-  fx_lanes held[ROWS][2];
+  fx_integers held[ROWS][2];
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < 2; ++v) held[r][v] = *(fx_dots*)(sums + r * FX_PANEL_COLUMNS + v * 16);
   const auto step = [&](long k, long count) __attribute__((always_inline)) {
     const signed char* const from = panel + k / 64 * 2048 + k % 64 * 16;
-    const fx_lanes first = *(const fx_dots*)from, second = *(const fx_dots*)(from + 1024);
+    const fx_integers first = *(const fx_dots*)from, second = *(const fx_dots*)(from + 1024);
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r) {
       unsigned four = 0;
       __builtin_memcpy(&four, a + r * row + k, count);
-      const fx_lanes left = (fx_lanes){} + (int)(four ^ flip);
+      const fx_integers left = (fx_integers){} + (int)(four ^ flip);
       held[r][0] = fx_dot(held[r][0], left, first);
       held[r][1] = fx_dot(held[r][1], left, second);
     }
@@ -105,17 +105,17 @@ static void fx_rows_by_turned(const Left* a, long row, long rows, const signed c
 // Words of 64 columns that are turned at once, of two or four terms; so few that the first cache holds them.
 static const long FX_TURNED_WORDS = 128, FX_STRIP = 16 * FX_TURNED_WORDS;
 
-static inline fx_lanes fx_words_at(const signed char* from, const unsigned char*) {
+static inline fx_integers fx_words_at(const signed char* from, const unsigned char*) {
   return *(const fx_dots*)from;
 }
-static inline fx_lanes fx_words_at(const signed char* from, const short*) {
-  return (fx_lanes)fx_widened(from);
+static inline fx_integers fx_words_at(const signed char* from, const short*) {
+  return (fx_integers)fx_widened(from);
 }
 
 // Writes words of 8 columns side by side: word i of column c goes to word c at to + 16 i.
 template <class Word>
 static inline void fx_turn_words(const signed char* from, long step, int* to, const Word* kind) {
-  fx_lanes x[8], y[8];
+  fx_integers x[8], y[8];
 #pragma GCC unroll 8
   for (int c = 0; c < 8; ++c) x[c] = fx_words_at(from + c * step, kind);
 #pragma GCC unroll 4
@@ -160,14 +160,14 @@ static void fx_turned(const signed char* b, long column, long columns, long term
 }
 
 // The products of unsigned by signed bytes, added in pairs that fit into 16 bits, then in fours.
-static inline fx_lanes fx_more(fx_lanes sums, fx_lanes left, fx_lanes right, const unsigned char*) {
+static inline fx_integers fx_more(fx_integers sums, fx_integers left, fx_integers right, const unsigned char*) {
   typedef char bytes __attribute__((vector_size(32)));
   typedef short shorts __attribute__((vector_size(32)));
   const shorts pairs = (shorts)__builtin_ia32_pmaddubsw256((bytes)left, (bytes)right);
-  return sums + (fx_lanes)__builtin_ia32_pmaddwd256(pairs, (shorts){} + 1);
+  return sums + (fx_integers)__builtin_ia32_pmaddwd256(pairs, (shorts){} + 1);
 }
 
-static inline fx_lanes fx_more(fx_lanes sums, fx_lanes left, fx_lanes right, const short*) {
+static inline fx_integers fx_more(fx_integers sums, fx_integers left, fx_integers right, const short*) {
   return sums + fx_pairs((fx_shorts)left, (fx_shorts)right);
 }
 
@@ -175,15 +175,15 @@ static inline fx_lanes fx_more(fx_lanes sums, fx_lanes left, fx_lanes right, con
 template <int ROWS, class Word>
 static inline __attribute__((always_inline)) void fx_some_rows(
     const int* a, const int* strip, long words, int* sums, const Word* kind) {
-  fx_lanes held[ROWS][2];
+  fx_integers held[ROWS][2];
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < 2; ++v) held[r][v] = *(fx_dots*)(sums + r * FX_PANEL_COLUMNS + v * 8);
   for (long n = 0; n < words; ++n) {
-    const fx_lanes first = *(const fx_dots*)(strip + n * 16);
-    const fx_lanes second = *(const fx_dots*)(strip + n * 16 + 8);
+    const fx_integers first = *(const fx_dots*)(strip + n * 16);
+    const fx_integers second = *(const fx_dots*)(strip + n * 16 + 8);
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) {
-      const fx_lanes left = (fx_lanes){} + a[r * FX_TURNED_WORDS + n];
+      const fx_integers left = (fx_integers){} + a[r * FX_TURNED_WORDS + n];
       held[r][0] = fx_more(held[r][0], left, first, kind);
       held[r][1] = fx_more(held[r][1], left, second, kind);
     }

@@ -6,7 +6,7 @@ types, or raises `Unfusable` with the reason, in words for the person who reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ class Candidate:
         return self.types[0]
 
     @property
-    def tensors(self) -> Iterator[fx.Node | Attribute]:
+    def tensors(self) -> list[fx.Node | Attribute]:
         """The operands that are tensors."""
         return tensors_in(self.operands.values())
 
@@ -75,13 +75,15 @@ class Candidate:
         return {n: self.call.arguments.get(n) for n in names if n in self.call.arguments}
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[fx.Node | Attribute]:
-    """Yield the tensors among operands, and in lists of operands."""
+def tensors_in(values: Iterable[Any]) -> list[fx.Node | Attribute]:
+    """Return the tensors among operands, and in lists of operands."""
+    found: list[fx.Node | Attribute] = []
     for value in values:
         if isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
+            found += tensors_in(value)
         elif isinstance(value, (fx.Node, Attribute)):
-            yield value
+            found.append(value)
+    return found
 
 
 def row_of(call: Call, name: str | None = None) -> ScalarOp | RowOp | MoveOp | None:

@@ -142,6 +142,7 @@ class _Emitter:
         self.sizes = [size for parts in self.factors for size in parts]
         self._first = [0, *itertools.accumulate(map(len, self.factors))]
         self._members = {member.node: member for member in self.group.members}
+        self._places: dict[tuple[int, ...], Index] = {}
         self._types: dict[Any, Any] = {}
         for member in self.group.members:
             self._types.update(member.operand_types)
@@ -391,15 +392,18 @@ class _Emitter:
 
     def _place(self, coordinates: Sequence[int | None]) -> tuple[Index, ...]:
         """Return where coordinates lie, as an index."""
-        return tuple(self._along(self.group.space.axes(c)) for c in coordinates)
+        return tuple([self._along(self.group.space.axes(c)) for c in coordinates])
 
-    def _along(self, axes: Sequence[int]) -> Index:
+    def _along(self, axes: tuple[int, ...]) -> Index:
         """Return the place along axes of the region's space that are walked as one."""
-        walked = self.axes_of(axes)
-        strides = row_major([self.sizes[a] for a in walked])
-        return Index.along(
-            {a: s for a, s in zip(walked, strides, strict=True) if self.sizes[a] != 1}
-        )
+        known = self._places.get(axes)
+        if known is None:
+            walked = self.axes_of(axes)
+            strides = row_major([self.sizes[a] for a in walked])
+            known = self._places[axes] = Index.along(
+                {a: s for a, s in zip(walked, strides, strict=True) if self.sizes[a] != 1}
+            )
+        return known
 
     def store(self, node: fx.Node, position: int) -> Store:
         """Write a result to a buffer of its own."""

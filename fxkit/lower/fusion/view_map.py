@@ -132,20 +132,21 @@ def is_alias(node: fx.Node) -> bool:
     result = type_of(node)
     source = alias_source(call)
     operand = type_of(source) if source is not None else None
-    if call.name == "python.getitem" and isinstance(operand, tuple):
+    name = call.name
+    if name == "python.getitem" and isinstance(operand, tuple):
         return isinstance(result, TensorType) and isinstance(call.arguments.get("1"), int)
     parts = result if isinstance(result, tuple) else (result,)
     if not isinstance(operand, TensorType):
         return False
     if not all(isinstance(p, TensorType) and p.dtype == operand.dtype for p in parts):
         return False
-    if call.name == "python.getitem":
+    if name == "python.getitem":
         return _is_plain(call.arguments.get("1"))
-    if call.name == "aten.dropout":
+    if name == "aten.dropout":
         return call.arguments.get("train") is False
-    if call.name in ("aten.to", "aten.type_as"):
+    if name in ("aten.to", "aten.type_as"):
         return operand == result and not call.arguments.get("copy")
-    return call.name in _VIEWS
+    return name in _VIEWS
 
 
 def _is_plain(key: Any) -> bool:

@@ -189,7 +189,7 @@ class Builder:
         check_call(op, len(operands))
         model = next(operand for operand in operands if isinstance(operand, Ref))
         refs = [o if isinstance(o, Ref) else self.const(o, model.dtype) for o in operands]
-        positions = tuple(ref.position for ref in refs)
+        positions = tuple([ref.position for ref in refs])
         return self.append(Instruction(op, positions, dtype or refs[0].dtype))
 
     def reduce(self, monoid: str, value: Ref) -> Ref:

@@ -6,7 +6,7 @@ computes anything in a kernel that only follows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -44,7 +44,7 @@ class Index:
     @classmethod
     def along(cls, axes: Mapping[int, int]) -> Self:
         """Return the sum of axes times coefficients."""
-        return cls(tuple(sorted((a, c) for a, c in axes.items() if c)))
+        return cls(tuple(sorted([(a, c) for a, c in axes.items() if c])))
 
     def __add__(self, other: Index | int) -> Index:
         if isinstance(other, int):
@@ -64,16 +64,18 @@ class Index:
     def __mul__(self, factor: int) -> Index:
         if factor == 0:
             return Index()
+        if factor == 1:
+            return self
         return Index(
-            tuple((a, c * factor) for a, c in self.axes),
+            tuple([(a, c * factor) for a, c in self.axes]),
             self.offset * factor,
-            tuple((v, c * factor) for v, c in self.values),
+            tuple([(v, c * factor) for v, c in self.values]),
         )
 
     def strides(self, rank: int) -> tuple[int, ...]:
         """Return a coefficient for each of `rank` axes."""
         known = dict(self.axes)
-        return tuple(known.get(axis, 0) for axis in range(rank))
+        return tuple([known.get(axis, 0) for axis in range(rank)])
 
     def bounds(self, sizes: Sequence[int]) -> tuple[int, int] | None:
         """Return its smallest and largest value over axes of these sizes; None if not known."""
@@ -119,12 +121,14 @@ class Index:
 
 
 def _merged(
-    a: Iterable[tuple[int, int]], b: Iterable[tuple[int, int]]
+    a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...]
 ) -> tuple[tuple[int, int], ...]:
+    if not a or not b:
+        return a or b
     total: dict[int, int] = {}
     for key, factor in (*a, *b):
         total[key] = total.get(key, 0) + factor
-    return tuple(sorted((k, c) for k, c in total.items() if c))
+    return tuple(sorted([(k, c) for k, c in total.items() if c]))
 
 
 def row_major(sizes: Sequence[int]) -> list[int]:

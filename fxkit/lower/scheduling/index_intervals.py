@@ -120,7 +120,12 @@ def computed(kernel: Kernel, stretch: IndexInterval) -> set[int]:
     open_ += [p for p, i in enumerate(kernel.body) if i.is_reduction or i.op == "check"]
     while open_:
         position = open_.pop()
-        if position not in found and outcome(kernel, stretch, position) is None:
+        if position in found:
+            continue
+        if not stretch.known:  # then no condition is, and all operands count
+            found.add(position)
+            open_ += kernel.body[position].operands
+        elif outcome(kernel, stretch, position) is None:
             found.add(position)
             open_ += _chosen(kernel, stretch, position)
     return found

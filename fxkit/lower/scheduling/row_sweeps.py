@@ -109,10 +109,11 @@ class _Scheduler:
         self._kernel = kernel
         self._wide = kernel.row_wide
         self._pass_of = self._first_passes()
+        self._loop_pass_of = [self._loop_pass(p) for p in range(len(self._body))]
         self._kept = self._choose_buffers(room)
 
     def run(self) -> Schedule:
-        last = max((self._loop_pass(p) for p in range(len(self._body))), default=0)
+        last = max(self._loop_pass_of, default=0)
         for position, store in enumerate(self._kernel.stores):
             if self._wide[store.value] or not self._row_scalar_store(position):
                 last = max(last, self._pass_of[store.value])
@@ -148,7 +149,7 @@ class _Scheduler:
         """Yield the row-wide values that a later pass reads directly."""
         found = set()
         for position, instruction in enumerate(self._body):
-            reader = self._loop_pass(position)
+            reader = self._loop_pass_of[position]
             for operand in instruction.operands:
                 crosses = self._wide[operand] and self._pass_of[operand] < reader
                 if crosses and self._body[operand].op != "load":

@@ -118,7 +118,7 @@ class RowSums:
         return {
             o
             for o in read
-            if self._body(o).dtype == torch.bool and not self._varies[o] and not self._is_settled(o)
+            if self._body(o).dtype == torch.bool and not self._varies[o] and not self._settled[o]
         }
 
     def _moves_narrow(self, one: RowSweep) -> bool:
@@ -142,7 +142,7 @@ class RowSums:
         if not is_known or instruction.op != "load":
             return is_known
         guard = instruction.guard
-        is_plain = guard is None or self._is_settled(guard) or not self._varies[guard]
+        is_plain = guard is None or self._settled[guard] or not self._varies[guard]
         return is_plain and not instruction.indices and _is_in_order(instruction.detail)
 
     def _chooses_the_same(self, position: int) -> bool:
@@ -172,20 +172,25 @@ class RowSums:
         while open_:
             position = open_.pop()
             is_computed = self._varies[position] and position not in one.buffered
-            if is_computed and position not in found and not self._is_settled(position):
+            if is_computed and position not in found and not self._settled[position]:
                 found.add(position)
                 open_ += self._body(position).operands
         return sorted(found)
 
-    def _is_settled(self, position: int) -> bool:
-        """Tell whether a condition is known in the text of each loop."""
-        instruction = self._body(position)
-        if instruction.op == "const":
-            return True
-        if instruction.op in ("and", "or", "not") and instruction.dtype == torch.bool:
-            return all(map(self._is_settled, instruction.operands))
-        known = [stretch.known for stretch in self._stretches]
-        return bool(known) and all(position in outcomes for outcomes in known)
+    @functools.cached_property
+    def _settled(self) -> list[bool]:
+        """Whether each value is a condition that is known in the text of each loop, or a number."""
+        known = [stretch.known.keys() for stretch in self._stretches]
+        in_all = frozenset.intersection(*map(frozenset, known)) if known else frozenset()
+        settled: list[bool] = []
+        for position, instruction in enumerate(self._kernel.body):
+            is_logic = instruction.op in ("and", "or", "not") and instruction.dtype == torch.bool
+            settled.append(
+                all(settled[o] for o in instruction.operands)
+                if is_logic
+                else instruction.op == "const" or position in in_all
+            )
+        return settled
 
     @functools.cached_property
     def _varies(self) -> list[bool]:

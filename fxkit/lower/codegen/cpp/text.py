@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 
@@ -172,12 +171,9 @@ def calls_function(instruction: Instruction) -> bool:
     return function is not None and function.is_call and instruction.dtype.is_floating_point
 
 
-def _called(body: tuple[Instruction, ...]) -> Iterator[tuple[ScalarFunction, torch.dtype]]:
-    """Yield each scalar function of a body and the dtype that it computes."""
-    for instruction in body:
-        function = SCALAR_FUNCTIONS.get(instruction.op)
-        if function is not None:
-            yield function, instruction.dtype
+def _called(body: tuple[Instruction, ...]) -> list[tuple[ScalarFunction, torch.dtype]]:
+    """Return each scalar function of a body and the dtype that it computes."""
+    return [(SCALAR_FUNCTIONS[i.op], i.dtype) for i in body if i.op in SCALAR_FUNCTIONS]
 
 
 def own_functions(body: tuple[Instruction, ...], storage: set[torch.dtype]) -> set[str]:

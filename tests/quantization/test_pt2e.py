@@ -197,3 +197,53 @@ def test_the_same_spec_gives_the_same_graph() -> None:
             expected = model(x)
             both = [signal_to_noise(expected, graph(x)) for graph in (ours, theirs)]
         assert abs(both[0] - both[1]) < 0.1
+
+
+class Affine(nn.Module):
+    """A layer of torchao's affine operators, with a weight in blocks, and tokens where dynamic."""
+
+    weight: Tensor
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(self, block: list[int], is_dynamic: bool) -> None:
+        super().__init__()
+        part("quantization.quant_primitives")
+        self.block, self.is_dynamic = block, is_dynamic
+        weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+        parts = weight.unflatten(1, (-1, block[1])).unflatten(0, (-1, block[0]))
+        scale = parts.abs().amax((1, 3)) / 127
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", torch.zeros_like(scale, dtype=torch.int64))
+        limits = (torch.int8, -127, 127)
+        quantise = torch.ops.torchao.quantize_affine
+        stored = quantise(weight, block, scale, self.zero_point, *limits)
+        self.register_buffer("weight", stored)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ops, limits = torch.ops.torchao, (torch.int8, -128, 127)
+        if self.is_dynamic:
+            token = [1, x.shape[-1]]
+            types = (None, torch.float32, torch.int64)
+            found = ops.choose_qparams_affine(x, "ASYMMETRIC", token, *limits, *types)
+            integers = ops.quantize_affine(x, token, *found, *limits)
+            x = ops.dequantize_affine(integers, token, *found, *limits)
+        weight = ops.dequantize_affine(
+            self.weight, self.block, self.scale, self.zero_point, torch.int8, -127, 127
+        )
+        return F.linear(x, weight).relu()
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize("block", [[1, 64], [1, 16], [32, 64]], ids=["rows", "groups", "whole"])
+def test_affine_operators_of_torchao_lower_as_they_are(block: list[int], is_dynamic: bool) -> None:
+    model = Affine(block, is_dynamic).eval()
+    fast = fxkit.compile(model)
+    with torch.no_grad():
+        for rows in (3, 48):
+            for _ in range(2):
+                x = torch.randn(rows, 64)
+                expected, found = model(x), fast(x)
+                step = (expected.amax() - expected.amin()) / 255
+                assert bool(((found - expected).abs() <= step).all())
+    assert fast.compiled_modules

@@ -17,6 +17,7 @@ from fxkit.quantization.algorithms.bias_correction import CorrectedBias, correct
 from fxkit.quantization.algorithms.equalization import EqualizeLayers, equalize
 from fxkit.quantization.algorithms.gptq import gptq
 from fxkit.quantization.algorithms.hadamard import RotateInputs, rotate_inputs
+from fxkit.quantization.algorithms.scale_search import fit_scales
 from fxkit.quantization.algorithms.scaled_inputs import ScaleInputs
 from fxkit.quantization.algorithms.smooth_quant import SmoothActivations, smooth_quant
 from fxkit.quantization.algorithms.smoothing_search import smooth_for
@@ -35,6 +36,7 @@ __all__ = [
     "awq",
     "correct_biases",
     "equalize",
+    "fit_scales",
     "gptq",
     "reestimate_batch_norms",
     "rotate_inputs",

@@ -5,6 +5,10 @@
 // Vectors take 16 bytes of a row to 128 bits, which is 32 terms of one group: lanes have its scale.
 static const long FX_GROUP_COLUMNS = 64, FX_GROUP_ROWS = 4, FX_UNIT = 32, FX_GROUPED_ROWS = 384;
 
+// The zero point of a row of what is signed bytes.
+static inline int fx_lift_of(const signed char*, int zero) { return zero; }
+static inline int fx_lift_of(const unsigned char*, int zero) { return zero - 128; }
+
 // Bytes of a row that a step takes.
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define FX_INTEGER_STEP 64
@@ -283,10 +287,6 @@ static inline fx_integer_step::ints fx_lifted_more(fx_integer_step::ints sums,
   return sums + (fx_integer_step::ints)__builtin_ia32_pmaddwd256(pairs, (shorts){} + 1);
 #endif
 }
-
-// The zero point of a row of what is signed bytes.
-static inline int fx_lift_of(const signed char*, int zero) { return zero; }
-static inline int fx_lift_of(const unsigned char*, int zero) { return zero - 128; }
 
 // Of 2 vectors of bytes in order, those at even and those at odd places, as signed bytes.
 template <class Left>

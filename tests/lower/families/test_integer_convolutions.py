@@ -127,3 +127,24 @@ def test_images_that_lie_apart_are_copied_by_torch():
     assert torch.equal(found.long(), exact(images, weight, 9, (9, 9), (1, 1), (1, 1), (1, 1)))
     (module,) = compiled.compiled_modules
     assert "do not have their channels innermost" in str(module.report())
+
+
+class HalfRead(torch.nn.Module):
+    """A convolution that is joined to its input, and of which then nothing is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x))
+        return torch.cat([h, self.second(h)], 1)[:, :8].mean((2, 3))
+
+
+@torch.no_grad()
+def test_a_region_may_read_nothing_of_a_product_that_is_joined():
+    net, x = HalfRead().eval(), torch.randn(2, 3, 11, 9)
+    quantized = fxkit.quantize(net, fxkit.quantization.int8_static(), [(x,)])
+    compiled = fxkit.compile(quantized)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), quantized(x))

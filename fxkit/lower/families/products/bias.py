@@ -27,7 +27,7 @@ def with_bias(region: Emitted, found: ProductNode) -> Emitted | None:
         element is that it reads.
     """
     kernel, place = region.kernel, len(region.inputs)
-    if any(i.op == "index" for i in kernel.body):
+    if found.node not in region.inputs or any(i.op == "index" for i in kernel.body):
         return None
     if not kernel.row_rank:
         kernel = with_rows_of(kernel, found.product.columns) or kernel

@@ -59,6 +59,8 @@ def followed_by(found: ProductNode, region: Emitted) -> Emitted | None:
     They fit when the region goes through the product's result in the order in which it would lie
     in memory, each element once, and reduces nothing.
     """
+    if found.node not in region.inputs:  # of what is joined, a part is taken where it is not
+        return None
     buffer = region.inputs.index(found.node)
     kernel = region.kernel
     loads = {i.detail for i in kernel.body if i.op == "load" and i.detail.buffer == buffer}

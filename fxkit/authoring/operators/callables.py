@@ -73,9 +73,9 @@ def _remainder(x: Term, y: Term) -> Term:
 
 
 _SAME_NAME = (
-    "sqrt", "exp", "exp2", "expm1", "log2", "log10", "log1p", "erf", "erfc", "sin", "cos", "tan",
-    "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "floor", "ceil",
-    "trunc", "isnan", "isinf", "isfinite",
+    "sqrt", "exp", "exp2", "expm1", "log2", "log10", "log1p", "erf", "erfc", "lgamma", "sin",
+    "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+    "floor", "ceil", "trunc", "isnan", "isinf", "isfinite",
 )  # fmt: skip
 
 FUNCTIONS: dict[Callable[..., object], Callable[..., Term]] = {

@@ -123,8 +123,43 @@ def _atan2(r: Term, a: Term, b: Term) -> tuple[Term, Term]:
     return term("div", b, norm), _neg(term("div", a, norm))
 
 
+def _nextafter(r: Term, a: Term, b: Term) -> tuple[Term, None]:
+    return term("select", term("eq", a, b), _ZERO, _ONE), None
+
+
 def _root_of(a: Term) -> Term:
     return _inverse(term("sqrt", a))
+
+
+# Bernoulli's numbers B(2n) / 2n, from n = 7 down.
+_BERNOULLI = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
+
+
+def _digamma(a: Term) -> Term:
+    """Return the logarithmic derivative of gamma.
+
+    Below ten by its recurrence, from there on by its asymptotic series; below one half by its
+    reflection.
+    """
+    is_low = term("lt", a, const(0.5))
+    x = term("select", is_low, _from_one(a), a)
+    found: Term = _ZERO
+    for _ in range(10):
+        is_small = term("lt", x, const(10.0))
+        found = term("sub", found, term("select", is_small, _inverse(x), _ZERO))
+        x = term("select", is_small, _plus(x, 1.0), x)
+    square, series = _inverse(_square(x)), _ZERO
+    for coefficient in _BERNOULLI:
+        series = term("mul", _plus(series, coefficient), square)
+    found = term("add", found, term("sub", term("log", x), term("div", const(0.5), x)))
+    found = term("sub", found, series)
+    distance = term("sub", a, term("rint", a))
+    cotangent = term("div", const(math.pi), term("tan", _scaled(distance, math.pi)))
+    at_zero = term("copysign", const(math.inf), _neg(a))
+    is_pole = term("eq", distance, const(0.0))
+    reflected = term("select", is_pole, const(math.nan), term("sub", found, cotangent))
+    reflected = term("select", term("eq", a, const(0.0)), at_zero, reflected)
+    return term("select", is_low, reflected, found)
 
 
 _TO_ERF = 2 / math.sqrt(math.pi)
@@ -144,6 +179,7 @@ _PARTIALS: dict[str, Partials] = {
     "copysign": _copysign,
     "hypot": lambda r, a, b: (term("div", a, r), term("div", b, r)),
     "atan2": _atan2,
+    "nextafter": _nextafter,
     "pow": _pow,
     "sqrt": lambda r, a: (term("div", const(0.5), r),),
     "exp": lambda r, a: (r,),
@@ -156,6 +192,7 @@ _PARTIALS: dict[str, Partials] = {
     "log1p": lambda r, a: (_inverse(_plus(a, 1.0)),),
     "erf": lambda r, a: (_scaled(term("exp", _neg(_square(a))), _TO_ERF),),
     "erfc": lambda r, a: (_scaled(term("exp", _neg(_square(a))), -_TO_ERF),),
+    "lgamma": lambda r, a: (_digamma(a),),
     "sin": lambda r, a: (term("cos", a),),
     "cos": lambda r, a: (_neg(term("sin", a)),),
     "tan": lambda r, a: (_plus(_square(r), 1.0),),

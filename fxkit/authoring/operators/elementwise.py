@@ -10,6 +10,7 @@ from typing import Any, overload
 import torch
 from torch.compiler import is_compiling
 
+from fxkit.authoring.operators.calling import Calls
 from fxkit.authoring.operators.composed import reference
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.dtype_promotion import number_as_tensor
@@ -17,13 +18,6 @@ from fxkit.authoring.operators.eager_kernels import EagerKernels
 from fxkit.authoring.operators.own_gradients import check_gradients, with_gradient
 from fxkit.authoring.operators.reading import definition_of
 from fxkit.authoring.operators.registration import Registration
-from fxkit.ir.modes import has_modes, is_followed
-from fxkit.lower.runtime import binding
-
-# Programs are kept for so many types of operands.
-_MAX_PROGRAMS = 64
-
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class ElementwiseOperator:
@@ -45,12 +39,10 @@ class ElementwiseOperator:
         self.overload = registration.overload
         self._registration = registration
         self._signature = inspect.signature(function)
-        self._count = len(definition.tensors)
-        self._programs: dict[Any, Any] = {}
-        self._fast: Callable[..., Any] = self._no_program
-        self._miss: Any = None
-        positional = [p.is_tensor for p in definition.parameters]
-        self._is_in_order = positional == sorted(positional, reverse=True)
+        positional = [p for p in definition.parameters if not p.is_keyword_only]
+        is_plain = len(positional) == len(definition.parameters)
+        self._positional = len(positional) if is_plain else None  # where no name is needed
+        self._calls = Calls(registration, self._call)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; of Python numbers alone, by the Python function itself.
@@ -60,11 +52,9 @@ class ElementwiseOperator:
                 Python numbers, at least one of them a tensor; then numeric parameters.
             kwargs: The same by name, and `out`, where the result is written.
         """
-        if not (kwargs or is_compiling()):
-            found = self._fast(*args)
-            if found is not self._miss:
-                return found
-        return self._call(args, kwargs)
+        if is_compiling():
+            return self._call(*args, **kwargs)
+        return self._calls.fast(*args, **kwargs)
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator in float64, by torch's operators."""
@@ -91,9 +81,12 @@ class ElementwiseOperator:
         return f"<operator {self._registration.namespace}::{self.definition.schema}>"
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        pairs = zip(self.definition.parameters, bound.arguments.values(), strict=True)
+        given: Sequence[Any] = args
+        if kwargs or len(args) != self._positional:
+            bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = list(bound.arguments.values())
+        pairs = zip(self.definition.parameters, given, strict=True)
         return [
             float(value) if isinstance(p.default, float) and type(value) is int else value
             for p, value in pairs
@@ -110,49 +103,19 @@ class ElementwiseOperator:
             for p, value in pairs
         ]
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         out = kwargs.pop("out", None)
         arguments = self._arguments(args, kwargs)
         if all(isinstance(value, (bool, int, float, list)) for value in arguments):
             return self.__wrapped__(*args, **kwargs)
-        if any(isinstance(value, (bool, int, float)) for value in arguments[: self._count]):
+        pairs = zip(self.definition.parameters, arguments, strict=True)
+        if any(p.is_tensor and isinstance(value, (bool, int, float)) for p, value in pairs):
             arguments = self._with_tensors(arguments)
         if out is not None:
             return self._into(out, arguments)
-        if is_compiling() or kwargs or not self._is_in_order:
+        if is_compiling():
             return self.overload(*arguments)
-        return self._remembered(args, arguments)
-
-    def _no_program(self, *args: Any) -> Any:
-        """Stand for a program that serves no call."""
-        return self._miss
-
-    def _remembered(self, args: tuple[Any, ...], arguments: list[Any]) -> Any:
-        """Call a program for operands of such types, past the dispatcher, or make one."""
-        operands, rest = args[: self._count], args[self._count :]
-        if not _can_be_remembered(operands):
-            return self.overload(*arguments)
-        key = tuple((x.dtype, x.shape, x.stride()) for x in operands), rest, tuple(map(type, rest))
-        program = self._programs.get(key)
-        if program is None:
-            found = self.overload(*arguments)
-            numbers = dict(zip(self.definition.numbers, arguments[self._count :], strict=True))
-            program = self._registration.kernels.program(operands, numbers)
-            if program is not None:
-                self._remember(key, program)
-            return found
-        if not rest:
-            self._fast = program
-        found = program(*operands)
-        return self.overload(*arguments) if found is self._miss else found
-
-    def _remember(self, key: Any, program: Any) -> None:
-        self._miss = binding.miss()
-        if len(self._programs) >= _MAX_PROGRAMS:
-            self._programs.pop(next(iter(self._programs)))
-        self._programs[key] = program
-        if not key[1]:
-            self._fast = program
+        return self._calls.run(args, kwargs, arguments)
 
     def _into(self, out: Any, arguments: list[Any]) -> Any:
         found = self.overload(*arguments)
@@ -161,17 +124,6 @@ class ElementwiseOperator:
                 _copy_into(one, result)
             return out
         return _copy_into(out, found)
-
-
-def _can_be_remembered(operands: Sequence[Any]) -> bool:
-    """Tell whether a program serves such operands, whatever the default dtype is."""
-    if not all(type(x) in _TENSORS and x.is_cpu for x in operands):
-        return False
-    if not any(x.is_floating_point() for x in operands):
-        return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
-        return False
-    return not (has_modes() or is_followed() or binding.is_awaited())
 
 
 def _copy_into(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

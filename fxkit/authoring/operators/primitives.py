@@ -201,12 +201,12 @@ _ROWS = (
         _real,
         (
             "sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc",
-            "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
-            "acosh", "atanh", "sigmoid",
+            "lgamma", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+            "asinh", "acosh", "atanh", "sigmoid",
         ),
     ),
     *map(_real_of_two, ("copysign", "atan2", "fmod", "hypot", "nextafter")),
-    Primitive("pow", REAL, _pow, torch.pow, arity=2, takes_numbers=True),
+    _binary("pow", _pow, torch.pow),
 )  # fmt: skip
 
 PRIMITIVES = {primitive.op: primitive for primitive in _ROWS}
@@ -262,6 +262,13 @@ def truth(found: Term) -> Term:
     return found if is_bool(found) else term("ne", found, const(0))
 
 
+def _plain_power(base: Any, exponent: Any) -> Any:
+    if isinstance(base, int) and isinstance(exponent, int) and exponent >= 0:
+        return base**exponent
+    operands = [torch.tensor(v, dtype=torch.float64, device="cpu") for v in (base, exponent)]
+    return torch.pow(*operands).item()
+
+
 _PLAIN: Mapping[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -279,6 +286,7 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
     "or": lambda a, b: bool(a or b),
     "select": lambda c, a, b: a if c else b,
     "float": float,
+    "pow": _plain_power,
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fxkit.authoring.operators.calling import Calls, Differentiable
 from fxkit.authoring.operators.composed import composed
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.dtype_promotion import dtypes_of, result_dtype
@@ -30,6 +31,7 @@ class Registration:
     Attributes:
         overload: The operator, as graphs call it.
         kernels: Its kernels in eager calls.
+        calls: Calls it on arguments that are complete.
     """
 
     def __init__(self, definition: Definition, namespace: str, tolerance: float) -> None:
@@ -37,7 +39,10 @@ class Registration:
         self.namespace = namespace
         self.tolerance = tolerance
         self.kernels = EagerKernels(definition)
+        parameters = enumerate(definition.parameters)
+        self._places = [place for place, parameter in parameters if parameter.is_tensor]
         self._gradients: dict[str, Registration] = {}
+        self.calls = Calls(self, self._call)
         self._library = self._registered()
         self.overload = getattr(getattr(torch.ops, namespace), definition.name).default
         row_name = f"{namespace}.{definition.name}"
@@ -83,7 +88,7 @@ class Registration:
             library.impl(name, self._run, key)
         torch.library.register_fake(qualified, self._fake, lib=library)
         torch.library.register_autograd(
-            qualified, self._backward, setup_context=self._save, lib=library
+            qualified, self._backward, setup_context=self.save, lib=library
         )
         torch.library.register_vmap(qualified, self._mapped, lib=library)
         return library
@@ -105,21 +110,42 @@ class Registration:
 
     # Autograd.
 
-    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        tensors, ctx.numbers = self._parted(inputs)
-        ctx.save_for_backward(*tensors)
+    def operands(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return those of all arguments that are operands."""
+        return [arguments[place] for place in self._places]
+
+    def differentiable(self, arguments: Sequence[Any]) -> Any:
+        """Call it on arguments that are complete, so that gradients can be asked for."""
+        return Differentiable.apply(self, *arguments)
+
+    def save(self, ctx: Any, inputs: Sequence[Any], output: Any = None) -> None:
+        """Keep what gradients are computed from."""
+        _, ctx.numbers = self._parted(inputs)
+        ctx.save_for_backward(*self.operands(inputs))
+
+    def gradients(
+        self, ctx: Any, needed: Sequence[bool], grads: tuple[torch.Tensor, ...]
+    ) -> tuple[Any, ...]:
+        """Return the gradient of each argument.
+
+        Args:
+            ctx: What `save` has filled.
+            needed: Of which arguments it is asked for; those left to their defaults may lack.
+            grads: The gradients of the results.
+        """
+        tensors = dict(zip(self.definition.tensors, ctx.saved_tensors, strict=True))
+        return tuple(
+            self._gradient_of(parameter.name, grads, tensors, ctx.numbers)
+            if is_needed and parameter.is_tensor
+            else None
+            for is_needed, parameter in zip(needed, self.definition.parameters, strict=False)
+        )
 
     def _backward(self, ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        tensors = dict(zip(self.definition.tensors, ctx.saved_tensors, strict=True))
-        found: list[Any] = []
-        # Arguments that are left to their defaults ask for nothing.
-        pairs = zip(ctx.needs_input_grad, self.definition.parameters, strict=False)
-        for needed, parameter in pairs:
-            if not needed or not parameter.is_tensor:
-                found.append(None)
-                continue
-            found.append(self._gradient_of(parameter.name, grads, tensors, ctx.numbers))
-        return tuple(found)
+        return self.gradients(ctx, ctx.needs_input_grad, grads)
+
+    def _call(self, *arguments: Any) -> Any:
+        return self.calls.run(arguments, {}, list(arguments))
 
     def _gradient_of(
         self,
@@ -130,7 +156,7 @@ class Registration:
     ) -> torch.Tensor:
         given = {**tensors, **numbers}
         arguments = [given[p.name] for p in self.definition.parameters]
-        slope = self.gradient(by).overload(*grads, *arguments)
+        slope = self.gradient(by).calls.fast(*grads, *arguments)
         like = tensors[by]
         return slope.sum_to_size(like.shape).to(like.dtype)
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
+import functools
 import inspect
+import linecache
 import textwrap
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +73,7 @@ def source_of_function(function: Callable[..., Any]) -> FunctionSource:
 
 def _tree(lines: list[str], function: Callable[..., Any]) -> ast.FunctionDef | ast.Lambda:
     text = textwrap.dedent("".join(lines))
-    is_lambda = function.__name__ == "<lambda>"
+    is_lambda = function.__code__.co_name == "<lambda>"
     for candidate in (text, f"({text.strip()})"):
         try:
             tree = ast.parse(candidate)
@@ -79,10 +83,42 @@ def _tree(lines: list[str], function: Callable[..., Any]) -> ast.FunctionDef | a
         found = [node for node in ast.walk(tree) if isinstance(node, kind)]
         if found and (len(found) == 1 or not is_lambda):
             return found[0]
+    if is_lambda and (node := _lambda_in_file(function.__code__)) is not None:
+        return node
     raise UnsupportedError(
         f"expected one function in the lines of {function.__name__}, got another number of them",
         hint="define it by itself, with def",
     )
+
+
+def _lambda_in_file(code: types.CodeType) -> ast.Lambda | None:
+    """Return a lambda among others, or in an expression of several lines; None if not found."""
+    places = [place for place in code.co_positions() if None not in place and place[3]]
+    tree = _tree_of_file("".join(linecache.getlines(code.co_filename)))
+    lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)] if tree else []
+    found = [node for node in lambdas if all(_spans(node.body, place) for place in places)]
+    # The innermost one: those around it hold what it computes as well.
+    return _moved_up(found[-1]) if found and places else None
+
+
+def _spans(node: ast.expr, place: tuple[int | None, ...]) -> bool:
+    line, end_line, column, end_column = place
+    first, last = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+    return first <= (line, column) and (end_line, end_column) <= last  # type: ignore[operator]
+
+
+def _moved_up(node: ast.Lambda) -> ast.Lambda:
+    """Return a lambda whose lines count from its own."""
+    moved = copy.deepcopy(node)
+    return ast.increment_lineno(moved, 1 - node.lineno)
+
+
+@functools.lru_cache(maxsize=4)
+def _tree_of_file(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return None
 
 
 def _outside(function: Any) -> dict[str, Any]:

@@ -208,7 +208,7 @@ _ROWS = (
         composed=Composition("exp", "1.0 / (1.0 + exp(-x))"), in_lanes="gains", is_brief=True,
         unrolls=True,
     ),
-    # --- error functions
+    # --- error functions, gamma
     _library("erf", torch.erf, since=_SECOND, own=True, cuda="erff(x)", coefficients="many"),
     _library("erfc", torch.erfc, since=_SECOND),
     ScalarFunction(
@@ -216,6 +216,7 @@ _ROWS = (
         composed=Composition("erf", "0.5 * (1.0 + erf(x * 0.70710678118654752440))"),
         in_lanes="gains", coefficients="many",
     ),
+    _library("lgamma", torch.lgamma),
     # --- of angles
     _library(
         "sin", torch.sin, since=_FIRST, own=True, near="fx_near", in_lanes="near", unrolls=True,

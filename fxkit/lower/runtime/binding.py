@@ -41,6 +41,7 @@ _PARTS = (
     "program",
     "entry_parts",
     "entry",
+    "calls",
     "module",
 )
 

@@ -45,7 +45,8 @@ PyMODINIT_FUNC PyInit_fxkit_binding(void) {
   if (MISS && !PyModule_AddObject(module, "MISS", Py_NewRef(MISS)) && FREE &&
       !PyModule_AddObject(module, "FREE", Py_NewRef(FREE)) && find_dual_level() &&
       find_saved_tensor_hooks() &&
-      add_type(module, "Program", &program_type) && add_type(module, "Entry", &entry_type))
+      add_type(module, "Program", &program_type) && add_type(module, "Entry", &entry_type) &&
+      add_type(module, "Calls", &calls_type))
     return module;
   Py_DECREF(module);
   return nullptr;

@@ -1,0 +1,128 @@
+"""Calls of an operator past torch's dispatcher, where that has nothing to add to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fxkit.ir.modes import has_modes, is_followed
+from fxkit.lower.runtime import binding
+
+if TYPE_CHECKING:
+    from fxkit.authoring.operators.registration import Registration
+
+# Programs are kept for so many types of operands.
+_MAX_PROGRAMS = 256
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+class Calls:
+    """Calls one operator, and remembers programs for the types and numbers that it saw.
+
+    Args:
+        registration: The operator.
+        otherwise: Takes each call for which no program is remembered; it ends in `run`.
+
+    Attributes:
+        fast: What to call: `otherwise` itself, or as soon as there is the binding, its own type of
+            callable, which looks among the programs without Python.
+    """
+
+    def __init__(self, registration: Registration, otherwise: Callable[..., Any]) -> None:
+        self._registration = registration
+        self._otherwise = otherwise
+        self._programs: dict[Hashable, Any] = {}
+        self._native: Any = None
+        self.fast: Callable[..., Any] = otherwise
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], arguments: list[Any]) -> Any:
+        """Call the operator, and remember how.
+
+        Args:
+            args: Arguments as they were given.
+            kwargs: Those that were given by name.
+            arguments: All of them in order, with defaults, and tensors for numbers.
+        """
+        known = self._registration
+        operands = known.operands(arguments)
+        if not _are_plain(operands):
+            return known.overload(*arguments)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+            return known.differentiable(arguments)
+        found = known.overload(*arguments)
+        if any(x.is_floating_point() for x in operands):  # else the default dtype has a say
+            self._remember(args, kwargs, arguments)
+        return found
+
+    def _remember(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], arguments: list[Any]
+    ) -> None:
+        definition = self._registration.definition
+        named = dict(zip((p.name for p in definition.parameters), arguments, strict=True))
+        operands = [named[name] for name in definition.tensors]
+        numbers = {name: named[name] for name in definition.numbers}
+        key = (
+            tuple((x.dtype, x.shape, x.stride()) for x in operands),
+            tuple((type(value), value) for value in numbers.values()),
+        )
+        if key not in self._programs:
+            if len(self._programs) >= _MAX_PROGRAMS:
+                self._programs.pop(next(iter(self._programs)))
+            self._programs[key] = self._registration.kernels.program(operands, numbers)
+        program, native = self._programs[key], binding.loaded()
+        if program is None or native is None:
+            return
+        if self._native is None:
+            self._native = self._made(native)
+            self.fast = self._native
+        given = self._given(args, kwargs)
+        passed: list[Any] = []
+        for parameter, value in zip(definition.parameters, given, strict=True):
+            is_number = not isinstance(value, torch.Tensor)
+            stands = named[parameter.name] if is_number else native.MISS
+            passed.append(stands if parameter.is_tensor else native.FREE)
+        marks = [native.MISS if isinstance(v, torch.Tensor) else v for v in given]
+        self._native.add(program, tuple(marks), tuple(passed))
+
+    def _made(self, native: Any) -> Any:
+        known = self._registration
+        parameters = known.definition.parameters
+        return native.Calls(
+            tuple(p.name for p in parameters),
+            sum(not p.is_keyword_only for p in parameters),
+            tuple(native.MISS if p.default is None else p.default for p in parameters),
+            self._otherwise,
+            Differentiable.apply,
+            known,
+        )
+
+    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return an argument for each parameter, as it was given."""
+        parameters = self._registration.definition.parameters
+        named = dict(zip((p.name for p in parameters), args, strict=False)) | dict(kwargs)
+        return [named.get(p.name, p.default) for p in parameters]
+
+
+class Differentiable(torch.autograd.Function):
+    """A call of an operator whose gradient is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, registration: Registration, *arguments: Any) -> Any:
+        ctx.registration = registration
+        registration.save(ctx, arguments)
+        return registration.calls.fast(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[1:]
+        return (None, *ctx.registration.gradients(ctx, needed, grads))
+
+
+def _are_plain(operands: Sequence[Any]) -> bool:
+    """Tell whether nothing but kernels and autograd has to see a call with such operands."""
+    if not all(type(x) in _TENSORS and x.is_cpu for x in operands):
+        return False
+    return not (has_modes() or is_followed() or binding.is_awaited())

@@ -1,0 +1,233 @@
+// Calls: the programs of one operator, found by the types of tensors and by numbers without Python.
+//
+// An argument that is no tensor is a part of what a program holds for. Where a number stands for a
+// tensor, the program is given the tensor that was made of it once.
+
+enum { MOST_PARAMETERS = 24, MOST_PROGRAMS = 16 };
+
+struct Remembered {
+  PyObject* program;
+  PyObject* given;   // for each parameter MISS where it is a tensor, else the number
+  PyObject* passed;  // for each parameter MISS for what is given, FREE for nothing, or a tensor
+};
+
+struct Calls {
+  PyObject_HEAD
+  PyObject *names, *defaults;  // of the parameters; MISS where there is no default
+  PyObject* otherwise;
+  PyObject *differentiate, *owner;  // a callable of an owner and of all arguments
+  int count, positional, program_count;  // so many parameters need no name
+  Remembered programs[MOST_PROGRAMS];  // the one used last comes first
+};
+
+// Calls(names, how many of them are positional, defaults, callable for all other calls, callable for
+//       those that ask for gradients, its first argument)
+static PyObject* new_calls(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  PyObject *names, *defaults, *otherwise, *differentiate, *owner;
+  int positional;
+  if (!PyArg_ParseTuple(args, "O!iO!OOO", &PyTuple_Type, &names, &positional, &PyTuple_Type,
+                        &defaults, &otherwise, &differentiate, &owner))
+    return nullptr;
+  if (PyTuple_GET_SIZE(names) > MOST_PARAMETERS ||
+      PyTuple_GET_SIZE(names) != PyTuple_GET_SIZE(defaults)) {
+    PyErr_SetString(PyExc_ValueError, "expected few parameters, and a default for each");
+    return nullptr;
+  }
+  Calls* self = (Calls*)type->tp_alloc(type, 0);
+  if (!self) return nullptr;
+  self->names = Py_NewRef(names);
+  self->defaults = Py_NewRef(defaults);
+  self->otherwise = Py_NewRef(otherwise);
+  self->differentiate = Py_NewRef(differentiate);
+  self->owner = Py_NewRef(owner);
+  self->count = (int)PyTuple_GET_SIZE(names);
+  self->positional = positional;
+  return (PyObject*)self;
+}
+
+static void forget(Remembered* one) {
+  Remembered before = *one;
+  *one = Remembered{};
+  Py_XDECREF(before.program);
+  Py_XDECREF(before.given);
+  Py_XDECREF(before.passed);
+}
+
+static void move_to_front(Calls* self, int place) {
+  Remembered one = self->programs[place];
+  memmove(self->programs + 1, self->programs, place * sizeof one);
+  self->programs[0] = one;
+}
+
+// add(program, given, passed): forgets the one that was not used for longest where there is no room
+static PyObject* add_program(PyObject* object, PyObject* args) {
+  Calls* self = (Calls*)object;
+  Remembered one;
+  if (!PyArg_ParseTuple(args, "OO!O!", &one.program, &PyTuple_Type, &one.given, &PyTuple_Type,
+                        &one.passed))
+    return nullptr;
+  if (strcmp(Py_TYPE(one.program)->tp_name, "fxkit_binding.Program") ||
+      PyTuple_GET_SIZE(one.given) != self->count || PyTuple_GET_SIZE(one.passed) != self->count) {
+    PyErr_SetString(PyExc_ValueError, "expected a program, and a value for each parameter");
+    return nullptr;
+  }
+  Py_INCREF(one.program);
+  Py_INCREF(one.given);
+  Py_INCREF(one.passed);
+  Remembered last = {};
+  if (self->program_count == MOST_PROGRAMS) last = self->programs[--self->program_count];
+  self->programs[self->program_count++] = one;
+  move_to_front(self, self->program_count - 1);
+  forget(&last);
+  Py_RETURN_NONE;
+}
+
+static int place_of(Calls* self, PyObject* name) {
+  for (int i = 0; i < self->count; ++i)
+    if (PyTuple_GET_ITEM(self->names, i) == name) return i;
+  for (int i = 0; i < self->count; ++i)
+    if (!PyUnicode_Compare(PyTuple_GET_ITEM(self->names, i), name)) return i;
+  return -1;
+}
+
+// Whether each parameter has one value.
+static bool bind_arguments(Calls* self, PyObject* args, PyObject* kwargs, PyObject** values) {
+  Py_ssize_t given = PyTuple_GET_SIZE(args);
+  if (given > self->positional) return false;
+  for (int i = 0; i < self->count; ++i)
+    values[i] = i < given ? PyTuple_GET_ITEM(args, i) : nullptr;
+  PyObject *name, *value;
+  Py_ssize_t position = 0;
+  while (kwargs && PyDict_Next(kwargs, &position, &name, &value)) {
+    int place = place_of(self, name);
+    if (place < 0 || values[place]) return false;
+    values[place] = value;
+  }
+  for (int i = (int)given; i < self->count; ++i)
+    if (!values[i] && (values[i] = PyTuple_GET_ITEM(self->defaults, i)) == MISS) return false;
+  return true;
+}
+
+// How many tensors a program is to be given; -1 where it does not hold for the numbers.
+static int choose_tensors(const Remembered* one, int count, PyObject** values, PyObject** tensors) {
+  int chosen = 0;
+  for (int i = 0; i < count; ++i) {
+    PyObject* given = PyTuple_GET_ITEM(one->given, i);
+    PyObject* passed = PyTuple_GET_ITEM(one->passed, i);
+    if (given != MISS && !is_same(values[i], given)) return -1;
+    if (passed != FREE) tensors[chosen++] = passed == MISS ? values[i] : passed;
+  }
+  return chosen;
+}
+
+static PyObject* call_remembered(Calls* self, PyObject** values) {
+  PyObject* tensors[MOST_PARAMETERS];
+  for (int i = 0; i < self->program_count; ++i) {
+    Remembered* one = self->programs + i;
+    int count = choose_tensors(one, self->count, values, tensors);
+    if (count < 0) continue;
+    PyObject* program = Py_NewRef(one->program);
+    PyObject* passed = Py_NewRef(one->passed);
+    PyObject* result = run_program((Program*)program, tensors, count);
+    bool is_here = i < self->program_count && self->programs[i].program == program;
+    Py_DECREF(program);
+    Py_DECREF(passed);
+    if (result != MISS) {
+      if (i && is_here) move_to_front(self, i);
+      return result;
+    }
+    Py_DECREF(result);
+    if (!is_here) break;
+  }
+  return Py_NewRef(MISS);
+}
+
+// Whether gradients are asked for of plain tensors, with numbers of the types that kernels expect.
+static bool asks_for_gradients(Calls* self, PyObject** values) {
+  if (!aoti_torch_grad_mode_is_enabled() || !is_quiet()) return false;
+  bool is_asked = false;
+  for (int i = 0; i < self->count; ++i) {
+    PyObject* usual = PyTuple_GET_ITEM(self->defaults, i);
+    if (usual != MISS) {
+      if (Py_TYPE(values[i]) != Py_TYPE(usual)) return false;
+      continue;
+    }
+    if (!is_tensor(values[i]) || keys_of(values[i]) != layout.plain_keys) return false;
+    is_asked = is_asked || requires_grad(values[i]);
+  }
+  return is_asked;
+}
+
+static PyObject* differentiate(Calls* self, PyObject** values) {
+  PyObject* args[MOST_PARAMETERS + 1] = {self->owner};
+  for (int i = 0; i < self->count; ++i) args[i + 1] = values[i];
+  return PyObject_Vectorcall(self->differentiate, args, self->count + 1, nullptr);
+}
+
+static PyObject* call_calls(PyObject* object, PyObject* args, PyObject* kwargs) {
+  Calls* self = (Calls*)object;
+  PyObject* values[MOST_PARAMETERS];
+  if (self->program_count && bind_arguments(self, args, kwargs, values)) {
+    Py_INCREF(object);
+    PyObject* result = call_remembered(self, values);
+    if (result == MISS && asks_for_gradients(self, values)) {
+      Py_DECREF(result);
+      result = differentiate(self, values);
+    }
+    Py_DECREF(object);
+    if (result != MISS) return result;
+    Py_DECREF(result);
+  }
+  return PyObject_Call(self->otherwise, args, kwargs);
+}
+
+static int clear_calls(PyObject* object) {
+  Calls* self = (Calls*)object;
+  int count = self->program_count;
+  self->program_count = 0;
+  for (int i = 0; i < count; ++i) forget(self->programs + i);
+  Py_CLEAR(self->otherwise);
+  Py_CLEAR(self->differentiate);
+  Py_CLEAR(self->owner);
+  return 0;
+}
+
+static void delete_calls(PyObject* object) {
+  Calls* self = (Calls*)object;
+  PyObject_GC_UnTrack(object);
+  clear_calls(object);
+  Py_XDECREF(self->names);
+  Py_XDECREF(self->defaults);
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static int visit_calls(PyObject* object, visitproc visit, void* arg) {
+  Calls* self = (Calls*)object;
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->otherwise);
+  Py_VISIT(self->differentiate);
+  Py_VISIT(self->owner);
+  for (int i = 0; i < self->program_count; ++i) {
+    Py_VISIT(self->programs[i].program);
+    Py_VISIT(self->programs[i].given);
+    Py_VISIT(self->programs[i].passed);
+  }
+  return 0;
+}
+
+static PyMethodDef calls_methods[] = {
+    {"add", add_program, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+static PyType_Slot calls_slots[] = {
+    {Py_tp_new, (void*)new_calls},        {Py_tp_dealloc, (void*)delete_calls},
+    {Py_tp_traverse, (void*)visit_calls}, {Py_tp_clear, (void*)clear_calls},
+    {Py_tp_call, (void*)call_calls},      {Py_tp_methods, calls_methods},
+    {0, nullptr},
+};
+
+static PyType_Spec calls_type = {"fxkit_binding.Calls", sizeof(Calls), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, calls_slots};

@@ -230,13 +230,6 @@ def adds_rows(row):
     return row + 1
 
 
-def loops(row):
-    total = 0.0
-    for x in row:
-        total += x
-    return total
-
-
 def indexes(row):
     return row[0]
 
@@ -255,7 +248,6 @@ def only_numbers(x: float):
 
 REFUSED = {
     adds_rows: ("a number, got a row", "for x in row"),
-    loops: ("one over a row", "sum(f(x) for x in row)"),
     indexes: ("element of a tuple", "neighbours"),
     returns_a_part: ("whole rows", "without a condition"),
     sorts: ("got sorted", "sum(f(x) for x in row)"),

@@ -9,6 +9,7 @@ import torch
 
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.lower.runtime import binding
+from fxkit.torch_adapters.transforms import has_transforms, is_forward_mode
 
 if TYPE_CHECKING:
     from fxkit.authoring.operators.registration import Registration
@@ -49,7 +50,8 @@ class Calls:
         known = self._registration
         operands = known.operands(arguments)
         if not _are_plain(operands):
-            return known.overload(*arguments)
+            is_derived = _derives(operands) and not known.definition.gradients
+            return (known.composition if is_derived else known.overload)(*arguments)
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             return known.differentiable(arguments)
         found = known.overload(*arguments)
@@ -126,3 +128,10 @@ def _are_plain(operands: Sequence[Any]) -> bool:
     if not all(type(x) in _TENSORS and x.is_cpu for x in operands):
         return False
     return not (has_modes() or is_followed() or binding.is_awaited())
+
+
+def _derives(operands: Sequence[Any]) -> bool:
+    """Tell whether `torch.func` differentiates, which it does of torch's own operators alone."""
+    if is_forward_mode():
+        return True
+    return has_transforms() and torch.is_grad_enabled() and any(x.requires_grad for x in operands)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
 
 from fxkit.authoring.operators.calling import Calls
 from fxkit.authoring.operators.composed import reference
+from fxkit.authoring.operators.defining import Options, decorates, defined
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.dtype_promotion import number_as_tensor
 from fxkit.authoring.operators.eager_kernels import EagerKernels
-from fxkit.authoring.operators.own_gradients import check_gradients, with_gradient
 from fxkit.authoring.operators.reading import definition_of
 from fxkit.authoring.operators.registration import Registration
 
@@ -137,31 +137,8 @@ def _copy_into(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     )
 
 
-@overload
-def operator(function: Callable[..., Any], /) -> ElementwiseOperator: ...
-
-
-@overload
-def operator(
-    *,
-    name: str | None = None,
-    namespace: str = "authored",
-    tolerance: float = 16,
-    gradient: Callable[..., Any] | None = None,
-    check_gradient: bool = True,
-) -> Callable[[Callable[..., Any]], ElementwiseOperator]: ...
-
-
-def operator(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    namespace: str = "authored",
-    tolerance: float = 16,
-    gradient: Callable[..., Any] | None = None,
-    check_gradient: bool = True,
-) -> Any:
+@decorates
+def operator(function: Callable[..., Any], options: Options) -> ElementwiseOperator:
     """Make an operator of tensors of a Python function of scalars.
 
     The function is read, not run: arithmetic, comparisons, conditions, local variables, loops of a
@@ -172,15 +149,7 @@ def operator(
 
     Args:
         function: The function.
-        name: The operator's name; that of the function when left out.
-        namespace: The namespace of `torch.ops` that has it.
-        tolerance: Largest difference of a kernel from torch's composition of the same operations,
-            in epsilons of the result's dtype, relative to max(1, |result|).
-        gradient: A function of scalars that is read in the place of the derivative: it takes the
-            gradient of each result, then what the operator takes, and returns the gradient of each
-            tensor.
-        check_gradient: Whether it is compared with differences of the operator; not so for one that
-            is to differ, such as that of a rounding.
+        **options: Those of `Options`: name, namespace, tolerance, gradient, check_gradient.
 
     Returns:
         The operator, or a decorator where options are given.
@@ -200,32 +169,4 @@ def operator(
         >>> soft_shrink(torch.tensor([-2.0, 0.0, 0.25]))
         tensor([-1.5000,  0.0000,  0.0312])
     """
-    if function is None:
-        return functools.partial(
-            operator,
-            name=name,
-            namespace=namespace,
-            tolerance=tolerance,
-            gradient=gradient,
-            check_gradient=check_gradient,
-        )
-    definition = definition_of(function, name or getattr(function, "__name__", ""))
-    if gradient is not None:
-        definition = with_gradient(definition, gradient)
-        if check_gradient:
-            check_gradients(definition)
-    return ElementwiseOperator(function, definition, registered(definition, namespace, tolerance))
-
-
-_known: dict[str, Registration] = {}
-
-
-def registered(
-    definition: Definition, namespace: str = "authored", tolerance: float = 16
-) -> Registration:
-    """Return an operator, registered in the place of an earlier one of the same name."""
-    qualified = f"{namespace}::{definition.name}"
-    if qualified in _known:
-        _known.pop(qualified).withdraw()
-    _known[qualified] = Registration(definition, namespace, tolerance)
-    return _known[qualified]
+    return ElementwiseOperator(function, *defined(function, options, definition_of))

@@ -13,15 +13,13 @@ from typing import Any
 from fxkit.authoring.operators.callables import FUNCTIONS, power
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.primitives import is_bool, substituted, term, truth
+from fxkit.authoring.operators.row_calls import call_of_rows
 from fxkit.authoring.operators.row_values import (
     RowValue,
-    extreme_of,
-    row_length,
-    total_of,
-    where_held,
 )
 from fxkit.authoring.operators.source import FunctionSource
-from fxkit.authoring.operators.terms import Term, const, is_const, number, operand
+from fxkit.authoring.operators.terms import Term, const, is_const, number
+from fxkit.authoring.operators.terms import operand as operand_of
 from fxkit.authoring.operators.values import Names, Unset, as_term, is_number, plain
 
 _BINARY: dict[type[ast.operator], str] = {
@@ -45,14 +43,6 @@ _COMPARED: dict[type[ast.cmpop], str] = {
     ast.GtE: "ge",
     ast.Eq: "eq",
     ast.NotEq: "ne",
-}
-
-# What folds a row: a reduction, and what stands for elements that a condition leaves out.
-_FOLDS: dict[Any, tuple[str, float]] = {
-    sum: ("add", 0.0),
-    math.fsum: ("add", 0.0),
-    max: ("max", -math.inf),
-    min: ("min", math.inf),
 }
 
 # What may be called on numbers and tuples that are known when the function is read.
@@ -334,23 +324,13 @@ class ExpressionReader:
     def _call_of_rows(
         self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST
     ) -> Any:
-        """Return what a function of Python makes of rows."""
-        if callee is zip and all(isinstance(arg, RowValue) for arg in args):
-            if all(arg.condition is None for arg in args):
-                return RowValue(tuple(arg.item for arg in args))
-        elif callee in (list, tuple) and len(args) == 1:
-            return args[0]
-        elif callee is len and args[0].condition is None:
-            return row_length()
-        elif callee in _FOLDS and len(args) == 1 and not kwargs:
-            op, otherwise = _FOLDS[callee]
-            item = where_held(args[0], otherwise)
-            if item is not None:
-                return total_of(item) if op == "add" else extreme_of(op, item)
+        found = call_of_rows(callee, args, kwargs)
+        if found is not None:
+            return found
         name = getattr(callee, "__name__", type(callee).__name__)
         raise self.source.refusal(
             node,
-            f"expected sum, max, min, len, zip or a comprehension of a row, got {name}",
+            f"expected sum, max, min, len, zip, accumulate or a comprehension of a row, got {name}",
             "write sum(f(x) for x in row), max(...) or [f(x) for x in row]",
         )
 
@@ -440,7 +420,7 @@ class ExpressionReader:
             )
         leaves: dict[Term, Term] = {}
         for parameter in called.parameters:
-            leaf = operand(parameter.name) if parameter.is_tensor else number(parameter.name)
+            leaf = operand_of(parameter.name) if parameter.is_tensor else number(parameter.name)
             value = given.get(parameter.name, parameter.default)
             leaves[leaf] = as_term(value, self.source, node)
         results = substituted(called.results, leaves)

@@ -145,7 +145,7 @@ def kernel_for(
         buffers.append(Buffer(f"out{position}", known.dtype, True))
         stores.append(Store(access, value.position))
     kernel = Kernel(sizes, 0, tuple(buffers), tuple(builder.body), tuple(stores))
-    has_rows = any(instruction.is_reduction for instruction in kernel.body)
+    has_rows = any(i.is_reduction or i.is_scan for i in kernel.body)
     return ordered(kernel, [len(sizes) - 1] if has_rows else [])
 
 

@@ -18,6 +18,7 @@ import torch
 from fxkit.authoring.operators.terms import CONST, Term, apply, const, in_order, is_const
 from fxkit.lower.loop_ir.builder import Ref
 from fxkit.lower.operators.integer_ops import floored_quotient, floored_rest
+from fxkit.lower.operators.row_table import scanned
 from fxkit.lower.operators.scalar_ops import TABLE
 from fxkit.lower.operators.scalar_table import call, select
 
@@ -45,7 +46,7 @@ COMPARE = "compare"  # all to the highest kind among them; a bool
 LOGIC = "logic"  # all to bools
 BITS = "bits"  # as `same`, but for floats, which have none
 CHOICE = "choice"  # the first to a bool, the others as `same`
-REDUCE = "reduce"  # one number of a row; bools become integers
+REDUCE = "reduce"  # one number of a row, or of a row up to each element; bools become integers
 FIRST = "first"  # the first as it is; of the others only their places count
 TO_FLOAT, TO_INTEGER = "to_float", "to_integer"
 
@@ -142,6 +143,17 @@ def _reduction(monoid: str, compute: Callable[..., torch.Tensor]) -> Primitive:
     return Primitive(f"reduce_{monoid}", REDUCE, build, lambda x: compute(x, -1, keepdim=True))
 
 
+def _scan(monoid: str, compute: Callable[..., torch.Tensor]) -> Primitive:
+    def build(x: Ref) -> Ref:
+        return scanned(monoid, x).cast(x.dtype)
+
+    return Primitive(f"scan_{monoid}", REDUCE, build, compute)
+
+
+def _extremes(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    return lambda x: function(x, -1).values
+
+
 def _wide(x: Ref, row: Ref) -> Ref:
     return select(row.equals(row), x, x)
 
@@ -195,6 +207,9 @@ _ROWS = (
     _reduction("add", torch.sum),
     _reduction("max", torch.amax),
     _reduction("min", torch.amin),
+    _scan("add", lambda x: torch.cumsum(x, -1)),
+    _scan("max", _extremes(torch.cummax)),
+    _scan("min", _extremes(torch.cummin)),
     Primitive("row_wide", FIRST, _wide, lambda x, row: x, arity=2),
     # --- functions of `math`
     *map(

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from fxkit.authoring.operators.derivative import partials_of, total
 from fxkit.authoring.operators.primitives import term
-from fxkit.authoring.operators.row_values import is_wide, total_of
+from fxkit.authoring.operators.row_values import is_wide, running, total_of
 from fxkit.authoring.operators.terms import Term, const, in_order, is_const
+from fxkit.errors import UnsupportedError
 
 _ONE, _ZERO = const(1.0), const(0.0)
 
@@ -58,6 +59,15 @@ def _parts(one: Term, grad: Term) -> Iterator[tuple[Term, Term]]:
         is_it = term("eq", operand, one)
         count = total_of(term("select", is_it, _ONE, _ZERO))
         yield operand, term("select", is_it, term("div", grad, count), _ZERO)
+    elif one.op == "scan_add":
+        # An element is in all sums from its own on: all of them, less those before it.
+        before = term("sub", running("add", grad), grad)
+        yield one.operands[0], term("sub", total_of(grad), before)
+    elif one.op in ("scan_max", "scan_min"):
+        raise UnsupportedError(
+            "expected sums among scans to differentiate, got a running extreme",
+            hint="pass gradient= to fxkit.row_operator",
+        )
     else:
         for operand, partial in zip(one.operands, partials_of(one), strict=False):
             if partial is not None:

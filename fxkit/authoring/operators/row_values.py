@@ -57,6 +57,16 @@ def extreme_of(op: str, found: Term) -> Term:
     return term(f"reduce_{op}", found) if is_wide(found) else found
 
 
+def running(op: str, found: Term) -> Term:
+    """Return, for each element of a row, what folds it with all before it: a scan.
+
+    Args:
+        op: `add`, `max` or `min`.
+        found: A term with a value for each element.
+    """
+    return term(f"scan_{op}", found)
+
+
 def widened(found: Term, row: Term) -> Term:
     """Return a term with a value for each element of a row."""
     return found if is_wide(found) else term("row_wide", found, row)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any, overload
+from collections.abc import Callable
+from typing import Any
 
-from fxkit.authoring.operators.elementwise import ElementwiseOperator, registered
-from fxkit.authoring.operators.own_gradients import check_gradients, with_gradient
+from fxkit.authoring.operators.defining import Options, decorates, defined
+from fxkit.authoring.operators.elementwise import ElementwiseOperator
 from fxkit.authoring.operators.reading import row_definition_of
 
 
@@ -46,22 +45,8 @@ class RowOperator(ElementwiseOperator):
         return back if self.definition.is_tuple else back[0]
 
 
-@overload
-def row_operator(function: Callable[..., Any], /) -> RowOperator: ...
-
-
-@overload
-def row_operator(
-    *,
-    name: str | None = None,
-    namespace: str = "authored",
-    tolerance: float = 16,
-    gradient: Callable[..., Any] | None = None,
-    check_gradient: bool = True,
-) -> Callable[[Callable[..., Any]], RowOperator]: ...
-
-
-def row_operator(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+@decorates
+def row_operator(function: Callable[..., Any], options: Options) -> RowOperator:
     """Make an operator on the rows of tensors of a Python function of lists of numbers.
 
     Parameters without a default are lists: the elements along the last axis of a tensor. One that
@@ -90,18 +75,4 @@ def row_operator(function: Callable[..., Any] | None = None, /, **options: Any) 
         >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2))
         tensor([[0.8485, 1.1314]])
     """
-    if function is None:
-        return functools.partial(_made, options)
-    return _made(options, function)
-
-
-def _made(options: Mapping[str, Any], function: Callable[..., Any]) -> RowOperator:
-    given = dict(options)
-    name = given.pop("name", None) or getattr(function, "__name__", "")
-    gradient, is_checked = given.pop("gradient", None), given.pop("check_gradient", True)
-    definition = row_definition_of(function, name)
-    if gradient is not None:
-        definition = with_gradient(definition, gradient)
-        if is_checked:
-            check_gradients(definition)
-    return RowOperator(function, definition, registered(definition, **given))
+    return RowOperator(function, *defined(function, options, row_definition_of))

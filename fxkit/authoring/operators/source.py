@@ -45,11 +45,16 @@ class FunctionSource:
         return UnsupportedError(message, source=self.place(node), hint=hint)
 
 
+class SourceMissingError(UnsupportedError):
+    """A function's source is not to be had."""
+
+
 def source_of_function(function: Callable[..., Any]) -> FunctionSource:
     """Return the source of a Python function.
 
     Raises:
-        UnsupportedError: When it is no Python function, or its source is not to be had.
+        UnsupportedError: When it is no Python function.
+        SourceMissingError: When its source is not to be had.
     """
     name = getattr(function, "__name__", repr(function))
     if not inspect.isfunction(function):
@@ -60,7 +65,7 @@ def source_of_function(function: Callable[..., Any]) -> FunctionSource:
     try:
         lines, first_line = inspect.getsourcelines(function)
     except (OSError, TypeError) as error:
-        raise UnsupportedError(
+        raise SourceMissingError(
             f"expected a function whose source can be read, got {name} without",
             source=f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}",
             hint="put it into a file or a notebook cell; exec and python -c keep no source",

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fxkit.authoring.operators.expressions import ExpressionReader
 from fxkit.authoring.operators.primitives import term
-from fxkit.authoring.operators.source import FunctionSource, source_of_function
-from fxkit.authoring.operators.terms import Term, const, is_const
-from fxkit.authoring.operators.values import Names, joined, plain
+from fxkit.authoring.operators.row_loops import depends, folded
+from fxkit.authoring.operators.row_values import RowValue, extreme_of, total_of, where_held
+from fxkit.authoring.operators.source import (
+    FunctionSource,
+    SourceMissingError,
+    source_of_function,
+)
+from fxkit.authoring.operators.terms import Term, const, is_const, operand
+from fxkit.authoring.operators.tracing import traced
+from fxkit.authoring.operators.values import Names, Unset, as_term, joined, plain
 
 # Loops of more steps are refused.
 MAX_STEPS = 1000
@@ -44,7 +52,12 @@ class FunctionReader:
         Raises:
             UnsupportedError: When it can't be read; the message has line and remedy.
         """
-        source = source_of_function(function)
+        try:
+            source = source_of_function(function)
+        except SourceMissingError:
+            if any(isinstance(value, RowValue) for value in arguments.values()):
+                raise
+            return traced(function, arguments)
         inner = FunctionReader((*self._callers, function))
         return _BlockReader(ExpressionReader(source, inner.call), source).result(arguments)
 
@@ -190,6 +203,9 @@ class _BlockReader:
         return ends
 
     def _For(self, node: ast.For, names: Names) -> Ends:
+        value = self._expressions.value(node.iter, names)
+        if isinstance(value, RowValue):
+            return {NEXT: (_TRUE, self._after_row(node, value, names))}
         items = list(self._expressions.items(node.iter, names))
         if len(items) > MAX_STEPS:
             raise self._source.refusal(
@@ -203,6 +219,50 @@ class _BlockReader:
             return const(False), names
 
         return self._loop(node, names, enter)
+
+    def _after_row(self, node: ast.For, row: RowValue, names: Names) -> Names:
+        """Return what names stand for after a loop over a row."""
+        items = self._expressions.unpacked(node.target, row.item)
+        stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _is_stored(n)}
+        carried = [name for name in names if name in stored and name not in items]
+        leaves = {name: operand(f"{name} so far") for name in carried}
+        ends = self._block(node.body, {**names, **leaves, **items})
+        again: Ends = {}
+        for kind in (CONTINUE, NEXT):
+            if kind in ends:
+                self._add(again, NEXT, *ends[kind], node)
+        if node.orelse or not again or set(ends) & {RETURN, BREAK}:
+            raise self._source.refusal(
+                node,
+                "expected a loop over a row to go over all of it, got one that may end before",
+                "compute a condition, and use it in x += f(x) if condition else 0.0",
+            )
+        after = again[NEXT][1]
+        found = {**names, **{name: Unset(name) for name in items}}
+        for name in carried:
+            found[name] = self._folded(node, row, name, names[name], after[name], leaves)
+        return found
+
+    def _folded(
+        self, node: ast.For, row: RowValue, name: str, start: Any, end: Any, leaves: dict[str, Term]
+    ) -> Any:
+        """Return what a name stands for after a loop over a row."""
+        if end is leaves[name]:
+            return start
+        before = as_term(start, self._source, node)
+        fold = folded(as_term(end, self._source, node), leaves[name])
+        if fold is None or any(depends(fold[1], leaf) for leaf in leaves.values()):
+            raise self._source.refusal(
+                node,
+                f"expected {name!r} to be a total or an extreme in a loop over a row, got another",
+                "write total += f(x), best = max(best, f(x)), or itertools.accumulate(row)",
+            )
+        op, item = fold
+        neutral = {"add": 0.0, "max": -math.inf, "min": math.inf}[op]
+        item = where_held(RowValue(item, row.condition), neutral)
+        assert item is not None
+        whole = total_of(item) if op == "add" else extreme_of(op, item)
+        return term(op, before, whole)
 
     def _While(self, node: ast.While, names: Names) -> Ends:
         return self._loop(
@@ -255,6 +315,10 @@ class _BlockReader:
             "may go on",
             "count its steps in the condition: while error > 1e-6 and step < 50",
         )
+
+
+def _is_stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
 
 
 def _either(test: Term, a: Term, b: Term) -> Term:

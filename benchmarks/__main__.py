@@ -13,6 +13,7 @@ from benchmarks import (
     compiling,
     cuda,
     import_time,
+    operators,
     partitioning,
     passes,
     precision,
@@ -41,6 +42,7 @@ SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
     "constructs": lambda options: constructs.run(with_peer=options.peer),
     "training": lambda options: training.run(options.rounds, with_peer=options.peer),
     "precision": lambda options: precision.run(options.rounds),
+    "operators": lambda options: operators.run(options.rounds),
     "quantization": lambda options: quantization.run(options.rounds, with_peer=options.peer),
     "import": lambda options: import_time.run(options.rounds),
 }

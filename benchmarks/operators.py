@@ -1,0 +1,140 @@
+"""What operators of one's own cost: long calls, short ones, and inside a transformer's layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fxkit
+from fxkit.authoring.operators.elementwise import ElementwiseOperator
+from fxkit.timing import in_turn
+from fxkit.view.texts.text_table import duration, table
+
+_LONG, _SHORT = 1 << 23, 1 << 10
+
+# Short calls are timed so many at once.
+_CALLS = 100
+
+
+def _softplus(x):
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+@fxkit.operator(namespace="benchmarks")
+def relu(x):
+    """max(x, 0)."""
+    return max(x, 0.0)
+
+
+@fxkit.operator(namespace="benchmarks")
+def mish(x):
+    """x · tanh(softplus(x))."""
+    return x * math.tanh(_softplus(x))
+
+
+@fxkit.operator(namespace="benchmarks")
+def snake(x):
+    """x + sin²(x)."""
+    s = math.sin(x)
+    return x + s * s
+
+
+@fxkit.operator(namespace="benchmarks")
+def squareplus(x):
+    """(x + √(x² + 4)) / 2."""
+    return 0.5 * (x + math.sqrt(x * x + 4.0))
+
+
+@fxkit.operator(namespace="benchmarks")
+def log_cosh(x):
+    """log cosh(x), without overflow."""
+    return abs(x) + math.log1p(math.exp(-2.0 * abs(x))) - math.log(2.0)
+
+
+@fxkit.operator(namespace="benchmarks")
+def gelu(x):
+    """The approximation of gelu by tanh."""
+    return 0.5 * x * (1.0 + math.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
+
+
+@fxkit.operator(namespace="benchmarks")
+def soft_shrink(x):
+    """Shrink towards zero by one half, smoothly below it."""
+    return x - math.copysign(0.5, x) if abs(x) > 0.5 else x * x * x * 2.0
+
+
+OPERATORS = (mish, snake, squareplus, log_cosh, gelu, soft_shrink)
+
+
+class _Layer(nn.Module):
+    """The feed-forward half of a transformer's layer, as wide as BERT's."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], width: int = 768) -> None:
+        super().__init__()
+        self.norm, self.activation = nn.LayerNorm(width), activation
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.activation(self.up(self.norm(x))))
+
+
+def run(rounds: int) -> str:
+    """Time operators of one's own beside what they replace, in turn; return tables."""
+    repetitions = max(3, rounds // 2)
+    with torch.no_grad():
+        return "\n\n".join([_long(repetitions), _short(repetitions), _layer(repetitions)])
+
+
+def _long(repetitions: int) -> str:
+    x, rows = torch.randn(_LONG), []
+    for operator in OPERATORS:
+        composed = fxkit.compile(operator.composition)
+        ways = {
+            "operator": lambda f=operator: f(x),
+            "composed": lambda f=composed: f(x),
+            "eager": lambda f=operator: f.composition(x),
+        }
+        seconds = in_turn(ways, rounds=repetitions, warmup=2)
+        rows.append(_row(operator, seconds, "operator", "composed", "eager"))
+    head = ["8M float32", "operator", "composition, compiled", "composition, eager", "of compiled"]
+    return table(head, rows, align="<>>>>")
+
+
+def _short(repetitions: int) -> str:
+    x, rows = torch.randn(_SHORT), []
+    for operator in (relu, *OPERATORS):
+        ways = {
+            "operator": lambda f=operator: _often(lambda: f(x)),
+            "relu": lambda: _often(lambda: torch.relu(x)),
+        }
+        seconds = in_turn(ways, rounds=10 * repetitions, warmup=2)
+        per_call = {name: value / _CALLS for name, value in seconds.items()}
+        rows.append(_row(operator, per_call, "operator", "relu"))
+    return table(["1,024 float32", "operator", "torch.relu", "of relu"], rows, align="<>>>")
+
+
+def _layer(repetitions: int) -> str:
+    x = torch.randn(4, 128, 768)
+    built_in = fxkit.compile(_Layer(lambda x: F.gelu(x, approximate="tanh")).eval())
+    own = fxkit.compile(_Layer(gelu).eval())
+    seconds = in_turn(
+        {"operator": lambda: own(x), "built-in": lambda: built_in(x)},
+        rounds=3 * repetitions,
+        warmup=2,
+    )
+    rows = [_row(gelu, seconds, "operator", "built-in")]
+    return table(["feed-forward layer", "operator", "built-in", "of built-in"], rows, align="<>>>")
+
+
+def _often(call: Callable[[], object]) -> None:
+    for _ in range(_CALLS):
+        call()
+
+
+def _row(operator: ElementwiseOperator, seconds: dict[str, float], *ways: str) -> list[str]:
+    ratio = seconds[ways[0]] / seconds[ways[1]]
+    return [operator.__name__, *(duration(seconds[way]) for way in ways), f"{ratio:.2f} ×"]

@@ -74,7 +74,9 @@ def given(name: str, sample: Any, dtype: torch.dtype) -> tuple[tuple[Any, ...], 
         args = (args[1], args[0], args[2])
     kwargs = {key: value for key, value in sample.kwargs.items() if key not in CHOICES}
     if name == "nn.functional.prelu":
-        kwargs["weight"] = kwargs["weight"].reshape(-1, *[1] * max(args[0].ndim - 2, 0))
+        lead = (-1, *[1] * max(args[0].ndim - 2, 0)) if args[0].ndim else ()
+        weight = args[1] if len(args) > 1 else kwargs.pop("weight")
+        args = (args[0], weight.reshape(lead))
     if name == "nan_to_num":
         largest = torch.finfo(dtype).max if dtype.is_floating_point else 0.0
         names = ("nan", "posinf", "neginf")

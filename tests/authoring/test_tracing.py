@@ -41,6 +41,9 @@ def endless(x):
         x = x / 2
     return x
 
+def recursive(x):
+    return recursive(x - 1) if x > 0 else x
+
 def text(x):
     return "a"
 
@@ -72,6 +75,7 @@ REFUSED = {
     "gamma": ("expected arithmetic of scalars in gamma", "a file or a notebook cell"),
     "method": ("no attribute 'exp'", "a file or a notebook cell"),
     "endless": ("known to end", "count its steps"),
+    "recursive": ("known to end", "count its steps"),
     "text": ("scalars to be returned, got str", "return a number"),
 }
 

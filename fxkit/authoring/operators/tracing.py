@@ -23,15 +23,22 @@ from fxkit.errors import UnsupportedError
 # A function of more paths, or more questions on one of them, is refused.
 _MAX_PATHS, _MAX_QUESTIONS = 500, 200
 
+# What Python raises where a function does something to scalars that they have not.
+_FAULTS = (
+    TypeError, AttributeError, ValueError, ArithmeticError, LookupError, NameError, RecursionError,
+)  # fmt: skip
+
 
 class _Paths:
     """The questions of one call, and their answers.
 
     Args:
         answers: Those to begin with; all further ones are yes.
+        place: Where the function stands, for refusals.
     """
 
-    def __init__(self, answers: Sequence[bool]) -> None:
+    def __init__(self, answers: Sequence[bool], place: str) -> None:
+        self._place = place
         self.answers = list(answers)
         self.questions: list[Term] = []
 
@@ -45,6 +52,7 @@ class _Paths:
             raise UnsupportedError(
                 f"expected loops that are known to end after at most {_MAX_QUESTIONS} steps, got "
                 "one that may go on",
+                source=self._place,
                 hint="count its steps in the condition: while error > 1e-6 and step < 50",
             )
         self.questions.append(condition)
@@ -139,7 +147,7 @@ def traced(function: Callable[..., Any], arguments: Names) -> Any:
         runs += 1
         if runs > _MAX_PATHS:
             raise UnsupportedError(f"expected at most {_MAX_PATHS} paths, got more", source=place)
-        paths = _Paths(answers)
+        paths = _Paths(answers, place)
         found = _run(function, arguments, paths, place)
         for position in reversed(range(len(answers), len(paths.questions))):
             other = explored([*paths.answers[:position], False])
@@ -155,8 +163,8 @@ def _run(function: Any, arguments: Names, paths: _Paths, place: str) -> Any:
         for name, value in arguments.items()
     }
     try:
-        return _result(_with_stand_ins(function, paths)(**given), place)
-    except (TypeError, AttributeError, ValueError, ArithmeticError, LookupError) as error:
+        return _result(_StandIns(paths).of_function(function)(**given), place)
+    except _FAULTS as error:
         raise UnsupportedError(
             f"expected arithmetic of scalars in {function.__name__}, whose source is not to be "
             f"had, got: {error}",
@@ -197,32 +205,50 @@ def _term(value: Any) -> Term:
     return value if isinstance(value, Term) else const(value)
 
 
-# What a function finds in the place of functions of Python, of `math` and of its own.
+class _StandIns:
+    """What a function finds in the place of functions of Python, of `math` and of its own.
 
+    Args:
+        paths: Where the scalars that they make ask.
+    """
 
-def _with_stand_ins(function: Any, paths: _Paths) -> Callable[..., Any]:
-    code, outside = function.__code__, function.__globals__
-    inside = {name: _stand_in(outside[name], paths) for name in code.co_names if name in outside}
-    names = {f.__name__: _recording(f, paths) for f in FUNCTIONS if hasattr(builtins, f.__name__)}
-    inside["__builtins__"] = {**vars(builtins), **names}
-    cells = tuple(
-        types.CellType(_stand_in(cell.cell_contents, paths)) for cell in function.__closure__ or ()
-    )
-    made = types.FunctionType(code, inside, function.__name__, function.__defaults__, cells)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    def __init__(self, paths: _Paths) -> None:
+        self._paths = paths
+        self._made: dict[int, Callable[..., Any]] = {}
 
+    def of_function(self, function: Any) -> Callable[..., Any]:
+        """Return a function of Python that finds stand-ins where it looks."""
+        if id(function) in self._made:  # it calls itself
+            return self._made[id(function)]
+        code, outside = function.__code__, function.__globals__
+        names = {
+            f.__name__: _recording(f, self._paths)
+            for f in FUNCTIONS
+            if hasattr(builtins, f.__name__)
+        }
+        inside: dict[str, Any] = {"__builtins__": {**vars(builtins), **names}}
+        cells = tuple(types.CellType() for _ in function.__closure__ or ())
+        made = types.FunctionType(code, inside, function.__name__, function.__defaults__, cells)
+        made.__kwdefaults__ = function.__kwdefaults__
+        self._made[id(function)] = made
+        for name in code.co_names:
+            if name in outside:
+                inside[name] = self.of(outside[name])
+        for cell, known in zip(cells, function.__closure__ or (), strict=True):
+            cell.cell_contents = self.of(known.cell_contents)
+        return made
 
-def _stand_in(value: Any, paths: _Paths) -> Any:
-    if value is math:
-        known = {name: _stand_in(each, paths) for name, each in vars(math).items()}
-        return types.SimpleNamespace(**known)
-    definition = getattr(value, "definition", None)
-    if isinstance(definition, Definition):
-        return functools.partial(_operator, value, definition, paths)
-    if isinstance(value, (types.BuiltinFunctionType, type)) and value in FUNCTIONS:
-        return _recording(value, paths)
-    return _with_stand_ins(value, paths) if isinstance(value, types.FunctionType) else value
+    def of(self, value: Any) -> Any:
+        """Return what stands for a value from outside; most stand for themselves."""
+        if value is math:
+            known = {name: self.of(each) for name, each in vars(math).items()}
+            return types.SimpleNamespace(**known)
+        definition = getattr(value, "definition", None)
+        if isinstance(definition, Definition):
+            return functools.partial(_operator, value, definition, self._paths)
+        if isinstance(value, (types.BuiltinFunctionType, type)) and value in FUNCTIONS:
+            return _recording(value, self._paths)
+        return self.of_function(value) if isinstance(value, types.FunctionType) else value
 
 
 def _recording(function: Callable[..., Any], paths: _Paths) -> Callable[..., Any]:

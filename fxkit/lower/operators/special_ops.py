@@ -123,11 +123,6 @@ def _entr(self: Ref) -> Ref:
     return select(self.differs(self), self, inside)
 
 
-@row("aten.lgamma", tolerance=16)
-def _lgamma(self: Ref) -> Ref:
-    return call("lgamma", self)
-
-
 @row("aten.special_ndtr", tolerance=3)
 def _ndtr(self: Ref) -> Ref:
     return 0.5 * call("erfc", self * -math.sqrt(0.5))

@@ -19,7 +19,6 @@ import torch
 import fxkit
 from fxkit.authoring.operators.elementwise import ElementwiseOperator
 from tests.authoring.torch_definitions import DEFINITIONS
-from tests.lower.kernels import compile_all
 
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
           torch.bfloat16, torch.float16, torch.float32, torch.float64)  # fmt: skip
@@ -51,6 +50,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     in_float64: Callable[[], torch.Tensor]
+    leaves: list[torch.Tensor]
 
 
 @functools.cache
@@ -63,7 +63,7 @@ def table() -> dict[str, Any]:
 
 @functools.cache
 def operator_of(name: str) -> ElementwiseOperator:
-    spelled = name.replace(".", "_").strip("_")
+    spelled = f"as_{name.replace('.', '_')}"  # `rsub` and `__rsub__` are two
     return fxkit.operator(namespace="torch_table", name=spelled)(DEFINITIONS[name])
 
 
@@ -114,7 +114,9 @@ def calls(name: str, dtype: torch.dtype, **options: Any) -> Iterator[Call]:
             expected = info.op(sample.input, *sample.args, **sample.kwargs)
         except (RuntimeError, TypeError, ValueError):
             continue
-        yield Call(expected, args, kwargs, functools.partial(in_float64, info, sample))
+        everything = (sample.input, *sample.args, *sample.kwargs.values())
+        leaves = [v for v in everything if isinstance(v, torch.Tensor) and v.requires_grad]
+        yield Call(expected, args, kwargs, functools.partial(in_float64, info, sample), leaves)
 
 
 def in_float64(info: Any, sample: Any) -> torch.Tensor:
@@ -155,7 +157,7 @@ by_name = pytest.mark.parametrize("name", DEFINITIONS)
 @by_name
 @pytest.mark.filterwarnings("ignore")
 def test_samples_of_all_dtypes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FXKIT_BACKEND", "eager")  # kernels have a test of their own below
+    monkeypatch.setenv("FXKIT_BACKEND", "eager")
     operator = operator_of(name)
     count = 0
     for dtype in dtypes_of(name):
@@ -173,7 +175,7 @@ def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXKIT_BACKEND", "eager")
     operator = operator_of(name)
     for call in calls(name, torch.float64, requires_grad=True):
-        operands = [v for v in call.args if isinstance(v, torch.Tensor) and v.requires_grad]
+        operands = call.leaves
         if not call.expected.requires_grad or not operands:
             continue
         grad = torch.randn_like(call.expected)
@@ -181,26 +183,6 @@ def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = torch.autograd.grad(call.expected, operands, grad, **options)
         found = torch.autograd.grad(operator(*call.args, **call.kwargs), operands, grad, **options)
         torch.testing.assert_close(found, expected, equal_nan=True)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
-def test_kernels(dtype: torch.dtype) -> None:
-    names = [name for name in DEFINITIONS if dtype in dtypes_of(name)]
-    found = [(name, call) for name in names for call in itertools.islice(calls(name, dtype), 2)]
-    spelled = [(operator_of(name).overload, *spelled_out(name, call)) for name, call in found]
-    compiled, inputs, _ = compile_all(spelled)
-    with torch.no_grad():
-        results = compiled(*inputs)
-    for (_, call), result in zip(found, results, strict=True):
-        check_result(result, call)
-
-
-def spelled_out(name: str, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments as the operator of a graph takes them: tensors for numbers."""
-    operator = operator_of(name)
-    given = operator._with_tensors(operator._arguments(call.args, call.kwargs))
-    return tuple(given), {}
 
 
 def test_there_are_many() -> None:

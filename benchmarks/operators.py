@@ -137,4 +137,4 @@ def _often(call: Callable[[], object]) -> None:
 
 def _row(operator: ElementwiseOperator, seconds: dict[str, float], *ways: str) -> list[str]:
     ratio = seconds[ways[0]] / seconds[ways[1]]
-    return [operator.__name__, *(duration(seconds[way]) for way in ways), f"{ratio:.2f} ×"]
+    return [operator.definition.name, *(duration(seconds[way]) for way in ways), f"{ratio:.2f} ×"]

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
+from fxkit.authoring.operators.definition import Definition
+from fxkit.authoring.operators.eager_kernels import EagerKernels
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.lower.runtime import binding
 from fxkit.torch_adapters.transforms import has_transforms, is_forward_mode
-
-if TYPE_CHECKING:
-    from fxkit.authoring.operators.registration import Registration
 
 # Programs are kept for so many types of operands.
 _MAX_PROGRAMS = 256
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+class Callee(Protocol):
+    """What is called: an operator that is registered with torch."""
+
+    definition: Definition
+    kernels: EagerKernels
+    calls: Calls
+    overload: Any
+
+    def composition(self, *args: Any, **kwargs: Any) -> Any: ...
+    def operands(self, arguments: Sequence[Any]) -> list[Any]: ...
+    def differentiable(self, arguments: Sequence[Any]) -> Any: ...
+    def save(self, ctx: Any, inputs: Sequence[Any], output: Any = None) -> None: ...
+    def gradients(
+        self, ctx: Any, needed: Sequence[bool], grads: tuple[torch.Tensor, ...]
+    ) -> tuple[Any, ...]: ...
 
 
 class Calls:
@@ -32,7 +48,7 @@ class Calls:
             callable, which looks among the programs without Python.
     """
 
-    def __init__(self, registration: Registration, otherwise: Callable[..., Any]) -> None:
+    def __init__(self, registration: Callee, otherwise: Callable[..., Any]) -> None:
         self._registration = registration
         self._otherwise = otherwise
         self._programs: dict[Hashable, Any] = {}
@@ -97,7 +113,7 @@ class Calls:
             sum(not p.is_keyword_only for p in parameters),
             tuple(native.MISS if p.default is None else p.default for p in parameters),
             self._otherwise,
-            Differentiable.apply,
+            DifferentiableCall.apply,
             known,
         )
 
@@ -108,11 +124,11 @@ class Calls:
         return [named.get(p.name, p.default) for p in parameters]
 
 
-class Differentiable(torch.autograd.Function):
+class DifferentiableCall(torch.autograd.Function):
     """A call of an operator whose gradient is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, registration: Registration, *arguments: Any) -> Any:
+    def forward(ctx: Any, registration: Callee, *arguments: Any) -> Any:
         ctx.registration = registration
         registration.save(ctx, arguments)
         return registration.calls.fast(*arguments)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxkit.authoring.operators.calling import Calls, Differentiable
+from fxkit.authoring.operators.calling import Calls, DifferentiableCall
 from fxkit.authoring.operators.composed import composed
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.dtype_promotion import dtypes_of, result_dtype
@@ -116,7 +116,7 @@ class Registration:
 
     def differentiable(self, arguments: Sequence[Any]) -> Any:
         """Call it on arguments that are complete, so that gradients can be asked for."""
-        return Differentiable.apply(self, *arguments)
+        return DifferentiableCall.apply(self, *arguments)
 
     def save(self, ctx: Any, inputs: Sequence[Any], output: Any = None) -> None:
         """Keep what gradients are computed from."""

@@ -19,6 +19,7 @@ import torch
 import fxkit
 from fxkit.authoring.operators.elementwise import ElementwiseOperator
 from tests.authoring.torch_definitions import DEFINITIONS
+from tests.lower.kernels import compile_all
 
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
           torch.bfloat16, torch.float16, torch.float32, torch.float64)  # fmt: skip
@@ -157,7 +158,7 @@ by_name = pytest.mark.parametrize("name", DEFINITIONS)
 @by_name
 @pytest.mark.filterwarnings("ignore")
 def test_samples_of_all_dtypes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FXKIT_BACKEND", "eager")
+    monkeypatch.setenv("FXKIT_BACKEND", "eager")  # kernels have a test of their own below
     operator = operator_of(name)
     count = 0
     for dtype in dtypes_of(name):
@@ -183,6 +184,26 @@ def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = torch.autograd.grad(call.expected, operands, grad, **options)
         found = torch.autograd.grad(operator(*call.args, **call.kwargs), operands, grad, **options)
         torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32], ids=str)
+def test_kernels(dtype: torch.dtype) -> None:
+    names = [name for name in DEFINITIONS if dtype in dtypes_of(name)]
+    found = [(name, call) for name in names for call in itertools.islice(calls(name, dtype), 2)]
+    spelled = [(operator_of(name).overload, *spelled_out(name, call)) for name, call in found]
+    compiled, inputs, _ = compile_all(spelled)
+    with torch.no_grad():
+        results = compiled(*inputs)
+    for (_, call), result in zip(found, results, strict=True):
+        check_result(result, call)
+
+
+def spelled_out(name: str, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments as the operator of a graph takes them: tensors for numbers."""
+    operator = operator_of(name)
+    given = operator._with_tensors(operator._arguments(call.args, call.kwargs))
+    return tuple(given), {}
 
 
 def test_there_are_many() -> None:

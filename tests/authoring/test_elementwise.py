@@ -348,11 +348,11 @@ def test_a_wrong_gradient_is_refused() -> None:
             return math.exp(x)
 
 
-def test_a_warm_call_goes_past_the_dispatcher() -> None:
+def test_a_warm_call_goes_past_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(16)
     for _ in range(3):
-        soft_shrink(x)
-    before = soft_shrink._fast.calls
-    soft_shrink(x)
-    assert soft_shrink._fast.calls == before + 1
+        expected = soft_shrink(x)
+    with monkeypatch.context() as patched:
+        patched.setattr(soft_shrink._calls, "run", None)
+        torch.testing.assert_close(soft_shrink(x), expected)
     assert soft_shrink(x.requires_grad_()).requires_grad

@@ -356,3 +356,11 @@ def test_a_warm_call_goes_past_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -
         patched.setattr(soft_shrink._calls, "run", None)
         torch.testing.assert_close(soft_shrink(x), expected)
     assert soft_shrink(x.requires_grad_()).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_are_not_rounded_to_the_dtype_of_operands(dtype: torch.dtype) -> None:
+    x = (torch.randn(500) * 5).to(dtype)
+    found = soft_shrink(x, width=0.4)
+    near = soft_shrink(x.float(), width=0.4).to(dtype)
+    torch.testing.assert_close(found, near, rtol=0, atol=0)

@@ -35,7 +35,7 @@ LOSSES = {name for name in DEFINITIONS if name.endswith("_loss")}
 KEEPS_BOOLS = {
     "abs", "add", "__radd__", "addcmul", "mul", "__rmul__", "sign", "sgn", "square", "sub", "fmod",
     "remainder", "pow", "__rpow__", "floor_divide", "heaviside", "positive", "floor", "ceil",
-    "trunc", "lerp", "ldexp", "conj_physical", "nn.functional.threshold",
+    "trunc", "lerp", "ldexp", "conj_physical", "nn.functional.threshold", "masked_fill",
 }  # fmt: skip
 
 

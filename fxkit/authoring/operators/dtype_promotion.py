@@ -41,6 +41,9 @@ def number_as_tensor(
     """
     kind = kind_of_number(value)
     dtype = result_dtype(kind, dtypes_of(tensors))
+    is_narrow = dtype.is_floating_point and dtype.itemsize < 4
+    if is_narrow and any(x.ndim and x.dtype.is_floating_point for x in tensors):
+        dtype = torch.float32  # which is computed in, and counts less beside what has dimensions
     return torch.full((), value, dtype=dtype, device=device or "cpu")
 
 

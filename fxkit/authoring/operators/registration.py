@@ -13,11 +13,13 @@ from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.dtype_promotion import dtypes_of, result_dtype
 from fxkit.authoring.operators.eager_kernels import EagerKernels
 from fxkit.authoring.operators.evaluation import kind_of_dtype
+from fxkit.authoring.operators.forward_mode import tangents_of
 from fxkit.authoring.operators.kernel_form import results_like, row_of_definition
 from fxkit.authoring.operators.row_form import row_op_of_definition
 from fxkit.ir.compositions import declare_composition
 from fxkit.lower.loop_ir.bits import Number
 from fxkit.lower.operators import row_table, scalar_table
+from fxkit.torch_adapters.operator_derivatives import register_derivatives
 
 
 class Registration:
@@ -87,9 +89,8 @@ class Registration:
         for key in ("CPU", "CUDA"):
             library.impl(name, self._run, key)
         torch.library.register_fake(qualified, self._fake, lib=library)
-        torch.library.register_autograd(
-            qualified, self._backward, setup_context=self.save, lib=library
-        )
+        overload = getattr(getattr(torch.ops, self.namespace), name).default
+        register_derivatives(library, overload, self._backward, self.save, self._tangents)
         torch.library.register_vmap(qualified, self._mapped, lib=library)
         return library
 
@@ -146,6 +147,9 @@ class Registration:
 
     def _call(self, *arguments: Any) -> Any:
         return self.calls.run(arguments, {}, list(arguments))
+
+    def _tangents(self, ctx: Any, args: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        return tangents_of(self, ctx, args, tangents)
 
     def _gradient_of(
         self,

@@ -170,3 +170,15 @@ def kept_by_tracing(operator: Any, instead: Callable[..., Any] | None = None) ->
 def _nothing(*args: Any, **kwargs: Any) -> Any:
     """Answer as an operator that no others stand for."""
     return NotImplemented
+
+
+def refuse_calls(overload: Any, refused: Callable[..., Any]) -> None:
+    """Let calls of an operator that is no longer registered raise an error.
+
+    Its handle is that of freed memory, or of what was registered under its name since.
+
+    Args:
+        overload: The operator.
+        refused: Is called in its place, and raises.
+    """
+    overload._op = overload._op_dk = refused

@@ -248,6 +248,25 @@ def test_a_definition_takes_the_place_of_an_earlier_one_of_its_name() -> None:
     assert "again.scaled" in TABLE
 
 
+def test_calls_of_an_earlier_definition_are_refused_and_never_those_of_the_new() -> None:
+    def define(function: Any) -> ElementwiseOperator:
+        return fxkit.operator(name="redefined", namespace="again")(function)
+
+    def doubled(x):
+        return x * 2.0
+
+    def weighted(x, y):
+        return x * y
+
+    x = torch.randn(4, requires_grad=True)
+    earlier = define(doubled)
+    later = define(weighted)
+    torch.testing.assert_close(later(x, x), x * x)
+    for call in (earlier, earlier.overload):
+        with pytest.raises(UnsupportedError, match="newest definition of again::redefined"):
+            call(x)
+
+
 def test_copies_and_pickles_are_the_operator_itself() -> None:
     assert copy.deepcopy(mish) is mish
     assert pickle.loads(pickle.dumps(mish)) is mish

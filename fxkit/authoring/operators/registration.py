@@ -16,10 +16,12 @@ from fxkit.authoring.operators.evaluation import kind_of_dtype
 from fxkit.authoring.operators.forward_mode import tangents_of
 from fxkit.authoring.operators.kernel_form import results_like, row_of_definition
 from fxkit.authoring.operators.row_form import row_op_of_definition
+from fxkit.errors import UnsupportedError
 from fxkit.ir.compositions import declare_composition
 from fxkit.lower.loop_ir.bits import Number
 from fxkit.lower.operators import row_table, scalar_table
 from fxkit.torch_adapters.operator_derivatives import register_derivatives
+from fxkit.torch_adapters.operators import refuse_calls
 
 
 class Registration:
@@ -80,6 +82,13 @@ class Registration:
         for table in (scalar_table.TABLE, row_table.TABLE):
             table.pop(f"{self.namespace}.{self.definition.name}", None)
         self._library._destroy()
+        refuse_calls(self.overload, self._refused)
+
+    def _refused(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(
+            f"expected the newest definition of {self.qualified_name}, got an earlier one",
+            hint="call what was defined last, or give each a name of its own by name=",
+        )
 
     def _registered(self) -> torch.library.Library:
         library = torch.library.Library(self.namespace, "FRAGMENT")

@@ -9,18 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
+from fxkit.authoring.operators.definition import Definition
 from fxkit.torch_adapters.operator_derivatives import zeros_like_result
 
-if TYPE_CHECKING:
-    from fxkit.authoring.operators.registration import Registration
+
+class OperatorWithGradients(Protocol):
+    """An operator that is registered with torch, and its gradients, which are operators too."""
+
+    definition: Definition
+    overload: Any
+
+    def gradient(self, by: str) -> OperatorWithGradients: ...
 
 
 def tangents_of(
-    registration: Registration, ctx: Any, args: Sequence[Any], tangents: Sequence[Any]
+    registration: OperatorWithGradients, ctx: Any, args: Sequence[Any], tangents: Sequence[Any]
 ) -> Any:
     """Return the tangent of each result; see `register_derivatives`."""
     definition = registration.definition

@@ -14,7 +14,7 @@ import fxkit
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
 
-@fxkit.operator
+@fxkit.operator(namespace="forward_mode")
 def folded(x, y, k=2.0):
     """Two results with branches, the second constant on one of them."""
     if x > y:
@@ -22,12 +22,12 @@ def folded(x, y, k=2.0):
     return math.sin(x * y), 1.0
 
 
-@fxkit.operator(gradient=lambda grad, x: grad, check_gradient=False)
+@fxkit.operator(namespace="forward_mode", gradient=lambda grad, x: grad, check_gradient=False)
 def stepped(x):
     return round(x)
 
 
-@fxkit.row_operator
+@fxkit.row_operator(namespace="forward_mode")
 def scaled(row, weight, shift: float):
     mean = sum(x * x for x in row) / len(row)
     return [x * w / math.sqrt(mean + 0.1) + shift for x, w in zip(row, weight, strict=True)], mean

@@ -83,6 +83,22 @@ def test_what_follows_a_product_is_computed_in_its_kernel(
     assert " behind it" in line and names in line
 
 
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_infinities_behind_a_product_are_those_of_float64(
+    name: str, kernel: AuthoredKernel
+) -> None:
+    following, _ = FOLLOWING[name]
+    a, b, r = torch.randn(17, 33), torch.randn(33, 9), torch.randn(17, 9)
+    a[5, 2] = float("inf")
+    program = fxkit.compile(lambda a, b, r: following(a @ b, r), kernels=[kernel])
+    with torch.no_grad():
+        program(a, b, r)
+        result = program(a, b, r)
+        # F.gelu of float32 makes NaN of Inf in some of torch's kernels.
+        expected = following((a @ b).double(), r.double()).float()
+    torch.testing.assert_close(result, expected, equal_nan=True)
+
+
 STEPS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda y, r: y + r,
     lambda y, r: y * r[:1],

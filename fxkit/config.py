@@ -69,6 +69,15 @@ def current(environ: Mapping[str, str] | None = None) -> Config:
     )
 
 
+def cpu_level() -> str:
+    """Return `current().cpu_level` alone: kernels are printed by it, line by line.
+
+    Raises:
+        UnsupportedError: When the variable holds no level.
+    """
+    return _choice(os.environ, "FXKIT_CPU_LEVEL", CPU_LEVELS)
+
+
 def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a child process: that of this one, with `variables` set in it."""
     return {**os.environ, **variables}

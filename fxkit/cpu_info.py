@@ -50,7 +50,12 @@ def info() -> str | None:
 
 def info_line(*names: str) -> str | None:
     """Return the first line of that text that has one of these names, or None."""
-    found = re.search(rf"^({'|'.join(names)})\s*:.*$", info() or "", re.MULTILINE)
+    return _line_of(info(), names)
+
+
+@functools.cache
+def _line_of(text: str | None, names: tuple[str, ...]) -> str | None:
+    found = re.search(rf"^({'|'.join(names)})\s*:.*$", text or "", re.MULTILINE)
     return found and found[0]
 
 
@@ -65,7 +70,7 @@ def features() -> frozenset[str]:
     Raises:
         UnsupportedError: When `FXKIT_CPU_LEVEL` asks for a level that the processor lacks.
     """
-    asked = config.current().cpu_level
+    asked = config.cpu_level()
     if asked == "native":
         return _known_features()
     _require(asked)
@@ -78,7 +83,7 @@ def march() -> str:
     Raises:
         UnsupportedError: When `FXKIT_CPU_LEVEL` asks for a level that the processor lacks.
     """
-    asked = config.current().cpu_level
+    asked = config.cpu_level()
     if asked == "native":
         return "native"
     _require(asked)
@@ -108,7 +113,12 @@ def _features_of(level: str) -> frozenset[str]:
 
 
 def _known_features() -> frozenset[str]:
-    return frozenset(_value(info_line("flags", "Features")).split())
+    return _names_in(info_line("flags", "Features"))
+
+
+@functools.cache
+def _names_in(line: str | None) -> frozenset[str]:
+    return frozenset(_value(line).split())
 
 
 def _value(line: str | None) -> str:

@@ -69,6 +69,10 @@ class ElementwiseOperator:
         given = self._with_tensors(self._arguments(args, kwargs))
         return self._registration.composition(*given)
 
+    def of_numbers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Compute the operator of Python numbers alone, by the Python function itself."""
+        return self.__wrapped__(*args, **kwargs)
+
     @property
     def kernels(self) -> EagerKernels:
         """The kernels of eager calls."""
@@ -107,7 +111,7 @@ class ElementwiseOperator:
         out = kwargs.pop("out", None)
         arguments = self._arguments(args, kwargs)
         if all(isinstance(value, (bool, int, float, list)) for value in arguments):
-            return self.__wrapped__(*args, **kwargs)
+            return self.of_numbers(args, kwargs)
         pairs = zip(self.definition.parameters, arguments, strict=True)
         if any(p.is_tensor and isinstance(value, (bool, int, float)) for p, value in pairs):
             arguments = self._with_tensors(arguments)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import ast
 import builtins
-import inspect
-import math
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fxkit.authoring.operators.callables import FUNCTIONS, power
-from fxkit.authoring.operators.definition import Definition
-from fxkit.authoring.operators.primitives import is_bool, substituted, term, truth
-from fxkit.authoring.operators.row_calls import call_of_rows
-from fxkit.authoring.operators.row_values import (
-    RowValue,
-)
+from fxkit.authoring.operators.callables import power
+from fxkit.authoring.operators.primitives import is_bool, term, truth
+from fxkit.authoring.operators.row_calls import METHODS
+from fxkit.authoring.operators.row_values import RowMethod, RowValue
 from fxkit.authoring.operators.source import FunctionSource
-from fxkit.authoring.operators.terms import Term, const, is_const, number
-from fxkit.authoring.operators.terms import operand as operand_of
-from fxkit.authoring.operators.values import Names, Unset, as_term, is_number, plain
+from fxkit.authoring.operators.source_calls import CallReader
+from fxkit.authoring.operators.terms import Term, const, is_const
+from fxkit.authoring.operators.values import (
+    LocalFunction,
+    Names,
+    Unset,
+    as_term,
+    is_number,
+    plain,
+)
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "add",
@@ -45,9 +47,6 @@ _COMPARED: dict[type[ast.cmpop], str] = {
     ast.NotEq: "ne",
 }
 
-# What may be called on numbers and tuples that are known when the function is read.
-_KNOWN_CALLS = (range, len, enumerate, zip, reversed, tuple, list)
-
 
 class ExpressionReader:
     """Reads the expressions of one function.
@@ -59,7 +58,7 @@ class ExpressionReader:
 
     def __init__(self, source: FunctionSource, call: Callable[..., Any]) -> None:
         self.source = source
-        self._call_function = call
+        self.calls = CallReader(source, call)
 
     def value(self, node: ast.expr, names: Names) -> Any:
         """Return what an expression stands for."""
@@ -124,6 +123,8 @@ class ExpressionReader:
 
     def _Attribute(self, node: ast.Attribute, names: Names) -> Any:
         owner = self.value(node.value, names)
+        if isinstance(owner, RowValue):
+            return self._method(node, owner)
         if not isinstance(owner, types.ModuleType):
             kind = "a scalar" if isinstance(owner, Term) else type(owner).__name__
             raise self.source.refusal(
@@ -136,6 +137,24 @@ class ExpressionReader:
                 node, f"expected an attribute of {owner.__name__}, got {node.attr!r}", "spell it"
             )
         return self._outside_value(getattr(owner, node.attr), f"{owner.__name__}.{node.attr}", node)
+
+    def _method(self, node: ast.Attribute, row: RowValue) -> RowMethod:
+        if node.attr not in METHODS:
+            raise self.source.refusal(
+                node,
+                f"expected {', '.join(METHODS)} of a row, got .{node.attr}",
+                "write row.sum(lambda x: ...), or a comprehension: [f(x) for x in row]",
+            )
+        if not row.is_given:
+            raise self.source.refusal(
+                node,
+                f"expected .{node.attr} of a row that is a parameter, got it of a list",
+                f"lists of Python have no such method: pass the function to row.{node.attr}, or "
+                f"write {node.attr}(...)"
+                if node.attr != "mean"
+                else "divide its sum by len(row)",
+            )
+        return RowMethod(node.attr, row)
 
     def _Tuple(self, node: ast.Tuple | ast.List, names: Names) -> tuple[Any, ...]:
         return tuple(self.value(element, names) for element in node.elts)
@@ -297,131 +316,42 @@ class ExpressionReader:
             "an operator has no side effects: return what it computes",
         )
 
-    # Calls.
-
     def _Call(self, node: ast.Call, names: Names) -> Any:
         callee = self.value(node.func, names)
-        args = self._arguments(node, names)
-        kwargs = {str(k.arg): self.value(k.value, names) for k in node.keywords}
-        if any(isinstance(arg, RowValue) for arg in args) and not inspect.isfunction(callee):
-            return self._call_of_rows(callee, args, kwargs, node)
-        if callee in (sum, all, any) and len(args) == 1 and isinstance(args[0], tuple):
-            return self._folded(callee, args[0], node)
-        known = (
-            callee in FUNCTIONS if isinstance(callee, types.BuiltinFunctionType | type) else None
-        )
-        if known:
-            return self._builtin(callee, args, kwargs, node)
-        if callee in _KNOWN_CALLS:
-            return self._known_call(callee, args, kwargs, node)
-        definition = getattr(callee, "definition", None)
-        if isinstance(definition, Definition):
-            return self._operator(definition, args, kwargs, node)
-        if inspect.isfunction(callee):
-            return self._call_function(callee, args, kwargs, self.source, node)
-        return self._of_numbers(callee, args, node)
-
-    def _call_of_rows(
-        self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST
-    ) -> Any:
-        found = call_of_rows(callee, args, kwargs)
-        if found is not None:
-            return found
-        name = getattr(callee, "__name__", type(callee).__name__)
-        raise self.source.refusal(
-            node,
-            f"expected sum, max, min, len, zip, accumulate or a comprehension of a row, got {name}",
-            "write sum(f(x) for x in row), max(...) or [f(x) for x in row]",
-        )
-
-    def _arguments(self, node: ast.Call, names: Names) -> tuple[Any, ...]:
-        found: list[Any] = []
+        args: list[Any] = []
         for arg in node.args:
             if isinstance(arg, ast.Starred):
-                found += self.items(arg.value, names)
+                args += self.items(arg.value, names)
             else:
-                found.append(self.value(arg, names))
-        return tuple(found)
+                args.append(self._argument(arg, names))
+        kwargs = {str(k.arg): self._argument(k.value, names) for k in node.keywords}
+        return self.calls.result(callee, tuple(args), kwargs, node)
 
-    def _folded(self, function: Any, values: tuple[Any, ...], node: ast.AST) -> Any:
-        terms = [as_term(value, self.source, node) for value in values]
-        if function is sum:
-            found: Any = const(0)
-            for position, each in enumerate(terms):
-                found = each if position == 0 else term("add", found, each)
-            return found
-        found = const(function is all)
-        for each in terms:
-            found = term("and" if function is all else "or", found, truth(each))
-        return found
+    def _argument(self, node: ast.expr, names: Names) -> Any:
+        """Return an argument of a call, which alone may be a lambda.
 
-    def _builtin(
-        self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST
-    ) -> Any:
-        if callee in (max, min) and len(args) == 1 and isinstance(args[0], tuple):
-            args = args[0]
-        if kwargs:
+        What a lambda finds around it is what it would find when it is called there and then.
+        """
+        if not isinstance(node, ast.Lambda):
+            return self.value(node, names)
+        given = node.args
+        if given.vararg or given.kwarg or given.kwonlyargs or given.defaults:
             raise self.source.refusal(
                 node,
-                f"expected {callee.__name__} without keywords, got {', '.join(kwargs)}",
-                "pass plain arguments",
+                "expected a lambda of plain parameters, got one of defaults, stars or keywords",
+                "name each parameter: lambda x, y: ...",
             )
-        try:
-            return FUNCTIONS[callee](*[as_term(arg, self.source, node) for arg in args])
-        except TypeError as error:
-            raise self.source.refusal(
-                node,
-                f"expected a call of {callee.__name__} that kernels have, got one of "
-                f"{len(args)} arguments",
-                "see the table of functions in docs/operators_of_your_own.md",
-            ) from error
+        parameters = [each.arg for each in (*given.posonlyargs, *given.args)]
+        return LocalFunction(
+            len(parameters),
+            lambda args: self.value(
+                node.body, {**names, **dict(zip(parameters, args, strict=True))}
+            ),
+        )
 
-    def _known_call(
-        self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST
-    ) -> Any:
-        if any(isinstance(arg, Term) for arg in (*args, *kwargs.values())):
-            raise self.source.refusal(
-                node,
-                f"expected {callee.__name__} of numbers that are known when the operator is "
-                "defined, got one of an operand",
-                "loop over range(n) with a number n, and leave early by break",
-            )
-        found = callee(*args, **kwargs)
-        return tuple(found) if isinstance(found, list) else found
-
-    def _of_numbers(self, callee: Any, args: tuple[Any, ...], node: ast.AST) -> Any:
-        """Call a function of `math` that kernels lack, of numbers that are known."""
-        name = getattr(callee, "__name__", type(callee).__name__)
-        is_math = getattr(math, name, None) is callee
-        if is_math and all(map(is_number, args)):
-            try:
-                return callee(*args)
-            except (ValueError, OverflowError, TypeError) as error:
-                raise self.source.refusal(
-                    node, f"expected a number, got {error}", "correct the argument"
-                ) from error
-        home = getattr(callee, "__module__", None) or ""
-        hint = "call functions of math, abs, min, max, other operators or plain Python functions"
-        if home.startswith("torch") and hasattr(math, name):
-            hint = f"operands are scalars here: call math.{name}"
-        raise self.source.refusal(node, f"expected a function that kernels have, got {name}", hint)
-
-    def _operator(
-        self, called: Definition, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST
-    ) -> Any:
-        """Put what another operator computes in the place of its call."""
-        positional = [p for p in called.parameters if not p.is_keyword_only]
-        given = dict(zip((p.name for p in positional), args, strict=False)) | kwargs
-        wanted = {p.name for p in called.parameters}
-        missing = [name for name in called.tensors if name not in given]
-        if len(args) > len(positional) or missing or not set(given) <= wanted:
-            raise self.source.refusal(
-                node, f"expected the arguments of {called.schema}, got others", "correct the call"
-            )
-        leaves: dict[Term, Term] = {}
-        for parameter in called.parameters:
-            leaf = operand_of(parameter.name) if parameter.is_tensor else number(parameter.name)
-            value = given.get(parameter.name, parameter.default)
-            leaves[leaf] = as_term(value, self.source, node)
-        results = substituted(called.results, leaves)
-        return results if called.is_tuple else results[0]
+    def _Lambda(self, node: ast.Lambda, names: Names) -> Any:
+        raise self.source.refusal(
+            node,
+            "expected a lambda as the argument of a call, got one elsewhere",
+            "pass it where it is called, or define the function outside, with def",
+        )

@@ -48,7 +48,11 @@ def with_gradient(definition: Definition, function: Callable[..., Any]) -> Defin
         name for name, wide in zip(definition.grad_names, definition.wide, strict=False) if wide
     }
     leaves = [
-        RowValue(row(name)) if name in rows else number(name) if name in numbers else operand(name)
+        RowValue(row(name), is_given=True)
+        if name in rows
+        else number(name)
+        if name in numbers
+        else operand(name)
         for name in wanted
     ]
     found = FunctionReader().read(function, dict(zip(names, leaves, strict=True)))

@@ -56,7 +56,7 @@ def row_definition_of(function: Callable[..., Any], name: str) -> Definition:
         )
     arguments: dict[str, Any] = {p.name: number(p.name) for p in parameters if not p.is_tensor}
     arguments |= {p.name: operand(p.name) for p in parameters if p.is_tensor}
-    arguments |= {name: RowValue(row(name)) for name in rows}
+    arguments |= {name: RowValue(row(name), is_given=True) for name in rows}
     found = FunctionReader().read(function, arguments)
     values = found if isinstance(found, tuple) else (found,)
     results = tuple(_row_result(value, row(rows[0]), function) for value in values)

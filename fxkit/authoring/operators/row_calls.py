@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fxkit.authoring.operators.primitives import term, truth
 from fxkit.authoring.operators.row_values import (
     RowValue,
     extreme_of,
@@ -17,7 +19,7 @@ from fxkit.authoring.operators.row_values import (
     total_of,
     where_held,
 )
-from fxkit.authoring.operators.terms import Term
+from fxkit.authoring.operators.terms import Term, const
 
 # What folds a row: a reduction, and what stands for elements that a condition leaves out.
 _FOLDS: dict[Any, tuple[str, float]] = {
@@ -26,6 +28,14 @@ _FOLDS: dict[Any, tuple[str, float]] = {
     max: ("max", -math.inf),
     min: ("min", math.inf),
 }
+
+_MEANS = (statistics.mean, statistics.fmean)
+
+# What is known of rows beside that, or is written in Python.
+ROW_FUNCTIONS = (any, all, *_MEANS)
+
+# The methods of a row, and the functions of what they fold.
+METHODS: dict[str, Any] = {"sum": sum, "max": max, "min": min, "mean": statistics.fmean}
 
 # By what `itertools.accumulate` folds a row up to each element.
 _SCANS: dict[Any, str] = {operator.add: "add", max: "max", min: "min"}
@@ -44,9 +54,22 @@ def call_of_rows(callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         return RowValue(tuple(arg.item for arg in args)) if is_whole else None
     if callee is itertools.accumulate:
         return _scan(args, kwargs)
-    if len(args) != 1 or kwargs:
+    values, *more = args
+    if not isinstance(values, RowValue):
         return None
-    (values,) = args
+    if callee is sum and len(more) + len(kwargs) == 1 and set(kwargs) <= {"start"}:
+        (start,) = (*more, *kwargs.values())
+        total, start = call_of_rows(sum, (values,), {}), _number(start)
+        return None if total is None or start is None else term("add", start, total)
+    if callee in (max, min) and set(kwargs) == {"default"} and not more:
+        return _or_default(callee, values, _number(kwargs["default"]))
+    if more or kwargs:
+        return None
+    if callee in _MEANS:
+        total = call_of_rows(sum, (values,), {})
+        return None if total is None else term("div", total, _count(values))
+    if callee in (any, all):
+        return _whether(callee, values)
     if callee in (list, tuple):
         return values
     if callee is len:
@@ -67,3 +90,56 @@ def _scan(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RowValue | None:
     if not is_whole or not isinstance(values.item, Term) or not is_wide(values.item):
         return None
     return RowValue(running(op, values.item))
+
+
+def _number(value: Any) -> Term | None:
+    if isinstance(value, (bool, int, float)):
+        return const(value)
+    return value if isinstance(value, Term) else None
+
+
+def _count(values: RowValue) -> Term:
+    """Return how many elements a list has."""
+    if values.condition is None:
+        return row_length()
+    return total_of(term("select", values.condition, const(1), const(0)))
+
+
+def _whether(callee: Any, values: RowValue) -> Term | None:
+    """Return whether any, or all, elements of a list are other than zero."""
+    item = where_held(RowValue(values.item), 0.0)
+    if item is None:
+        return None
+    held, is_any = truth(item), callee is any
+    if values.condition is not None:
+        left_out = values.condition if is_any else term("not", values.condition)
+        held = term("and" if is_any else "or", left_out, held)
+    found = term("select", held, const(1), const(0))
+    return truth(extreme_of("max" if is_any else "min", found))
+
+
+def _or_default(callee: Any, values: RowValue, default: Term | None) -> Any:
+    """Return the largest or smallest element, or a default where the list has none."""
+    found = call_of_rows(callee, (values,), {})
+    if values.condition is None or found is None or default is None:
+        return None if default is None else found
+    return term("select", truth(_count(values)), found, default)
+
+
+def mapped(
+    function: Callable[[tuple[Any, ...]], Any], values: Sequence[Any]
+) -> RowValue | tuple[Any, ...] | None:
+    """Return what `map` makes of rows, or of tuples; None where it has no place for them.
+
+    Args:
+        function: Takes the items of one place.
+        values: Rows, or tuples.
+    """
+    if values and all(isinstance(value, tuple) for value in values):
+        return tuple(function(items) for items in zip(*values, strict=False))
+    if not values or not all(isinstance(value, RowValue) for value in values):
+        return None
+    conditions = {value.condition for value in values}
+    if len(values) > 1 and conditions != {None}:
+        return None
+    return RowValue(function(tuple(value.item for value in values)), conditions.pop())

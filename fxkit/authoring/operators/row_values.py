@@ -20,10 +20,20 @@ class RowValue:
     Attributes:
         item: The item at any place: a term, a number, or a tuple of these.
         condition: Where the list has the item; None for everywhere.
+        is_given: Whether it is a parameter, which has the methods of `RowList`.
     """
 
     item: Any
     condition: Term | None = None
+    is_given: bool = False
+
+
+@dataclass(frozen=True)
+class RowMethod:
+    """A method of a row that is a parameter, before it is called."""
+
+    name: str
+    row: RowValue
 
 
 _widths: weakref.WeakKeyDictionary[Term, bool] = weakref.WeakKeyDictionary()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fxkit.authoring.operators.defining import Options, decorates, defined
 from fxkit.authoring.operators.elementwise import ElementwiseOperator
 from fxkit.authoring.operators.reading import row_definition_of
+from fxkit.authoring.operators.row_list import RowList
 
 
 class RowOperator(ElementwiseOperator):
@@ -38,6 +39,12 @@ class RowOperator(ElementwiseOperator):
         found = super().__call__(*moved, **({"out": kwargs["out"]} if "out" in kwargs else {}))
         return self._moved_back(found, axis)
 
+    def of_numbers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function itself, on lists that have the methods of rows."""
+        rows = [RowList(value) if isinstance(value, list) else value for value in args]
+        named = {n: RowList(v) if isinstance(v, list) else v for n, v in kwargs.items()}
+        return super().of_numbers(rows, named)
+
     def _moved_back(self, found: Any, axis: int) -> Any:
         results = found if self.definition.is_tuple else (found,)
         pairs = zip(results, self.definition.wide, strict=True)
@@ -51,7 +58,8 @@ def row_operator(function: Callable[..., Any], options: Options) -> RowOperator:
 
     Parameters without a default are lists: the elements along the last axis of a tensor. One that
     is annotated as `float` is one number a row. Lists are read by `sum`, `max`, `min`, `len`, `zip`
-    and comprehensions; what is returned is a list, a number or a tuple of these. All else is as for
+    and comprehensions, parameters also by `row.sum(f)`, `row.max(f)`, `row.min(f)` and
+    `row.mean(f)`; what is returned is a list, a number or a tuple of these. All else is as for
     `fxkit.operator`, options too.
 
     Args:

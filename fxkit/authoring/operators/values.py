@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,19 @@ class Unset:
 
 
 Names = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LocalFunction:
+    """A lambda that is an argument of a call.
+
+    Attributes:
+        arity: How many arguments it takes.
+        read: Returns what it computes of values.
+    """
+
+    arity: int
+    read: Callable[[tuple[Any, ...]], Any]
 
 
 def is_number(value: object) -> bool:
@@ -46,7 +59,7 @@ def as_term(value: Any, source: FunctionSource, node: ast.AST) -> Term:
             "expected a number, got a row",
             "compute with its elements: [2 * x for x in row], or sum(x for x in row)",
         )
-    kind = type(value).__name__
+    kind = "a lambda" if isinstance(value, LocalFunction) else type(value).__name__
     raise source.refusal(
         node,
         f"expected a scalar, got {kind}",

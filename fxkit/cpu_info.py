@@ -77,6 +77,16 @@ def features() -> frozenset[str]:
     return _features_of(asked)
 
 
+def adds_pairs_in_16_bits() -> bool:
+    """Tell whether the fastest product of bytes adds two of them in 16 bits, and saturates.
+
+    So does `vpmaddubsw`; processors that have VNNI add four of them in 32 bits.
+    """
+    known = features()
+    has_vnni = "avx_vnni" in known or {"avx512_vnni", "avx512bw"} <= known
+    return "avx2" in known and not has_vnni
+
+
 def march() -> str:
     """Return the processor that kernels are built for, as compilers call it.
 

@@ -90,3 +90,21 @@ def test_levels_of_another_system_are_not_known(told: pytest.MonkeyPatch) -> Non
     told.setenv("FXKIT_CPU_LEVEL", "baseline")
     with pytest.raises(UnsupportedError, match="unknown CPU has none that is known"):
         cpu_info.march()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("fpu avx2", True),
+        ("fpu avx2 avx_vnni", False),
+        ("fpu avx2 avx512f avx512bw", True),
+        ("fpu avx2 avx512f avx512bw avx512_vnni", False),
+        ("fpu sse2", False),
+        ("fp asimd", False),
+    ],
+)
+def test_products_of_bytes_are_added_in_16_bits_without_vnni(
+    told: pytest.MonkeyPatch, flags: str, expected: bool
+) -> None:
+    told.setattr(Path, "read_text", lambda path, **options: f"flags : {flags}\n")
+    assert cpu_info.adds_pairs_in_16_bits() is expected

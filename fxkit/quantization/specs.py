@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fxkit import cpu_info
 from fxkit.errors import UnsupportedError
 from fxkit.quantization.observers import OBSERVERS, RangeObserver
 
@@ -110,7 +111,7 @@ def int8_static(
     *,
     scheme: str = "affine",
     observer: str | type[RangeObserver] = "min_max",
-    pair_safe: bool = False,
+    pair_safe: bool | None = None,
 ) -> QuantizationSpec:
     """Return activations of 8 bits whose scales are found by calibration, and int8 weights.
 
@@ -119,7 +120,8 @@ def int8_static(
         weights: Granularity of weights: `per_channel` or `per_tensor`.
         scheme: Of activations: `affine` (uint8) or `symmetric` (int8).
         observer: What finds the range of activations: a name, or a class of `RangeObserver`.
-        pair_safe: Whether weights get scales for which sums of two products stay in 16 bits.
+        pair_safe: Whether weights get scales for which sums of two products stay in 16 bits. None:
+            where the processor has AVX2 and no VNNI, so that its fastest product is exact.
 
     Raises:
         UnsupportedError: When a granularity is none of these.
@@ -141,14 +143,15 @@ def int8_static(
 
 
 def int8_dynamic(
-    weights: str = "per_channel", *, scheme: str = "affine", pair_safe: bool = False
+    weights: str = "per_channel", *, scheme: str = "affine", pair_safe: bool | None = None
 ) -> QuantizationSpec:
     """Return activations of 8 bits whose scales are computed per token in each call.
 
     Args:
         weights: Granularity of weights: `per_channel` or `per_tensor`.
         scheme: Of activations.
-        pair_safe: Whether weights get scales for which sums of two products stay in 16 bits.
+        pair_safe: Whether weights get scales for which sums of two products stay in 16 bits. None:
+            where the processor has AVX2 and no VNNI, so that its fastest product is exact.
     """
     spec = TensorSpec(scheme=scheme, granularity="per_token", is_dynamic=True)
     return QuantizationSpec(spec, _int8_weights(weights, pair_safe))
@@ -181,10 +184,11 @@ def int4_dynamic(group_size: int = 128, *, scheme: str = "affine") -> Quantizati
     return QuantizationSpec(activations, int4_weight_only(group_size, scheme=scheme).weights)
 
 
-def _int8_weights(granularity: str, pair_safe: bool = False) -> TensorSpec:
+def _int8_weights(granularity: str, pair_safe: bool | None = False) -> TensorSpec:
     if granularity not in ("per_channel", "per_tensor"):
         _refuse("granularity of weights", "per_channel or per_tensor", granularity)
-    return TensorSpec(torch.int8, -127, 127, "symmetric", granularity, is_pair_safe=pair_safe)
+    is_safe = cpu_info.adds_pairs_in_16_bits() if pair_safe is None else pair_safe
+    return TensorSpec(torch.int8, -127, 127, "symmetric", granularity, is_pair_safe=is_safe)
 
 
 def _refuse(what: str, expected: str, got: object) -> None:

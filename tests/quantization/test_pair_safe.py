@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fxkit import cpu_info
 from fxkit import quantization as q
 from fxkit.errors import UnsupportedError
 from fxkit.quantization.affine import signal_to_noise
@@ -15,7 +16,7 @@ from fxkit.quantization.pair_safe import LARGEST_SUM, is_pair_safe, largest_pair
 from fxkit.quantization.stored_weight import StoredWeight
 
 SPEC = q.int8_static(pair_safe=True).weights
-PLAIN = q.int8_static().weights
+PLAIN = q.int8_static(pair_safe=False).weights
 
 
 def saturates(integers: Tensor) -> bool:
@@ -94,3 +95,15 @@ def test_specs_that_have_no_such_scale_are_refused() -> None:
     for options in ({"low": -128}, {"scheme": "affine"}, {"dtype": torch.uint8, "low": 0}):
         with pytest.raises(UnsupportedError, match="is_pair_safe"):
             q.TensorSpec(**{"low": -127, "is_pair_safe": True, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("saturates", [True, False])
+@pytest.mark.parametrize("make", [q.int8_static, q.int8_dynamic])
+def test_weights_are_pair_safe_where_the_processor_adds_pairs_in_16_bits(
+    make: Any, saturates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_info, "adds_pairs_in_16_bits", lambda: saturates)
+    assert make().weights.is_pair_safe is saturates
+    assert make(pair_safe=True).weights.is_pair_safe
+    assert not make(pair_safe=False).weights.is_pair_safe
+    assert not q.int8_weight_only().weights.is_pair_safe

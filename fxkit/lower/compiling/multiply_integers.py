@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from fxkit import cpu_info
 from fxkit.errors import PassError
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
@@ -31,7 +33,10 @@ from fxkit.lower.compiling.tensor_scales import spell_out_tensor_scales
 from fxkit.lower.compiling.token_scales import Factor, aten, spell_out_tokens
 from fxkit.lower.families.group_products import autotune as groups
 from fxkit.lower.families.group_products.custom_op import operator as group_product
-from fxkit.lower.families.integer_products.autotune import reason_to_stay_float
+from fxkit.lower.families.integer_products.autotune import (
+    pairs_fit_into_16_bits,
+    reason_to_stay_float,
+)
 from fxkit.lower.families.integer_products.custom_op import operator as integer_product
 from fxkit.lower.families.weight_products import autotune as weights
 from fxkit.lower.families.weight_products.custom_op import operator as weight_product
@@ -123,7 +128,7 @@ class MultiplyIntegers(Pass):
                 why = reason_in_float(call.arguments["input"], call.arguments["weight"], rank=2)
                 context.notes.append(f"%{node.name} {STAYS}: {why}")
                 continue
-            reason = _reason_to_stay(left, right)
+            reason = _reason_to_stay(left, right, edit.gm)
             if reason is not None:
                 context.notes.append(f"%{node.name} {STAYS}: {reason}")
                 continue
@@ -139,7 +144,9 @@ def _integers_of(value: Any, spelled: Mapping[fx.Node, Factor]) -> Factor | None
     return integers_of(value)
 
 
-def _reason_to_stay(left: Factor, right: Factor | GroupedWeight) -> str | None:
+def _reason_to_stay(
+    left: Factor, right: Factor | GroupedWeight, root: torch.nn.Module
+) -> str | None:
     """Return why a layer of these sizes does not gain by integers, or None."""
     if isinstance(right, GroupedWeight):
         return _reason_of_groups(left, right)
@@ -162,7 +169,16 @@ def _reason_to_stay(left: Factor, right: Factor | GroupedWeight) -> str | None:
         0, 1, (), rows, int(columns), int(depth), (int(depth), 1), (1, int(depth)),
         has_tiles=matrix_unit.multiplies_bytes(),
     )  # fmt: skip
-    return reason_to_stay_float(detail)
+    return reason_to_stay_float(detail, pairs_fit=_pairs_fit(right.node, root))
+
+
+def _pairs_fit(weight: fx.Node, root: torch.nn.Module) -> bool:
+    """Tell whether pairs of products by a weight fit into 16 bits, where that matters."""
+    if not cpu_info.adds_pairs_in_16_bits():
+        return True
+    if weight.op != "get_attr":
+        return False
+    return pairs_fit_into_16_bits(operator.attrgetter(str(weight.target))(root))
 
 
 def _reason_of_groups(left: Factor, right: GroupedWeight) -> str | None:

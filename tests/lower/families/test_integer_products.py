@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,8 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fxkit
+from fxkit import cpu_info
+from fxkit.lower.building import toolchain
+from fxkit.lower.building.build import build
 from fxkit.lower.compiling import whole_operators
+from fxkit.lower.families.integer_products.autotune import pairs_fit_into_16_bits
 from fxkit.lower.families.integer_products.custom_op import integer_product, operator
+from fxkit.lower.families.integer_products.printer import IntegerProductPrinter
 from tests.sampling import examples
 
 
@@ -100,6 +108,44 @@ def test_halves_are_exact_where_pairs_fit():
     compiled = fxkit.compile(lambda left, weight: operator()(left, weight.t(), None, 7))
     for _ in range(2):
         assert torch.equal(compiled(left, weight), exact(left, weight.t(), 7))
+
+
+@pytest.mark.parametrize("rows", [3, 13, 40])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("kind", ["random", "largest", "least"])
+def test_vnni_of_processors_without_avx512(rows, dtype, kind):
+    """Their instructions are no level of x86-64: kernels are built for them by hand."""
+    if "avx_vnni" not in (cpu_info.info_line("flags") or "").split():
+        pytest.skip("the processor has no AVX-VNNI")
+    tools = toolchain.current()
+    flags = [one for one in tools.flags if not one.startswith("-march=")]
+    tools = replace(tools, flags=(*flags, "-march=x86-64-v3", "-mavxvnni"))
+    text = """
+extern "C" void fx_sums(const KIND char* a, const signed char* b, int* sums, long rows,
+                        long depth) {
+  fx_integer_product<false>(a, depth, b, 1, depth, rows, 49, depth, fx_zeros{nullptr, 0, 5}, sums);
+}"""
+    text = text.replace("KIND", "signed" if dtype.is_signed else "unsigned")
+    left, right = integers((rows, 390), dtype, kind), integers((49, 390), torch.int8, kind)
+    sums = torch.empty(rows, 64, dtype=torch.int32)
+    library = build("\n".join([*IntegerProductPrinter.texts(), text]), tools=tools)
+    pointers = [ctypes.c_void_p(one.data_ptr()) for one in (left, right, sums)]
+    library.handle.fx_sums(*pointers, ctypes.c_long(rows), ctypes.c_long(390))
+    assert torch.equal(sums[:, :49], exact(left, right.t(), 5))
+
+
+def test_autotuning_knows_weights_whose_pairs_fit():
+    weight = integers((5, 33), torch.int8, "random") // 2
+    assert pairs_fit_into_16_bits(weight)
+    for first, second, fits in [
+        (127, 1, True),
+        (127, 2, False),
+        (-128, 0, True),
+        (-128, -1, False),
+    ]:
+        weight[3, 20:22] = torch.tensor([first, second])
+        assert pairs_fit_into_16_bits(weight) is fits
+    assert pairs_fit_into_16_bits(weight[:, 20:21]) and pairs_fit_into_16_bits(weight[:0])
 
 
 @pytest.mark.parametrize("kind", ["random", "largest"])

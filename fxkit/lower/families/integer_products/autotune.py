@@ -60,20 +60,45 @@ def objection_by_kind(found: ProductNode) -> str | None:
     return objection(replace(found, product=alike))
 
 
-def reason_to_stay_float(product: IntegerProduct) -> str | None:
-    """Return why a layer is as fast with numbers of float32, or None where integers are faster."""
+def reason_to_stay_float(product: IntegerProduct, *, pairs_fit: bool = True) -> str | None:
+    """Return why a layer is as fast with numbers of float32, or None where integers are faster.
+
+    Args:
+        product: What is summed.
+        pairs_fit: Whether pairs of products fit into 16 bits when they are added, see
+            `pairs_fit_into_16_bits`: others take longer without VNNI.
+    """
     if product.terms < MIN_TERMS:
         return None
     part = replace(product, rows=min(product.rows, MAX_ROWS))
     left, right = operands(part)
+    if not pairs_fit:
+        right.fill_(127)
     numbers, weight = left.float(), torch.ones(part.columns, part.depth)
 
     def library() -> None:
         F.linear(numbers, weight)
 
     measure = functools.partial(times_beside, part, left, right, library)
-    key = f"integers or float {part} {part.has_tiles}"
+    kind = "" if pairs_fit else " by weights that need more than 16 bits"
+    key = f"integers or float {part} {part.has_tiles}{kind}"
     return times.slower(f"multiplies {product}", key, measure, IntegerProductPrinter.texts())
+
+
+def pairs_fit_into_16_bits(weight: torch.Tensor) -> bool:
+    """Tell whether sums of two products of neighbours by unsigned bytes fit into 16 bits.
+
+    Args:
+        weight: int8[N, K], each row summed.
+    """
+    even = weight.shape[1] // 2 * 2
+    if not weight[:, :even].numel():
+        return True
+    integers = weight[:, :even].to(torch.int16)
+    positive, negative = integers.clamp(min=0), integers.clamp(max=0)
+    largest = (positive[:, ::2] + positive[:, 1::2]).max()
+    least = (negative[:, ::2] + negative[:, 1::2]).min()
+    return bool(largest <= 128 and least >= -128)
 
 
 def operands(product: IntegerProduct) -> tuple[torch.Tensor, torch.Tensor]:

@@ -159,12 +159,17 @@ static void fx_turned(const signed char* b, long column, long columns, long term
     }
 }
 
-// The products of unsigned by signed bytes, added in pairs that fit into 16 bits, then in fours.
+// The products of unsigned by signed bytes, added in fours: at once, or in pairs that fit into 16 bits.
 static inline fx_integers fx_more(fx_integers sums, fx_integers left, fx_integers right, const unsigned char*) {
+#if defined(__AVXVNNI__)
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(left), "x"(right));
+  return sums;
+#else
   typedef char bytes __attribute__((vector_size(32)));
   typedef short shorts __attribute__((vector_size(32)));
   const shorts pairs = (shorts)__builtin_ia32_pmaddubsw256((bytes)left, (bytes)right);
   return sums + (fx_integers)__builtin_ia32_pmaddwd256(pairs, (shorts){} + 1);
+#endif
 }
 
 static inline fx_integers fx_more(fx_integers sums, fx_integers left, fx_integers right, const short*) {
@@ -219,8 +224,11 @@ static void fx_rows_by_turned(const Left* a, long row, long rows, const int* pan
   }
 }
 
-// Tells whether products of neighbours by unsigned bytes fit into 16 bits when they are added: not
-// where that saturates for the largest byte.
+// Tells whether products of neighbours by unsigned bytes fit into 16 bits when they are added, if they
+// are: not where that saturates for the largest byte.
+#if defined(__AVXVNNI__)
+static bool fx_pairs_fit(const signed char*, long, long, long) { return true; }
+#else
 static bool fx_pairs_fit(const signed char* b, long column, long columns, long terms) {
   typedef char bytes __attribute__((vector_size(32)));
   typedef short shorts __attribute__((vector_size(32)));
@@ -245,4 +253,5 @@ static bool fx_pairs_fit(const signed char* b, long column, long columns, long t
   for (int i = 0; i < 16; ++i) fits &= most[i] < 32767 && least[i] > -32768;
   return fits;
 }
+#endif
 #endif

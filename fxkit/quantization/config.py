@@ -74,3 +74,9 @@ class QuantizationConfig:
             if call is not None and call.name == operator_name(operator):
                 return spec, f"config: by_operator[{call.name}]"
         return self.spec, "config: spec"
+
+    def names(self, node: GraphNode) -> bool:
+        """Tell whether it has an entry for an operator's node, or for the operator itself."""
+        call = resolve(node.fx_node)
+        operators = (operator_name(operator) for operator in self.by_operator)
+        return node.name in self.by_node or (call is not None and call.name in operators)

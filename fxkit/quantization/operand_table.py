@@ -15,12 +15,15 @@ class QuantizableOperator:
         channels: The weight's axis of output channels.
         summed: The weight's axis that is summed over, along which groups lie; None where groups
             are none.
+        float_unless_named: Why it stays in floating point unless a config names the operator or
+            its node; None where any spec holds for it.
     """
 
     activations: tuple[str, ...]
     weight: str | None = None
     channels: int = 0
     summed: int | None = None
+    float_unless_named: str | None = None
 
 
 _CONVOLUTION = QuantizableOperator(("input",), "weight", 0)
@@ -35,10 +38,14 @@ OPERATORS = {
     "aten.bmm": QuantizableOperator(("self", "mat2")),
     "aten.matmul": QuantizableOperator(("self", "other"), "other", -1),
     "aten.embedding": QuantizableOperator((), "weight", 0, 1),
+    "aten.scaled_dot_product_attention": QuantizableOperator(
+        ("query", "key", "value"),
+        float_unless_named="its two products are inside of one operator, which takes floats; "
+        "by_operator or by_node may round its query, key and value",
+    ),
 }
 
 NOT_QUANTIZED = {
-    "aten.scaled_dot_product_attention": "its two products are inside of one operator",
     "aten.conv_transpose1d": "transposed convolutions have no row",
     "aten.conv_transpose2d": "transposed convolutions have no row",
     "aten.conv_transpose3d": "transposed convolutions have no row",

@@ -86,7 +86,9 @@ def _placement(
 ) -> QuantizedOperator:
     spec, origin = config.spec_of(node)
     found: tuple[QuantizedOperand, ...] | str = f"{origin} keeps it in floating point"
-    if spec is not None:
+    if spec is not None and row.float_unless_named and not config.names(node):
+        found = row.float_unless_named
+    elif spec is not None:
         found = _operands(gm, node.fx_node, row, spec)
     reason = found if isinstance(found, str) else origin
     operands = () if isinstance(found, str) else found
@@ -166,6 +168,8 @@ def _refused_activation(operand: fx.Node, operator: str, spec: TensorSpec) -> st
         return "a convolution sums over several tokens: scales per token do not fit"
     if spec.is_dynamic and operator in ("aten.bmm", "aten.matmul", "aten.mm", "aten.addmm"):
         return "its second operand is summed along tokens: scales per token do not fit"
+    if spec.is_dynamic and operator == "aten.scaled_dot_product_attention":
+        return "its value is summed along tokens: scales per token do not fit"
     return None
 
 

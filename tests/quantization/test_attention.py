@@ -1,0 +1,86 @@
+"""Attention's operands: in float with a reason, and rounded where a config names the operator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fxkit
+from fxkit import quantization as q
+from fxkit.quantization.affine import signal_to_noise
+
+STATIC = q.int8_static()
+BY_OPERATOR = {F.scaled_dot_product_attention: STATIC}
+
+
+class Attention(nn.Module):
+    """Heads of one operator, or of two products with a softmax between."""
+
+    def __init__(self, *, is_fused: bool) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.is_fused = is_fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.inner(x).chunk(3, -1)
+        query, key, value = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in parts)
+        if self.is_fused:
+            y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            y = torch.softmax(query @ key.mT / 8**0.5, -1) @ value
+        return self.outer(y.transpose(1, 2).flatten(2))
+
+
+def row_of(
+    operator: str, config: q.QuantizationConfig | q.QuantizationSpec, *, is_fused: bool = True
+) -> tuple[q.QuantizationRow, q.QuantizationReport]:
+    torch.manual_seed(0)
+    model, x = Attention(is_fused=is_fused).eval(), torch.randn(2, 10, 32)
+    prepared = q.prepare(model, (x,), config)
+    q.calibrate(prepared, [(x,)])
+    quantized = q.convert(prepared)
+    fast = fxkit.compile(quantized)
+    with torch.no_grad():
+        for _ in range(2):
+            assert signal_to_noise(quantized(x), fast(x)) > 45
+    found = q.report(quantized, prepared, [(x,)])
+    return next(row for row in found.rows if row.operator == operator), found
+
+
+def test_one_operator_stays_in_float_unless_it_is_named() -> None:
+    row, before = row_of("aten.scaled_dot_product_attention", STATIC)
+    assert not row.is_quantized and "by_operator or by_node" in row.reason
+    config = q.QuantizationConfig(STATIC, by_operator=BY_OPERATOR)
+    row, after = row_of("aten.scaled_dot_product_attention", config)
+    assert row.how == ", ".join(["input u8 affine per_tensor"] * 3)
+    assert before.sqnr[0] > after.sqnr[0] > 35
+    config = q.QuantizationConfig(STATIC, by_node={row.node: STATIC})
+    row, other = row_of("aten.scaled_dot_product_attention", config)
+    assert row.is_quantized and other.sqnr == after.sqnr
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (q.int8_dynamic(), "its value is summed along tokens"),
+        (q.int8_weight_only(), "its operands are activations"),
+        (None, "keeps it in floating point"),
+    ],
+)
+def test_what_it_cannot_take_is_told(spec: q.QuantizationSpec | None, reason: str) -> None:
+    by_operator = {F.scaled_dot_product_attention: spec}
+    config = q.QuantizationConfig(STATIC, by_operator=by_operator)
+    row, _ = row_of("aten.scaled_dot_product_attention", config)
+    assert not row.is_quantized and reason in row.reason
+
+
+def test_both_products_of_an_attention_that_is_written_out_are_rounded() -> None:
+    _, found = row_of("aten.matmul", STATIC, is_fused=False)
+    products = [row for row in found.rows if row.operator == "aten.matmul"]
+    assert [row.how for row in products] == [", ".join(["input u8 affine per_tensor"] * 2)] * 2
+    assert found.sqnr[0] > 35
+    _, found = row_of("aten.matmul", q.int8_dynamic(), is_fused=False)
+    reasons = [row.reason for row in found.rows if row.operator == "aten.matmul"]
+    assert all("summed along tokens" in reason for reason in reasons) and len(reasons) == 2

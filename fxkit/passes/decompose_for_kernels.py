@@ -13,9 +13,10 @@ from fxkit.passes.decomposition.for_kernels import ForKernels
 class DecomposeForKernels(Decompose):
     """Compute calls by the calls that torch itself makes for them, where kernels take those in.
 
-    Only those of `FUNCTIONS` and `OPERATORS`: what they are made of joins its neighbours in a
-    kernel, and what the call as a whole would do is not faster. A call whose numbers decide what it
-    calls stays, with a note. A mean or sum of `LOSSES` becomes one of the losses of each row.
+    Only those of `FUNCTIONS` and `OPERATORS`, and operators that are declared so: what they are
+    made of joins its neighbours in a kernel, and what the call as a whole would do is not faster. A
+    call whose numbers decide what it calls stays, with a note. A mean or sum of `LOSSES` becomes
+    one of the losses of each row.
 
     Rewrites:
         return aten.isclose(%x, %y)

@@ -107,6 +107,23 @@ def test_the_reference_graph_is_that_of_convert() -> None:
         assert torch.equal(values, integers[1][shape])
 
 
+@pytest.mark.parametrize(("learn_steps", "name"), one_in(2, [False, True], SPECS))
+def test_a_fake_quantiser_is_one_node(name: str, learn_steps: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    x = torch.randn(4, 8)
+    plain = len(fxkit.capture(model, (x,)).graph_module.graph.nodes)
+    trained = q.prepare_qat(model, (x,), SPECS[name], learn_steps=learn_steps)
+    graph = fxkit.graph(trained.program.graph_module)
+    made = [node for node in graph if (node.operator or "").startswith("fxkit.fake_quantize_")]
+    reads = [node for node in graph if "fake_quantizer" in node.name and node not in made]
+    assert len(made) == (2 if SPECS[name].activations is None else 4)
+    assert len(list(graph)) == plain + len(made) + len(reads)
+    aten = copy.deepcopy(trained.program.graph_module)
+    fxkit.PassManager([fxkit.passes.TypePropagation(), fxkit.passes.DecomposeToAten()]).run(aten)
+    calls = [node.target for node in aten.graph.nodes if node.op == "call_function"]
+    assert not any("fake_quantize" in str(target) for target in calls)
+
+
 def test_training_runs_compiled() -> None:
     plain, fast = (q.prepare_qat(network(), (images(),), q.int8_static()) for _ in range(2))
     for program, run in ((plain, plain), (fast, fxkit.compile(fast.program))):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from fxkit.analysis.tensor_types import infer_type
+from fxkit.ir.compositions import composition_of, is_made_in_kernels
 from fxkit.ir.op import Call
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.decomposition.decompositions import Decomposition, Entry, function_of, nodes_in
@@ -74,9 +75,16 @@ class ForKernels(Decomposition):
         """Return what puts the calls that a call makes in its place, where a table has it."""
         if node.target is LOSSES.get(call.name):
             return self._by_rows
+        if is_made_in_kernels(call.operator.overload):
+            return self._by_definition
         if FUNCTIONS.get(call.name, _never)(call.arguments):
             return self._by_functions
         return self._by_operators if OPERATORS.get(call.name, _never)(call.arguments) else None
+
+    def _by_definition(self, node: fx.Node, call: Call) -> None:
+        """Put what an operator was defined by in the place of its call."""
+        definition = composition_of(call.operator.overload)
+        self.replay(node, definition, (node.args, node.kwargs))
 
     def _by_rows(self, node: fx.Node, call: Call) -> None:
         """Reduce a loss to a number for each row, and these."""

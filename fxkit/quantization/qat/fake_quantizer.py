@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fxkit.quantization.affine import LEAST_SCALE, QuantizationParameters, parameters_of
+from fxkit.quantization.affine import QuantizationParameters, parameters_of
+from fxkit.quantization.qat.fake_quantizing_operators import fake_quantizing_operators, positive
 from fxkit.quantization.specs import TensorSpec
 
 
@@ -110,7 +109,7 @@ class FakeQuantizer(nn.Module):
     def found(self) -> QuantizationParameters:
         """Return the scale and zero point of a range that moves, or of steps that are learnt."""
         if self.learns:
-            return QuantizationParameters(_positive(self.scale.detach()), self.zero_point)
+            return QuantizationParameters(positive(self.scale.detach()), self.zero_point)
         return parameters_of(self.low, self.high, self.spec)
 
     def by_channel(self) -> QuantizationParameters:
@@ -119,89 +118,43 @@ class FakeQuantizer(nn.Module):
         shape = [n for a, n in enumerate(found.scale.shape) if a not in self.shared]
         return QuantizationParameters(found.scale.reshape(shape), found.zero_point.reshape(shape))
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the tensors that its formula takes beside the values, by their names."""
-        names = ("scale", "zero_point") if self.learns else ("low", "high", "momentum")
-        return {name: getattr(self, name) for name in names} if self.learns or self.moves else {}
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return the values that integers stand for, of the same type and shape."""
-        return self.formula(values.numel())(values, **self.state())
-
-    def formula(self, count: int) -> Callable[..., Tensor]:
-        """Return what is computed, as a function of the values and of `state`, to be traced.
+    def state(self, count: int) -> dict[str, Tensor]:
+        """Return the tensors that its operator takes behind the values, by their names.
 
         Args:
             count: Elements of the values.
         """
         if self.learns:
-            return partial(_learned, self.spec, max(count // max(self.scale.numel(), 1), 1))
-        if self.moves:
-            settled = self.options.momentum if self.waits else None
-            return partial(_within_range, self.spec, self.training and count > 0, settled)
-        return partial(_within_itself, self.spec, self.shared)
+            return {"scale": self.scale, "zero_point": self.zero_point}
+        if not self.moves:
+            return {}
+        bounds = {"low": self.low, "high": self.high}
+        return {**bounds, "momentum": self.momentum} if self.training and count else bounds
 
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the values that integers stand for, of the same type and shape."""
+        count = values.numel()
+        operator, options = self.operator(count)
+        return operator(values, *self.state(count).values(), *options)
 
-def _within_range(
-    spec: TensorSpec,
-    moves: bool,
-    settled: float | None,
-    values: Tensor,
-    low: Tensor,
-    high: Tensor,
-    momentum: Tensor,
-) -> Tensor:
-    """Fake-quantise with a range that moves towards that of the values.
+    def operator(self, count: int) -> tuple[Any, tuple[Any, ...]]:
+        """Return what computes it, and what that takes behind the values and the state.
 
-    Where `settled` is a number, the first step is the whole way, and those after it are of that.
-    """
-    if moves:
-        # What is not finite is no part of a range, and 0 always is.
-        seen = values.detach().nan_to_num(0.0, 0.0, 0.0)
-        low.lerp_(seen.amin().double(), momentum)
-        high.lerp_(seen.amax().double(), momentum)
-        if settled is not None:
-            momentum.clamp_(max=settled)
-    found = parameters_of(low, high, spec)
-    rounded = _rounded(spec, values, found.scale, found.zero_point)
-    return rounded if settled is None else rounded.where(low < high, values)
-
-
-def _within_itself(spec: TensorSpec, shared: tuple[int, ...], values: Tensor) -> Tensor:
-    """Fake-quantise with scales of the values' own range."""
-    parts = values.unflatten(1, (-1, spec.group_size)) if spec.group_size else values
-    seen = parts.detach()
-    low, high = seen.amin(shared, keepdim=True), seen.amax(shared, keepdim=True)
-    found = parameters_of(low, high, spec)
-    rounded = _rounded(spec, parts, found.scale, found.zero_point)
-    return rounded.flatten(1, 2) if spec.group_size else rounded
-
-
-def _learned(
-    spec: TensorSpec, count: int, values: Tensor, scale: Tensor, zero_point: Tensor
-) -> Tensor:
-    """Fake-quantise with a step whose gradient is scaled as in the paper, section 2.2."""
-    parts = values.unflatten(1, (-1, spec.group_size)) if spec.group_size else values
-    step = _positive(scale)
-    slow = step * (1.0 / math.sqrt(count * max(spec.high, 1)))
-    rounded = _rounded(spec, parts, slow + (step - slow).detach(), zero_point)
-    return rounded.flatten(1, 2) if spec.group_size else rounded
-
-
-def _rounded(spec: TensorSpec, values: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    """Round to whole steps; straight-through gradients where values are in range."""
-    steps = values.float() * (1.0 / scale)
-    if spec.scheme == "symmetric":
-        middle = (spec.low + spec.high + 1) // 2
-        steps = steps.clamp(spec.low - middle, spec.high - middle)
-    else:
-        steps = steps.clamp(min=spec.low - zero_point, max=spec.high - zero_point)
-    whole = steps + (steps.round() - steps).detach()
-    return (whole * scale).type_as(values)
-
-
-def _positive(scale: Tensor) -> Tensor:
-    return scale.abs().clamp(min=LEAST_SCALE)
+        Args:
+            count: Elements of the values.
+        """
+        spec, known = self.spec, fake_quantizing_operators()
+        bounds = (spec.low, spec.high, spec.scheme == "symmetric")
+        if self.learns:
+            each = max(count // max(self.scale.numel(), 1), 1)
+            return known.fake_quantize_learned_steps.default, (*bounds, each, spec.group_size)
+        if not self.moves:
+            options = (*bounds, list(self.shared), spec.group_size)
+            return known.fake_quantize_within_itself.default, options
+        if not self.training or not count:
+            return known.fake_quantize_within_range.default, (*bounds, self.waits)
+        settled = self.options.momentum if self.waits else None
+        return known.fake_quantize_moving_range.default, (*bounds, settled)
 
 
 def range_of(found: QuantizationParameters, spec: TensorSpec) -> tuple[Tensor, Tensor]:

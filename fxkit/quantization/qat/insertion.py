@@ -72,7 +72,8 @@ class InsertFakeQuantizers(Pass):
     Rewrites:
         %y = aten.linear(%x, %w)
         →
-        %i = aten.clamp(aten.mul(%x, 1 / s), -128, 127); %q = aten.mul(aten.round(%i), s)
+        %q = fxkit.fake_quantize_moving_range(%x, %low, %high, %momentum, 0, 255, False, None)
+        %r = fxkit.fake_quantize_within_itself(%w, -127, 127, True, [1], None)
         %y = aten.linear(%q, %r)
 
     Attributes:
@@ -203,13 +204,12 @@ class _Inserter:
     def _called(
         self, quantizer: FakeQuantizer, values: fx.Node, count: int, before: fx.Node
     ) -> fx.Node:
-        """Put the nodes of a fake quantiser before a node, and return that of its result."""
-        bound, state = {"values": values}, quantizer.state()
-        if state:
-            path = self.edit.register("fake_quantizer", quantizer)
-            reads = {name: self.edit.get_attr(f"{path}.{name}", before=before) for name in state}
-            bound.update(reads)
-        return self._spliced(quantizer.formula(count), bound, before)
+        """Put the node of a fake quantiser before a node, and return it."""
+        state = quantizer.state(count)
+        path = self.edit.register("fake_quantizer", quantizer) if state else ""
+        reads = [self.edit.get_attr(f"{path}.{name}", before=before) for name in state]
+        operator, options = quantizer.operator(count)
+        return self.edit.call(operator, values, *reads, *options, before=before)
 
     def _spliced(
         self, formula: Callable[..., Any], bound: Mapping[str, fx.Node | None], before: fx.Node

@@ -44,6 +44,31 @@ def decompositions_of(packets: Iterable[Any]) -> Table:
     return {} if table is None else table(list(packets))
 
 
+def declare_decomposition(
+    overload: Any, function: Callable[..., Any], fake: Callable[..., Any]
+) -> None:
+    """Put an operator into torch's tables, which ONNX export and DTensor look into.
+
+    Args:
+        overload: The operator.
+        function: Computes it by others.
+        fake: Returns what it does without its numbers. Fake tensors of symbolic sizes would take
+            the decomposition for that, were there none in the table.
+    """
+    tables = _ALL.get({})
+    for name, found in (("post_autograd", function), ("meta", fake)):
+        if name in tables:
+            tables[name][overload] = found
+
+
+def withdraw_decomposition(overload: Any) -> None:
+    """Take an operator out of torch's tables."""
+    tables = _ALL.get({})
+    for name in ("post_autograd", "meta"):
+        if name in tables:
+            tables[name].pop(overload, None)
+
+
 def recurrent_loops() -> Any:
     """Return the module with torch's loops over time, or None."""
     return None if _LOOPS.get() is None else find(_LOOPS.path)

@@ -103,3 +103,14 @@ FUNCTIONS: dict[Callable[..., object], Callable[..., Term]] = {
 }
 if hasattr(math, "cbrt"):
     FUNCTIONS[math.cbrt] = _cbrt
+
+
+def functions_page() -> str:
+    """Return the names of the functions that can be read, as the documentation prints them."""
+    of_math = sorted(f.__name__ for f in FUNCTIONS if getattr(math, f.__name__, None) is f)
+    of_python = sorted(f.__name__ for f in FUNCTIONS if hasattr(builtins, f.__name__))
+    rows = {"`math`": of_math, "Python": sorted({*of_python, "all", "any", "sum"})}
+    return "\n".join(
+        ["| | |", "|---|---|"]
+        + [f"| {home} | {', '.join(f'`{n}`' for n in names)} |" for home, names in rows.items()]
+    )

@@ -21,7 +21,10 @@ Results = tuple[torch.Tensor, ...]
 
 
 def composed(
-    definition: Definition, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Number]
+    definition: Definition,
+    tensors: Sequence[torch.Tensor],
+    numbers: Mapping[str, Number],
+    by_core: bool = False,
 ) -> Results:
     """Compute an operator by torch, in the dtypes in which its kernels compute.
 
@@ -29,8 +32,9 @@ def composed(
         definition: What it computes.
         tensors: Its operands, which broadcast.
         numbers: Its numeric parameters.
+        by_core: Whether by core operators alone.
     """
-    return _evaluated(definition, tensors, numbers, dtypes_of(tensors))
+    return _evaluated(definition, tensors, numbers, dtypes_of(tensors), by_core)
 
 
 def reference(
@@ -47,6 +51,7 @@ def _evaluated(
     tensors: Sequence[torch.Tensor],
     numbers: Mapping[str, Number],
     dtypes: Dtypes,
+    by_core: bool = False,
 ) -> Results:
     device = next((t.device for t in tensors if t.ndim), tensors[0].device)
     tensors = aligned(definition, tensors)
@@ -60,7 +65,7 @@ def _evaluated(
         # What is summed along the row has to have all of it.
         for name in definition.rows & operands.keys():
             operands[name] = operands[name].expand(*operands[name].shape[:-1], shape[-1])
-    evaluation = ScalarEvaluation(TorchComputer(device), dtypes, operands, numbers)
+    evaluation = ScalarEvaluation(TorchComputer(device, by_core), dtypes, operands, numbers)
     widths = definition.wide or (True,) * len(definition.results)
     return tuple(
         _finished(evaluation.result(result), dtypes, shape, operands.values())

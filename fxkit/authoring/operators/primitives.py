@@ -21,6 +21,7 @@ from fxkit.lower.operators.integer_ops import floored_quotient, floored_rest
 from fxkit.lower.operators.row_table import scanned
 from fxkit.lower.operators.scalar_ops import TABLE
 from fxkit.lower.operators.scalar_table import call, select
+from fxkit.torch_adapters.modes import without_dispatch_modes
 
 
 class Kind(Enum):
@@ -280,8 +281,15 @@ def truth(found: Term) -> Term:
 def _plain_power(base: Any, exponent: Any) -> Any:
     if isinstance(base, int) and isinstance(exponent, int) and exponent >= 0:
         return base**exponent
-    operands = [torch.tensor(v, dtype=torch.float64, device="cpu") for v in (base, exponent)]
-    return torch.pow(*operands).item()
+    return _computed(torch.pow, (base, exponent), torch.float64)
+
+
+def _computed(
+    compute: Callable[..., torch.Tensor], values: Iterable[Any], dtype: torch.dtype
+) -> Any:
+    # Fake tensors would give no number.
+    with without_dispatch_modes():
+        return compute(*[torch.tensor(v, dtype=dtype, device="cpu") for v in values]).item()
 
 
 _PLAIN: Mapping[str, Callable[..., Any]] = {
@@ -314,8 +322,7 @@ def value_of(op: str, *values: Any) -> Any:
     dtype = torch.float64 if is_real else torch.int64
     if primitive.rule == TO_INTEGER:
         return int(values[0])
-    tensors = [torch.tensor(value, dtype=dtype, device="cpu") for value in values]
-    return primitive.compute(*tensors).item()
+    return _computed(primitive.compute, values, dtype)
 
 
 def substituted(results: Iterable[Term], leaves: Mapping[Term, Term]) -> tuple[Term, ...]:

@@ -20,6 +20,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.compositions import declare_composition
 from fxkit.lower.loop_ir.bits import Number
 from fxkit.lower.operators import row_table, scalar_table
+from fxkit.torch_adapters.decompositions import declare_decomposition, withdraw_decomposition
 from fxkit.torch_adapters.operator_derivatives import register_derivatives
 from fxkit.torch_adapters.operators import refuse_calls
 
@@ -55,6 +56,7 @@ class Registration:
         elif (row := row_op_of_definition(definition, row_name, tolerance)) is not None:
             row_table.TABLE[row_name] = row
         declare_composition(self.overload, self.composition)
+        declare_decomposition(self.overload, self.core_composition, self._fake)
 
     @property
     def qualified_name(self) -> str:
@@ -70,10 +72,17 @@ class Registration:
 
     def composition(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator by those of torch that it is defined by."""
+        return self._composed(args, kwargs, by_core=False)
+
+    def core_composition(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator by core operators of torch."""
+        return self._composed(args, kwargs, by_core=True)
+
+    def _composed(self, args: Sequence[Any], kwargs: Mapping[str, Any], by_core: bool) -> Any:
         names = [p.name for p in self.definition.parameters]
         given = {**self.definition.numbers, **dict(zip(names, args, strict=False)), **kwargs}
         tensors, numbers = self._parted([given[name] for name in names])
-        return self._returned(composed(self.definition, tensors, numbers))
+        return self._returned(composed(self.definition, tensors, numbers, by_core))
 
     def withdraw(self) -> None:
         """Take the operator, and its gradients, out of torch again."""
@@ -81,6 +90,7 @@ class Registration:
             gradient.withdraw()
         for table in (scalar_table.TABLE, row_table.TABLE):
             table.pop(f"{self.namespace}.{self.definition.name}", None)
+        withdraw_decomposition(self.overload)
         self._library._destroy()
         refuse_calls(self.overload, self._refused)
 

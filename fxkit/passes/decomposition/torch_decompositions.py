@@ -11,6 +11,7 @@ import torch
 from fxkit.passes.decomposition.core_operators import is_core
 from fxkit.passes.decomposition.recording import WritesInPlace
 from fxkit.passes.decomposition.recurrent_layers import recurrent_layers
+from fxkit.passes.decomposition.special_functions import special_functions
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.torch_adapters.decompositions import core_table, whole_table
 
@@ -58,6 +59,7 @@ def _own_table() -> dict[Any, Callable[..., Any]]:
         aten.pad.default: _pad,
         aten._pad_circular.default: _pad_circular,
         **recurrent_layers(),
+        **special_functions(),
         aten.var_mean.default: _var_mean_of_all,
         aten.var_mean.dim: _var_mean_by_bias,
         aten.var_mean.correction: _var_mean,

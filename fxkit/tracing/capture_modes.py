@@ -9,8 +9,9 @@ import torch
 
 from fxkit.errors import UnsupportedError
 from fxkit.torch_adapters.late_imports import FOR_GRAPHS_OF_GRADIENTS, FOR_SIZES, import_at_once
-from fxkit.tracing.captured import Captured, capture_error
+from fxkit.tracing.captured import Captured
 from fxkit.tracing.held_programs import callable_of
+from fxkit.tracing.recaptures import capture_error
 from fxkit.tracing.recording.dynamic_inputs import Request
 from fxkit.tracing.symbolic_capture import capture_symbolically
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import fxkit
 from fxkit.errors import PassError, UnsupportedError
 from fxkit.passes import Canonicalise, FixedPoint
-from fxkit.tracing.captured import RecaptureWarning
+from fxkit.tracing.recaptures import RecaptureWarning
 
 
 class Net(nn.Module):

@@ -17,7 +17,7 @@ ODD = [(1, 7), (7, 1), (1, 1), (0, 5), (5, 0), (2, 64), (64, 64), (1, 9)]
 SWEEP = 300
 
 # Sizes of nought and one are captured apart, which is more often than is usual.
-pytestmark = pytest.mark.filterwarnings("ignore::fxkit.tracing.captured.RecaptureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fxkit.tracing.recaptures.RecaptureWarning")
 
 
 def compare(compiled: object, program: Program, sizes: tuple[int, int]) -> None:

@@ -15,7 +15,9 @@ from torch import fx, nn
 
 from fxkit.errors import CaptureError
 from fxkit.tracing.capture_modes import capture
-from fxkit.tracing.captured import MAX_EVICTIONS, MAX_VARIANTS, Captured, RecaptureWarning
+from fxkit.tracing.captured import MAX_EVICTIONS, Captured
+from fxkit.tracing.graph_cache import MAX_VARIANTS
+from fxkit.tracing.recaptures import RecaptureWarning
 from fxkit.tracing.symbolic import symbolic_trace
 
 

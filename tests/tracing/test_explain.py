@@ -17,7 +17,9 @@ import torch
 from torch import nn
 
 from fxkit import capture
-from fxkit.tracing.captured import MAX_VARIANTS, Captured, RecaptureWarning
+from fxkit.tracing.captured import Captured
+from fxkit.tracing.graph_cache import MAX_VARIANTS
+from fxkit.tracing.recaptures import RecaptureWarning
 
 gain = 2.0
 table = {"scale": 2.0, "names": ["a", "b"]}

@@ -105,8 +105,8 @@ def test_write_after_the_last_branch_needs_no_copy():
         total.add_(a * scale)
 
     captured = capture(fn, (torch.zeros(3), UP))
-    assert captured._variants[0].undo == Undo()
-    assert captured._variants[0].changes == Undo(leaves=(0,))
+    assert captured.kept[0].undo == Undo()
+    assert captured.kept[0].changes == Undo(leaves=(0,))
 
 
 def test_containers_are_changed_once():

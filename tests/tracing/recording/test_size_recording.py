@@ -16,7 +16,8 @@ import torch.nn.functional as F
 import fxkit
 from fxkit.errors import UnsupportedError
 from fxkit.passes.pipelines import SIMPLIFY
-from fxkit.tracing.captured import Captured, RecaptureWarning
+from fxkit.tracing.captured import Captured
+from fxkit.tracing.recaptures import RecaptureWarning
 from tests.sampling import one_in
 from tests.tracing import size_programs as programs
 from tests.tracing.faithful import assert_same
@@ -54,21 +55,21 @@ def _compare(captured: Any, eager: Any) -> None:
         assert_same(_plain(ours), _plain(theirs), f"call {number} of {shape}")
 
 
-@pytest.mark.filterwarnings("ignore::fxkit.tracing.captured.RecaptureWarning")
+@pytest.mark.filterwarnings("ignore::fxkit.tracing.recaptures.RecaptureWarning")
 @pytest.mark.parametrize(("dynamic", "program"), one_in(2, [None, True], programs.FUNCTIONS))
 def test_program_equals_eager_at_every_size(program: Any, dynamic: Any):
     _compare(Captured(program, dynamic=dynamic), program)
 
 
 @pytest.mark.sweep
-@pytest.mark.filterwarnings("ignore::fxkit.tracing.captured.RecaptureWarning")
+@pytest.mark.filterwarnings("ignore::fxkit.tracing.recaptures.RecaptureWarning")
 @pytest.mark.parametrize("dynamic", [{"x": 0}, {"x": 1}, {"x": (0, 1)}, False])
 @pytest.mark.parametrize("program", programs.FUNCTIONS, ids=lambda f: f.__name__)
 def test_program_equals_eager_however_sizes_are_freed(program: Any, dynamic: Any):
     _compare(Captured(program, dynamic=dynamic), program)
 
 
-@pytest.mark.filterwarnings("ignore::fxkit.tracing.captured.RecaptureWarning")
+@pytest.mark.filterwarnings("ignore::fxkit.tracing.recaptures.RecaptureWarning")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("kind", programs.MODULES)
 def test_module_equals_eager_at_every_size(kind: Any, dynamic: Any):

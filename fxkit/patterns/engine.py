@@ -7,7 +7,6 @@ on it. The whole run is one edit session: rolled back on any error, recompiled o
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,40 +14,36 @@ from pathlib import Path
 from typing import Any
 
 from torch import fx
-from torch.fx.node import map_arg
 
 from fxkit import config
 from fxkit.analysis.cost import cost_of
 from fxkit.analysis.editing import edit_as
 from fxkit.analysis.retyping import spread_types
-from fxkit.analysis.tensor_types import infer_type
 from fxkit.errors import RewriteError
 from fxkit.gc_pause import paused_collector
 from fxkit.ir import provenance
 from fxkit.ir.graph_arguments import graph_module_of
 from fxkit.ir.node_kinds import COMPUTES_NOTHING
-from fxkit.ir.op import Attribute, operator_of, operator_of_overload
+from fxkit.ir.op import operator_of, operator_of_overload
 from fxkit.ir.printer import format_node_safely
 from fxkit.ir.program_changes import GraphProgram
 from fxkit.ir.session import EditSession
-from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.patterns.compiled_matcher import find_match
 from fxkit.patterns.insertion_point import InsertionPoint
-from fxkit.patterns.language import COMPUTES, computation
 from fxkit.patterns.matching import Match
-from fxkit.patterns.operand_checks import user_requiring_tensor
 from fxkit.patterns.pattern_nodes import Pattern
+from fxkit.patterns.refusals import refusal
+from fxkit.patterns.replacer import Replacer
 from fxkit.patterns.rewrite_report import OWN_WORK, RewriteReport, Site, Tally
-from fxkit.patterns.rewriting import Rule, check_rules, objection_of
+from fxkit.patterns.rewriting import Rule, check_rules
+from fxkit.patterns.rule_index import RuleLevel, by_root_and_benefit
 from fxkit.patterns.safety import Safety
 from fxkit.patterns.templates import pattern
+from fxkit.patterns.termination import Termination
 from fxkit.patterns.worklist import Worklist
 
 # Rules defined in here are proven, types and all.
 _OWN_RULES = str(Path(__file__).parents[1])
-
-# A rule whose result it rewrites again and again, this often in a row, is taken to have no end.
-_MAX_GENERATIONS = 64
 
 
 def find(
@@ -216,17 +211,16 @@ class _Run:
         self.graph = session.graph
         self.fixpoint = fixpoint
         self.limit = limit
-        self.levels: dict[str, list[tuple[int, _Level]]] = _by_root_and_benefit(tuple(rules))
+        self.levels: dict[str, list[tuple[int, RuleLevel]]] = by_root_and_benefit(tuple(rules))
         self.tallies: dict[str, Tally] = {}
         self.sites: list[Site] = []
         self.refusals: dict[tuple[str, str], str] = {}
-        self.generation: dict[fx.Node, int] = {}
-        self.makers: dict[fx.Node, frozenset[Rule]] = {}
+        self._termination = Termination()
         self._safety = Safety(session.graph)
+        self._replacer = Replacer(session, self._safety)
         self._queue = Worklist(self._visits())
         self._refused: dict[fx.Node, int] = {}
         self._kept: set[tuple[Rule, fx.Node]] = set()
-        self._reads: dict[str, fx.Node] | None = None
         self._changed: dict[fx.Node, None] = {}
         self._deepest = 0
 
@@ -243,7 +237,7 @@ class _Run:
         refusals = tuple((rule, root, why) for (rule, root), why in self.refusals.items())
         return RewriteReport(tuple(self.sites), refusals, self.tallies, stopped)
 
-    def _visits(self) -> Iterator[tuple[fx.Node, int, _Level]]:
+    def _visits(self) -> Iterator[tuple[fx.Node, int, RuleLevel]]:
         """Yield where a rule may match; overloads that are no rule's root are passed over whole."""
         levels = self.levels
         for (kind, target), nodes in self.graph._find_nodes_lookup_table.table.items():
@@ -298,7 +292,7 @@ class _Run:
                     if level.depth > distance:
                         self._queue.push(user, benefit, level)
 
-    def _visit(self, node: fx.Node, level: _Level) -> None:
+    def _visit(self, node: fx.Node, level: RuleLevel) -> None:
         """Apply, of the rules of one benefit, the one that saves most, else the first."""
         self._deepest = max(self._deepest, level.depth)
         chosen: Rule | None = None
@@ -357,7 +351,7 @@ class _Run:
             reason = refusal(candidate, found)
             if reason is None:
                 reason = self._safety.refusal(candidate, found)
-            if reason is None and self._is_own_work(candidate, found):
+            if reason is None and self._termination.is_own_work(candidate, found):
                 reason = OWN_WORK
             return found, reason
         except RewriteError:
@@ -380,18 +374,17 @@ class _Run:
         with self.session.on_behalf_of(originals, candidate.name):
             for operand in place.lifted:
                 self.session.move(operand, before=place.before)
-            inserted, values = self._insert(candidate, match, place.before)
+            inserted, values = self._replacer.insert(candidate, match, place.before)
             users: list[fx.Node] = []
             for output, value in zip(match.outputs, values, strict=True):
                 users.extend(output.users)
-                self._substitute(output, value, match.matched.union(inserted))
+                self._replacer.substitute(output, value, match.matched.union(inserted))
             if not candidate.file.startswith(_OWN_RULES):
                 spread_types(self.session, [v for v in inserted if v in values])
-        gone = self._erase(originals, values)
+        gone = self._replacer.erase(originals, values)
         if not root._erased:
             self._kept.add((candidate, root))
-        self._grow_old(candidate, match, gone, inserted)
-        self._note_makers(candidate, match, gone, inserted)
+        self._termination.note(candidate, match, gone, inserted)
         self.sites.append(
             Site(candidate.name, root.name, tuple([n.name for n in gone]),
                  tuple([n.name for n in inserted]), None if source is None else str(source))
@@ -402,219 +395,8 @@ class _Run:
                 if not node._erased:
                     self._push(node)
 
-    def _is_own_work(self, candidate: Rule, match: Match) -> bool:
-        """Tell whether a rule made all that it matches, and makes no fewer nodes of it.
-
-        It made them alone, or in a circle with other rules in which no node of the program was
-        used up.
-        """
-        makers = self.makers
-        is_own = all(candidate in makers.get(node, ()) for node in match.nodes.values())
-        return is_own and len(match.nodes) <= len(candidate.template.body)
-
-    def _note_makers(
-        self, candidate: Rule, match: Match, gone: list[fx.Node], inserted: list[fx.Node]
-    ) -> None:
-        """Note which rules have made the new nodes, in turn out of one another's."""
-        makers = self.makers
-        rules = {candidate}
-        if all(node in makers for node in gone):
-            rules.update(*(makers.get(node, ()) for node in match.nodes.values()))
-        makers.update(dict.fromkeys(inserted, frozenset(rules)))
-
-    def _grow_old(
-        self, candidate: Rule, match: Match, gone: list[fx.Node], inserted: list[fx.Node]
-    ) -> None:
-        """Count the rewrites in a row that used up no node of the program and made none fewer.
-
-        Both kinds of progress end by themselves, so that only rules without an end grow old.
-        """
-        ages = self.generation
-        if gone and ages.keys().isdisjoint(match.nodes.values()):
-            ages.update(dict.fromkeys(inserted, 0))
-            return
-        is_progress = len(gone) > len(inserted) or any(node not in ages for node in gone)
-        oldest = max([ages.get(node, 0) for node in match.nodes.values()])
-        if oldest >= _MAX_GENERATIONS and not is_progress:
-            source = provenance.source_of(inserted[-1]) if inserted else None
-            raise RewriteError(
-                f"expected rules to come to an end, got {oldest + 1} rewrites of the same place",
-                source=None if source is None else str(source),
-                hint=f"{candidate.name} matches what it, or another rule, made; add a where=, or "
-                "visit each node once with fixpoint=False",
-            )
-        for node in inserted if is_progress else (*inserted, *match.nodes.values()):
-            ages[node] = oldest if is_progress else oldest + 1
-
-    def _insert(
-        self, candidate: Rule, match: Match, place: fx.Node
-    ) -> tuple[list[fx.Node], list[Any]]:
-        """Copy the replacement in front of a place; return the new nodes and the results."""
-        template = candidate.template
-        made: dict[fx.Node, Any] = {}
-
-        def substitute(node: fx.Node) -> Any:
-            if node in made:
-                return made[node]
-            if node.op == "placeholder":
-                value = match.bindings.get(str(node.target))
-                return self._read(value, place) if isinstance(value, Attribute) else value
-            return match.values[template.reuses[node]]
-
-        inserted: list[fx.Node] = []
-        insert = self.session.insert_at
-        for node in template.body:
-            args = map_arg(node._args, substitute)
-            if node.target is computation:
-                made[node] = node.meta[COMPUTES](*args)
-                continue
-            kwargs = map_arg(node._kwargs, substitute) if node._kwargs else {}
-            made[node] = new = insert(place, node.op, node.target, args, kwargs, node.name)
-            inserted.append(new)
-        values = [substitute(v) if isinstance(v, fx.Node) else v for v in template.values]
-        self._type(inserted, match, values)
-        for node in inserted:
-            self._safety.inserted(node)
-        return inserted, values
-
-    def _type(self, inserted: list[fx.Node], match: Match, values: list[Any]) -> None:
-        """Give the new nodes types: the results those of what they replace."""
-        for output, value in zip(match.outputs, values, strict=True):
-            if not isinstance(value, fx.Node):
-                continue
-            known = output.meta.get(TYPE_KEY)
-            if known is not None:
-                value.meta.setdefault(TYPE_KEY, known)
-            if value in inserted:
-                provenance.carry_notes(value, output)
-        for node in inserted:
-            if TYPE_KEY not in node.meta:
-                infer_type(node)
-
-    def _read(self, attribute: Attribute, place: fx.Node) -> fx.Node:
-        """Read a parameter of a module that the replacement takes apart."""
-        if self._reads is None:
-            nodes = reversed(self.graph.find_nodes(op="get_attr"))
-            self._reads = {str(node.target): node for node in nodes}
-        first = self._reads.get(attribute.path)
-        if first is not None and not first._erased and first < place:
-            return first
-        read = self.session.insert("get_attr", attribute.path, before=place)
-        self._reads[attribute.path] = read
-        self._safety.inserted(read)
-        return read
-
-    def _substitute(self, output: fx.Node, value: Any, own: frozenset[fx.Node]) -> None:
-        """Give the users of a result its new value, but for those that were matched or made."""
-        if isinstance(value, fx.Node):
-            self.session.replace_uses(output, value, where=lambda user: user not in own)
-            self._safety.substituted(output, value)
-            return
-        for user in list(output.users):
-            self.session.set_args(
-                user,
-                map_arg(user.args, lambda n: value if n is output else n),
-                map_arg(user.kwargs, lambda n: value if n is output else n),
-            )
-
-    def _erase(self, originals: list[fx.Node], keep: list[Any]) -> list[fx.Node]:
-        gone = []
-        for node in reversed(originals):
-            if not node.users and node not in keep:
-                self.session.erase(node)
-                gone.append(node)
-        return gone[::-1]
-
-
-class _Level:
-    """The rules of one root operator and one benefit, by what an operand of the root must be."""
-
-    def __init__(self) -> None:
-        self.rules: list[Rule] = []  # in order of preference
-
-    @functools.cached_property
-    def _places(self) -> tuple[list[int], dict[str, list[int]]]:
-        """The rules that match anywhere, and those by what must have computed an operand."""
-        anywhere: list[int] = []
-        by_operand: dict[str, list[int]] = {}
-        for number, candidate in enumerate(self.rules):
-            operators = candidate.pattern.operand_operators
-            for operator in operators:
-                by_operand.setdefault(operator, []).append(number)
-            if not operators:
-                anywhere.append(number)
-        return anywhere, by_operand
-
-    @functools.cached_property
-    def depth(self) -> int:
-        """How many operations stand above one another at most in a pattern of the rules."""
-        return max(candidate.pattern.depth for candidate in self.rules)
-
-    def candidates(self, node: fx.Node) -> list[Rule]:
-        """Return the rules that may match at a node, in order. Cost: linear in its operands."""
-        anywhere, by_operand = self._places
-        if not by_operand:
-            return self.rules
-        found = set(anywhere)
-        for operand in node._input_nodes:
-            operator = operator_of(operand)
-            if operator is not None:
-                found.update(by_operand.get(operator.name, ()))
-        return [self.rules[position] for position in sorted(found)]
-
-
-@functools.lru_cache(maxsize=16)
-def _by_root_and_benefit(rules: tuple[Rule, ...]) -> dict[str, list[tuple[int, _Level]]]:
-    """Return root operator → benefit → rules in order, the largest benefit first."""
-    found: dict[str, dict[int, _Level]] = {}
-    for candidate in rules:
-        for operator in candidate.root_operators:
-            levels = found.setdefault(operator, {})
-            level = levels.get(candidate.benefit)
-            if level is None:
-                level = levels[candidate.benefit] = _Level()
-            level.rules.append(candidate)
-    return {
-        operator: sorted(levels.items(), key=lambda level: -level[0])
-        for operator, levels in found.items()
-    }
-
 
 def _saved_by(match: Match) -> tuple[int, int]:
     """Return what a match takes out of the graph: bytes moved, as far as known, then nodes."""
     moved = sum(cost_of(node).bytes or 0 for node in match.nodes.values())
     return moved, len(match.nodes)
-
-
-def refusal(candidate: Rule, match: Match) -> str | None:
-    """Return why a rule itself refuses a match, or None when it does not.
-
-    Its predicate says no, or its replacement can't be made with what the captures stand for.
-
-    Raises:
-        RewriteError: When the predicate raises.
-    """
-    unfit = candidate.template.demands.objection(match.bindings) or _unfit_result(candidate, match)
-    if candidate.where is None or unfit is not None:
-        return unfit
-    try:
-        return objection_of(candidate.where(match))
-    except Exception as error:
-        raise RewriteError(
-            f"expected the predicate of {candidate.name} to answer, got "
-            f"{type(error).__name__}: {error}",
-            rule=candidate.name,
-            node=str(match),
-            source=candidate.file or None,
-            hint="return True, False or a text with the reason; a type may be None when unknown",
-        ) from error
-
-
-def _unfit_result(candidate: Rule, match: Match) -> str | None:
-    """Return why a result can't be the number that the replacement gives for it, if it does."""
-    for output, value in zip(match.outputs, candidate.template.values, strict=True):
-        if isinstance(value, fx.Node) and value.op == "placeholder":
-            value = match.bindings.get(str(value.target))
-        if (unfit := user_requiring_tensor(output, value, match.matched)) is not None:
-            return unfit
-    return None

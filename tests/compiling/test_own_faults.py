@@ -25,7 +25,7 @@ from fxkit.passes.decompose_for_kernels import DecomposeForKernels
 from fxkit.passes.pipelines import LOWERING
 from fxkit.passes.recompose import Recompose
 from fxkit.passes.remove_inference_no_ops import RemoveInferenceNoOps
-from fxkit.patterns.engine import _Run
+from fxkit.patterns.replacer import Replacer
 from fxkit.patterns.rules import RULES
 
 PASSES = (
@@ -77,20 +77,20 @@ def inputs() -> tuple[torch.Tensor, ...]:
 @contextmanager
 def failing_rule(name: str, is_late: bool) -> Iterator[str]:
     """Let a rule raise: in its predicate, or when half of its replacement is made."""
-    insert = _Run._insert
+    insert = Replacer.insert
 
     def raises(match: Any) -> bool:
         raise Wanted
 
-    def insert_and_raise(run: Any, candidate: Any, *rest: Any) -> Any:
-        made = insert(run, candidate, *rest)
+    def insert_and_raise(replacer: Any, candidate: Any, *rest: Any) -> Any:
+        made = insert(replacer, candidate, *rest)
         if candidate.name == name:
             raise Wanted
         return made
 
     with pytest.MonkeyPatch.context() as patch:
         if is_late:
-            patch.setattr(_Run, "_insert", insert_and_raise)
+            patch.setattr(Replacer, "insert", insert_and_raise)
         else:
             patch.setitem(RULES[name].__dict__, "where", raises)
         yield name

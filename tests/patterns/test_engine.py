@@ -16,7 +16,7 @@ from fxkit.errors import FxkitError, RewriteError
 from fxkit.ir.printer import format_graph
 from fxkit.ir.provenance import module_path, provenance_of, source_of
 from fxkit.ir.types import TensorType, type_of
-from fxkit.patterns import engine
+from fxkit.patterns import engine, rule_index
 from fxkit.patterns.conditions import every
 from fxkit.patterns.engine import find, rewrite
 from fxkit.patterns.matching import Match
@@ -577,7 +577,8 @@ def test_work_is_proportional_to_the_graph(monkeypatch: pytest.MonkeyPatch) -> N
 
         return call
 
-    monkeypatch.setattr(engine, "operator_of", counted("resolve", engine.operator_of))
+    for module in (engine, rule_index):
+        monkeypatch.setattr(module, "operator_of", counted("resolve", module.operator_of))
     monkeypatch.setattr(engine, "find_match", counted("match", engine.find_match))
     sets = engine.Safety.__init__.__globals__["EffectOrder"].__init__.__globals__["AliasSets"]
     monkeypatch.setattr(sets, "root", counted("root", sets.root))

@@ -26,6 +26,7 @@ class JournalledGraph:
     Attributes:
         gm: The module under edit.
         by: Who makes the changes that come next.
+        originals: Nodes whose source, module and provenance the nodes that come next are given.
         journal: What was changed so far, each a `GraphChange`, oldest first.
         number: Once it is over and has changed something, its place among all sessions; 0 when
             another one has taken its changes over.
@@ -38,6 +39,7 @@ class JournalledGraph:
     def __init__(self, gm: fx.GraphModule, by: str = "") -> None:
         self.gm = gm
         self.by = by
+        self.originals: tuple[fx.Node, ...] = ()
         self.journal = Journal()
         self._start = 0
         self._compiled: Entry | None = None

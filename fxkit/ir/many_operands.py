@@ -84,6 +84,22 @@ class ManyOperands:
             self._places.setdefault(operand, {})[place] = None
 
 
+class WideNodes:
+    """The operands of the wide nodes of a graph, found once each as long as they are current."""
+
+    def __init__(self) -> None:
+        self._known: dict[fx.Node, ManyOperands] = {}
+
+    def of(self, node: fx.Node) -> ManyOperands | None:
+        """Return the operands of a node, unless they are nested too deep."""
+        known = self._known.get(node)
+        if known is None or not known.is_current:
+            if not is_flat(node):
+                return None
+            known = self._known[node] = ManyOperands(node)
+        return known
+
+
 class EarlierOperands:
     """The operands of a wide node as they were at one moment, put together when looked at."""
 

@@ -10,8 +10,6 @@ the module when its code is next asked for, and puts everything back when anythi
 
 from __future__ import annotations
 
-import contextlib
-import keyword
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,11 +17,11 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fxkit.errors import RewriteError
-from fxkit.ir import provenance
+from fxkit.ir import edit_errors, provenance
+from fxkit.ir.insertion_points import first_body_node, insertion_point
 from fxkit.ir.journal import snapshot, snapshot_with
-from fxkit.ir.journalled_graph import JournalledGraph
-from fxkit.ir.many_operands import WIDE, ManyOperands, is_flat
+from fxkit.ir.journalled_module import JournalledModule
+from fxkit.ir.many_operands import WIDE, WideNodes
 from fxkit.ir.names import keep_module_name
 from fxkit.ir.node_arguments import (
     any_node,
@@ -34,15 +32,15 @@ from fxkit.ir.node_arguments import (
     node_in,
     operands_in,
 )
+from fxkit.ir.on_behalf import OnBehalf
 from fxkit.ir.op import keep_operator
 from fxkit.ir.open_sessions import check_is_latest, forget, is_open
-from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.surgery import erase_node, insert_node
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type
 
 
-class EditSession(JournalledGraph):
+class EditSession(JournalledModule):
     """Changes a graph, and remembers how to take each change back.
 
     Get one from `fxkit.edit`. Where a node is asked for, the object that `fxkit.graph` shows for it
@@ -57,10 +55,8 @@ class EditSession(JournalledGraph):
 
     def __init__(self, gm: fx.GraphModule, by: str = "") -> None:
         super().__init__(gm, by)
-        self._originals: tuple[fx.Node, ...] = ()
         self._is_closed = False
-        self._wide: dict[fx.Node, ManyOperands] = {}
-        self._name_tries: dict[str, int] = {}
+        self._wide = WideNodes()
 
     def close(self) -> None:
         """Take no more changes."""
@@ -84,9 +80,7 @@ class EditSession(JournalledGraph):
         self.outdate(always=True)
         forget(self)
 
-    def on_behalf_of(
-        self, originals: Sequence[fx.Node], by: str
-    ) -> contextlib.AbstractContextManager[None]:
+    def on_behalf_of(self, originals: Sequence[fx.Node], by: str) -> OnBehalf:
         """Give what is made inside the source, module and provenance of the nodes it replaces.
 
         Args:
@@ -96,7 +90,7 @@ class EditSession(JournalledGraph):
         Raises:
             RewriteError: When one is no node of the graph.
         """
-        return _OnBehalf(self, self._replaced(originals), by)
+        return OnBehalf(self, self._replaced(originals), by)
 
     # Making nodes.
 
@@ -171,11 +165,8 @@ class EditSession(JournalledGraph):
         before = None if before is None else self._given(before)
         after = None if after is None else self._given(after)
         if before is not None and after is not None:
-            raise RewriteError(
-                f"expected one place, got before %{before.name} and after %{after.name}",
-                hint="leave one of them out",
-            )
-        place = self._place(before, after, args, kwargs)
+            raise edit_errors.two_places(before, after)
+        place = insertion_point(self.graph, before, after, (args, kwargs))
         near = before or after
         return self.insert_at(
             place,
@@ -215,9 +206,9 @@ class EditSession(JournalledGraph):
             if not operand < place or operand.graph is not self.graph:
                 self._remove(node)
                 node_in(self.graph, operand)
-                raise _too_early(place, operand)
-        if self._originals:
-            provenance.derive(node, self._originals, self.by)
+                raise edit_errors.too_early(place, operand)
+        if self.originals:
+            provenance.derive(node, self.originals, self.by)
         elif self.by:
             provenance.derive(node, near, self.by)
         self.journal.entries.append(("insert", node, node.name, self.by, snapshot(node), None))
@@ -225,7 +216,7 @@ class EditSession(JournalledGraph):
 
     def get_attr(self, path: str, *, before: fx.Node | None = None) -> fx.Node:
         """Insert a read of a parameter, buffer or other attribute by its qualified name."""
-        return self.insert("get_attr", path, before=before or self._first_body_node())
+        return self.insert("get_attr", path, before=before or first_body_node(self.graph))
 
     def copy(self, node: fx.Node, substitute: Callable[[fx.Node], Any], **place: Any) -> fx.Node:
         """Insert a copy of a node of any graph, its operands mapped by `substitute`."""
@@ -250,17 +241,10 @@ class EditSession(JournalledGraph):
         """
         old, new = self._given(old), self._given(new)
         if old is new:
-            raise RewriteError(f"expected another node in the place of %{old.name}, got itself",
-                               node=format_node(old), hint="leave it as it is")  # fmt: skip
+            raise edit_errors.same_node(old)
         if old in new._input_nodes:
-            raise RewriteError(
-                f"expected a node that does without %{old.name} in its place, got %{new.name}, "
-                "which uses it",
-                node=format_node(new),
-                source=format_source(old),
-                hint="keep the old one: edit.replace_uses(old, new)",
-            )
-        if not self._originals:
+            raise edit_errors.uses_replaced(old, new)
+        if not self.originals:
             provenance.derive(new, [old], self.by or "edit")
         if not new.users:
             provenance.carry_notes(new, old)
@@ -283,13 +267,7 @@ class EditSession(JournalledGraph):
         entries = self.journal.entries
         for user in users:
             if user < new:
-                raise RewriteError(
-                    f"expected %{new.name} before every user of %{old.name}, got %{user.name} "
-                    "before it",
-                    node=format_node(user),
-                    source=format_source(user),
-                    hint="insert the new node right after the old one",
-                )
+                raise edit_errors.earlier_user(old, new, user)
             if len(user._input_nodes) >= WIDE and self._exchange(user, old, new):
                 continue
             undo = user._args, user._kwargs
@@ -307,16 +285,9 @@ class EditSession(JournalledGraph):
         """
         node = self._given(node)
         if node.op == "output":
-            raise RewriteError("expected a node that may be erased, got the output",
-                               node=format_node(node), hint="use set_output")  # fmt: skip
+            raise edit_errors.output_erased(node)
         if node.users:
-            names = ", ".join(f"%{user.name}" for user in node.users)
-            raise RewriteError(
-                f"expected %{node.name} to have no users, got {names}",
-                node=format_node(node),
-                source=format_source(node),
-                hint="replace its uses first",
-            )
+            raise edit_errors.still_used(node, node.users)
         what, following = snapshot(node), node.next
         erase_node(node)
         self.journal.entries.append(("erase", node, node.name, self.by, what, following))
@@ -356,9 +327,7 @@ class EditSession(JournalledGraph):
         """Move a node to another place; its operands must be defined there and its users later."""
         node = self._given(node)
         if (before is None) is (after is None):
-            count = "none" if before is None else "two"
-            raise RewriteError(f"expected one place to move %{node.name} to, got {count}",
-                               hint="write before=node or after=node")  # fmt: skip
+            raise edit_errors.no_single_place(node, "none" if before is None else "two")
         following = node.next
         place = self._given(after).next if before is None else self._given(before)
         if place is node:
@@ -369,13 +338,7 @@ class EditSession(JournalledGraph):
         ]
         if out_of_order:
             following.prepend(node)
-            raise RewriteError(
-                f"expected %{node.name} between its operands and its users, got %"
-                f"{out_of_order[0].name} on the wrong side",
-                node=format_node(node),
-                source=format_source(node),
-                hint="move that node too",
-            )
+            raise edit_errors.wrong_side(node, out_of_order[0])
         self._record("move", node, f"%{node.name}", lambda: following.prepend(node))
 
     def rename(self, node: fx.Node, name: str) -> None:
@@ -416,91 +379,11 @@ class EditSession(JournalledGraph):
             set_type(node, TensorType.of(value))
         return node
 
-    def register(self, name: str, value: Any) -> str:
-        """Register an attribute on the root module without reading it; return its free name."""
-        check_name(name)
-        wished = name = name.replace(".", "_")
-        count = self._name_tries.get(wished, 0)
-        if count and hasattr(self.gm, last := f"{wished}_{count}"):
-            name = last  # all before it were taken too
-        else:
-            count = 0
-        while hasattr(self.gm, name) or keyword.iskeyword(name):
-            count += 1
-            name = f"{wished}_{count}"
-        self._name_tries[wished] = count
-        if isinstance(value, torch.nn.Parameter):
-            self.gm.register_parameter(name, value)
-        elif isinstance(value, torch.nn.Module):
-            self.gm.add_module(name, value)
-        elif isinstance(value, torch.Tensor):
-            self.gm.register_buffer(name, value)
-        else:
-            setattr(self.gm, name, value)
-        self._record("attribute", name, f"{name} = {type(value).__name__}",
-                     lambda: delattr(self.gm, name))  # fmt: skip
-        return name
-
-    def unregister(self, name: str) -> None:
-        """Take an attribute that nothing reads any more off the module that holds it.
-
-        Args:
-            name: Its path. Below the root module it has to lie in a plain `nn.Module`, which holds
-                attributes for this graph alone.
-
-        Raises:
-            RewriteError: When there is no such attribute, or it belongs to a layer.
-        """
-        full, (path, _, name) = name, name.rpartition(".")
-        gm = self.gm.get_submodule(path) if path else self.gm
-        tables: tuple[Any, ...] = (gm._parameters, gm._buffers, gm._modules, gm.__dict__)
-        table = next((table for table in tables if name in table), None)
-        if table is None or (path and type(gm) is not torch.nn.Module):
-            raise RewriteError(f"expected an attribute that the graph's module holds, got {full!r}",
-                               hint="give the name that edit.register returned")  # fmt: skip
-        value, names = table[name], list(table)
-        following = names[names.index(name) + 1 :]
-        is_hidden = name in gm._non_persistent_buffers_set
-        delattr(gm, name)
-
-        def put_back() -> None:
-            table[name] = value
-            table.update({n: table.pop(n) for n in following if n in table})
-            if is_hidden:
-                gm._non_persistent_buffers_set.add(name)
-
-        self._record("attribute", name, f"{name} is gone", put_back)
-
-    def adopt(self, other: fx.GraphModule) -> None:
-        """Take over the whole graph of another module, with the attributes that it names.
-
-        Args:
-            other: A module whose graph was made from a copy of this one, by a tool that does not
-                use sessions.
-        """
-        old = self.gm.graph
-        for node in other.graph.nodes:
-            top = str(node.target).partition(".")[0]
-            if node.op in ("get_attr", "call_module") and not hasattr(self.gm, top):
-                setattr(self.gm, top, getattr(other, top))
-                self._record("attribute", top, top, lambda top=top: delattr(self.gm, top))
-        self.gm._graph = other.graph
-        self.graph.owning_module = self.gm
-
-        def undo() -> None:
-            self.gm._graph = old
-            old.owning_module = self.gm
-
-        self._record("adopt", type(other).__name__, f"{len(old.nodes)} -> {len(self.graph.nodes)} "
-                     "nodes", undo)  # fmt: skip
-
     def _exchange(self, user: fx.Node, old: fx.Node, new: fx.Node) -> bool:
         """Exchange an operand of a node that has very many, unless they are nested deeper."""
-        operands = self._wide.get(user)
-        if operands is None or not operands.is_current:
-            if not is_flat(user):
-                return False
-            operands = self._wide[user] = ManyOperands(user)
+        operands = self._wide.of(user)
+        if operands is None:
+            return False
         for hook in getattr(self.gm, "_replace_hooks", None) or ():
             hook(old=old, new=new.name, user=user)
         before = user._args
@@ -513,8 +396,7 @@ class EditSession(JournalledGraph):
 
     def _given(self, value: Any) -> fx.Node:
         if self._is_closed:
-            raise RewriteError("expected an open session, got one that has ended",
-                               hint="edit inside of `with fxkit.edit(gm) as e:`")  # fmt: skip
+            raise edit_errors.is_over()
         return node_in(self.graph, value)
 
     def _replaced(self, originals: Sequence[Any]) -> tuple[fx.Node, ...]:
@@ -526,40 +408,6 @@ class EditSession(JournalledGraph):
             self._given(None)
         return operands_in(self.graph, value)
 
-    def _place(
-        self, before: fx.Node | None, after: fx.Node | None, args: Any, kwargs: Any
-    ) -> fx.Node:
-        """Return the node to insert before."""
-        if before is not None:
-            return before
-        if after is not None:
-            return _after(after)
-        used: list[fx.Node] = []
-        map_arg((args, kwargs), used.append)
-        return _after(max(used)) if used else self._first_body_node()
-
-    def _first_body_node(self) -> fx.Node:
-        return next(n for n in self.graph.nodes if n.op not in ("placeholder", "get_attr"))
-
-
-class _OnBehalf:
-    """Sets what a session's new nodes stand for; a class, since every rewrite enters it."""
-
-    __slots__ = ("_other", "_session")
-
-    def __init__(self, session: EditSession, originals: tuple[fx.Node, ...], by: str) -> None:
-        self._session = session
-        self._other = originals, by
-
-    def __enter__(self) -> None:
-        session = self._session
-        outer = session._originals, session.by
-        session._originals, session.by = self._other
-        self._other = outer
-
-    def __exit__(self, *_: object) -> None:
-        self._session._originals, self._session.by = self._other
-
 
 def _set_or_forget(node: fx.Node, known: Any) -> None:
     if known is None:
@@ -570,23 +418,3 @@ def _set_or_forget(node: fx.Node, known: Any) -> None:
 
 def _has_source(node: fx.Node) -> bool:
     return bool(node.meta.get("stack_trace") or node.meta.get("nn_module_stack"))
-
-
-def _too_early(place: fx.Node, operand: fx.Node) -> RewriteError:
-    return RewriteError(
-        f"expected operands defined before %{place.name}, got %{operand.name}",
-        node=format_node(operand),
-        source=format_source(operand),
-        hint="insert after that operand, or leave the place out",
-    )
-
-
-def _after(node: fx.Node) -> fx.Node:
-    """Return the node before which to insert what comes after `node`: never among the inputs."""
-    if node.op == "output":
-        raise RewriteError("expected a place in the graph, got one after its output",
-                           node=format_node(node), hint="write before= that node")  # fmt: skip
-    place = node.next
-    while place.op == "placeholder":
-        place = place.next
-    return place

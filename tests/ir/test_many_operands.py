@@ -167,6 +167,6 @@ def test_an_exchange_looks_at_no_other_operand(monkeypatch: pytest.MonkeyPatch) 
         with monkeypatch.context() as patch:  # at its end a session looks at what was changed
             patch.setattr(fx.Node, "replace_input_with", refuse)
             patch.setattr("fxkit.ir.op.resolve", refuse)
-            patch.setattr("fxkit.ir.session.is_flat", refuse)
+            patch.setattr("fxkit.ir.many_operands.is_flat", refuse)
             session.replace_uses(second, new)
             assert operator_of(wide) is found

@@ -15,7 +15,7 @@ import functools
 import threading
 import types
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -24,19 +24,19 @@ import torch
 
 from fxkit.tracing.bytecode.code_names import names_in
 from fxkit.tracing.environment import object_kinds as kinds
-from fxkit.tracing.environment.namespaces import Namespaces, dict_of
+from fxkit.tracing.environment.findings import Findings
+from fxkit.tracing.environment.found_functions import FoundFunctions
+from fxkit.tracing.environment.namespaces import dict_of
 from fxkit.tracing.environment.opaque_objects import (
     can_hand_on,
     has_native_state,
     hidden_call,
     is_hidden,
 )
-from fxkit.tracing.environment.wanted_names import Visit, WantedNames
+from fxkit.tracing.environment.wanted_names import Visit
 from fxkit.tracing.guarding import state_containers as h
-from fxkit.tracing.guarding.parts import PartsHolder
-from fxkit.tracing.values.allowlist import is_allowlisted, is_allowlisted_class
+from fxkit.tracing.values.allowlist import is_allowlisted_class
 from fxkit.tracing.values.refusals import Refusal
-from fxkit.tracing.values.sources import ValueSource
 from fxkit.tracing.values.stored import (
     attributes_of,
     class_attributes,
@@ -71,30 +71,22 @@ class EnvironmentWalk:
     """
 
     def __init__(self) -> None:
-        self.places: dict[int, tuple[torch.Tensor, list[ValueSource]]] = {}
+        self._findings = findings = Findings()
+        self._wanted, self._namespaces = findings.wanted, findings.namespaces
+        self._todo, self._weak = findings.todo, findings.weak
+        self.places, self.holders, self.kept = findings.places, findings.holders, findings.kept
         self.modules: dict[int, str] = {}
         self.found: list[tuple[str, torch.nn.Module]] = []
-        self.holders: list[h.GuardedContainer] = []
         self.empties: list[tuple[str, dict[Any, Any]]] = []
-        self.codes: set[types.CodeType] = set()
-        self._wanted = WantedNames()
         self.names = self._wanted.names
-        self.missed: list[types.CodeType] = []
         self.refusal: Refusal | None = None
         self.strangers: list[Visit] = []
         self.is_lenient = False
-        self.unseen: list[tuple[Any, str]] = [(print, "print")]
-        self._functions: dict[types.CodeType, list[types.FunctionType]] = defaultdict(list)
-        self._nested: set[types.CodeType] = set()
-        self._namespaces = Namespaces(self.holders)
-        self._bare: list[tuple[torch.Tensor, str]] = []
-        self._weak: set[int] = set()
+        self.unseen = findings.unseen
+        self._functions = FoundFunctions(findings)
+        self.codes, self.missed = self._functions.codes, self._functions.missed
         self._classes: set[type] = set()
-        self._methods: set[int] = set()
-        self._idle: dict[int, PartsHolder] = {}
-        self.kept: dict[int, Any] = {}
         self._contexts: dict[int, Any] = {}
-        self._todo: deque[Visit] = deque()
 
     @classmethod
     def of(
@@ -121,31 +113,19 @@ class EnvironmentWalk:
             self._enter(frame)
 
     def _enter(self, frame: types.FrameType) -> None:
-        code = frame.f_code
-        names = names_in(code)
-        if code not in self._functions and code not in self.codes and not self._find(frame):
-            self.missed.append(code)
-        self.codes |= names.codes
-        self._nested |= names.codes - {code}
-        self._add_names(names.attributes, names.asked | names.stored)
+        names = names_in(frame.f_code)
+        self._functions.enter(frame, names.codes)
+        self._findings.add_names(names.attributes, names.asked | names.stored)
         if names.is_reflective:
-            self._add_names(part for text in names.strings for part in text.split("."))
-            self._read_all()
-        for fn in self._functions[code]:
-            self._inside(fn)
+            self._findings.add_names(part for text in names.strings for part in text.split("."))
+            self._findings.read_all()
+        self._functions.look_inside(frame.f_code)
         self._namespaces.add_globals(frame.f_globals, names)
         self._walk()
 
     def enter_again(self, frame: types.FrameType) -> None:
-        """Look whether a closure that is called is one of those that were looked at.
-
-        Functions that the program makes itself are: what they hold is its own.
-        """
-        code, values = frame.f_code, frame.f_locals
-        if code not in self._functions or code in self._nested:
-            return
-        if not any(kinds.has_cells(fn, values) for fn in self._functions[code]):
-            self.missed.append(code)
+        """Look whether a closure that is called is one of those that were looked at."""
+        self._functions.enter_again(frame)
 
     @property
     def names_of_given(self) -> set[str]:
@@ -164,37 +144,25 @@ class EnvironmentWalk:
         self._contexts[id(variable)] = variable
         holder = h.ContextHolder(variable, variable.name)
         self.holders.append(holder)
-        self._child((holder.entries[None],), 0, holder.entries[None], variable.name)
+        self._findings.child((holder.entries[None],), 0, holder.entries[None], variable.name)
         self._walk()
 
     def finish(self) -> None:
         """Let methods that have not run count as well, where the program may look into them."""
         if not kinds.REVEALING.isdisjoint(self.names):
-            self.holders.extend(self._idle.values())
-            self._idle.clear()
+            self._functions.add_idle()
 
     def forget(self) -> None:
         """Let go of what only weak references lead to."""
         for key in self._weak:
             self.kept.pop(key, None)
 
-    def _find(self, frame: types.FrameType) -> bool:
-        """Look for the function that is called on its first argument, and among the globals."""
-        code = frame.f_code
-        kind, candidates = kinds.candidates(frame)
-        if kind is not None:
-            self._todo.append((kind, kind.__name__))
-        found = kinds.function_with(code, candidates)
-        if found:
-            self._functions[code] += found
-        return bool(found)
-
     def _walk(self) -> None:
         self.refusal = self.refusal or self._namespaces.refusal
         with self._giving_up():
             while self._todo or self._namespaces.found:
                 while self._namespaces.found:
-                    self._child(*self._namespaces.found.pop())
+                    self._findings.child(*self._namespaces.found.pop())
                 if self._todo:
                     self._visit(*self._todo.popleft())
                 if len(self.kept) > kinds.LIMIT:
@@ -228,49 +196,40 @@ class EnvironmentWalk:
             return
         if issubclass(kind, enum.Enum) and not is_allowlisted_class(kind):
             self.kept[id(value)] = value
-            self._namespace(
+            self._findings.namespace(
                 attributes_of(value) or {}, path, self.names, extra=frozenset({"_value_"})
             )
             self._visit_class(kind, qualname_of(kind))
             return
         if issubclass(kind, kinds.LEFT_ALONE) or kind is type(None):
-            self._visit_leaf(value, path)
+            self._findings.leaf(value, path)
             return
         self.kept[id(value)] = value
         if issubclass(kind, torch.nn.Module):
             self._visit_module(value, path)
         elif kind is types.FunctionType:
-            self._visit_function(value, path)
+            self._functions.visit(value, path)
         elif issubclass(kind, dict):
             factory = kinds.factory_of(value)
             if can_hand_on(factory):
                 raise Refusal(*hidden_call(path, factory))
-            self._hold(h.DictHolder(value, path))
+            self._findings.hold(h.DictHolder(value, path))
             self._visit_attributes(value, kind, path)
         elif issubclass(kind, (list, deque)):
-            self._hold(h.SequenceHolder(value, path))
+            self._findings.hold(h.SequenceHolder(value, path))
             self._visit_attributes(value, kind, path)
         elif issubclass(kind, set):
-            self._hold(h.SetHolder(value, path))
+            self._findings.hold(h.SetHolder(value, path))
             self._visit_attributes(value, kind, path)
         elif issubclass(kind, (tuple, frozenset)):
             base = tuple if issubclass(kind, tuple) else frozenset
             for index, item in enumerate(base.__iter__(value)):
-                self._child(value, index, item, f"{path}[{index}]")
+                self._findings.child(value, index, item, f"{path}[{index}]")
             self._visit_attributes(value, kind, path)
         elif issubclass(kind, type):
             self._visit_class(value, path)
         elif not self._visit_wrapper(value, path):
             self._visit_object(value, kind, path)
-
-    def _visit_leaf(self, value: Any, path: str) -> None:
-        owner = getattr(value, "__self__", None)
-        if type(value) is torch.Generator:
-            self.kept[id(value)] = value
-        elif isinstance(owner, torch.Tensor):
-            self._child((owner,), 0, owner, path or value.__name__)
-        elif can_hand_on(value):
-            self.unseen.append((value, path.rpartition(".")[2]))
 
     def _visit_wrapper(self, value: Any, path: str) -> bool:
         """Visit what a method, partial, property or memoised function is made of."""
@@ -283,7 +242,7 @@ class EnvironmentWalk:
         elif is_a(value, np.ndarray):
             if value.dtype.hasobject or value.nbytes > 1 << 22:
                 raise Refusal(f"{path} is an array whose content can't be guarded")
-            self._hold(h.ArrayHolder(value, path))
+            self._findings.hold(h.ArrayHolder(value, path))
             self._visit_attributes_of_array(value, path)
             parts = []
         elif is_a(value, types.ModuleType):
@@ -305,7 +264,7 @@ class EnvironmentWalk:
     def _visit_memo(self, memo: Any, path: str) -> None:
         self.holders.append(h.MemoHolder(memo, path))
         for result in kinds.results_of(memo):
-            self._child((result,), 0, result, f"{path}_result")
+            self._findings.child((result,), 0, result, f"{path}_result")
 
     def _visit_module(self, module: torch.nn.Module, path: str) -> None:
         if not self.found:
@@ -318,11 +277,11 @@ class EnvironmentWalk:
         attributes = attributes_of(module)
         if attributes is None:
             raise Refusal(f"{path or 'the module'} hides its attributes")
-        names = self._attribute_names(type(module))
+        names = self._findings.attribute_names(type(module))
         holder = h.NamespaceHolder(attributes, path, names=names, extra=kinds.MODULE_STATE)
         self._namespaces.held[id(attributes)] = holder
         self.holders.append(holder)
-        self._parts(module, path)
+        self._findings.parts(module, path)
         for table in kinds.TABLES:
             entries = attributes.get(table)
             if not entries:
@@ -334,54 +293,13 @@ class EnvironmentWalk:
             self.holders.append(held)
             is_named = table in ("_parameters", "_buffers", "_modules")
             for name, value in entries.items():
-                self._child(entries, name, value, f"{dot}{name}" if is_named else f"{dot}{table}")
+                self._findings.child(
+                    entries, name, value, f"{dot}{name}" if is_named else f"{dot}{table}"
+                )
         for name, value in attributes.items():
             if name not in kinds.TABLES and name != "_non_persistent_buffers_set":
-                self._attribute(attributes, name, value, dot + name, names)
+                self._findings.attribute(attributes, name, value, dot + name, names)
         self._visit_class(type(module), path)
-
-    def _visit_function(self, fn: types.FunctionType, path: str) -> None:
-        if is_allowlisted(fn.__globals__.get("__name__")):
-            if not (is_allowlisted(fn.__module__) or hasattr(fn, kinds.OPAQUE)):
-                self._cells(fn)  # what a decorator of torch or contextlib has put around it
-                self._namespace(fn.__dict__, path, None)
-            return
-        self._functions[fn.__code__].append(fn)
-        self._namespace(fn.__dict__, path, None)
-        if id(fn) in self._methods:
-            self._idle[id(fn)] = PartsHolder(fn, path)
-        else:
-            self._parts(fn, path)
-        if fn.__code__ in self.codes:
-            self._inside(fn)
-
-    def _inside(self, fn: types.FunctionType) -> None:
-        """Look at the closure and the defaults of a function that runs."""
-        if id(fn) in self._idle:
-            self.holders.append(self._idle.pop(id(fn)))
-        self._cells(fn)
-        for defaults, entries in kinds.defaults_of(fn):
-            if id(defaults) in self.kept:
-                continue
-            self.kept[id(defaults)] = defaults
-            if isinstance(defaults, dict):
-                self.holders.append(h.DictHolder(defaults, fn.__name__))
-            for key, name, value in entries:
-                is_tensor = is_a(value, torch.Tensor)
-                path = f"default_{key}" if is_tensor else f"{kinds.DEFAULT_OF}{name}"
-                self._child(defaults, key, value, path)
-                if can_hand_on(value):
-                    self._visit_leaf(value, name)
-
-    def _cells(self, fn: types.FunctionType) -> None:
-        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
-            if id(cell) in self.kept:
-                continue
-            self.kept[id(cell)] = cell
-            holder = h.CellHolder(cell, name)
-            self.holders.append(holder)
-            if holder.entries[None] is not h.ABSENT:
-                self._child(cell, None, holder.entries[None], name)
 
     def _visit_class(self, kind: type, path: str) -> None:
         if not is_allowlisted_class(type(kind)):
@@ -395,7 +313,7 @@ class EnvironmentWalk:
                 continue
             self._classes.add(base)
             self.kept[id(base)] = base
-            self._parts(base, qualname_of(base))
+            self._findings.parts(base, qualname_of(base))
             attributes, held = class_attributes(base), dict_of(base)
             holder = h.NamespaceHolder(
                 held,
@@ -409,20 +327,20 @@ class EnvironmentWalk:
             for name, value in list(attributes.items()):
                 where = f"{qualname_of(base)}.{name}"
                 # What a method is made of counts once it runs.
-                self._methods.update(map(id, (value, *(kinds.made_of(value) or ()))))
+                self._functions.methods.update(map(id, (value, *(kinds.made_of(value) or ()))))
                 if not (name.startswith("__") and name.endswith("__")):
                     names = None if name in holder.extra else self.names
-                    self._attribute(held, name, value, where, names)
+                    self._findings.attribute(held, name, value, where, names)
                 elif type(value) is types.FunctionType:
                     self._todo.append((value, name))  # operators call it without naming it
                 else:
-                    self._attribute(held, name, value, where, self.names, is_sealed=True)
+                    self._findings.attribute(held, name, value, where, self.names, is_sealed=True)
 
     def _visit_object(self, value: Any, kind: type, path: str) -> None:
         if issubclass(kind, torch.Tensor):
             return
         if issubclass(kind, threading.local):
-            self._hold(h.LocalHolder(value, path))
+            self._findings.hold(h.LocalHolder(value, path))
             return
         is_file = module_of(kind) == "_io"
         if is_file and not kinds.is_readable(value):
@@ -439,16 +357,18 @@ class EnvironmentWalk:
     def _visit_attributes(self, value: Any, kind: type, path: str) -> None:
         if kinds.keeps_to_itself(kind):
             return
-        self._parts(value, path)
+        self._findings.parts(value, path)
         attributes = attributes_of(value)
         if attributes is not None:
-            self._namespace(attributes, path, self._attribute_names(kind), kinds.is_sealed(kind))
+            self._findings.namespace(
+                attributes, path, self._findings.attribute_names(kind), kinds.is_sealed(kind)
+            )
         slots = kinds.guarded_slots(kind)
         if slots:
             holder = h.SlotsHolder(value, path, slots=slots)
             self.holders.append(holder)
             for name, item in holder.entries.items():
-                self._child(holder.place(name).holder, name, item, f"{path}.{name}")
+                self._findings.child(holder.place(name).holder, name, item, f"{path}.{name}")
         if not is_allowlisted_class(kind):
             self._visit_class(kind, path)
 
@@ -456,103 +376,6 @@ class EnvironmentWalk:
         """Look at what an array of a class of its own has as attributes, such as a mask."""
         attributes = attributes_of(array)
         if attributes:
-            self._namespace(attributes, path, None)
+            self._findings.namespace(attributes, path, None)
         if not is_allowlisted_class(type(array)):
             self._visit_class(type(array), path)
-
-    # Parts ------------------------------------------------------------------------------------
-
-    def _parts(self, value: Any, path: str) -> None:
-        """Let what a value consists of be guarded; what may die is not kept alive for that."""
-        if id(value) not in self._weak and kinds.has_parts(value):
-            self.holders.append(PartsHolder(value, path))
-
-    def _namespace(
-        self,
-        attributes: dict[str, Any],
-        path: str,
-        names: set[str] | None,
-        seals: bool = False,
-        extra: frozenset[str] = frozenset(),
-    ) -> None:
-        if id(attributes) in self.kept:
-            return
-        self.kept[id(attributes)] = attributes
-        holder = h.NamespaceHolder(attributes, path, names=names, is_sealed=seals, extra=extra)
-        self._namespaces.held[id(attributes)] = holder
-        self.holders.append(holder)
-        for name, value in list(dict.items(attributes)):
-            known = None if name in extra else names
-            self._attribute(attributes, name, value, f"{path}.{name}".lstrip("."), known, seals)
-
-    def _attribute(
-        self,
-        holder: Any,
-        name: str,
-        value: Any,
-        path: str,
-        names: set[str] | None,
-        is_sealed: bool = False,
-    ) -> None:
-        if type(value) in h.PLAIN:
-            return
-        if is_a(value, torch.Tensor):
-            self._child(holder, name, value, path)
-            return
-        is_only_named = is_sealed or type(value) is types.FunctionType
-        is_read = names is None or name in names or name in kinds.MODULE_STATE
-        if is_read or (self.reads_all and not is_only_named):
-            self._todo.append((value, path))
-        else:
-            self._wanted.put_off(name, (value, path), is_only_named=is_only_named)
-
-    def _hold(self, holder: h.GuardedContainer) -> None:
-        self.holders.append(holder)
-        for key, value in holder.entries.items():
-            if isinstance(holder, h.DictHolder) and type(key) not in h.PLAIN:
-                self._todo.append((key, holder.path))
-            path = f"{holder.path}.{key}" if isinstance(key, (str, int)) else holder.path
-            self._child(holder.value, key, value, path)
-
-    def _child(self, holder: Any, key: Any, value: Any, path: str) -> None:
-        if type(value) in h.PLAIN:
-            return
-        if is_a(value, torch.Tensor):
-            place = ValueSource(holder, key, path)
-            self.places.setdefault(id(value), (value, []))[1].append(place)
-            self._visit_tensor(value, path)
-        else:
-            self._todo.append((value, path))
-
-    def _visit_tensor(self, tensor: torch.Tensor, path: str) -> None:
-        """Look at what a tensor has been given as attributes, or may be given."""
-        if self._wanted.asked or vars(tensor):
-            self._namespace(vars(tensor), path, self.names)
-        else:
-            self._bare.append((tensor, path))
-
-    def _attribute_names(self, kind: type) -> set[str] | None:
-        """Return the attributes of instances that may be read; None for all."""
-        others = [base for base in mro_of(kind)[:-1] if is_allowlisted_class(base)]
-        if kinds.is_read_by_name(kind):
-            return self.names
-        if self.reads_all or any(base is not torch.nn.Module for base in others):
-            return None
-        return self.names
-
-    def _add_names(self, names: Iterable[str], asked: frozenset[str] = frozenset()) -> None:
-        """Look at what has some names; those that are asked for may be given to tensors as well."""
-        new, waited = self._wanted.add(names, asked)
-        self._todo.extend(waited)
-        for name in new:
-            self._namespaces.note(name, name in asked)
-        bare, self._bare = (self._bare, []) if self._wanted.asked else ([], self._bare)
-        for tensor, path in bare:
-            self._visit_tensor(tensor, path)
-
-    def _read_all(self) -> None:
-        if not self.reads_all:
-            for holder in self.holders:
-                if isinstance(holder, h.NamespaceHolder) and kinds.can_widen(holder):
-                    holder.names = None
-        self._todo.extend(self._wanted.add_all())

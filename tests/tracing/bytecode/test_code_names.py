@@ -11,7 +11,7 @@ import torch
 
 import fxkit
 from fxkit.tracing.bytecode.code_names import names_in
-from fxkit.tracing.environment.environment_walk import EnvironmentWalk
+from fxkit.tracing.environment.findings import Findings
 
 CFG: Any = None
 NAME: Any = None
@@ -72,11 +72,11 @@ def test_a_record_of_a_log_does_not_lead_to_all_that_is_imported():
 
     held: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        hold = EnvironmentWalk._hold
+        hold = Findings.hold
         patch.setattr(
-            EnvironmentWalk,
-            "_hold",
-            lambda walk, holder: (held.append(holder.value), hold(walk, holder)),
+            Findings,
+            "hold",
+            lambda findings, holder: (held.append(holder.value), hold(findings, holder)),
         )
         captured = fxkit.capture(fn, (torch.ones(3),))
     assert held

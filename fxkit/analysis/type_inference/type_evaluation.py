@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from fxkit.analysis.type_inference import type_errors
-from fxkit.analysis.type_inference.declared_types import declared_type_of_call, without_numbers
+from fxkit.analysis.type_inference.declared_types import declared_type_of_call
+from fxkit.analysis.type_inference.fake_calls import FakeCalls, filled
 from fxkit.analysis.type_inference.fake_tensors import (
-    as_fake,
     entered,
     holds_constant,
     is_about_data,
-    is_of_mode,
-    new_fake_mode,
-    tensors_of,
 )
-from fxkit.analysis.type_inference.indexing import with_any_place
-from fxkit.analysis.type_inference.passive_numbers import ANY_NUMBER, passive_numbers
+from fxkit.analysis.type_inference.live_calls import LiveCalls
 from fxkit.analysis.type_inference.real_runs import may_run, run_on_zeros
 from fxkit.analysis.type_inference.symbolic_shapes import SymbolicShapes
 from fxkit.analysis.type_inference.type_facts import (
     TypeFacts,
     concrete,
-    concrete_number,
     data_symbols_in,
     facts_in,
     materialise,
@@ -40,7 +34,6 @@ from fxkit.analysis.type_inference.type_keys import (
     Manner,
     NoKey,
     core_of,
-    is_address,
     is_shared_target,
     itself,
     key_of_call,
@@ -49,11 +42,10 @@ from fxkit.analysis.type_inference.type_keys import (
 )
 from fxkit.analysis.type_inference.type_memory import MORE, new_memory
 from fxkit.analysis.type_inference.type_modes import TypeModes, leave_regions, read_modes
-from fxkit.analysis.type_inference.type_observations import Observations, is_foreign
+from fxkit.analysis.type_inference.type_observations import Observations
 from fxkit.analysis.type_inference.type_records import NeedsLive, Record
 from fxkit.errors import FxkitError
 from fxkit.ir.attributes import find_attribute
-from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import KEY, TensorType
 from fxkit.torch_adapters import pytree
 
@@ -102,15 +94,11 @@ class Evaluation:
         self._gm = gm
         self._inputs = inputs
         self._observed = observed
-        self._mode_made: Any = None if symbolic is None else symbolic.mode
-        self._live: dict[fx.Node, Any] = {}
-        self._fakes: dict[int, torch.Tensor] = {}
-
-    @property
-    def _mode(self) -> Any:
-        if self._mode_made is None:
-            self._mode_made = new_fake_mode()
-        return self._mode_made
+        mode = None if symbolic is None else symbolic.mode
+        self._fakes = FakeCalls(gm, self.memory.table, mode)
+        self._live = LiveCalls(
+            self._fakes, self.memory.table, self.values, self.origins, observed, symbolic
+        )
 
     def sweep(self) -> list[fx.Node]:
         """Visit every node in order.
@@ -126,7 +114,7 @@ class Evaluation:
             for node in self._gm.graph.nodes:
                 self._visit_or_miss(node, missed)
         except BaseException as error:
-            leave_regions(self._live)
+            leave_regions(self._live.results)
             if missed and isinstance(error, FxkitError):
                 return missed
             raise
@@ -154,7 +142,7 @@ class Evaluation:
         elif node.op == "get_attr":
             value = self._attribute(node)
         elif node.op == "output":
-            value = self._returned(node)
+            value = self._live.returned(node)
         else:
             value = self.call(node)
         self._record(node, value, modes)
@@ -217,8 +205,8 @@ class Evaluation:
 
     def call(self, node: fx.Node) -> Any:
         """Return what is known of the value of a call, from its operands' values."""
-        if self._live:
-            self._refresh(node)
+        if self._live.results:
+            self._live.refresh(node)
         memory = self.memory
         try:
             key = self._key(node, core_of)
@@ -254,7 +242,7 @@ class Evaluation:
                 value, is_constant = self._run(node, operands)
         else:
             value, is_constant = self._run(node, operands)
-        if self._is_recorded(node, value):
+        if self._observed.has_number_for(node, value):
             value = _ABSENT
         if key is not None and manner is not Manner.ALONE:
             self._remember(node, key, manner, operands, (value, is_constant))
@@ -262,11 +250,6 @@ class Evaluation:
             raise NeedsLive(node, about_data=True)
         self._note_modes(node)
         return self._recalled(node, value, is_constant)
-
-    def _is_recorded(self, node: fx.Node, value: Any) -> bool:
-        """Tell whether a number that the data decide is known from a capture."""
-        is_read = type(value) is Symbol and value.is_data_dependent
-        return is_read and self._observed.number_of(node) is not None
 
     def _of_data(self, node: fx.Node) -> Any:
         """Return the number that was read out of a tensor at capture."""
@@ -300,7 +283,7 @@ class Evaluation:
         """Run a call; return what is known of its result, and whether that knows its numbers."""
         rule = declared_type_of_call(node, self._gm)
         if rule is not None and not any(facts.core.is_symbolic for facts in operands):
-            args, kwargs = self._arguments(node, lambda n: types_of(self.values[n]))
+            args, kwargs = filled(node, lambda n: types_of(self.values[n]))
             result = rule(*args, **kwargs)
             return pytree.tree_map_only(TensorType, self.memory.table.of_type, result), False
         if self.symbolic is None and self._may_run_for_real(node, operands):
@@ -331,7 +314,7 @@ class Evaluation:
 
         abstract = self.memory.table.abstract
         learnt = 0 if self.symbolic is None else self.symbolic.learnt
-        with entered(self._mode):
+        with entered(self._fakes.mode):
             try:
                 result = self._applied(node, make)
                 results = pytree.tree_leaves(result)
@@ -342,161 +325,40 @@ class Evaluation:
                 if is_about_data(error):
                     return _ABSENT, False
                 if not operands and node.op != "call_module":
-                    raise self._misfit(node, error) from error
+                    raise self._live.misfit(node, error) from error
                 raise NeedsLive(node, is_about_data(error)) from error
         has_learnt = self.symbolic is not None and self.symbolic.learnt > learnt
         if not (is_faithful or has_learnt):
             raise NeedsLive(node)
-        self._check_free_sizes(node)
+        self._live.check_free_sizes(node)
         value = abstract(with_operands(result, made))
         if any(not facts.core.is_plain for facts in facts_in(value)):
             raise NeedsLive(node)
         return value, any(map(holds_constant, results))
 
     def _applied(self, node: fx.Node, make: Callable[[TypeFacts], torch.Tensor]) -> Any:
-        args, kwargs = self._arguments(node, lambda n: concrete(self.values[n], make))
-        return self._apply(node, args, kwargs)
+        args, kwargs = filled(node, lambda n: concrete(self.values[n], make))
+        return self._fakes.apply(node, args, kwargs)
 
     def _operands(self, node: fx.Node) -> list[TypeFacts]:
         return [facts for n in node._input_nodes for facts in facts_in(self.values[n])]
 
-    # Calls on live tensors.
-
-    def _refresh(self, node: fx.Node) -> None:
-        """Look again at operands whose own metadata a write may have changed."""
-        for operand in node._input_nodes:
-            if operand in self._live:
-                self.values[operand] = self.memory.table.abstract(self._live[operand])
+    # Live tensors.
 
     def _run_live(self, node: fx.Node) -> Any:
         """Run a node of any kind on tensors that keep their memory and history."""
+        if node.op == "output":
+            return self._live.returned(node)
         if node.op == "placeholder":
-            result = self._fakes_of(node, self._given(node))
+            result = self._fakes.fakes_of(node, self._given(node))
         elif node.op == "get_attr":
-            result = self._fakes_of(node, find_attribute(self._gm, str(node.target)))
-        elif node.op == "output":
-            return self._returned(node)
+            result = self._fakes.fakes_of(node, find_attribute(self._gm, str(node.target)))
         else:
-            result = self._call_live(node)
-        self._live[node] = result
-        value = self.memory.table.abstract(result)
+            result = self._live.call(node)
+        value = self._live.keep(node, result)
         self._note_modes(node)
         self._note_origins(node, value)
         return value
-
-    def _returned(self, output: fx.Node) -> Any:
-        value: Any = output.args[0]
-        return map_arg(value, self._current_value)
-
-    def _current_value(self, node: fx.Node) -> Any:
-        if node in self._live:
-            return self.memory.table.abstract(self._live[node])
-        return self.values[node]
-
-    def _call_live(self, node: fx.Node) -> Any:
-        if is_address(node):
-            return self._address(node)
-        fresh = dict.fromkeys(self._passive(node), ANY_NUMBER)
-
-        def fill(operand: fx.Node) -> Any:
-            if operand in fresh:
-                return fresh[operand]
-            if operand in self._live:
-                return self._live[operand]
-            fresh[operand] = concrete(self.values[operand], materialise)
-            return fresh[operand]
-
-        with entered(self._mode):
-            args, kwargs = self._arguments(node, fill)
-            rule = declared_type_of_call(node, self._gm)
-            if rule is not None:
-                return self._made(rule(*self._types(args), **self._types(kwargs)))
-            try:
-                result = self._apply(node, args, kwargs)
-            except FxkitError:
-                raise
-            except Exception as error:
-                return self._instead(node, error)
-        self._check_free_sizes(node)
-        if self._is_recorded(node, self.memory.table.abstract(result)):
-            return self._observed.number_of(node)
-        return result
-
-    def _address(self, node: fx.Node) -> Any:
-        """Return the address that was read at capture, else a number that data decide."""
-        number = self._observed.number_of(node)
-        if number is not None:
-            return number
-        if self.symbolic is None:
-            raise NeedsLive(node, about_data=True)
-        return self.symbolic.number_of_data()
-
-    def _passive(self, node: fx.Node) -> Iterable[fx.Node]:
-        """Return the operands whose value is not known, and need not be."""
-        unknown = {o for o in node._input_nodes if isinstance(self.values[o], Symbol)}
-        return unknown & passive_numbers(node) if unknown else ()
-
-    def _instead(self, node: fx.Node, error: Exception) -> Any:
-        """Return what stands for the result of a call that can't run on fake tensors."""
-        about_data = is_about_data(error)
-        number = self._observed.number_of(node) if about_data else None
-        if number is not None:
-            return number
-        if about_data and self.symbolic is None:
-            raise NeedsLive(node, about_data=True) from error
-        result = self._observed.result_of(node)
-        if result is None:
-            raise self._misfit(node, error) from error
-        then = self._observed.operands_of(node)
-        now = tuple(types_of(self._current_value(operand)) for operand in node._input_nodes)
-        if then == now:
-            return self._made(result)
-        if is_foreign(node):
-            raise type_errors.observed_otherwise(node, error, then, now)
-        raise self._misfit(node, error) from error
-
-    def _types(self, value: Any) -> Any:
-        return types_of(self.memory.table.abstract(value))
-
-    def _made(self, value_type: Any) -> Any:
-        """Return a live value of a type that was declared or observed."""
-        return pytree.tree_map(self._made_leaf, value_type)
-
-    def _made_leaf(self, leaf: Any) -> Any:
-        if not isinstance(leaf, TensorType):
-            return concrete_number(leaf)
-        return materialise(self.memory.table.of_type(leaf), keep_grad=True)
-
-    def _apply(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        target = node.target
-        if callable(target):
-            return target(*with_any_place(target, args), **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], target)(*args[1:], **kwargs)
-        module = find_attribute(self._gm, str(target))
-        if not isinstance(module, torch.nn.Module):
-            return module(*args, **kwargs)
-        tensors = {name: self._fake(tensor) for name, tensor in tensors_of(module)}
-        with without_numbers(module):
-            return torch.func.functional_call(module, tensors, args, kwargs)
-
-    def _arguments(self, node: fx.Node, fill: Any) -> tuple[Any, Any]:
-        return map_arg(node.args, fill), map_arg(node.kwargs, fill)
-
-    def _fakes_of(self, node: fx.Node, value: Any) -> Any:
-        """Return a value with fakes in the place of its tensors."""
-        try:
-            return pytree.tree_map_only(torch.Tensor, self._fake, value)
-        except RuntimeError as error:
-            raise type_errors.unfollowed(node, error) from error
-
-    def _fake(self, value: Any) -> Any:
-        """Return the fake of a real tensor, the same one each time."""
-        if not isinstance(value, torch.Tensor) or is_of_mode(value, self._mode):
-            return value
-        if id(value) not in self._fakes:
-            self._fakes[id(value)] = as_fake(self._mode, value)
-        return self._fakes[id(value)]
 
     def _note_modes(self, node: fx.Node) -> None:
         now = read_modes()
@@ -510,15 +372,3 @@ class Evaluation:
         for name in fresh:
             self.origins.setdefault(name, node)
         return bool(fresh)
-
-    def _check_free_sizes(self, node: fx.Node) -> None:
-        fixed = None if self.symbolic is None else self.symbolic.fixed(node)
-        if fixed is not None:
-            raise type_errors.fixed_size(node, *fixed, self._shown_operands(node))
-
-    def _misfit(self, node: fx.Node, error: Exception) -> FxkitError:
-        return type_errors.misfit(node, error, self._shown_operands(node), self.origins)
-
-    def _shown_operands(self, node: fx.Node) -> str:
-        known = ((o, types_of(self._current_value(o))) for o in node._input_nodes)
-        return type_errors.show_operands(known)

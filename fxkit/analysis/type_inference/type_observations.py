@@ -9,6 +9,7 @@ from torch import fx
 from fxkit.analysis.type_inference.type_keys import is_function_of_torch, is_module_of_torch
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.provenance import provenance_of
+from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import KEY, type_by_others
 
 _ABSENT: Any = object()
@@ -33,6 +34,11 @@ class Observations:
         """Return the number that a node read out of a tensor when it was captured, or None."""
         known = self.type_of(node)
         return known if isinstance(known, (bool, int, float, complex)) else None
+
+    def has_number_for(self, node: fx.Node, value: Any) -> bool:
+        """Tell whether a number that the data decide is known from a capture."""
+        is_read = type(value) is Symbol and value.is_data_dependent
+        return is_read and self.number_of(node) is not None
 
     def result_of(self, node: fx.Node) -> Any:
         """Return the type that a call was seen to return; None for one that a rewrite made."""

@@ -12,7 +12,6 @@ them. A graph that was changed since is noticed, and `fxkit.graph(gm)` builds th
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -22,11 +21,12 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fxkit.analysis import slices
+from fxkit.analysis import graph_paths, slices
 from fxkit.analysis.dependencies import ancestors, descendants
 from fxkit.analysis.effects import Effects, effects_of
 from fxkit.analysis.moves import Moves, Verdict
-from fxkit.analysis.operator_names import check_known, operator_names
+from fxkit.analysis.node_query import NodeQuery
+from fxkit.analysis.operator_names import check_known, shown_operator
 from fxkit.errors import FxkitError, InvalidGraphError
 from fxkit.ir import provenance
 from fxkit.ir.graph_arguments import graph_module_of
@@ -68,8 +68,7 @@ class GraphNode:
     @property
     def operator(self) -> str:
         """Name of the operator's identity; the node's kind for inputs, attributes, the output."""
-        call = resolve(self.fx_node)
-        return self.fx_node.op if call is None else call.name
+        return shown_operator(self.fx_node)
 
     @property
     def arguments(self) -> Mapping[str, Any]:
@@ -243,25 +242,11 @@ class Graph:
 
         Cost: linear in the nodes.
         """
-        _check_wanted(operator, dtype)
-        if isinstance(operator, torch.nn.Module):
-            operator = type(operator)
-        tests: list[Callable[[GraphNode], bool]] = []
-        if operator is not None:
-            names = operator_names(operator)
-            check_known(names[0], {view.operator for view in self})
-            tests.append(lambda view: view.operator in names)
-        if module is not None:
-            tests.append(lambda view: fnmatch.fnmatchcase(view.module_path, module))
-        if source is not None:
-            tests.append(lambda view: _is_at(view.source, source))
-        if dtype is not None:
-            tests.append(lambda view: view.dtype == dtype)
-        if shape is not None:
-            tests.append(lambda view: _fits_shape(view.shape, shape))
-        if where is not None:
-            tests.append(where)
-        return [view for view in self if all(test(view) for test in tests)]
+        wanted = NodeQuery(operator, module, source, dtype, shape)
+        if wanted.operators:
+            check_known(wanted.operators[0], {view.operator for view in self})
+        found = (view for view in self if wanted.fits(view.fx_node))
+        return [view for view in found if where is None or where(view)]
 
     def between(self, first: Given, last: Given) -> list[GraphNode]:
         """Return the nodes on any path from one node to another, without the two themselves.
@@ -276,31 +261,15 @@ class Graph:
 
         Cost: linear in the graph.
         """
-        inside = set(map(self._node, nodes))
-        outside_after = {n for n in descendants(inside) if n not in inside}
-        return not any(o in outside_after for n in inside for o in n.all_input_nodes)
+        return graph_paths.is_convex(map(self._node, nodes))
 
     def paths(self, first: Given, last: Given, limit: int = 100) -> list[list[GraphNode]]:
         """Return the paths from one node to another, ends included, at most `limit` of them.
 
         Cost: linear in the graph, and in the lengths of the paths returned.
         """
-        start, end = self._node(first), self._node(last)
-        inside = {start, end, *(view.fx_node for view in self.between(start, end))}
-        found: list[list[GraphNode]] = []
-        path = [start]
-        ahead = [iter(start.users)]  # what is still to be followed from each node of the path
-        while path and len(found) < limit:
-            if path[-1] is end:
-                found.append([self._view(node) for node in path])
-            user = None if path[-1] is end else next((u for u in ahead[-1] if u in inside), None)
-            if user is None:
-                path.pop()
-                ahead.pop()
-                continue
-            path.append(user)
-            ahead.append(iter(user.users))
-        return found
+        found = graph_paths.paths(self._node(first), self._node(last), limit)
+        return [[self._view(node) for node in path] for path in found]
 
     def cut(self, sources: Iterable[Given], targets: Iterable[Given]) -> list[GraphNode]:
         """Return a smallest set of nodes that every path from `sources` to `targets` goes through.
@@ -310,40 +279,15 @@ class Graph:
 
         Cost: a maximum flow (networkx), in practice near linear times the size of the cut.
         """
-        import networkx
-
         starts, ends = [*map(self._node, sources)], [*map(self._node, targets)]
-        if not starts or not ends:
-            raise FxkitError(
-                f"expected nodes to cut between, got no {'targets' if starts else 'sources'}",
-                hint="give at least one node on either side",
-            )
-        flow = networkx.DiGraph()
-        for view in self:
-            flow.add_edge((view.name, "in"), (view.name, "out"), capacity=1)
-            for producer in view.producers:
-                flow.add_edge((producer.name, "out"), (view.name, "in"))
-        for node in starts:
-            flow.add_edge("source", (node.name, "in"))
-        for node in ends:
-            flow.add_edge((node.name, "out"), "target")
-        _, (reached, _) = networkx.minimum_cut(flow, "source", "target")
-        return [v for v in self if (v.name, "in") in reached and (v.name, "out") not in reached]
+        return self._in_order(graph_paths.smallest_cut(self.graph_module.graph, starts, ends))
 
     def distance(self, first: Given, last: Given) -> int | None:
         """Return the edges on the shortest path between two nodes, or None where there is none.
 
         Cost: linear in the graph.
         """
-        start, end = self._node(first), self._node(last)
-        steps, frontier, seen = 0, [start], {start}
-        while frontier:
-            if end in frontier:
-                return steps
-            reached = {user for node in frontier for user in node.users} - seen
-            seen |= reached
-            frontier, steps = list(reached), steps + 1
-        return None
+        return graph_paths.distance(self._node(first), self._node(last))
 
     def boundary(self, nodes: Iterable[Given]) -> tuple[list[GraphNode], list[GraphNode]]:
         """Return what a set of nodes takes from outside, and what of it is used outside."""
@@ -360,11 +304,11 @@ class Graph:
         A node that several inputs lead to independently has none, and is left out. Cost: nearly
         linear (networkx).
         """
-        return self._dominators(self.to_networkx(), "<inputs>", reverse=False)
+        return self._dominators(reverse=False)
 
     def post_dominators(self) -> dict[GraphNode, GraphNode]:
         """Return each node's immediate post-dominator: the nearest on every path to the output."""
-        return self._dominators(self.to_networkx(), "<outputs>", reverse=True)
+        return self._dominators(reverse=True)
 
     def effects(self) -> dict[GraphNode, Effects]:
         """Return the nodes that do more than compute their value, with what they do."""
@@ -391,14 +335,7 @@ class Graph:
 
     def to_networkx(self) -> Any:
         """Return a `networkx.DiGraph` whose nodes are names, with `operator` and `type` on each."""
-        import networkx
-
-        result = networkx.DiGraph()
-        for view in self:
-            result.add_node(view.name, operator=view.operator, type=view.type)
-        for view in self:
-            result.add_edges_from((producer.name, view.name) for producer in view.producers)
-        return result
+        return graph_paths.as_networkx(self.graph_module.graph)
 
     def is_current(self) -> bool:
         """Tell whether the graph is still as it was when these objects were made.
@@ -406,9 +343,7 @@ class Graph:
         Cost: linear in the nodes, about 0.1 µs each.
         """
         nodes = self.graph_module.graph.nodes
-        if len(nodes) != len(self._seen):
-            return False
-        return all(
+        return len(nodes) == len(self._seen) and all(
             node is seen[0]
             and node.args is seen[1]
             and node.kwargs is seen[2]
@@ -417,16 +352,9 @@ class Graph:
             for node, seen in zip(nodes, self._seen, strict=True)
         )
 
-    def _dominators(self, graph: Any, root: str, *, reverse: bool) -> dict[GraphNode, GraphNode]:
-        import networkx
-
-        graph = graph.reverse() if reverse else graph
-        sources = [name for name, degree in graph.in_degree() if degree == 0]
-        graph.add_node(root)
-        graph.add_edges_from((root, name) for name in sources)
-        found = networkx.immediate_dominators(graph, root)
-        pairs = ((name, dominator) for name, dominator in found.items() if name != root)
-        return {self[name]: self[d] for name, d in pairs if d is not None and d != root}
+    def _dominators(self, *, reverse: bool) -> dict[GraphNode, GraphNode]:
+        found = graph_paths.immediate_dominators(self.graph_module.graph, reverse=reverse)
+        return {self[name]: self[dominator] for name, dominator in found.items()}
 
     def _node(self, value: Given) -> fx.Node:
         """Return the node that is meant by one of these objects, a node, or a name."""
@@ -489,32 +417,3 @@ def graph(gm: fx.GraphModule | GraphProgram) -> Graph:
     fresh = Graph(gm)
     gm.graph.__dict__[_CACHE] = fresh
     return fresh
-
-
-def _is_at(found: provenance.Source | None, wanted: str) -> bool:
-    if found is None:
-        return False
-    file, _, line = wanted.partition(":")
-    same_file = found.file == file or found.file.endswith(f"/{file}")
-    return same_file and (not line or found.line == int(line))
-
-
-def _check_wanted(operator: Any, dtype: Any) -> None:
-    if operator is not None and not isinstance(operator, str) and not callable(operator):
-        raise FxkitError(
-            f"expected an operator, got {type(operator).__name__} {operator!r:.60}",
-            hint="give one function or name, as torch.relu or 'relu'; call find for each",
-        )
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        named = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
-        known = isinstance(getattr(torch, named, None), torch.dtype)
-        raise FxkitError(
-            f"expected a torch.dtype, got {type(dtype).__name__} {dtype!r:.60}",
-            hint=f"write dtype=torch.{named if known else 'float32'}",
-        )
-
-
-def _fits_shape(found: tuple[int, ...] | None, wanted: tuple[int | None, ...]) -> bool:
-    if found is None or len(found) != len(wanted):
-        return False
-    return all(w is None or w == f for f, w in zip(found, wanted, strict=True))

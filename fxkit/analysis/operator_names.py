@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import fx
 
 from fxkit.errors import FxkitError
-from fxkit.ir.op import operator_name
+from fxkit.ir.op import operator_name, resolve
 from fxkit.ir.schema import signatures
 
 
@@ -28,6 +29,12 @@ def operator_names(spelling: Any) -> tuple[str, ...]:
     if is_layer and "inplace" in inspect.signature(spelling).parameters and _exists(f"{name}_"):
         return name, f"{name}_"
     return (name,)
+
+
+def shown_operator(node: fx.Node) -> str:
+    """Return the name of a node's operator, or of its kind when it calls none."""
+    call = resolve(node)
+    return node.op if call is None else call.name
 
 
 def check_known(name: str, present: Collection[str | None]) -> None:

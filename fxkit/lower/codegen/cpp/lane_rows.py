@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter
 from fxkit.lower.codegen.cpp.lane_loops import MOST, gains_in_lanes, stands_in_lanes
 from fxkit.lower.codegen.cpp.non_temporal_stores import streamed_accesses
@@ -33,11 +35,16 @@ class LaneRows(KernelPrinter, ABC):
         super().__init__(kernel, name, plan)
         self._is_near = False  # whether the loops are for operands near zero
         self._folds_apart = False  # whether lanes are put together elsewhere than behind loops
+        self._scanned_before: set[int] = set()
         self._is_in_double = False  # whether their sums are in float64 from the first
 
     @abstractmethod
     def _pragma(self, values: Iterable[int], reductions: Iterable[int], clause: str) -> str:
         """Return what stands before a loop."""
+
+    @abstractmethod
+    def _loops(self, one: RowSweep, begin: str | int, end: str | int, clause: str = "") -> None:
+        """Print the loops of a pass over a block of the row."""
 
     @abstractmethod
     def _lengths(self) -> tuple[int, ...]:
@@ -103,6 +110,56 @@ class LaneRows(KernelPrinter, ABC):
         self._vector_loops(bounds, loops, kept)
         for p in folded:
             self._close_fold(p)
+
+    def _has_near_version(self, one: RowSweep) -> bool:
+        """Tell whether a pass calls what is faster near zero, and may be repeated."""
+        is_repeatable = not one.reductions and not any(
+            self._body(p).is_scan or self._body(p).op == "check" for p in one.values
+        )
+        return is_repeatable and any(cpp_text.is_near_function(self._body(p)) for p in one.values)
+
+    def _near_loops(self, one: RowSweep, begin: str | int, end: str | int) -> None:
+        """Print the loops twice: for operands near zero, and for any where one was not near."""
+        self._open("{")
+        self._add("int far = 0;")
+        self._is_near = True
+        self._loops(one, begin, end, " reduction(| : far)")
+        self._is_near = False
+        self._open("if (far) {")
+        self._loops(one, begin, end)
+        self._close()
+        self._close()
+
+    def _declare_accumulators(self, one: RowSweep) -> None:
+        for p in one.reductions:
+            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
+            is_sum = self._is_float_sum(p)
+            self._add(f"double t{p} = 0;" if is_sum else f"{self._type(p)} v{p} = {start};")
+            if self._notes_nans(p):
+                self._add(f"{self._flag(p)} nan{p} = 0;")
+        for p in (p for p in one.values if self._body(p).is_scan):
+            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
+            is_again = p in self._scanned_before  # for a later pass, as it was not kept
+            self._add(f"{'' if is_again else self._type(p) + ' '}a{p} = {start};")
+            self._scanned_before.add(p)
+
+    def _settle_nans(self, one: RowSweep) -> None:
+        """Make the results of reductions that met a NaN one."""
+        for p in filter(self._notes_nans, one.reductions):
+            nan = cpp_text.literal(math.nan, self._body(p).dtype)
+            self._add(f"v{p} = nan{p} ? {nan} : v{p};")
+
+    def _clauses(self, reductions: Iterable[int]) -> str:
+        names = {"add": "+", "mul": "*", "max": "fx_max", "min": "fx_min"}
+        text = ""
+        for p in reductions:
+            name = self._monoid(p) if self._drops_nans(p) else names[self._monoid(p)]
+            text += f" reduction({name} : v{p})"
+            text += f" reduction(| : nan{p})" if self._notes_nans(p) else ""
+        return text
+
+    def _total_type(self, position: int) -> str:
+        return "double" if self._is_float_sum(position) else self._type(position)
 
     def _open_fold(self, position: int) -> None:
         """Declare what each lane of a reduction begins with."""

@@ -18,6 +18,7 @@ import torch
 from fxkit.lower.codegen.cpp.lane_loops import MOST, gains_in_lanes, stands_in_lanes, unguarded
 from fxkit.lower.codegen.cpp.non_temporal_stores import streamed_accesses
 from fxkit.lower.codegen.cpp.row_invariants import common_values
+from fxkit.lower.codegen.cpp.row_parts import clipped
 from fxkit.lower.codegen.cpp.rows import TILE, RowPrinter
 from fxkit.lower.codegen.cpp.runtime_parameters import is_free
 from fxkit.lower.codegen.cpp.text import calls_function
@@ -289,7 +290,7 @@ class PackedBfloat16Printer(RowPrinter):
     def _loops(self, one: RowSweep, begin: str | int, end: str | int, clause: str = "") -> None:
         parts = self._stretches_of(one)
         for stretch in parts:
-            first, last = self._clipped(stretch, begin, end)
+            first, last = clipped(stretch, begin, end, self._length)
             bounds = Bounds(_halved(first), _halved(last), self._longest // 2)
             self._enter(stretch)
             if len(parts) > 1:  # each has lanes of its own
@@ -320,12 +321,12 @@ class PackedBfloat16Printer(RowPrinter):
         self._loop_body(one)
 
     def _loop_body(self, one: RowSweep) -> None:
-        for value in self._unless_idle({*one.values, *one.buffered}):
+        for value in self._conditions.unless_idle({*one.values, *one.buffered}):
             for self._half in _HALVES:
                 is_kept = value in one.buffered
                 text = self._kept(value) if is_kept else self._value(value)
                 self._add(f"const {self._type(value)} {self._ref(value)} = {text};")
-        for value in self._unless_idle(one.keeps):
+        for value in self._conditions.unless_idle(one.keeps):
             for self._half in _HALVES:
                 self._set_at(f"b{value}[{self._row_offset()}]", self._ref(value))
         for position in one.stores:
@@ -344,7 +345,7 @@ class PackedBfloat16Printer(RowPrinter):
     def _ref(self, position: int) -> str:
         text = super()._ref(position)
         is_twice = self._schedule.wide[position] and self._body(position).op != "const"
-        is_twice = is_twice and self._outcome(position) is None
+        is_twice = is_twice and self._conditions.outcome(position) is None
         return text + self._half if is_twice else text
 
     def _both(self, position: int) -> tuple[str, str]:

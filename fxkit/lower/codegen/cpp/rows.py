@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
 
@@ -14,8 +13,10 @@ from fxkit.lower.codegen.cpp.float16_bit_copies import only_moves
 from fxkit.lower.codegen.cpp.float16_staging import BLOCK as HALVES
 from fxkit.lower.codegen.cpp.kernel_printer import PARTS
 from fxkit.lower.codegen.cpp.lane_loops import MOST, needed_values
+from fxkit.lower.codegen.cpp.loop_conditions import LoopConditions
 from fxkit.lower.codegen.cpp.prefetching import ASKED, next_rows, prefetch, short_rows
 from fxkit.lower.codegen.cpp.row_invariants import CommonValues, common_values
+from fxkit.lower.codegen.cpp.row_parts import clipped, is_shared, part_length, row_offset
 from fxkit.lower.codegen.cpp.row_sums import FEW, RowSums, block_size
 from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
 from fxkit.lower.codegen.cpp.softmax_powers import EarlyPowers, early_powers
@@ -23,18 +24,11 @@ from fxkit.lower.codegen.cpp.softmax_without_maximum import SoftmaxWithoutMaximu
 from fxkit.lower.codegen.cpp.unroll_and_jam import is_ordered, is_stepped, step_type
 from fxkit.lower.codegen.cpp.vector_loops import Bounds, Lanes, Loop
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
-from fxkit.lower.scheduling.index_intervals import IndexInterval, computed, outcome, stretches
+from fxkit.lower.scheduling.index_intervals import IndexInterval, stretches
 from fxkit.lower.scheduling.row_sweeps import MAX_BUFFER_BYTES, RowSweep, schedule
 
 # A row without reductions is cut into tiles of this many elements, for the threads to share.
 TILE = 4096
-
-# Where there are fewer rows than this, threads share long rows.
-FEW_ROWS = 8
-LONG_ROW = 1 << 16
-
-# Their parts are as long as each other but for so many elements: four vectors.
-EVEN = 64
 
 
 class RowPrinter(SoftmaxWithoutMaximum):
@@ -48,12 +42,10 @@ class RowPrinter(SoftmaxWithoutMaximum):
         self._common = self._common_values(kernel)
         if not is_whole and (is_free(self._length) or self._length > TILE):
             self._cut_into_tiles(TILE)
-        self._is_cut = is_whole and self._can_cut()
+        self._is_cut = is_whole and is_shared(kernel, self._schedule)
         self._stretches = stretches(kernel)
         self._row_sums = RowSums(kernel, self._stretches)
-        self._scanned_before: set[int] = set()
-        self._settled: dict[int, bool] = {}  # conditions of the row, in loops they divide
-        self._along: IndexInterval | None = None  # that of the loop whose body is printed
+        self._conditions = LoopConditions(kernel)
         self._is_stepped = is_stepped(kernel)
         if not self._is_cut:
             self._choose_streams()
@@ -81,16 +73,6 @@ class RowPrinter(SoftmaxWithoutMaximum):
         self._is_tiled, self._tile_length = True, length
         self._common = CommonValues()
         self._tiles = ceil_div(self._length, length)
-
-    def _can_cut(self) -> bool:
-        kernel = self._kernel
-        return (
-            len(kernel.row_sizes) == 1
-            and self._length >= LONG_ROW
-            and math.prod(kernel.outer_sizes) < FEW_ROWS
-            and not self._schedule.buffers
-            and not any(i.is_scan or i.op == "check" for i in kernel.body)
-        )
 
     def _share_tiles(self) -> None:
         if not self._is_cut:
@@ -175,7 +157,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
     def _cut_pass(self, one: RowSweep) -> None:
         """Print a pass over parts of a row, which threads share, and put its results together."""
         names = {p: f"{'t' if self._is_float_sum(p) else 'v'}{p}" for p in one.reductions}
-        size = ceil_div(self._length, PARTS * EVEN) * EVEN
+        size = part_length(self._length)
         for p, name in names.items():
             self._add(f"{self._total_type(p)} {name}_of[{PARTS}];")
         self._open_parts(self._length, size)
@@ -190,9 +172,6 @@ class RowPrinter(SoftmaxWithoutMaximum):
             for p, name in names.items():
                 self._fold(p, name, f"{name}_of[part]")
             self._close()
-
-    def _total_type(self, position: int) -> str:
-        return "double" if self._is_float_sum(position) else self._type(position)
 
     def _uncut_pass(self, one: RowSweep, begin: str | int, end: str | int) -> None:
         """Print a pass over a row, or over a part of it."""
@@ -243,25 +222,6 @@ class RowPrinter(SoftmaxWithoutMaximum):
         is_short = self._lanes_of(one) and self._row_sums.may_repeat(one)
         return FEW * MOST if is_short else self._block
 
-    def _declare_accumulators(self, one: RowSweep) -> None:
-        for p in one.reductions:
-            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
-            is_sum = self._is_float_sum(p)
-            self._add(f"double t{p} = 0;" if is_sum else f"{self._type(p)} v{p} = {start};")
-            if self._notes_nans(p):
-                self._add(f"{self._flag(p)} nan{p} = 0;")
-        for p in (p for p in one.values if self._body(p).is_scan):
-            start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
-            is_again = p in self._scanned_before  # for a later pass, as it was not kept
-            self._add(f"{'' if is_again else self._type(p) + ' '}a{p} = {start};")
-            self._scanned_before.add(p)
-
-    def _settle_nans(self, one: RowSweep) -> None:
-        """Make the results of reductions that met a NaN one."""
-        for p in filter(self._notes_nans, one.reductions):
-            nan = cpp_text.literal(math.nan, self._body(p).dtype)
-            self._add(f"v{p} = nan{p} ? {nan} : v{p};")
-
     def _open_steps(self) -> None:
         """Declare what a loop in step writes besides its results."""
         count = min(self._tile_length, self._length)
@@ -275,9 +235,9 @@ class RowPrinter(SoftmaxWithoutMaximum):
             return
         for holds, opening in ((True, f"if (v{condition}) {{"), (False, "else {")):
             self._open(opening)
-            self._settled = {condition: holds}
+            self._conditions.settled = {condition: holds}
             self._loops(one, begin, end)
-            self._settled = {}
+            self._conditions.settled = {}
             self._close()
 
     def _loops(self, one: RowSweep, begin: str | int, end: str | int, clause: str = "") -> None:
@@ -290,7 +250,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
             clause: A clause for each loop, besides those that what it does asks for.
         """
         for stretch in self._stretches_of(one):
-            first, last = self._clipped(stretch, begin, end)
+            first, last = clipped(stretch, begin, end, self._length)
             block = block_size() if one.reductions else HALVES
             bounds = Bounds(str(first), str(last), self._most(first, last), block)
             self._enter(stretch)
@@ -300,17 +260,11 @@ class RowPrinter(SoftmaxWithoutMaximum):
 
     def _enter(self, stretch: IndexInterval) -> None:
         """Begin to print what is done along a stretch."""
-        self._known = {**stretch.known, **self._settled}
-        self._along = replace(stretch, known=self._known) if self._known else None
+        self._known = self._conditions.enter(stretch)
 
     def _leave(self) -> None:
-        self._known, self._along = {}, None
-
-    def _unless_idle(self, values: Iterable[int]) -> list[int]:
-        """Return those of some values, in order, that something comes of in the loop."""
-        if self._along is None:
-            return sorted(values)
-        return sorted(computed(self._kernel, self._along).intersection(values))
+        self._known = {}
+        self._conditions.leave()
 
     def _full_loops(self, one: RowSweep, bounds: Bounds, begin: str | int, clause: str) -> None:
         """Print the loops of a pass whose elements are computed as they are."""
@@ -376,25 +330,6 @@ class RowPrinter(SoftmaxWithoutMaximum):
         self._add(prefetch(f"{pointer} + k + {ahead}", buffer.is_output))
         self._close()
 
-    def _has_near_version(self, one: RowSweep) -> bool:
-        """Tell whether a pass calls what is faster near zero, and may be repeated."""
-        is_repeatable = not one.reductions and not any(
-            self._body(p).is_scan or self._body(p).op == "check" for p in one.values
-        )
-        return is_repeatable and any(cpp_text.is_near_function(self._body(p)) for p in one.values)
-
-    def _near_loops(self, one: RowSweep, begin: str | int, end: str | int) -> None:
-        """Print the loops twice: for operands near zero, and for any where one was not near."""
-        self._open("{")
-        self._add("int far = 0;")
-        self._is_near = True
-        self._loops(one, begin, end, " reduction(| : far)")
-        self._is_near = False
-        self._open("if (far) {")
-        self._loops(one, begin, end)
-        self._close()
-        self._close()
-
     def _accumulate(self, position: int, into: str) -> None:
         if self._at_once:
             self._accumulate_lanes(position, self._ref(self._body(position).operands[0]))
@@ -403,27 +338,17 @@ class RowPrinter(SoftmaxWithoutMaximum):
         else:
             super()._accumulate(position, into)
 
-    def _clipped(
-        self, stretch: IndexInterval, begin: str | int, end: str | int
-    ) -> tuple[str | int, str | int]:
-        """Return the bounds of a stretch of the row within those of a loop."""
-        if str(begin) == "0" and str(end) == str(self._length):
-            return stretch.begin, stretch.end
-        first, last = stretch.begin, stretch.end
-        return (
-            f"({begin} > {first} ? {begin} : {first})" if first else begin,
-            end if last == self._length else f"({end} < {last} ? {end} : {last})",
-        )
-
     def _value(self, position: int) -> str:
         if self._undiminished is not None and position == self._undiminished.exponent:
             return self._minuend(self._undiminished)
         instruction = self._body(position)
         if position in self._known:
             return _truth(self._known[position])
-        if instruction.op == "select" and self._outcome(instruction.operands[0]) is not None:
+        if instruction.op == "select":
             condition, first, second = instruction.operands
-            return self._ref(first if self._outcome(condition) else second)
+            chosen = self._conditions.outcome(condition)
+            if chosen is not None:
+                return self._ref(first if chosen else second)
         if self._is_near and cpp_text.is_near_function(self._body(position)):
             operands = ", ".join(map(self._ref, self._body(position).operands))
             self._add(f"far |= fx_is_far({operands});")
@@ -439,26 +364,17 @@ class RowPrinter(SoftmaxWithoutMaximum):
             return f"fx_quotient({self._ref(value)}, {self._ref(total)}, 1.0f / {self._ref(total)})"
         return super()._value(position)
 
-    def _clauses(self, reductions: Iterable[int]) -> str:
-        names = {"add": "+", "mul": "*", "max": "fx_max", "min": "fx_min"}
-        text = ""
-        for p in reductions:
-            name = self._monoid(p) if self._drops_nans(p) else names[self._monoid(p)]
-            text += f" reduction({name} : v{p})"
-            text += f" reduction(| : nan{p})" if self._notes_nans(p) else ""
-        return text
-
     def _loop_body(self, one: RowSweep) -> None:
         values = {*one.values, *one.buffered} - self._common.hidden
         if self._at_once:
             values &= needed_values(self._kernel, one)
-        for value in self._unless_idle(values):
+        for value in self._conditions.unless_idle(values):
             if self._body(value).is_scan and value not in one.buffered:
                 self._accumulate(value, f"a{value}")
             text = self._text_in(one, value)
             self._add(f"const {self._type(value)} v{value} = {text};")
             self._check(value)
-        for value in self._unless_idle(one.keeps):
+        for value in self._conditions.unless_idle(one.keeps):
             self._set_at(f"b{value}[{self._row_offset()}]", f"v{value}")
         for position in one.stores:
             self._store(position)
@@ -481,16 +397,11 @@ class RowPrinter(SoftmaxWithoutMaximum):
 
     def _row_offset(self) -> str:
         """Return the position within the row, as its buffers are laid out."""
-        terms = []
-        sizes = self._kernel.row_sizes
-        for axis in range(len(sizes) - 1):
-            below = math.prod(sizes[axis + 1 :])
-            terms.append(f"r{axis} * {below}")
-        return " + ".join([*terms, "j"])
+        return row_offset(self._kernel.row_sizes)
 
     def _ref(self, position: int) -> str:
         instruction = self._body(position)
-        known = self._outcome(position)
+        known = self._conditions.outcome(position)
         if known is not None:
             text = _truth(known)
         elif instruction.op == "const":
@@ -498,12 +409,6 @@ class RowPrinter(SoftmaxWithoutMaximum):
         else:
             text = f"{'s' if self._is_float_sum(position) else 'v'}{position}"
         return f"fx_all({text})" if self._at_once and not self._schedule.wide[position] else text
-
-    def _outcome(self, condition: int) -> bool | None:
-        """Return what a condition is all along the loop, or None where that is not known."""
-        if condition in self._settled:
-            return self._settled[condition]
-        return None if self._along is None else outcome(self._kernel, self._along, condition)
 
     def _lane_terms(self, access: Access) -> list[str]:
         return []

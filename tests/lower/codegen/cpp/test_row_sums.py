@@ -14,8 +14,8 @@ from torch import Tensor, fx
 
 import fxkit
 from fxkit.lower import to_cpp
+from fxkit.lower.codegen.cpp.row_parts import LONG_ROW
 from fxkit.lower.codegen.cpp.row_sums import block_size
-from fxkit.lower.codegen.cpp.rows import LONG_ROW
 from tests.lower.kernels import ALWAYS, body, text_of
 
 # What the compiler makes vector code of; what it does not; conditions, and numbers, that are the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -15,35 +15,29 @@ from fxkit.torch_adapters.autograd_state import has_saved_tensors_hooks
 from fxkit.torch_adapters.custom_functions import APPLY
 from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes, function_modes
 from fxkit.torch_adapters.transforms import current_level, is_forward_mode
-from fxkit.tracing.bytecode.value_flow import UNKNOWN, Flow
-from fxkit.tracing.environment.call_watch import LOAD, SEED, Watcher
+from fxkit.tracing.environment.call_watch import Watcher
 from fxkit.tracing.environment.environment_walk import EnvironmentWalk
-from fxkit.tracing.environment.foreign_calls import name_of
-from fxkit.tracing.environment.random_generators import draws_unseen, is_unseen, shares_memory
+from fxkit.tracing.environment.random_generators import is_unseen, shares_memory
 from fxkit.tracing.recorder.calls import CallSpelling, DataRead, spelling_of
 from fxkit.tracing.recorder.control_operators import record_control
 from fxkit.tracing.recorder.data_dependence import has_data_dependent_shape
 from fxkit.tracing.recorder.earlier_content import EarlierContent
-from fxkit.tracing.recorder.frames import Frames, Location, source_text
+from fxkit.tracing.recorder.frames import Frames, Location
+from fxkit.tracing.recorder.opaque_tracing import OpaqueTracing
 from fxkit.tracing.recorder.recorded import (
-    OpaqueCall,
     TracedValue,
-    application_of,
-    holds_tensor,
-    may_be_object,
     needs_grad,
-    python_random_states,
 )
-from fxkit.tracing.recorder.scalar_tracing import ScalarTracing, scalar_text
+from fxkit.tracing.recorder.scalar_tracing import scalar_text
 from fxkit.tracing.recorder.state_restore import Undo
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES
-from fxkit.tracing.recorder.transforms import BelowTransforms, Transformed
+from fxkit.tracing.recorder.transforms import BelowTransforms
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.regions import Regions, read_ambient
 from fxkit.tracing.values.symbolic_scalars import plain
 
 
-class Recorder(ScalarTracing, Transformed, TorchFunctionMode):
+class Recorder(OpaqueTracing, TorchFunctionMode):
     """Runs each torch call as it comes and appends it to a graph.
 
     A program that can't be held in a graph is not disturbed: `failure` says why, and the rest of it
@@ -68,13 +62,8 @@ class Recorder(ScalarTracing, Transformed, TorchFunctionMode):
         self._dispatch_modes = count_dispatch_modes()
         self.regions = Regions(self._emit, read_ambient())
         self.watcher = Watcher(environment, self)
-        self.has_opaque_calls = False
         self.earlier: EarlierContent | None = None
-        self._is_suspended = False
-        self._texts_written_early: int | None = None
         self.has_texts = False
-        self.opaque_calls: list[OpaqueCall] = []
-        self.opaque_objects: dict[int, tuple[Any, fx.Node]] = {}
         self._grad = self.regions.state.grad
         self._entry_level = current_level()
         self._below = BelowTransforms(self)
@@ -138,13 +127,6 @@ class Recorder(ScalarTracing, Transformed, TorchFunctionMode):
         if not watch:
             self.release()
 
-    def _try(self, *checks: Callable[[], None]) -> None:
-        try:
-            for check in checks:
-                check()
-        except Refusal as refusal:
-            self.refuse(refusal.reason, refusal.hint)
-
     def note_text(self, stream: str, text: str) -> None:
         """Note what the program writes to a standard stream."""
         if self.failure is not None:
@@ -186,9 +168,9 @@ class Recorder(ScalarTracing, Transformed, TorchFunctionMode):
         return self._writes.so_far(self._progress.drew)
 
     @property
-    def writes_early(self) -> bool:
-        """Whether texts are written before an opaque call."""
-        return self._texts_written_early is not None
+    def hands_on_results(self) -> bool:
+        """Whether what opaque calls return may be followed; not where other things are."""
+        return type(self) is Recorder
 
     @property
     def may_catch(self) -> bool:
@@ -199,141 +181,16 @@ class Recorder(ScalarTracing, Transformed, TorchFunctionMode):
         """See `record_control`."""
         self._location = self._frames.locate(sys._getframe(3))
         self._follow_modes()
-        if type(self) is not Recorder:
+        if not self.hands_on_results:
             return self.unseen(lambda: function(*args, **kwargs)), "its sizes are free"
         found = self.unseen(lambda: record_control(self, self.watcher, function, args, kwargs))
         self.unseen(self._note_random)
         return found
 
-    def record_opaque(
-        self,
-        target: Any,
-        run: Callable[[], Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        function: Any,
-        *,
-        flow: Flow = UNKNOWN,
-        reason: str = "it is marked with fxkit.opaque",
-    ) -> Any:
-        """Run a function unrecorded, and append one node for it.
-
-        Args:
-            target: What the node calls.
-            run: Makes the call.
-            args: The arguments of the node.
-            kwargs: Those given by keyword.
-            function: What is called, in which code of the program may be reached.
-            flow: What the program does with the result.
-            reason: Why the call is opaque.
-        """
-        self.watcher.pause()
-        self._location = self._frames.locate(sys._getframe(1))
-        self._is_suspended = True
-        self.watcher.enter_opaque(function)
-        self._try(self._check_python_random)
-        try:
-            result = run()
-        except BaseException as error:
-            self.refuse(f"an opaque call raises {type(error).__name__}")
-            raise
-        finally:
-            self._is_suspended = False
-            self.watcher.leave_opaque()
-        if self.failure is not None:
-            return result
-        self.has_opaque_calls = True
-        self.opaque_calls.append(
-            OpaqueCall(name_of(function), source_text(self._location.trace), reason)
-        )
-        self._progress.python = python_random_states()
-        if self.texts:
-            self._texts_written_early = len(self.reads)
-            self.write_texts()
-        result = self._append_opaque(target, args, kwargs, result, flow)
-        self.watcher.resume()
-        return result
-
-    def begin_special(self, frame: FrameType) -> tuple[FrameType, Callable[[Any], None]] | None:
-        """See `Listener`: a custom autograd function, or the seeding of torch."""
-        if self.failure is not None or self._is_suspended:
-            return None
-        if frame.f_code is LOAD:  # what forward-mode differentiation imports at its first use
-            if not str(frame.f_locals.get("name")).startswith("torch._decomp"):
-                return None
-            self._is_suspended = True
-            return frame, self._end_of_load
-        values = frame.f_locals
-        target, args = torch.manual_seed, (values.get("seed"),)
-        if frame.f_code is not SEED:
-            target, args = application_of(values["cls"]), tuple(values["args"])
-            if values.get("kwargs") or not self._needs_gradient(args):
-                return None
-        self._location = self._frames.locate(frame.f_back)
-        self._is_suspended = True
-
-        def end(result: Any) -> None:
-            self._is_suspended = False
-            if result is None:
-                self.refuse(f"{getattr(target, '__qualname__', target)} fails, or gives nothing")
-                return
-            self._append_opaque(target, args, {}, None if target is torch.manual_seed else result)
-
-        return frame, end
-
-    def _end_of_load(self, _: Any) -> None:
-        self._is_suspended = False
-
-    def _needs_gradient(self, args: tuple[Any, ...]) -> bool:
-        return self._grad and not torch.is_inference_mode_enabled() and any(map(needs_grad, args))
-
-    def _append_opaque(
-        self,
-        target: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-        flow: Flow = UNKNOWN,
-    ) -> Any:
-        self._is_suspended = True
-        try:
-            self._follow_modes()
-            known = self.opaque_objects
-            node_args = tuple(
-                [known[id(a)][1] if id(a) in known else self._argument(a, target) for a in args]
-            )
-            node_kwargs = {name: self._argument(arg, target) for name, arg in kwargs.items()}
-            node = self._create("call_function", target, node_args, node_kwargs, None)
-            self._note_random()
-            if flow.is_known and type(self) is Recorder:
-                if type(result) in (int, float):
-                    self._has_scalars = True
-                    return self.stand_in(result, node)
-                if may_be_object(result, flow, self.kept):
-                    self.opaque_objects[id(result)] = (result, node)
-                    return result
-            if result is None or holds_tensor(result):
-                self._register(node, result, True)
-            else:
-                self._expect(node, result)
-        except Refusal as refusal:
-            self.refuse(refusal.reason, refusal.hint)
-        finally:
-            self._is_suspended = False
-        return result
-
     @property
     def is_following(self) -> bool:
         """Whether the graph still grows."""
         return self.failure is None and not self._is_suspended and self._frames.is_active
-
-    def unseen(self, look: Callable[[], Any]) -> Any:
-        """Look at tensors without recording it."""
-        before, self._is_suspended = self._is_suspended, True
-        try:
-            return look()
-        finally:
-            self._is_suspended = before
 
     def _is_made(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor came out of the graph and shares no memory with its inputs."""
@@ -483,14 +340,6 @@ class Recorder(ScalarTracing, Transformed, TorchFunctionMode):
             raise Refusal(f"the program caught a {type(error).__name__} that a torch call raised")
         self._check_python_random()
         self._check_exported()
-
-    def _check_python_random(self) -> None:
-        if python_random_states() != self._progress.python:
-            self.watcher.blamed.update(filter(draws_unseen, self.watcher.codes))
-            raise Refusal(
-                "the program draws random numbers from Python or NumPy",
-                "draw them with torch, or pass them as arguments",
-            )
 
 
 def active_recorder() -> Recorder | None:

@@ -293,83 +293,6 @@ def type_text(
 
 
 @dataclass(frozen=True, slots=True)
-class AliasGuard(Guard):
-    """Which tensor arguments are one and the same object."""
-
-    groups: tuple[int, ...]
-
-    @property
-    def expected(self) -> str:
-        """The fact, as text."""
-        return groups_text(self.groups)
-
-    def check(self, call: GuardedCall) -> Mismatch | None:
-        groups = alias_groups(call.parts.tensors)
-        return None if groups == self.groups else self._mismatch(groups_text(groups))
-
-
-@dataclass(frozen=True, slots=True)
-class OverlapGuard(Guard):
-    """Which tensor arguments share memory; only where the program writes to one of them."""
-
-    groups: tuple[int, ...]
-
-    @property
-    def expected(self) -> str:
-        """The fact, as text."""
-        return groups_text(self.groups)
-
-    def check(self, call: GuardedCall) -> Mismatch | None:
-        groups = storage_groups(call.parts.tensors)
-        return None if groups == self.groups else self._mismatch(groups_text(groups))
-
-
-def alias_groups(tensors: list[torch.Tensor]) -> tuple[int, ...]:
-    """Return, for each tensor, the index of the first that is the same object."""
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(id(tensor), index) for index, tensor in enumerate(tensors))
-
-
-def storage_groups(tensors: list[torch.Tensor]) -> tuple[int, ...]:
-    """Return, for each tensor, the index of the first that lies in the same storage."""
-    first: dict[int, int] = {}
-    return tuple(
-        first.setdefault(storage_key(tensor), index) for index, tensor in enumerate(tensors)
-    )
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that tensors share when they share memory."""
-    if tensor.layout is not torch.strided or tensor._is_zerotensor():
-        return id(tensor)
-    return tensor.untyped_storage().data_ptr() or id(tensor)
-
-
-def groups_text(groups: tuple[int, ...]) -> str:
-    """Return which tensors go together as text."""
-    shared = [f"{index} with {first}" for index, first in enumerate(groups) if first != index]
-    return "shared: tensor " + ", tensor ".join(shared) if shared else "all distinct"
-
-
-@dataclass(frozen=True, slots=True)
-class SameTensorGuard(Guard):
-    """A tensor argument that is also a parameter, buffer or other tensor of the program."""
-
-    index: int
-    tensor: torch.Tensor
-    place: str
-
-    @property
-    def expected(self) -> str:
-        """The fact, as text."""
-        return self.place
-
-    def check(self, call: GuardedCall) -> Mismatch | None:
-        same = call.parts.tensors[self.index] is self.tensor
-        return None if same else self._mismatch("another tensor")
-
-
-@dataclass(frozen=True, slots=True)
 class ModesGuard(Guard):
     """Gradient, inference and autocast modes, and default dtype and device."""
 
@@ -398,48 +321,6 @@ def modes_text(ambient: Ambient, defaults: tuple[Any, ...]) -> str:
     if deterministic:
         parts.append("deterministic algorithms")
     return ", ".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleGuard(Guard):
-    """A module's training flag, its children and how many hooks it has."""
-
-    module: torch.nn.Module
-    training: bool
-    children: tuple[torch.nn.Module | None, ...]
-    hooks: tuple[int, int]
-
-    @property
-    def expected(self) -> str:
-        """The fact, as text."""
-        return f"{type(self.module).__name__} {_mode_text(self.training)}"
-
-    def check(self, call: GuardedCall) -> Mismatch | None:
-        attributes = self.module.__dict__
-        if attributes["training"] is not self.training:
-            return Mismatch(
-                self.what,
-                _mode_text(self.training),
-                _mode_text(attributes["training"]),
-                self.source,
-            )
-        children = attributes["_modules"]
-        if len(children) != len(self.children) or any(
-            new is not old for new, old in zip(children.values(), self.children, strict=True)
-        ):
-            return self._mismatch("one with other submodules")
-        if hook_counts(attributes) != self.hooks:
-            return self._mismatch("one with other hooks")
-        return None
-
-
-def _mode_text(training: bool) -> str:
-    return f"in {'training' if training else 'evaluation'} mode"
-
-
-def hook_counts(attributes: dict[str, Any]) -> tuple[int, int]:
-    """Return how many forward hooks and forward pre-hooks a module has."""
-    return len(attributes["_forward_hooks"]), len(attributes["_forward_pre_hooks"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ import torch
 
 from fxkit.ir.types import TensorType
 from fxkit.tracing.bytecode.decoding import instructions
+from fxkit.tracing.guarding.aliasing_guards import storage_key
 from fxkit.tracing.guarding.guards import (
     Guard,
     GuardedCall,
     Mismatch,
     shorten,
-    storage_key,
     tensor_text,
     type_text,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fxkit.torch_adapters import pytree
-from fxkit.tracing.guarding.guards import storage_key
+from fxkit.tracing.guarding.aliasing_guards import storage_key
 from fxkit.tracing.recorder.calls import spelling_of
 from fxkit.tracing.recorder.state_restore import MemorySnapshot
 

@@ -17,7 +17,8 @@ from fxkit.ir.provenance import source_of
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import MEMORY_KEY, TensorType, type_of_value
 from fxkit.tracing.environment.environment_walk import EnvironmentWalk
-from fxkit.tracing.guarding.guards import check_value, storage_key
+from fxkit.tracing.guarding.aliasing_guards import storage_key
+from fxkit.tracing.guarding.guards import check_value
 from fxkit.tracing.guarding.plain_values import ATOMS, READABLE, plain_argument, plain_result
 from fxkit.tracing.recorder.data_dependence import META_KEY
 from fxkit.tracing.recorder.frames import Location

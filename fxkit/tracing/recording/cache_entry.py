@@ -11,6 +11,7 @@ from torch import fx
 
 from fxkit.torch_adapters.guards import GlobalStateGuard, TensorGuards
 from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.guarding.aliasing_guards import OverlapGuard, SameTensorGuard, alias_groups
 from fxkit.tracing.guarding.size_guards import FreeTensorGuard, SizeGuard
 from fxkit.tracing.guarding.state_containers import ABSENT, GuardedContainer
 from fxkit.tracing.guarding.state_guards import AttributesGuard, StateWatch
@@ -224,7 +225,7 @@ class CacheEntry:
 
 
 # Guards that the quick check asks one by one.
-_OTHERS = (g.OverlapGuard, g.SameTensorGuard, FreeTensorGuard, SizeGuard, AttributesGuard)
+_OTHERS = (OverlapGuard, SameTensorGuard, FreeTensorGuard, SizeGuard, AttributesGuard)
 
 
 class _Quick:
@@ -255,7 +256,7 @@ class _Quick:
             dynamic_dims_strides=strides,
         )
         self._watch = variant.watch
-        self._groups = g.alias_groups(arguments)
+        self._groups = alias_groups(arguments)
         self._rest = [guard for guard in variant.guards if isinstance(guard, _OTHERS)]
 
     @classmethod
@@ -278,7 +279,7 @@ class _Quick:
             and self._global.check()
             and torch.is_inference_mode_enabled() is self._inference
             and self._tensors.check(*arguments, *self._outside)
-            and (len(arguments) < 2 or g.alias_groups(arguments) == self._groups)
+            and (len(arguments) < 2 or alias_groups(arguments) == self._groups)
             and self._watch is not None
             and self._watch.holds()
             and all(guard.check(call) is None for guard in self._rest)

@@ -12,6 +12,8 @@ from fxkit.ir.types import TensorType
 from fxkit.torch_adapters.guards import GlobalStateGuard
 from fxkit.torch_adapters.operators import can_read_keys, dispatch_keys
 from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.guarding.aliasing_guards import AliasGuard, alias_groups
+from fxkit.tracing.guarding.module_guards import ModuleGuard
 from fxkit.tracing.guarding.size_guards import FreeTensorGuard, SizeGuard
 from fxkit.tracing.guarding.state_guards import (
     AttributesGuard,
@@ -26,8 +28,8 @@ _KNOWN = (
     g.ModesGuard,
     g.StructureGuard,
     g.TensorGuard,
-    g.AliasGuard,
-    g.ModuleGuard,
+    AliasGuard,
+    ModuleGuard,
     g.OutsideGuard,
     StateGuard,
     EmptyGuard,
@@ -84,7 +86,7 @@ def entry_facts(variant: CacheEntry, args: tuple[Any, ...]) -> EntryFacts | None
     return EntryFacts(
         arguments,
         tuple(dispatch_keys(tensor) for tensor in call.parts.tensors),
-        g.alias_groups(call.parts.tensors),
+        alias_groups(call.parts.tensors),
         tuple(variant.outside.values()),
         GlobalStateGuard().check,
         variant.watch.state(),

@@ -9,6 +9,13 @@ from torch import fx
 
 from fxkit.ir.types import TensorType
 from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.guarding.aliasing_guards import (
+    AliasGuard,
+    OverlapGuard,
+    alias_groups,
+    storage_groups,
+)
+from fxkit.tracing.guarding.module_guards import ModuleGuard, hook_counts
 from fxkit.tracing.guarding.state_guards import ExtraGuard
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorded import Outside
@@ -36,12 +43,12 @@ def structure_guard(parts: Parts, free: frozenset[int] = frozenset()) -> g.Struc
 def module_guards(modules: list[tuple[str, torch.nn.Module, bool]]) -> list[g.Guard]:
     """Return a guard for each `(path, module, training flag)`."""
     return [
-        g.ModuleGuard(
+        ModuleGuard(
             path or "the module",
             module=module,
             training=training,
             children=tuple(module._modules.values()),
-            hooks=g.hook_counts(module.__dict__),
+            hooks=hook_counts(module.__dict__),
         )
         for path, module, training in modules
     ]
@@ -77,11 +84,11 @@ def alias_guards(tensors: list[torch.Tensor], *, is_written: bool) -> list[g.Gua
         is_written: Whether the graph writes to what is older than it.
     """
     found: list[g.Guard] = [
-        g.AliasGuard("identity of the tensor arguments", groups=g.alias_groups(tensors))
+        AliasGuard("identity of the tensor arguments", groups=alias_groups(tensors))
     ]
     if is_written:
-        groups = g.storage_groups(tensors)
-        found.append(g.OverlapGuard("memory of the tensor arguments", groups=groups))
+        groups = storage_groups(tensors)
+        found.append(OverlapGuard("memory of the tensor arguments", groups=groups))
     return found
 
 

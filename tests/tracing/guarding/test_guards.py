@@ -13,15 +13,15 @@ from torch import nn
 
 from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
+from fxkit.tracing.guarding.aliasing_guards import AliasGuard
 from fxkit.tracing.guarding.guards import (
-    AliasGuard,
     GuardFailed,
-    ModuleGuard,
     OutsideGuard,
     ValueGuard,
     check_value,
     is_same,
 )
+from fxkit.tracing.guarding.module_guards import ModuleGuard
 
 
 class Net(nn.Module):

@@ -20,7 +20,8 @@ from fxkit.view.drawings.colouring import COLUMNS
 from fxkit.view.drawings.drawing import draw
 from fxkit.view.drawings.module_tree import tree
 from fxkit.view.pages.page import write_file
-from fxkit.view.profiling.profile_result import GROUPINGS, Profile
+from fxkit.view.profiling.profile_numbers import GROUPINGS
+from fxkit.view.profiling.profile_result import Profile
 from fxkit.view.profiling.profile_rows import total
 from fxkit.view.profiling.profiler import profile
 from fxkit.view.reports.program_report import program_report

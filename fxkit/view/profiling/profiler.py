@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +15,14 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.provenance import module_path
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.view.profiling.allocations import allocator_peak
-from fxkit.view.profiling.clocks import Clock, ClockReading, clock_for
+from fxkit.view.profiling.clocks import clock_for
 from fxkit.view.profiling.costs import costs_of, is_call, signature
 from fxkit.view.profiling.instrument import Instrumented, graph_inputs, instrument, tensors_in
 from fxkit.view.profiling.kept_state import state_kept
 from fxkit.view.profiling.observing import Observed, observe
-from fxkit.view.profiling.profile_result import AGREED, METRICS, Profile
+from fxkit.view.profiling.profile_result import METRICS, Profile
 from fxkit.view.profiling.profile_rows import Row
+from fxkit.view.profiling.timed_runs import TimedRuns, measure, no_garbage_collection, quartiles
 from fxkit.view.texts.labels import label_of
 from fxkit.view.texts.subject import Runnable, runnable
 
@@ -103,14 +100,14 @@ def _profiled(
     nodes = list(module.graph.nodes)
     marks = [_mark(node) for node in _typed(module, nodes, observed)]
     earlier = _earlier(baseline, nodes, marks) if baseline is not None else {}
-    runs = _Runs([], [])
+    runs = TimedRuns([], [])
     code = instrument(module)
     if "time" in metrics:
         clock = clock_for(where)
         wanted = [i for i in range(len(nodes)) if i not in earlier]
         code = instrument(module, clock=clock.tick, only=wanted)
-        with _no_garbage_collection():
-            runs = _measure(code, inputs, clock, program.call, warmup, iters)
+        with no_garbage_collection():
+            runs = measure(code, inputs, clock, program.call, warmup, iters)
     costs = _costs(module, nodes, observed) if {"flops", "bytes"} & set(metrics) else None
     builder = _Rows(code, runs, costs, observed, metrics, _origins(gm), marks, earlier)
     peak, holders, allocated = _memory(program, observed, where, metrics)
@@ -119,7 +116,7 @@ def _profiled(
         node_count=len(nodes),
         rows=tuple(builder.row(i) for i, node in enumerate(nodes) if is_call(node)),
         end_to_end=runs.end_to_end(),
-        quartiles=_quartiles(runs.whole) if runs.whole else None,
+        quartiles=quartiles(runs.whole) if runs.whole else None,
         instrumented=runs.instrumented(),
         clock_seconds=runs.clock_cost * runs.timers,
         noise=runs.noise(),
@@ -165,143 +162,6 @@ def _memory(
     args, kwargs = program.args, program.kwargs
     allocated = allocator_peak(lambda: program.graph_module(*args, **kwargs), device)
     return peak, tuple(observed.holders(at)), allocated
-
-
-@dataclass(frozen=True)
-class _Runs:
-    """What the runs said: readings of the timed code, seconds of the module, and of a reading."""
-
-    readings: list[ClockReading]
-    whole: list[float]
-    clock_cost: float = 0.0
-
-    @property
-    def timers(self) -> int:
-        """How many spans there are between the readings of a run."""
-        return len(self.readings[0].host) - 1 if self.readings else 0
-
-    def instrumented(self) -> float | None:
-        """Return the typical seconds of a run with timers."""
-        return self._mean([_whole(reading) for reading in self.readings])
-
-    def end_to_end(self) -> float | None:
-        """Return the typical seconds of a call of the module."""
-        return self._mean(self.whole)
-
-    def noise(self) -> float:
-        """Return the spread of what a call takes more than the timed run beside it, in seconds."""
-        more = [w - _whole(r) for w, r in zip(self.whole, self.readings, strict=True)]
-        low, high = _quartiles(more) if more else (0.0, 0.0)
-        return high - low
-
-    def agree(self) -> bool:
-        """Tell whether runs and calls take equally long, or surely differ by what they do."""
-        timed, whole = self.instrumented(), self.end_to_end()
-        if timed is None or whole is None:
-            return True
-        differ = abs(timed - self.clock_cost * self.timers - whole)
-        return min(differ, self.noise()) <= AGREED * whole
-
-    def _mean(self, spent: list[float]) -> float | None:
-        return statistics.fmean(spent[i] for i in self._calm) if self.readings else None
-
-    @property
-    def _calm(self) -> list[int]:
-        """The half of the runs that took least, together with the call beside each: what else ran
-        on the machine then took little from either.
-        """
-        both = [w + _whole(r) for w, r in zip(self.whole, self.readings, strict=True)]
-        order = sorted(range(len(both)), key=both.__getitem__)
-        return order[: (len(order) + 1) // 2]
-
-    def seconds(self, span: tuple[int, int]) -> list[float]:
-        first, last = span
-        return [
-            max(0.0, (r.device[last] - r.device[first]) / 1e9 - self.clock_cost)
-            for r in self.readings
-        ]
-
-    def typical(self, span: tuple[int, int]) -> float:
-        """Return the mean over the same runs for every node, so that nodes add up to the whole."""
-        return self._mean(self.seconds(span)) or 0.0
-
-    def is_launch_bound(self, span: tuple[int, int]) -> bool:
-        """Tell whether the processor took longer to queue the work than the device to do it."""
-        if not self.readings or self.readings[0].device is self.readings[0].host:
-            return False
-        first, last = span
-        waits = [
-            (r.host[last] - r.host[first]) - (r.device[last] - r.device[first])
-            for r in self.readings
-        ]
-        return statistics.median(waits) >= 0
-
-
-def _whole(reading: ClockReading) -> float:
-    return (reading.device[-1] - reading.device[0]) / 1e9
-
-
-def _measure(
-    code: Instrumented,
-    inputs: list[Any],
-    clock: Clock,
-    call: Callable[[], Any],
-    warmup: int,
-    iters: int,
-) -> _Runs:
-    """Call the timed code and the module in turn, and again where the two do not agree."""
-    runs = _Runs([], [], clock.cost() / 1e9)
-    for _ in range(warmup):
-        _run_both(code, inputs, clock, call)
-    deadline = None
-    for _ in range(_ROUNDS):
-        for _ in range(iters):
-            reading, spent = _run_both(code, inputs, clock, call)
-            runs.readings.append(reading)
-            runs.whole.append(spent)
-            if deadline is not None and time.monotonic() > deadline:
-                return runs
-        if runs.agree():
-            return runs
-        deadline = deadline or time.monotonic() + _MORE_SECONDS
-    return runs
-
-
-_ROUNDS = 4
-_MORE_SECONDS = 0.8
-
-
-def _run_both(
-    code: Instrumented, inputs: list[Any], clock: Clock, call: Callable[[], Any]
-) -> tuple[ClockReading, float]:
-    """Run the timed code, then call the module; return the readings, and the call's seconds."""
-    clock.wait()
-    result, ticks = code.timed(*inputs)
-    reading = clock.read(ticks)
-    del result
-    clock.wait()
-    start = time.perf_counter_ns()
-    result = call()
-    clock.wait()
-    spent = time.perf_counter_ns() - start
-    del result
-    return reading, spent / 1e9
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Let no run pay for the garbage of others, as `timeit` does.
-
-    What is old stays: to look through all objects of a notebook takes longer than most profiles.
-    """
-    was_on = gc.isenabled()
-    gc.collect(1)
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _mark(node: fx.Node) -> str:
@@ -352,11 +212,6 @@ def _is_known(node: fx.Node) -> bool:
     return known is not None and is_sized(known)
 
 
-def _quartiles(values: list[float]) -> tuple[float, float]:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
-
-
 def _origins(gm: Any) -> dict[str, list[fx.Node]]:
     """Map the names of a compiled module's kernel calls to the nodes that they compute."""
     original = getattr(gm, "graph_module", None)
@@ -383,7 +238,7 @@ class _Rows:
     """Makes the rows of a profile."""
 
     code: Instrumented
-    runs: _Runs
+    runs: TimedRuns
     costs: list[Cost] | None
     observed: Observed
     metrics: tuple[str, ...]
@@ -434,7 +289,7 @@ class _Rows:
             return row
         span = self.code.spans[index]
         spent = self.runs.seconds(span)
-        low, high = _quartiles(spent)
+        low, high = quartiles(spent)
         return replace(
             row,
             seconds=self.runs.typical(span),

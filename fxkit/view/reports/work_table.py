@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fxkit.view.profiling.profile_html import signed
-from fxkit.view.profiling.profile_result import REST, Profile
+from fxkit.view.profiling.profile_numbers import REST
+from fxkit.view.profiling.profile_result import Profile
 from fxkit.view.profiling.profile_rows import Row, key_of, total
 from fxkit.view.texts.escaping import escape
 from fxkit.view.texts.text_table import duration, plural

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxkit.view import Profile, profile
-from fxkit.view.profiling import profiler
+from fxkit.view.profiling import profiler, timed_runs
 from fxkit.view.profiling.clocks import ClockReading, EventClock, HostClock
 from fxkit.view.profiling.instrument import instrument
+from fxkit.view.profiling.timed_runs import TimedRuns
 from fxkit.view.texts.text_table import duration
 from tests.view import models
 from tests.view.models import quick
@@ -98,16 +99,16 @@ def test_differences_within_the_noise_are_no_finding() -> None:
 
 def test_noise_is_the_spread_between_a_call_and_the_timed_run_beside_it() -> None:
     readings = [ClockReading([0, taken], [0, taken]) for taken in (100, 200, 300, 400)]
-    steady = profiler._Runs(readings, [150e-9, 250e-9, 350e-9, 450e-9])
+    steady = TimedRuns(readings, [150e-9, 250e-9, 350e-9, 450e-9])
     assert steady.noise() == pytest.approx(0.0)
-    shaken = profiler._Runs(readings, [100e-9, 210e-9, 330e-9, 500e-9])
+    shaken = TimedRuns(readings, [100e-9, 210e-9, 330e-9, 500e-9])
     assert shaken.noise() == pytest.approx(20e-9)
-    assert profiler._Runs([], []).noise() == 0.0
+    assert TimedRuns([], []).noise() == 0.0
 
 
 def test_the_calmer_half_of_runs_and_of_calls_is_taken_together() -> None:
     readings = [ClockReading([0, 0, taken], [0, 0, taken]) for taken in (100, 900, 100, 120)]
-    runs = profiler._Runs(readings, [100e-9, 100e-9, 700e-9, 120e-9])
+    runs = TimedRuns(readings, [100e-9, 100e-9, 700e-9, 120e-9])
     assert runs.end_to_end() == pytest.approx(110e-9)
     assert runs.instrumented() == pytest.approx(110e-9)
     assert runs.typical((1, 2)) == pytest.approx(110e-9)
@@ -116,21 +117,21 @@ def test_the_calmer_half_of_runs_and_of_calls_is_taken_together() -> None:
 
 def test_runs_agree_where_they_are_near_or_differ_steadily() -> None:
     readings = [ClockReading([0, taken], [0, taken]) for taken in (100, 110, 120, 130)]
-    assert profiler._Runs(readings, [taken * 1e-9 for taken in (102, 112, 118, 128)]).agree()
-    assert profiler._Runs(readings, [taken * 1e-9 for taken in (200, 210, 220, 230)]).agree()
-    assert not profiler._Runs(readings, [taken * 1e-9 for taken in (200, 300, 180, 400)]).agree()
-    assert profiler._Runs([], []).agree()
+    assert TimedRuns(readings, [taken * 1e-9 for taken in (102, 112, 118, 128)]).agree()
+    assert TimedRuns(readings, [taken * 1e-9 for taken in (200, 210, 220, 230)]).agree()
+    assert not TimedRuns(readings, [taken * 1e-9 for taken in (200, 300, 180, 400)]).agree()
+    assert TimedRuns([], []).agree()
 
 
 @pytest.mark.parametrize(("agrees", "rounds"), [(True, 1), (False, 4)])
 def test_runs_are_repeated_until_they_agree(
     monkeypatch: pytest.MonkeyPatch, agrees: bool, rounds: int
 ) -> None:
-    monkeypatch.setattr(profiler._Runs, "agree", lambda self: agrees)
-    monkeypatch.setattr(profiler, "_MORE_SECONDS", 1e6)
+    monkeypatch.setattr(TimedRuns, "agree", lambda self: agrees)
+    monkeypatch.setattr(timed_runs, "_MORE_SECONDS", 1e6)
     found = profile(models.stack(1), models.stack_args(), warmup=0, iters=3)
     assert found.iters == 3 * rounds
-    monkeypatch.setattr(profiler, "_MORE_SECONDS", -1.0)
+    monkeypatch.setattr(timed_runs, "_MORE_SECONDS", -1.0)
     found = profile(models.stack(1), models.stack_args(), warmup=0, iters=3)
     assert found.iters == (3 if agrees else 4)
 

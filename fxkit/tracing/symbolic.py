@@ -7,80 +7,29 @@ import itertools
 import math
 import operator
 import sys
-import traceback
 from collections.abc import Callable, Collection
 from types import BuiltinFunctionType, FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.proxy import TraceError
 
 from fxkit.analysis.type_inference.declared_types import is_quantizer
-from fxkit.errors import CaptureError, FxkitError, UnsupportedError
+from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.ir.code_tracer import read_by_code
 from fxkit.ir.names import MODULE_NAME, distinct_names, keep_module_name
 from fxkit.tracing.callables import Program, program_of
-from fxkit.tracing.environment.object_kinds import global_hooks
 from fxkit.tracing.made_tensors import MadeTensors
 from fxkit.tracing.modules_kept import modules_kept
 from fxkit.tracing.parameter_names import parameter_names
-from fxkit.tracing.recorder.frames import Frames, is_user_file, source_text
+from fxkit.tracing.recorder.frames import Frames
 from fxkit.tracing.recorder.state_restore import (
     random_states,
     same_random_states,
     set_random_states,
 )
+from fxkit.tracing.symbolic_errors import explained, refuse_hooks
 from fxkit.tracing.values.regions import RegionModes, Regions, read_ambient
-
-_REMEDIES = (
-    (
-        "control flow",
-        "an `if`, `while`, `and`, `not` or `assert` on a traced value",
-        "use fxkit.capture(fn, args), which runs the program and guards the branch, "
-        "or give the value in concrete_args",
-    ),
-    (
-        "iterated",
-        "a loop over a traced value, or a `*` of it",
-        "use fxkit.capture(fn, args), or give the value in concrete_args",
-    ),
-    (
-        "'len' is not supported",
-        "len() of a traced value",
-        "use value.shape[0], or fxkit.capture(fn, args)",
-    ),
-    (
-        "argument of type",
-        "a traced value inside an object that a graph can't hold",
-        "pass its tensors one by one, or use fxkit.capture(fn, args)",
-    ),
-    (
-        "not installed as a submodule",
-        "a call of a module that it does not hold",
-        "assign that module to an attribute of the traced one",
-    ),
-    (
-        "not a member of this module",
-        "a parameter that it does not hold",
-        "assign that parameter to an attribute of the traced module",
-    ),
-    (
-        "transform API",
-        "a call of torch.func, which looks for tensors",
-        "use fxkit.capture(fn, args), which records what is left below the transforms",
-    ),
-    (
-        "vmap(",
-        "a call of torch.vmap, which looks for tensors",
-        "use fxkit.capture(fn, args), which records what is left below the transforms",
-    ),
-)
-_KNOWN = (TraceError, RuntimeError, NotImplementedError, NameError, ValueError)
-_OTHER_REMEDY = (
-    "an operation that a placeholder can't stand in for",
-    "use fxkit.capture(fn, args), which runs the program on real tensors",
-)
 
 
 def symbolic_trace(
@@ -174,7 +123,7 @@ def traced(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.G
             graph = tracer.trace(root, concrete_args)
     except Exception as error:
         modes.restore(error)
-        raise _explained(error, name) from error
+        raise explained(error, name) from error
     finally:
         tracer.forget()
     if not same_random_states(random, random_states()):
@@ -275,7 +224,7 @@ class SymbolicTracer(fx.Tracer):
         self.program = program = program_of(root)
         self.owns_root = program.owner is None
         if program.owner is not None:
-            _refuse_hooks(program.owner, "" if program.is_method else program.name)
+            refuse_hooks(program.owner, "" if program.is_method else program.name)
             self.traced_func_name = program.name if program.is_method else "forward"
             return super().trace(program.owner, concrete_args)
         return self.follow(program.function if program.is_plain else _stand_in, concrete_args)
@@ -333,7 +282,7 @@ class SymbolicTracer(fx.Tracer):
     ) -> Any:
         """Follow a call of a module, its hooks with it, or keep it as one node."""
         path = self.path_of_module(m)
-        _refuse_hooks(m, "" if self.is_leaf_module(m, path) else path or type(m).__name__)
+        refuse_hooks(m, "" if self.is_leaf_module(m, path) else path or type(m).__name__)
         return super().call_module(m, forward, args, kwargs)
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
@@ -408,30 +357,6 @@ class SymbolicTracer(fx.Tracer):
             self._frames.forget()
 
 
-def _refuse_hooks(module: torch.nn.Module, followed: str) -> None:
-    """Refuse hooks that no placeholder gets to see, or that run again when the graph does.
-
-    Args:
-        module: A module that is called.
-        followed: What messages call it where its code is followed; "" where it stays a call.
-
-    Raises:
-        CaptureError: When there are such hooks.
-    """
-    full, _ = global_hooks()
-    at_calls = [path for _, path in full if not path.endswith("_registration_hooks")]
-    if at_calls:
-        found = f"{at_calls[0]}, which run at calls of all modules"
-    elif followed and (module._backward_hooks or module._backward_pre_hooks):
-        found = f"those of {followed} for gradients"
-    else:
-        return
-    raise CaptureError(
-        f"expected no hooks but those for the results of modules, got {found}",
-        hint="remove the hooks while it is traced, or use fxkit.capture(fn, args)",
-    )
-
-
 def _caller() -> FrameType:
     return sys._getframe(2)
 
@@ -443,25 +368,3 @@ def _stand_in() -> None:
 def _function_name(root: Any) -> str:
     name = program_of(root).name
     return name if name.isidentifier() else "GraphModule"
-
-
-def _explained(error: Exception, name: str) -> FxkitError:
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)
-    ]
-    if isinstance(error, FxkitError):
-        return error
-    what, hint = _OTHER_REMEDY
-    if isinstance(error, _KNOWN):
-        for sign, meaning, remedy in _REMEDIES:
-            if sign in str(error):
-                what, hint = meaning, remedy
-    detail = "" if isinstance(error, TraceError) else f" ({type(error).__name__}: {error})"
-    line = frames[-1] if frames else None
-    source = None
-    if line is not None:
-        source = source_text(f'File "{line.filename}", line {line.lineno}, in {line.name}')
-        source = f"{source}: {line.line}" if line.line else source
-    return CaptureError(
-        f"expected {name} to run on placeholders, got {what}{detail}", source=source, hint=hint
-    )

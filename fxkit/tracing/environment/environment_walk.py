@@ -35,6 +35,13 @@ from fxkit.tracing.environment.opaque_objects import (
 )
 from fxkit.tracing.environment.wanted_names import Visit
 from fxkit.tracing.guarding import state_containers as h
+from fxkit.tracing.guarding.special_state import (
+    ArrayHolder,
+    ContextHolder,
+    LocalHolder,
+    MemoHolder,
+    WeakHolder,
+)
 from fxkit.tracing.values.allowlist import is_allowlisted_class
 from fxkit.tracing.values.refusals import Refusal
 from fxkit.tracing.values.stored import (
@@ -142,7 +149,7 @@ class EnvironmentWalk:
         if id(variable) in self._contexts:
             return
         self._contexts[id(variable)] = variable
-        holder = h.ContextHolder(variable, variable.name)
+        holder = ContextHolder(variable, variable.name)
         self.holders.append(holder)
         self._findings.child((holder.entries[None],), 0, holder.entries[None], variable.name)
         self._walk()
@@ -242,7 +249,7 @@ class EnvironmentWalk:
         elif is_a(value, np.ndarray):
             if value.dtype.hasobject or value.nbytes > 1 << 22:
                 raise Refusal(f"{path} is an array whose content can't be guarded")
-            self._findings.hold(h.ArrayHolder(value, path))
+            self._findings.hold(ArrayHolder(value, path))
             self._visit_attributes_of_array(value, path)
             parts = []
         elif is_a(value, types.ModuleType):
@@ -252,7 +259,7 @@ class EnvironmentWalk:
             reference = value if is_a(value, weakref.ref) else kinds.reference_of(value)
             if reference is None:
                 return False
-            self.holders.append(h.WeakHolder(reference, path))
+            self.holders.append(WeakHolder(reference, path))
             referent = weakref.ref.__call__(reference)
             parts = [] if is_a(referent, torch.Tensor) else [referent]
             self._weak.update(map(id, parts))
@@ -262,7 +269,7 @@ class EnvironmentWalk:
         return True
 
     def _visit_memo(self, memo: Any, path: str) -> None:
-        self.holders.append(h.MemoHolder(memo, path))
+        self.holders.append(MemoHolder(memo, path))
         for result in kinds.results_of(memo):
             self._findings.child((result,), 0, result, f"{path}_result")
 
@@ -340,7 +347,7 @@ class EnvironmentWalk:
         if issubclass(kind, torch.Tensor):
             return
         if issubclass(kind, threading.local):
-            self._findings.hold(h.LocalHolder(value, path))
+            self._findings.hold(LocalHolder(value, path))
             return
         is_file = module_of(kind) == "_io"
         if is_file and not kinds.is_readable(value):

@@ -19,6 +19,7 @@ from fxkit.tracing.environment.random_generators import check_handed_on, check_s
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding import state_containers as h
 from fxkit.tracing.guarding.parts import PartsHolder
+from fxkit.tracing.guarding.special_state import ArrayHolder, MemoHolder
 from fxkit.tracing.guarding.state_guards import (
     AttributesGuard,
     EmptyGuard,
@@ -158,7 +159,7 @@ class State:
 
     def has_memoised(self) -> bool:
         """Tell whether the program computed a memoised function, such as one that warns once."""
-        memos = (holder for holder in self.reach.holders if isinstance(holder, h.MemoHolder))
+        memos = (holder for holder in self.reach.holders if isinstance(holder, MemoHolder))
         return any(memo.entries["misses"] != memo.read()["misses"] for memo in memos)
 
     def _empties(self) -> list[tuple[str, dict[Any, Any]]]:
@@ -169,7 +170,7 @@ class State:
     def check(self) -> None:
         """Raise where the program changed what can't be written again."""
         for holder in self.watch.touched():
-            if isinstance(holder, h.ArrayHolder) and holder.changes():
+            if isinstance(holder, ArrayHolder) and holder.changes():
                 raise Refusal(f"the program writes to the NumPy array {holder.path}")
             if isinstance(holder, PartsHolder) and (changed := holder.difference()):
                 raise Refusal(f"the program exchanges {holder.name_of(changed[0])}")
@@ -181,7 +182,7 @@ class State:
         """Return what the program wrote to its state."""
         found = []
         for holder in self.watch.touched():
-            changes = {} if isinstance(holder, h.MemoHolder) else holder.changes()
+            changes = {} if isinstance(holder, MemoHolder) else holder.changes()
             if changes:
                 found.append(self._replay(holder, changes, plan))
         return tuple(found)
@@ -205,7 +206,7 @@ class State:
     def guards(self) -> list[g.Guard]:
         """Return a guard for each thing that holds state which the program may read."""
         for holder in self.reach.holders:
-            if isinstance(holder, h.MemoHolder) and holder.keeps_plain_values():
+            if isinstance(holder, MemoHolder) and holder.keeps_plain_values():
                 holder.entries = holder.read()
             if isinstance(holder, h.GlobalsHolder):
                 holder.settle()
@@ -231,7 +232,7 @@ def raw(holders: Iterable[h.GuardedContainer]) -> list[tuple[h.GuardedContainer,
     return [
         (holder, dict(holder.entries))
         for holder in holders
-        if not isinstance(holder, (h.MemoHolder, h.ArrayHolder)) and holder.changes()
+        if not isinstance(holder, (MemoHolder, ArrayHolder)) and holder.changes()
     ]
 
 

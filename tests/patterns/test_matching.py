@@ -15,8 +15,9 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.ir.op import Attribute
 from fxkit.patterns.engine import find
 from fxkit.patterns.language import any_of, named, optional, repeated
-from fxkit.patterns.matching import Match, Miss, match_at
-from fxkit.patterns.matching import _Search as Search
+from fxkit.patterns.matching import Match, Miss
+from fxkit.patterns.search import _Search as Search
+from fxkit.patterns.search import match_at
 from fxkit.patterns.templates import pattern
 from fxkit.tracing.symbolic import symbolic_trace
 

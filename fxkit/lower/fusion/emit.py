@@ -8,7 +8,6 @@ walk as one are merged.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,9 +25,10 @@ from fxkit.lower.fusion.moved_results import Moved, moved_axes
 from fxkit.lower.fusion.placement import frame_of, is_model, row_coordinates, row_dims, row_shape
 from fxkit.lower.fusion.point import EmittedPoint
 from fxkit.lower.fusion.view_map import ViewMap, view_map
+from fxkit.lower.fusion.walked_axes import WalkedAxes, split
 from fxkit.lower.loop_ir.bits import Number
 from fxkit.lower.loop_ir.builder import Builder, Ref
-from fxkit.lower.loop_ir.index import Index, SplitAxis, row_major
+from fxkit.lower.loop_ir.index import Index, SplitAxis
 from fxkit.lower.loop_ir.loop_ir import (
     Access,
     Buffer,
@@ -81,7 +81,7 @@ def emit(group: FusionGroup, outputs: Sequence[tuple[fx.Node, int]]) -> Emitted:
         try:
             return _emitted(group, outputs, factors)
         except SplitAxis as wanted:
-            _split(factors, wanted)
+            split(factors, wanted)
     raise Unfusable("it regroups dimensions in too many ways")
 
 
@@ -103,20 +103,9 @@ def _emitted(
             tuple(emitter.builder.body),
             tuple(stores),
         ),
-        emitter.axes_of(group.space.reduced or ()),
+        emitter.axes.of(group.space.reduced or ()),
     )
     return Emitted(kernel, tuple(emitter.inputs), tuple(outputs))
-
-
-def _split(factors: list[list[int]], wanted: SplitAxis) -> None:
-    """Walk one axis as two."""
-    axis = wanted.axis
-    for parts in factors:
-        if axis < len(parts):
-            parts[axis : axis + 1] = [parts[axis] // wanted.inner, wanted.inner]
-            return
-        axis -= len(parts)
-    raise ValueError(f"expected one of the axes, got {wanted.axis}")
 
 
 @dataclass
@@ -139,23 +128,17 @@ class _Emitter:
     views: dict[fx.Node, ViewMap] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.sizes = [size for parts in self.factors for size in parts]
-        self._first = [0, *itertools.accumulate(map(len, self.factors))]
+        self.axes = WalkedAxes(self.group.space, self.factors)
+        self.sizes = self.axes.sizes
         self._members = {member.node: member for member in self.group.members}
-        self._places: dict[tuple[int, ...], Index] = {}
         self._types: dict[Any, Any] = {}
         for member in self.group.members:
             self._types.update(member.operand_types)
         self.builder.rounds = self.group.rounds
 
-    def axes_of(self, axes: Iterable[int]) -> list[int]:
-        """Return the axes that walk some axes of the region's space."""
-        first = self._first
-        return sorted([a for axis in axes for a in range(first[axis], first[axis + 1])])
-
     def compute(self, member: Candidate) -> None:
         """Compute a member in its place."""
-        self._results(member, self._place(self.group.results[member.node][0]))
+        self._results(member, self.axes.place(self.group.results[member.node][0]))
 
     def at(self, operand: Any, index: Sequence[Index]) -> Ref:
         """Return an operand's element, computed, or else loaded where the guard holds."""
@@ -192,11 +175,11 @@ class _Emitter:
         places = self.group.results.get(member.node)
         if places is None:
             raise Unfusable("it reads what was reduced, or scaled by it, in another row")
-        place = self._place(places[position])
+        place = self.axes.place(places[position])
         value = self._results(member, place)[position]
         if place == tuple(index):
             return value
-        reduced = set(self.axes_of(self.group.space.reduced or ()))
+        reduced = set(self.axes.of(self.group.space.reduced or ()))
         axes = moved_axes(place, index, reduced, self.sizes)
         return Moved(self, axes).value(value)
 
@@ -309,7 +292,7 @@ class _Emitter:
     def _framed(self, member: Candidate, row: RowOp) -> tuple[Ref, ...]:
         """Compute a row operator that reads its operands where it says itself."""
         frame = frame_of(member)
-        index = self._place(self.group.space.identity)
+        index = self.axes.place(self.group.space.identity)
         point = EmittedPoint(self, index, frame.sizes, member.type.dtype)
         attributes = {name: member.attributes.get(name) for name in row.attributes}
         result = row.build(point, *member.operands.values(), **attributes)
@@ -327,7 +310,7 @@ class _Emitter:
         operands: list[Ref | None] = []
         for name, value in member.operands.items():
             if name in lies:
-                read = self._broadcast(value, self._place([coordinates[d] for d in lies[name]]))
+                read = self._broadcast(value, self.axes.place([coordinates[d] for d in lies[name]]))
                 operands.append(read.cast(dtype))
             else:
                 operands.append(None if value is None else self.builder.const(value, dtype))
@@ -345,10 +328,7 @@ class _Emitter:
 
     def _number_in_row(self, coordinates: Sequence[int | None]) -> Ref:
         """Return the number of an element within its row, counted through dimensions in order."""
-        sizes = [self.group.space.size(coordinate) for coordinate in coordinates]
-        number = Index()
-        for one, stride in zip(self._place(coordinates), row_major(sizes), strict=True):
-            number = number + one * stride
+        number = self.axes.number(coordinates)
         return self.builder.index(number.strides(len(self.sizes)), number.offset)
 
     def _broadcast(self, operand: Operand, index: Sequence[Index]) -> Ref:
@@ -390,21 +370,6 @@ class _Emitter:
             address = address + one * stride
         return address
 
-    def _place(self, coordinates: Sequence[int | None]) -> tuple[Index, ...]:
-        """Return where coordinates lie, as an index."""
-        return tuple([self._along(self.group.space.axes(c)) for c in coordinates])
-
-    def _along(self, axes: tuple[int, ...]) -> Index:
-        """Return the place along axes of the region's space that are walked as one."""
-        known = self._places.get(axes)
-        if known is None:
-            walked = self.axes_of(axes)
-            strides = row_major([self.sizes[a] for a in walked])
-            known = self._places[axes] = Index.along(
-                {a: s for a, s in zip(walked, strides, strict=True) if self.sizes[a] != 1}
-            )
-        return known
-
     def store(self, node: fx.Node, position: int) -> Store:
         """Write a result to a buffer of its own."""
         if node not in self.group.results:
@@ -412,7 +377,7 @@ class _Emitter:
         known = result_type(node, position)
         buffer = len(self.buffers)
         self.buffers.append(Buffer(f"out{buffer - len(self.inputs)}", known.dtype, True))
-        index = self._place(self.group.results[node][position])
+        index = self.axes.place(self.group.results[node][position])
         address = self._address(known, index)
         access = Access(buffer, address.strides(len(self.sizes)))
         if node in self.group.sums:
@@ -425,7 +390,7 @@ class _Emitter:
         """Return what a member that sums over all rows sums."""
         group, (operand,) = self.group, member.tensors
         coordinates = row_coordinates(member, group.space, group.placed)
-        read = self._broadcast(operand, self._place(coordinates))
+        read = self._broadcast(operand, self.axes.place(coordinates))
         return read.cast(sum_dtype_of(member))
 
 

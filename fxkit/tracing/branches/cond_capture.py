@@ -20,6 +20,7 @@ from torch import fx
 
 from fxkit.tracing.branches.joining import Run, join
 from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.guarding.module_guards import ModuleGuard
 from fxkit.tracing.guarding.state_guards import EmptyGuard, StateGuard, StateWatch
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorded import TracedValue
@@ -30,8 +31,8 @@ from fxkit.tracing.recording.graph_comparison import is_same_but_for_scalars
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.recording.rerun import Rerun, RunStopped, rerun
+from fxkit.tracing.values.contents import content_of
 from fxkit.tracing.values.refusals import Failure, Refusal
-from fxkit.tracing.values.structure import content_of
 
 MAX_RUNS = 32
 MAX_NODES = 20_000
@@ -307,7 +308,7 @@ def _key(guard: g.Guard) -> Any:
         holder = guard.holder
         keys = frozenset((key, id(value)) for key, value in holder.entries.items())
         return type(guard), id(holder.value), keys
-    if isinstance(guard, g.ModuleGuard):
+    if isinstance(guard, ModuleGuard):
         return type(guard), id(guard.module)
     return type(guard), guard.what, getattr(guard, "place", None)
 

@@ -16,7 +16,7 @@ import torch
 from fxkit.ir.modes import without_modes
 from fxkit.torch_adapters.autograd_state import set_version
 from fxkit.tracing.guarding import state_containers as h
-from fxkit.tracing.values.structure import Content, content_of
+from fxkit.tracing.values.contents import Content, content_of
 
 Entries = list[tuple[h.GuardedContainer, dict[Any, Any]]]
 """What holds values, and the values that it held at some time."""

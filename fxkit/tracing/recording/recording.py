@@ -19,6 +19,7 @@ from fxkit.tracing.bytecode.call_hooks import with_call_hooks
 from fxkit.tracing.environment.fast_paths import fast_paths
 from fxkit.tracing.environment.interpreter import no_collection
 from fxkit.tracing.guarding import guards as g
+from fxkit.tracing.guarding.aliasing_guards import SameTensorGuard
 from fxkit.tracing.opaque_calls.automatic_calls import call_through
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.recorded import Outside
@@ -38,10 +39,11 @@ from fxkit.tracing.recording.run_guards import (
     value_guards,
 )
 from fxkit.tracing.recording.state import State, raw
+from fxkit.tracing.values.contents import Content, content_of
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.regions import read_ambient
 from fxkit.tracing.values.scalar_inputs import ScalarInput
-from fxkit.tracing.values.structure import Blueprint, Content, content_of
+from fxkit.tracing.values.structure import Blueprint
 
 
 @dataclass(slots=True)
@@ -352,9 +354,7 @@ class RecordedRun:
             if id(tensor) in self.environment.places:
                 place = self.environment.places[id(tensor)][1][0]
                 found.append(
-                    g.SameTensorGuard(
-                        path, source=use, index=index, tensor=tensor, place=place.name
-                    )
+                    SameTensorGuard(path, source=use, index=index, tensor=tensor, place=place.name)
                 )
         found += self.size_guards()
         if len(parts.tensors) > 1:

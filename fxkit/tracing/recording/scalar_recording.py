@@ -14,6 +14,7 @@ from torch import fx
 
 from fxkit.analysis.dependencies import ancestors
 from fxkit.tracing.guarding import state_containers as h
+from fxkit.tracing.guarding.special_state import ArrayHolder, MemoHolder
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.scalar_tracing import NAME
 from fxkit.tracing.recorder.state_restore import Undo
@@ -22,9 +23,9 @@ from fxkit.tracing.recording.graph_comparison import is_same_but_for_scalars
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.recording.rerun import Rerun, rerun, why_not_again
+from fxkit.tracing.values.contents import content_of
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.scalar_inputs import SCALAR_KINDS, AnyScalar, ScalarInput, ScalarPlace
-from fxkit.tracing.values.structure import content_of
 from fxkit.tracing.values.symbolic_scalars import SYMBOLIC, plain
 
 # Code that names these sees what a stand-in is.
@@ -135,7 +136,7 @@ class _ScalarRun(Rerun[CacheEntry]):
     def remove_stand_ins(self) -> None:
         """Put numbers back where the program has left their stand-ins."""
         for holder in self.state.reach.holders:
-            if isinstance(holder, (h.MemoHolder, h.ArrayHolder)):
+            if isinstance(holder, (MemoHolder, ArrayHolder)):
                 continue
             now = holder.read()
             # What was found while the program ran may have been read with a stand-in in it.

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fxkit.errors import CaptureError
-from fxkit.tracing.values.structure import Blueprint, Parts, content_of
+from fxkit.tracing.values.contents import content_of
+from fxkit.tracing.values.structure import Blueprint, Parts
 
 ONE, TWO, THREE = torch.ones(1), torch.ones(2), torch.ones(3)
 

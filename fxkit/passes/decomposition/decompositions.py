@@ -14,7 +14,8 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.decomposition.recording import OperatorRecording, form_of_call, record, replay
+from fxkit.passes.decomposition.recording import OperatorRecording, form_of_call, record
+from fxkit.passes.decomposition.replaying import replay
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.operators import OpOverload

@@ -16,7 +16,8 @@ from fxkit.ir.compositions import composition_of, is_made_in_kernels
 from fxkit.ir.op import Call
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.decomposition.decompositions import Decomposition, Entry, function_of, nodes_in
-from fxkit.passes.decomposition.recording import RecordedValue, replay
+from fxkit.passes.decomposition.recording import RecordedValue
+from fxkit.passes.decomposition.replaying import replay
 from fxkit.passes.decomposition.torch_calls import record_calls
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.torch_adapters import pytree

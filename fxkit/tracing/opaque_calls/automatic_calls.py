@@ -20,7 +20,8 @@ import torch
 from fxkit.errors import CaptureError
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.custom_functions import with_frame
-from fxkit.tracing.bytecode.call_hooks import ToCall, result_of
+from fxkit.tracing.bytecode.call_hooks import result_of
+from fxkit.tracing.bytecode.hooked_code import ToCall
 from fxkit.tracing.bytecode.value_flow import Flow
 from fxkit.tracing.environment import foreign_calls
 from fxkit.tracing.environment.call_sites import makes_opaque_calls

@@ -17,7 +17,7 @@ import torch
 
 import fxkit
 from fxkit.errors import CaptureError
-from fxkit.tracing.bytecode import call_hooks
+from fxkit.tracing.bytecode import call_hooks, hooked_code
 from fxkit.tracing.bytecode.call_hooks import can_hook, has_hooks, with_call_hooks
 from fxkit.tracing.bytecode.value_flow import Flow
 
@@ -255,7 +255,8 @@ def test_a_generator_is_no_constant_where_calls_cannot_be_hooked(monkeypatch: py
         return assembler.transform_code_object(code, change)
 
     partial = types.SimpleNamespace(**{**vars(assembler), "transform_code_object": refuse})
-    monkeypatch.setattr(call_hooks, "find_assembler", lambda: partial)
+    for module in (call_hooks, hooked_code):
+        monkeypatch.setattr(module, "find_assembler", lambda: partial)
     generator = np.random.default_rng(0)
 
     def program(x: torch.Tensor) -> torch.Tensor:

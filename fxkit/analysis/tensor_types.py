@@ -17,7 +17,6 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fxkit.analysis.dependencies import ancestors
 from fxkit.analysis.effects import AliasSets
 from fxkit.analysis.type_inference.declared_types import without_numbers
 from fxkit.analysis.type_inference.fake_tensors import fake_mode, tensors_of, without_log
@@ -189,7 +188,7 @@ class TypeAnalysis:
                 missed = [error.node]
                 is_symbolic |= error.about_data
                 if error.about_data:
-                    missed += constants_behind(error.node, self._now.constants)
+                    missed += self._now.constants_behind(error.node)
             if not missed:
                 return
             live.update(missed)
@@ -346,15 +345,6 @@ class TypeAnalysis:
                 node.meta.pop(KEY, None)
             else:
                 node.meta[KEY] = known
-
-
-def constants_behind(node: fx.Node, constants: set[fx.Node]) -> list[fx.Node]:
-    """Return the constants, and what is computed from them alone, that a node is computed from."""
-    found: dict[fx.Node, bool] = {}
-    for each in sorted(ancestors([node])):
-        operands = each._input_nodes
-        found[each] = each in constants or (bool(operands) and all(found[o] for o in operands))
-    return [each for each, is_constant in found.items() if is_constant]
 
 
 def is_same(before: Any, after: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.analysis.dependencies import ancestors
 from fxkit.analysis.type_inference import type_errors
 from fxkit.analysis.type_inference.declared_types import declared_type_of_call
 from fxkit.analysis.type_inference.fake_calls import FakeCalls, filled
@@ -155,6 +156,15 @@ class Evaluation:
                 return self.switches.get(node, record.modes)
             node = node.prev
         return self.first_modes
+
+    def constants_behind(self, node: fx.Node) -> list[fx.Node]:
+        """Return the constants, and what is made of them alone, that a node is computed from."""
+        found: dict[fx.Node, bool] = {}
+        for each in sorted(ancestors([node])):
+            operands = each._input_nodes
+            is_made = bool(operands) and all(found[o] for o in operands)
+            found[each] = each in self.constants or is_made
+        return [each for each, is_constant in found.items() if is_constant]
 
     def restore(self, node: fx.Node, record: Record | None) -> None:
         """Let a node be as it was before it was visited."""

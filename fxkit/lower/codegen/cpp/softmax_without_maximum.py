@@ -38,10 +38,6 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
         """Return the softmaxes whose powers are taken early."""
 
     @abstractmethod
-    def _declare_accumulators(self, one: RowSweep) -> None:
-        """Declare what the reductions and scans of a pass begin with."""
-
-    @abstractmethod
     def _along_row(self, one: RowSweep) -> None:
         """Print the loops of a pass over a row, once its accumulators are declared."""
 

@@ -21,11 +21,10 @@ from fxkit.analysis.editing import edit_as
 from fxkit.analysis.retyping import spread_types
 from fxkit.errors import RewriteError
 from fxkit.gc_pause import paused_collector
-from fxkit.ir import provenance
 from fxkit.ir.graph_arguments import graph_module_of
 from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import operator_of, operator_of_overload
-from fxkit.ir.printer import format_node_safely
+from fxkit.ir.printer import format_node_safely, format_source
 from fxkit.ir.program_changes import GraphProgram
 from fxkit.ir.session import EditSession
 from fxkit.patterns.compiled_matcher import find_match
@@ -368,7 +367,7 @@ class _Run:
     def _apply(self, candidate: Rule, match: Match) -> None:
         originals = list(match.nodes.values())
         root = match.root
-        source = provenance.source_of(root)
+        source = format_source(root)
         place = self._safety.place_of(candidate, match)
         assert isinstance(place, InsertionPoint), place
         with self.session.on_behalf_of(originals, candidate.name):
@@ -387,7 +386,7 @@ class _Run:
         self._termination.note(candidate, match, gone, inserted)
         self.sites.append(
             Site(candidate.name, root.name, tuple([n.name for n in gone]),
-                 tuple([n.name for n in inserted]), None if source is None else str(source))
+                 tuple([n.name for n in inserted]), source)
         )  # fmt: skip
         if self.fixpoint:
             self._changed.update(dict.fromkeys((*inserted, *users)))

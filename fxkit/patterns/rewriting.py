@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fxkit.errors import PatternError
-from fxkit.ir.printer import format_node
-from fxkit.ir.provenance import source_of
+from fxkit.ir.printer import format_node, format_source
 from fxkit.patterns.language import Operand
 from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern_nodes import Capture, Pattern
@@ -217,11 +216,10 @@ def check_sides(found: Pattern, template: Template) -> None:
         )
     own = next((node for node in template.body if node.op in ("get_attr", "call_module")), None)
     if own is not None:
-        source = source_of(own)
         raise PatternError(
             f"expected a replacement of operations on its parameters, got {own.op} {own.target!r}",
             node=format_node(own),
-            source=None if source is None else str(source),
+            source=format_source(own),
             hint="pass tensors that the pattern binds as parameters, write functions for modules, "
             "as F.linear; for new weights use fxkit.find and edit.add_attribute",
         )

@@ -13,8 +13,7 @@ from torch import fx
 from fxkit.errors import CaptureError, PatternError
 from fxkit.ir.binding import bind_method
 from fxkit.ir.op import Attribute, Call, resolve
-from fxkit.ir.printer import format_node
-from fxkit.ir.provenance import source_of
+from fxkit.ir.printer import format_node, format_source
 from fxkit.patterns import language
 from fxkit.patterns.language import Operand
 from fxkit.patterns.pattern_nodes import (
@@ -156,21 +155,21 @@ class PatternBuilder:
         if node.target in _MARKS:
             return self._build_mark(node)
         call = resolve(node)
-        source = source_of(node)
+        source = format_source(node)
         if call is None or has_own_values(node):
             raise PatternError(
                 f"expected operations on the parameters, got {node.op} {node.target!r}",
                 node=format_node(node),
-                source=None if source is None else str(source),
+                source=source,
                 hint="pass tensors that a pattern needs as parameters",
             )
         calls = (call, *_conversions(node))
         readings = [self._build_call(node, each, source) for each in calls]
         return AnyOf(tuple(readings)) if len(readings) > 1 else readings[0]
 
-    def _build_call(self, node: fx.Node, call: Call, source: Any) -> Operation:
+    def _build_call(self, node: fx.Node, call: Call, source: str | None) -> Operation:
         arguments = {key: self._build(_whole(value, node)) for key, value in call.arguments.items()}
-        return Operation(call.name, arguments, "" if source is None else str(source))
+        return Operation(call.name, arguments, source or "")
 
     def _build_mark(self, node: fx.Node) -> PatternNode:
         """Build what a word of the pattern language stands for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from fxkit.errors import RewriteError
-from fxkit.ir import provenance
+from fxkit.ir.printer import format_source
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Rule
 
@@ -65,10 +65,9 @@ class Termination:
         is_progress = len(gone) > len(inserted) or any(node not in ages for node in gone)
         oldest = max([ages.get(node, 0) for node in match.nodes.values()])
         if oldest >= _MAX_GENERATIONS and not is_progress:
-            source = provenance.source_of(inserted[-1]) if inserted else None
             raise RewriteError(
                 f"expected rules to come to an end, got {oldest + 1} rewrites of the same place",
-                source=None if source is None else str(source),
+                source=format_source(inserted[-1]) if inserted else None,
                 hint=f"{candidate.name} matches what it, or another rule, made; add a where=, or "
                 "visit each node once with fixpoint=False",
             )

@@ -31,21 +31,19 @@ def misfit(
         return _undecided(node, error, operands, origins)
     if is_about_memory(error):
         return _without_memory(node, operands)
-    return InvalidGraphError(
+    return _at(
+        node,
         f"expected operands that {node.name} can take, got {operands or 'none'}: {_first(error)}",
-        node=format_node(node),
-        source=format_source(node),
         hint="check the shapes and dtypes of the example inputs against this line",
     )
 
 
 def _without_memory(node: fx.Node, operands: str) -> InvalidGraphError:
     name = getattr(node.target, "__name__", node.name)
-    return InvalidGraphError(
+    return _at(
+        node,
         f"expected a call whose type can be told without memory, got {node.name} of {operands}, "
         "which asks for that of a tensor",
-        node=format_node(node),
-        source=format_source(node),
         hint=f"declare what it returns with fxkit.declare_type({name})",
     )
 
@@ -58,11 +56,10 @@ def _undecided(
         f"{name} is {finder(of)}" for name, of in origins.items() if name in f"{operands}{text}"
     ]
     words = f"; {', '.join(told)}" if told else ""
-    return InvalidGraphError(
+    return _at(
+        node,
         f"expected sizes and numbers that are known without the data for {node.name}, "
         f"got {operands or 'none'}{words}",
-        node=format_node(node),
-        source=format_source(node),
         hint="say what holds of it with torch._check in the program, or capture the program, which "
         "records the number",
     )
@@ -70,32 +67,29 @@ def _undecided(
 
 def fixed_size(node: fx.Node, name: str, value: Any, operands: str) -> InvalidGraphError:
     """Return the error for a node that works for one value of a free size only."""
-    return InvalidGraphError(
+    return _at(
+        node,
         f"expected {node.name} to work for every {name}, got one that needs {name} = {value} "
         f"with {operands or 'no operands'}",
-        node=format_node(node),
-        source=format_source(node),
         hint="leave that size out of dynamic_shapes, or use Dim.AUTO for it",
     )
 
 
 def missing_input(node: fx.Node) -> InvalidGraphError:
     """Return the error for a placeholder that was given nothing."""
-    return InvalidGraphError(
+    return _at(
+        node,
         f"expected an example input for {node.name}, got none",
-        node=format_node(node),
-        source=format_source(node),
         hint="give one value for each input of the graph, by position or by name",
     )
 
 
 def unfollowed(node: fx.Node, error: Exception) -> InvalidGraphError:
     """Return the error for a tensor that torch knows no fake of, such as a quantised one."""
-    return InvalidGraphError(
+    return _at(
+        node,
         f"expected tensors whose types can be followed without numbers, got %{node.name}: "
         f"{_first(error)}",
-        node=format_node(node),
-        source=format_source(node),
         hint="take that part out of the graph with fxkit.opaque",
     )
 
@@ -104,14 +98,18 @@ def observed_otherwise(
     node: fx.Node, error: Exception, then: tuple[Any, ...], now: tuple[Any, ...]
 ) -> InvalidGraphError:
     """Return the error for a call that can't run on types, seen with other operands only."""
-    return InvalidGraphError(
+    return _at(
+        node,
         f"expected the operands that {node.name} was captured with, "
         f"({', '.join(map(format_type, then))}), got ({', '.join(map(format_type, now))}); it "
         f"can't run without numbers: {_first(error)}",
-        node=format_node(node),
-        source=format_source(node),
         hint="declare what it returns with fxkit.declare_type",
     )
+
+
+def _at(node: fx.Node, message: str, *, hint: str) -> InvalidGraphError:
+    """Return an error that shows a node with its source line."""
+    return InvalidGraphError(message, node=format_node(node), source=format_source(node), hint=hint)
 
 
 def _first(error: Exception) -> str:

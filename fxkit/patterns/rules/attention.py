@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -25,6 +27,11 @@ from fxkit.patterns.rules.attention_conditions import (
     unless_future,
 )
 
+# Products by hand are rounded otherwise, and hide keys by numbers that are lost in the weights.
+_attention_rule = functools.partial(
+    rule, at="aten.matmul", exact=False, finite_only=True, benefit=5
+)
+
 
 def _scores(q, k, a, b, factor, divisor):
     """What queries and keys have in common, scaled in the ways that people do it."""
@@ -46,6 +53,21 @@ def _weighted(scores, v, p):
     return torch.matmul(optional(lambda t: F.dropout(t, p, training=False))(weights), v)
 
 
+def _attended(q, k, v, mask, factor, divisor):
+    """Attention by the operator, made contiguous, as the product by hand is."""
+    scale = computed(scale_of)(factor, divisor)
+    return F.scaled_dot_product_attention(q, k, v, mask, scale=scale).contiguous()
+
+
+def _filled(scores, drop, fill):
+    """Scores with a number where keys are hidden, in the ways that people fill it in."""
+    return any_of(
+        lambda t: t.masked_fill(drop, fill),
+        lambda t: t.masked_fill_(drop, fill),
+        lambda t: torch.where(drop, fill, t),
+    )(scores)
+
+
 _SAMPLES = (
     {
         "q": (2, 3, 5, 4), "k": (2, 3, 6, 4), "v": (2, 3, 6, 7), "mask": (5, 6),
@@ -58,14 +80,7 @@ _SAMPLES = (
 )  # fmt: skip
 
 
-@rule(
-    at="aten.matmul",
-    where=every(is_attention, mask_has_axes),
-    exact=False,
-    finite_only=True,
-    benefit=5,
-    samples=_SAMPLES,
-)
+@_attention_rule(where=every(is_attention, mask_has_axes), samples=_SAMPLES)
 def attention_by_hand(q, k, v, a, b, factor, divisor, mask, p):
     """Scores, scaled and masked by adding, made weights, and the mean of the values by them.
 
@@ -92,12 +107,8 @@ def attention_by_hand(q, k, v, a, b, factor, divisor, mask, p):
     return _weighted(masked, v, p), attended.contiguous()
 
 
-@rule(
-    at="aten.matmul",
+@_attention_rule(
     where=every(is_attention, mask_is_flat),
-    exact=False,
-    finite_only=True,
-    benefit=5,
     samples=tuple({**sample, "mask": shape} for sample in _SAMPLES[:1] for shape in ((6,), ())),
 )
 def attention_with_a_bias_of_keys(q, k, v, a, b, factor, divisor, mask, p):
@@ -113,9 +124,7 @@ def attention_with_a_bias_of_keys(q, k, v, a, b, factor, divisor, mask, p):
     """
     scores = _scores(q, k, a, b, factor, divisor)
     masked = any_of(lambda t: t + mask, lambda t: t.add_(mask))(scores)
-    scale = computed(scale_of)(factor, divisor)
-    attended = F.scaled_dot_product_attention(q, k, v, mask.reshape(1, -1), scale=scale)
-    return _weighted(masked, v, p), attended.contiguous()
+    return _weighted(masked, v, p), _attended(q, k, v, mask.reshape(1, -1), factor, divisor)
 
 
 def _attend(q, k, v, zero, drop, fill, factor, divisor):
@@ -135,13 +144,8 @@ _FILL = {"fill": -1e30}
 _CHOICE = tuple({**sample, "keep": (5, 6), "drop": (1, 5, 6), **_FILL} for sample in _SAMPLES[:1])
 
 
-@rule(
-    at="aten.matmul",
-    where=[every(is_attention, hides), {"drop": operand(dtype=torch.bool)}],
-    exact=False,
-    finite_only=True,
-    benefit=5,
-    samples=_CHOICE,
+@_attention_rule(
+    where=[every(is_attention, hides), {"drop": operand(dtype=torch.bool)}], samples=_CHOICE
 )
 def attention_with_hidden_keys(q, k, v, a, b, factor, divisor, drop, fill, p):
     """Attention that fills in a number where a query may not see a key.
@@ -155,24 +159,12 @@ def attention_with_hidden_keys(q, k, v, a, b, factor, divisor, drop, fill, p):
                    q, k, v, q.new_zeros([1, 1]).masked_fill(drop, fill), scale=1 / divisor
                ).contiguous()
     """
-    scores = _scores(q, k, a, b, factor, divisor)
-    masked = any_of(
-        lambda t: t.masked_fill(drop, fill),
-        lambda t: t.masked_fill_(drop, fill),
-        lambda t: torch.where(drop, fill, t),
-    )(scores)
+    masked = _filled(_scores(q, k, a, b, factor, divisor), drop, fill)
     zero = q.new_zeros([1, 1])
     return _weighted(masked, v, p), _attend(q, k, v, zero, drop, fill, factor, divisor)
 
 
-@rule(
-    at="aten.matmul",
-    where=is_attention_less_a_mask,
-    exact=False,
-    finite_only=True,
-    benefit=5,
-    samples=_SAMPLES[:1],
-)
+@_attention_rule(where=is_attention_less_a_mask, samples=_SAMPLES[:1])
 def attention_less_a_mask(q, k, v, a, b, factor, divisor, mask, p):
     """A mask that is subtracted, as `10000 * (1 - kept)`.
 
@@ -183,17 +175,11 @@ def attention_less_a_mask(q, k, v, a, b, factor, divisor, mask, p):
                ).contiguous()
     """
     masked = _scores(q, k, a, b, factor, divisor) - mask
-    scale = computed(scale_of)(factor, divisor)
-    attended = F.scaled_dot_product_attention(q, k, v, torch.neg(mask), scale=scale)
-    return _weighted(masked, v, p), attended.contiguous()
+    return _weighted(masked, v, p), _attended(q, k, v, torch.neg(mask), factor, divisor)
 
 
-@rule(
-    at="aten.matmul",
+@_attention_rule(
     where=is_attention_with_two_masks,
-    exact=False,
-    finite_only=True,
-    benefit=5,
     samples=tuple({**sample, "other": (3, 1, 6)} for sample in _SAMPLES[:1]),
 )
 def attention_with_two_masks(q, k, v, a, b, factor, divisor, mask, other, p):
@@ -204,17 +190,11 @@ def attention_with_two_masks(q, k, v, a, b, factor, divisor, mask, other, p):
             →  F.scaled_dot_product_attention(q, k, v, mask + other, scale=1 / divisor).contiguous()
     """
     masked = _scores(q, k, a, b, factor, divisor) + mask + other
-    scale = computed(scale_of)(factor, divisor)
-    attended = F.scaled_dot_product_attention(q, k, v, mask + other, scale=scale)
-    return _weighted(masked, v, p), attended.contiguous()
+    return _weighted(masked, v, p), _attended(q, k, v, mask + other, factor, divisor)
 
 
-@rule(
-    at="aten.matmul",
+@_attention_rule(
     where=[every(is_attention, mask_has_axes, hides_last), {"drop": operand(dtype=torch.bool)}],
-    exact=False,
-    finite_only=True,
-    benefit=5,
     samples=_CHOICE,
 )
 def masked_attention_with_hidden_keys(q, k, v, a, b, factor, divisor, mask, drop, fill, p):
@@ -226,25 +206,13 @@ def masked_attention_with_hidden_keys(q, k, v, a, b, factor, divisor, mask, drop
                    q, k, v, mask.masked_fill(drop, fill), scale=1 / divisor
                ).contiguous()
     """
-    biased = _scores(q, k, a, b, factor, divisor) + mask
-    masked = any_of(
-        lambda t: t.masked_fill(drop, fill),
-        lambda t: t.masked_fill_(drop, fill),
-        lambda t: torch.where(drop, fill, t),
-    )(biased)
+    masked = _filled(_scores(q, k, a, b, factor, divisor) + mask, drop, fill)
     added = mask.masked_fill(drop, computed(fill_for)(q, fill))
-    scale = computed(scale_of)(factor, divisor)
-    attended = F.scaled_dot_product_attention(q, k, v, added, scale=scale)
-    return _weighted(masked, v, p), attended.contiguous()
+    return _weighted(masked, v, p), _attended(q, k, v, added, factor, divisor)
 
 
-@rule(
-    at="aten.matmul",
-    where=[every(is_attention, hides), {"keep": operand(dtype=torch.bool)}],
-    exact=False,
-    finite_only=True,
-    benefit=5,
-    samples=_CHOICE,
+@_attention_rule(
+    where=[every(is_attention, hides), {"keep": operand(dtype=torch.bool)}], samples=_CHOICE
 )
 def attention_with_kept_keys(q, k, v, a, b, factor, divisor, keep, fill, p):
     """The same, with the choice the other way round, as GPT-2 wrote it.
@@ -262,13 +230,8 @@ def attention_with_kept_keys(q, k, v, a, b, factor, divisor, keep, fill, p):
     return _weighted(masked, v, p), attended
 
 
-@rule(
-    at="aten.matmul",
-    where=[every(is_attention, hides), {"keep": operand(dtype=torch.bool)}],
-    exact=False,
-    finite_only=True,
-    benefit=5,
-    samples=_CHOICE,
+@_attention_rule(
+    where=[every(is_attention, hides), {"keep": operand(dtype=torch.bool)}], samples=_CHOICE
 )
 def masked_attention_with_kept_keys(q, k, v, a, b, factor, divisor, keep, fill, mask, p):
     """A choice among scores, and a mask added to that, as GPT-Neo has them.
@@ -284,9 +247,7 @@ def masked_attention_with_kept_keys(q, k, v, a, b, factor, divisor, keep, fill, 
     zero = q.new_zeros([1, 1])
     hidden = torch.logical_not(keep)
     added = zero.masked_fill(hidden, computed(fill_for)(q, fill)) + mask
-    scale = computed(scale_of)(factor, divisor)
-    attended = F.scaled_dot_product_attention(q, k, v, added, scale=scale)
-    return _weighted(masked, v, p), attended.contiguous()
+    return _weighted(masked, v, p), _attended(q, k, v, added, factor, divisor)
 
 
 def _repeats_heads(match: Match) -> bool | str:

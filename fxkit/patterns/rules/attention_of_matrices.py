@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ from fxkit.patterns.rules.attention_conditions import (
     hides,
     is_attention_of_matrices,
     scale_of,
+)
+
+_attention_rule = functools.partial(
+    rule, at=("aten.bmm", "aten.matmul"), exact=False, finite_only=True, benefit=5
 )
 
 
@@ -40,6 +45,14 @@ def _attention(masked, *operands):
     return any_of(_by_hand(torch.bmm, masked), _by_hand(torch.matmul, masked))(*operands)
 
 
+def _attended(q, k, v, factor, divisor, *mask):
+    """Attention by the operator, of one head."""
+    query, key, value = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
+    scale = computed(scale_of)(factor, divisor)
+    attended = F.scaled_dot_product_attention(query, key, value, *mask, scale=scale)
+    return attended.squeeze(1).contiguous()
+
+
 def _with_a_head(mask: Any) -> list[Any]:
     """Return the shape of a mask of matrices that has an axis more, for the one head."""
     shape = (1, 1, 1, *type_of(mask).shape)[-3:]
@@ -52,14 +65,7 @@ _MATRICES = {
 }  # fmt: skip
 
 
-@rule(
-    at=("aten.bmm", "aten.matmul"),
-    where=is_attention_of_matrices,
-    exact=False,
-    finite_only=True,
-    benefit=5,
-    samples=(_MATRICES,),
-)
+@_attention_rule(where=is_attention_of_matrices, samples=(_MATRICES,))
 def attention_of_matrices(q, k, v, a, b, factor, divisor, p):
     """Attention with batch and heads in one axis.
 
@@ -69,20 +75,12 @@ def attention_of_matrices(q, k, v, a, b, factor, divisor, p):
                    q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), scale=1 / divisor
                ).squeeze(1).contiguous()
     """
-    query, key, value = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
-    attended = F.scaled_dot_product_attention(
-        query, key, value, scale=computed(scale_of)(factor, divisor)
-    )
     before = _attention(lambda t: t, q, k, v, a, b, factor, divisor, p)
-    return before, attended.squeeze(1).contiguous()
+    return before, _attended(q, k, v, factor, divisor)
 
 
-@rule(
-    at=("aten.bmm", "aten.matmul"),
+@_attention_rule(
     where=is_attention_of_matrices,
-    exact=False,
-    finite_only=True,
-    benefit=5,
     samples=(_MATRICES, {**_MATRICES, "mask": (2, 1, 6)}, {**_MATRICES, "mask": (6,)}),
 )
 def masked_attention_of_matrices(q, k, v, a, b, factor, divisor, mask, p):
@@ -95,20 +93,14 @@ def masked_attention_of_matrices(q, k, v, a, b, factor, divisor, mask, p):
                    scale=1 / divisor
                ).squeeze(1).contiguous()
     """
-    query, key, value = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
     added = mask.reshape(computed(_with_a_head)(mask))
-    scale = computed(scale_of)(factor, divisor)
-    attended = F.scaled_dot_product_attention(query, key, value, added, scale=scale)
     masked = any_of(lambda t: t + mask, lambda t: t.add_(mask))
-    return _attention(masked, q, k, v, a, b, factor, divisor, p), attended.squeeze(1).contiguous()
+    before = _attention(masked, q, k, v, a, b, factor, divisor, p)
+    return before, _attended(q, k, v, factor, divisor, added)
 
 
-@rule(
-    at=("aten.bmm", "aten.matmul"),
+@_attention_rule(
     where=[every(is_attention_of_matrices, hides), {"drop": operand(dtype=torch.bool)}],
-    exact=False,
-    finite_only=True,
-    benefit=5,
     samples=({**_MATRICES, "drop": (2, 1, 6), "fill": -1e30},),
 )
 def attention_of_matrices_with_hidden_keys(q, k, v, a, b, factor, divisor, drop, fill, p):
@@ -125,11 +117,9 @@ def attention_of_matrices_with_hidden_keys(q, k, v, a, b, factor, divisor, drop,
                    scale=1 / divisor
                ).squeeze(1).contiguous()
     """
-    query, key, value = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
     zero = q.new_zeros([1, 1, 1, 1])
     hidden = drop.reshape(computed(_with_a_head)(drop))
     added = zero.masked_fill(hidden, computed(fill_for)(q, fill))
-    scale = computed(scale_of)(factor, divisor)
-    attended = F.scaled_dot_product_attention(query, key, value, added, scale=scale)
     masked = any_of(lambda t: t.masked_fill(drop, fill), lambda t: t.masked_fill_(drop, fill))
-    return _attention(masked, q, k, v, a, b, factor, divisor, p), attended.squeeze(1).contiguous()
+    before = _attention(masked, q, k, v, a, b, factor, divisor, p)
+    return before, _attended(q, k, v, factor, divisor, added)

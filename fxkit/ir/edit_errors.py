@@ -20,10 +20,9 @@ def is_over() -> RewriteError:
 
 def too_early(place: fx.Node, operand: fx.Node) -> RewriteError:
     """An operand of a new node is not defined at its place."""
-    return RewriteError(
+    return _at(
+        operand,
         f"expected operands defined before %{place.name}, got %{operand.name}",
-        node=format_node(operand),
-        source=format_source(operand),
         hint="insert after that operand, or leave the place out",
     )
 
@@ -55,11 +54,10 @@ def no_single_place(node: fx.Node, count: str) -> RewriteError:
 
 def wrong_side(node: fx.Node, other: fx.Node) -> RewriteError:
     """A moved node would stand before an operand or after a user."""
-    return RewriteError(
+    return _at(
+        node,
         f"expected %{node.name} between its operands and its users, got %"
         f"{other.name} on the wrong side",
-        node=format_node(node),
-        source=format_source(node),
         hint="move that node too",
     )
 
@@ -86,10 +84,9 @@ def uses_replaced(old: fx.Node, new: fx.Node) -> RewriteError:
 
 def earlier_user(old: fx.Node, new: fx.Node, user: fx.Node) -> RewriteError:
     """A user of a replaced node stands before what it would use then."""
-    return RewriteError(
+    return _at(
+        user,
         f"expected %{new.name} before every user of %{old.name}, got %{user.name} before it",
-        node=format_node(user),
-        source=format_source(user),
         hint="insert the new node right after the old one",
     )
 
@@ -106,9 +103,13 @@ def output_erased(output: fx.Node) -> RewriteError:
 def still_used(node: fx.Node, users: Iterable[fx.Node]) -> RewriteError:
     """A node was to be erased that has users."""
     names = ", ".join(f"%{user.name}" for user in users)
-    return RewriteError(
+    return _at(
+        node,
         f"expected %{node.name} to have no users, got {names}",
-        node=format_node(node),
-        source=format_source(node),
         hint="replace its uses first",
     )
+
+
+def _at(node: fx.Node, message: str, *, hint: str) -> RewriteError:
+    """Return an error that shows a node with its source line."""
+    return RewriteError(message, node=format_node(node), source=format_source(node), hint=hint)

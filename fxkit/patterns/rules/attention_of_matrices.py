@@ -45,11 +45,14 @@ def _attention(masked, *operands):
     return any_of(_by_hand(torch.bmm, masked), _by_hand(torch.matmul, masked))(*operands)
 
 
-def _attended(q, k, v, factor, divisor, *mask):
-    """Attention by the operator, of one head."""
-    query, key, value = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
+def _with_one_head(q, k, v):
+    return q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
+
+
+def _attended(operands, factor, divisor, *mask):
+    """Attention by the operator, of queries, keys and values with one head."""
     scale = computed(scale_of)(factor, divisor)
-    attended = F.scaled_dot_product_attention(query, key, value, *mask, scale=scale)
+    attended = F.scaled_dot_product_attention(*operands, *mask, scale=scale)
     return attended.squeeze(1).contiguous()
 
 
@@ -76,7 +79,7 @@ def attention_of_matrices(q, k, v, a, b, factor, divisor, p):
                ).squeeze(1).contiguous()
     """
     before = _attention(lambda t: t, q, k, v, a, b, factor, divisor, p)
-    return before, _attended(q, k, v, factor, divisor)
+    return before, _attended(_with_one_head(q, k, v), factor, divisor)
 
 
 @_attention_rule(
@@ -93,10 +96,11 @@ def masked_attention_of_matrices(q, k, v, a, b, factor, divisor, mask, p):
                    scale=1 / divisor
                ).squeeze(1).contiguous()
     """
+    operands = _with_one_head(q, k, v)
     added = mask.reshape(computed(_with_a_head)(mask))
     masked = any_of(lambda t: t + mask, lambda t: t.add_(mask))
     before = _attention(masked, q, k, v, a, b, factor, divisor, p)
-    return before, _attended(q, k, v, factor, divisor, added)
+    return before, _attended(operands, factor, divisor, added)
 
 
 @_attention_rule(
@@ -117,9 +121,10 @@ def attention_of_matrices_with_hidden_keys(q, k, v, a, b, factor, divisor, drop,
                    scale=1 / divisor
                ).squeeze(1).contiguous()
     """
+    operands = _with_one_head(q, k, v)
     zero = q.new_zeros([1, 1, 1, 1])
     hidden = drop.reshape(computed(_with_a_head)(drop))
     added = zero.masked_fill(hidden, computed(fill_for)(q, fill))
     masked = any_of(lambda t: t.masked_fill(drop, fill), lambda t: t.masked_fill_(drop, fill))
     before = _attention(masked, q, k, v, a, b, factor, divisor, p)
-    return before, _attended(q, k, v, factor, divisor, added)
+    return before, _attended(operands, factor, divisor, added)

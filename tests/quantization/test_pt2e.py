@@ -169,7 +169,7 @@ def test_graphs_of_torchao_run_as_in_eager(name: str, quantizer: str) -> None:
 
 
 def test_linear_layers_of_torchao_multiply_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiply_integers, "reason_to_stay_float", lambda _: None)
+    monkeypatch.setattr(multiply_integers, "reason_to_stay_float", lambda *_, **__: None)
     model, shape = model_named("perceptron")
     for quantizer in QUANTIZERS.values():
         fast = fxkit.compile(converted(model, shape, quantizer))

@@ -25,7 +25,7 @@ SPECS = {
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Multiply integers also where float32 is as fast."""
-    monkeypatch.setattr(multiply_integers, "reason_to_stay_float", lambda _: None)
+    monkeypatch.setattr(multiply_integers, "reason_to_stay_float", lambda *_, **__: None)
 
 
 class Block(nn.Module):
@@ -166,7 +166,7 @@ def test_weights_are_read_at_each_call():
 
 @torch.no_grad()
 def test_a_layer_that_does_not_gain_stays_in_float32(monkeypatch):
-    monkeypatch.setattr(multiply_integers, "reason_to_stay_float", lambda _: "it is as fast")
+    monkeypatch.setattr(multiply_integers, "reason_to_stay_float", lambda *_, **__: "it is as fast")
     torch.manual_seed(0)
     x = torch.randn(8, 40)
     reference = quantized(Block(), q.int8_static(), x)

@@ -123,3 +123,39 @@ def test_faults_of_the_caller() -> None:
     with pytest.raises(UnsupportedError, match="positive damping"):
         q.gptq(prepared, [(x,)], damping=0)
     assert not prepared.choices.weights
+
+
+class Deep(nn.Module):
+    """Convolutions and linear layers in a row, one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(4, 16, 3, padding=1), nn.Conv1d(16, 16, 3, groups=2)
+        self.twice, self.last = nn.Linear(14, 14), nn.Linear(16 * 14, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.second(torch.relu(self.first(x))))
+        return self.last(torch.relu(self.twice(torch.relu(self.twice(y)))).flatten(1))
+
+
+def test_layers_in_turn_make_up_for_those_before() -> None:
+    torch.manual_seed(0)
+    model = Deep().eval()
+    data = [(torch.randn(32, 4, 16).cumsum(-1) / 2,) for _ in range(10)]
+    weights = q.TensorSpec(torch.int8, -4, 3, "symmetric", "per_channel")
+    errors = []
+    for in_turn in (False, True):
+        prepared = q.prepare(model, data[0], q.QuantizationSpec(None, weights))
+        nearest = error(model, prepared, data[8:])
+        rows = q.gptq(prepared, data[:8], in_turn=in_turn)
+        errors.append(error(model, prepared, data[8:]))
+        paths = ["first.weight", "second.weight", "twice.weight", "last.weight"]
+        assert [row.path for row in rows] == paths
+        assert all(row.after >= row.before for row in rows)
+        assert torch.equal(prepared(*data[0]), model(*data[0]))
+    print(nearest, errors)
+    assert errors[1] > errors[0] + 1 > nearest + 3
+    prepared = q.prepare(model, data[0], q.QuantizationSpec(None, weights))
+    with pytest.raises(UnsupportedError, match="got none"):
+        q.gptq(prepared, [], in_turn=True)
+    assert not prepared.choices.weights

@@ -1,7 +1,9 @@
 """Round weights one after the other, and let those that follow make up for the error.
 
 Source: "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", Frantar
-et al., 2022, with the columns in the order of their inputs' power, as the paper's code has it.
+et al., 2022, with the columns in the order of their inputs' power, as the paper's code has it; and
+for layers in turn, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration", Li
+et al., 2025.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fxkit.errors import UnsupportedError
+from fxkit.quantization.algorithms.layers_in_turn import choose_in_turn
 from fxkit.quantization.algorithms.weight_choice import (
     WeightChoice,
     WeightProblem,
@@ -27,7 +30,11 @@ BLOCK = 128
 
 
 def gptq(
-    prepared: PreparedProgram, batches: Iterable[Batch], *, damping: float = 0.1
+    prepared: PreparedProgram,
+    batches: Iterable[Batch],
+    *,
+    damping: float = 0.1,
+    in_turn: bool = False,
 ) -> tuple[WeightChoice, ...]:
     """Choose the integers of weights so that the results of their layers are off by less.
 
@@ -39,6 +46,9 @@ def gptq(
         batches: For each call a tuple of positional inputs, or a dict of keyword inputs.
         damping: Share of the mean power of inputs that is added to that of each. The paper's is
             0.01; few batches want more, or their chances are fitted.
+        in_turn: Whether each layer is rounded for what those before it, already rounded, give it,
+            and makes up for their errors, too. The program is then run twice with each batch for
+            each input of layers.
 
     Returns:
         What was gained, a row for each weight.
@@ -48,7 +58,8 @@ def gptq(
     """
     if not damping > 0:
         raise UnsupportedError(f"expected a positive damping, got {damping}")
-    return choose_weights(prepared, batches, lambda problem: rounded(problem, damping))
+    choose = choose_in_turn if in_turn else choose_weights
+    return choose(prepared, batches, lambda problem: rounded(problem, damping))
 
 
 def rounded(problem: WeightProblem, damping: float = 0.1) -> StoredWeight:

@@ -125,8 +125,39 @@ def weight_problems(prepared: PreparedProgram, batches: Iterable[Batch]) -> list
     Raises:
         UnsupportedError: When there are no batches.
     """
-    wanted: dict[str, tuple[StoredLayer, Tensor, QuantizedOperand]] = {}
-    for gm in prepared.graph_modules:
+    wanted = wanted_weights(prepared)
+    layers = [one.layer for one in wanted.values()]
+    moments = input_moments(prepared.remake(), layers, batches)
+    found = []
+    for path, one in wanted.items():
+        if path in moments:
+            operand = one.operand
+            start = prepared.choices.stored(path, one.weight, operand.axis, operand.spec)
+            found.append(WeightProblem(one.layer, one.weight, start, moments[path]))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class WantedWeight:
+    """A weight that layers multiply and that is going to be quantised.
+
+    Attributes:
+        graph: In which graph of the program.
+        layer: The first layer that multiplies it.
+        weight: The weight, floating point.
+        operand: How it is quantised.
+    """
+
+    graph: int
+    layer: StoredLayer
+    weight: Tensor
+    operand: QuantizedOperand
+
+
+def wanted_weights(prepared: PreparedProgram) -> dict[str, WantedWeight]:
+    """Return the weights that layers multiply and that are quantised, by path, in order."""
+    wanted: dict[str, WantedWeight] = {}
+    for number, gm in enumerate(prepared.graph_modules):
         nodes = {node.name: node for node in gm.graph.nodes}
         operands = {
             str(nodes[operand.producer].target): operand
@@ -137,15 +168,8 @@ def weight_problems(prepared: PreparedProgram, batches: Iterable[Batch]) -> list
         for layer in stored_layers(gm):
             if layer.path in operands and layer.path not in wanted:
                 weight = find_attribute(gm, layer.path).detach()
-                wanted[layer.path] = layer, weight, operands[layer.path]
-    layers = [layer for layer, _, _ in wanted.values()]
-    moments = input_moments(prepared.remake(), layers, batches)
-    found = []
-    for path, (layer, weight, operand) in wanted.items():
-        if path in moments:
-            start = prepared.choices.stored(path, weight, operand.axis, operand.spec)
-            found.append(WeightProblem(layer, weight, start, moments[path]))
-    return found
+                wanted[layer.path] = WantedWeight(number, layer, weight, operands[layer.path])
+    return wanted
 
 
 def inverse_factor(second: Tensor, damping: float) -> Tensor:

@@ -109,6 +109,8 @@ class Recorder(OpaqueTracing, TorchFunctionMode):
             result = func(*args, **kwargs)
             self._grad = torch.is_grad_enabled()
             return result
+        if func is torch.Tensor.resize_ and _keeps_size(args, kwargs):
+            return func(*args, **kwargs)  # does nothing, as observers of torch do in each call
         return self._record(func, spelling, types, args, kwargs)
 
     def refuse(self, reason: str, hint: str | None = None, *, watch: bool = False) -> None:
@@ -348,3 +350,11 @@ def active_recorder() -> Recorder | None:
         return None
     modes = function_modes()
     return next((mode for mode in reversed(modes) if isinstance(mode, Recorder)), None)
+
+
+def _keeps_size(args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Tell whether a tensor is resized to the size that it has."""
+    if kwargs or len(args) != 2 or type(args[0]) is not torch.Tensor or args[0].requires_grad:
+        return False
+    is_plain = isinstance(args[1], (tuple, list)) and all(type(size) is int for size in args[1])
+    return is_plain and args[0].shape == tuple(args[1])

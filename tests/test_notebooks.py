@@ -104,6 +104,7 @@ def test_there_is_a_notebook_for_each_thing_to_learn() -> None:
         "why_did_my_rule_not_match",
         "write_a_pass",
         "write_an_observer_and_a_scheme",
+        "write_an_operator",
         "your_first_pass",
     ]
 

@@ -50,6 +50,14 @@ def frames_of_apply() -> Iterator[None]:
                 Function.apply = _original
 
 
+def direct_apply(function: type[Function]) -> Any:
+    """Return `apply` of a class, without what it does in Python for transforms of functions.
+
+    It is for calls of plain tensors, on which no transform is.
+    """
+    return getattr(super(Function, function), "apply", function.apply)
+
+
 def is_without_frame(function: Any) -> bool:
     """Tell whether something is a bound `Function.apply` that was looked up before the frames."""
     if not _can_stand_before or not isinstance(function, BuiltinMethodType):

@@ -11,6 +11,7 @@ from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.eager_kernels import EagerKernels
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.lower.runtime import binding
+from fxkit.torch_adapters.custom_functions import direct_apply
 from fxkit.torch_adapters.transforms import has_transforms, is_forward_mode
 
 # Programs are kept for so many types of operands.
@@ -30,9 +31,14 @@ class Callee(Protocol):
     def composition(self, *args: Any, **kwargs: Any) -> Any: ...
     def operands(self, arguments: Sequence[Any]) -> list[Any]: ...
     def differentiable(self, arguments: Sequence[Any]) -> Any: ...
+    def undifferentiated(self, *arguments: Any) -> Any: ...
     def save(self, ctx: Any, inputs: Sequence[Any], output: Any = None) -> None: ...
     def gradients(
-        self, ctx: Any, needed: Sequence[bool], grads: tuple[torch.Tensor, ...]
+        self,
+        saved: Sequence[torch.Tensor],
+        numbers: Mapping[str, Any],
+        needed: Sequence[bool],
+        grads: Sequence[torch.Tensor],
     ) -> tuple[Any, ...]: ...
 
 
@@ -108,14 +114,15 @@ class Calls:
     def _made(self, native: Any) -> Any:
         known = self._registration
         parameters = known.definition.parameters
-        return native.Calls(
+        made = native.Calls(
             tuple(p.name for p in parameters),
             sum(not p.is_keyword_only for p in parameters),
             tuple(native.MISS if p.default is None else p.default for p in parameters),
             self._otherwise,
-            DifferentiableCall.apply,
-            known,
+            known.undifferentiated,
         )
+        made.differentiate_by(_differentiable(known, made.forward))
+        return made
 
     def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return an argument for each parameter, as it was given."""
@@ -135,8 +142,27 @@ class DifferentiableCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        needed = ctx.needs_input_grad[1:]
-        return (None, *ctx.registration.gradients(ctx, needed, grads))
+        needed, gradients = ctx.needs_input_grad[1:], ctx.registration.gradients
+        return (None, *gradients(ctx.saved_tensors, ctx.numbers, needed, grads))
+
+
+def _differentiable(registration: Callee, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what calls an operator so that gradients can be asked for, of all its arguments.
+
+    Args:
+        registration: The operator.
+        forward: What the binding calls it by, which fills the context; it spares a frame of Python.
+    """
+    definition = registration.definition
+    names, gradients = tuple(definition.numbers), registration.gradients
+
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        numbers = dict(zip(names, ctx.numbers, strict=True))
+        return gradients(ctx.saved_tensors, numbers, ctx.needs_input_grad, grads)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    made: Any = type(f"CallOf_{definition.name}", (torch.autograd.Function,), methods)
+    return direct_apply(made)
 
 
 def _are_plain(operands: Sequence[Any]) -> bool:

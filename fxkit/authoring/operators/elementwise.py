@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from fxkit.authoring.operators.dtype_promotion import number_as_tensor
 from fxkit.authoring.operators.eager_kernels import EagerKernels
 from fxkit.authoring.operators.reading import definition_of
 from fxkit.authoring.operators.registration import Registration
+from fxkit.authoring.operators.samples import opinfo_of, samples
+from fxkit.torch_adapters.opinfos import Sample
 
 
 class ElementwiseOperator:
@@ -72,6 +74,38 @@ class ElementwiseOperator:
     def of_numbers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Compute the operator of Python numbers alone, by the Python function itself."""
         return self.__wrapped__(*args, **kwargs)
+
+    def samples(
+        self,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        requires_grad: bool = False,
+        *,
+        low: float = -3.0,
+        high: float = 3.0,
+    ) -> Iterator[Sample]:
+        """Yield what it may be called with: `args` and `kwargs`.
+
+        Args:
+            device: Where operands lie.
+            dtype: Their dtype.
+            requires_grad: Whether gradients are asked for.
+            low: The least element of operands.
+            high: The largest one.
+        """
+        return samples(self.definition, device, dtype, requires_grad, low, high)
+
+    def opinfo(self, *, low: float = -3.0, high: float = 3.0) -> Any:
+        """Return its entry in torch's table of operators, an `OpInfo` with samples.
+
+        Args:
+            low: The least element of samples, where it is defined on a part of all numbers only.
+            high: The largest one.
+
+        Raises:
+            UnsupportedError: When torch's table, or what it requires, is not installed.
+        """
+        return opinfo_of(self.definition, self, low, high)
 
     @property
     def kernels(self) -> EagerKernels:

@@ -138,31 +138,42 @@ class Registration:
         """Call it on arguments that are complete, so that gradients can be asked for."""
         return DifferentiableCall.apply(self, *arguments)
 
+    def undifferentiated(self, *arguments: Any) -> Any:
+        """Call it on arguments that are complete, where gradients are off."""
+        return self.calls.fast(*arguments)
+
     def save(self, ctx: Any, inputs: Sequence[Any], output: Any = None) -> None:
         """Keep what gradients are computed from."""
         _, ctx.numbers = self._parted(inputs)
         ctx.save_for_backward(*self.operands(inputs))
 
     def gradients(
-        self, ctx: Any, needed: Sequence[bool], grads: tuple[torch.Tensor, ...]
+        self,
+        saved: Sequence[torch.Tensor],
+        numbers: Mapping[str, Number],
+        needed: Sequence[bool],
+        grads: Sequence[torch.Tensor],
     ) -> tuple[Any, ...]:
         """Return the gradient of each argument.
 
         Args:
-            ctx: What `save` has filled.
+            saved: The operands.
+            numbers: The other arguments, by their names.
             needed: Of which arguments it is asked for; those left to their defaults may lack.
             grads: The gradients of the results.
         """
-        tensors = dict(zip(self.definition.tensors, ctx.saved_tensors, strict=True))
+        given = {**dict(zip(self.definition.tensors, saved, strict=True)), **numbers}
+        arguments = [given[p.name] for p in self.definition.parameters]
+        pairs = zip(needed, self.definition.parameters, strict=False)
         return tuple(
-            self._gradient_of(parameter.name, grads, tensors, ctx.numbers)
-            if is_needed and parameter.is_tensor
+            self._gradient_of(p.name, grads, arguments, given[p.name])
+            if is_needed and p.is_tensor
             else None
-            for is_needed, parameter in zip(needed, self.definition.parameters, strict=False)
+            for is_needed, p in pairs
         )
 
     def _backward(self, ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return self.gradients(ctx, ctx.needs_input_grad, grads)
+        return self.gradients(ctx.saved_tensors, ctx.numbers, ctx.needs_input_grad, grads)
 
     def _call(self, *arguments: Any) -> Any:
         return self.calls.run(arguments, {}, list(arguments))
@@ -171,17 +182,11 @@ class Registration:
         return tangents_of(self, ctx, args, tangents)
 
     def _gradient_of(
-        self,
-        by: str,
-        grads: tuple[torch.Tensor, ...],
-        tensors: Mapping[str, torch.Tensor],
-        numbers: Mapping[str, Number],
+        self, by: str, grads: Sequence[torch.Tensor], arguments: Sequence[Any], like: torch.Tensor
     ) -> torch.Tensor:
-        given = {**tensors, **numbers}
-        arguments = [given[p.name] for p in self.definition.parameters]
         slope = self.gradient(by).calls.fast(*grads, *arguments)
-        like = tensors[by]
-        return slope.sum_to_size(like.shape).to(like.dtype)
+        slope = slope if slope.shape == like.shape else slope.sum_to_size(like.shape)
+        return slope if slope.dtype == like.dtype else slope.to(like.dtype)
 
     # vmap.
 

@@ -15,18 +15,19 @@ struct Calls {
   PyObject_HEAD
   PyObject *names, *defaults;  // of the parameters; MISS where there is no default
   PyObject* otherwise;
-  PyObject *differentiate, *owner;  // a callable of an owner and of all arguments
+  PyObject* undifferentiated;  // a callable of all arguments, for calls within `forward`
+  PyObject* differentiate;     // one that calls `forward`, and keeps what gradients need
   int count, positional, program_count;  // so many parameters need no name
   Remembered programs[MOST_PROGRAMS];  // the one used last comes first
 };
 
-// Calls(names, how many of them are positional, defaults, callable for all other calls, callable for
-//       those that ask for gradients, its first argument)
+// Calls(names, how many of them are positional, defaults, callable for all other calls, callable of
+//       all arguments that asks for no gradients)
 static PyObject* new_calls(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  PyObject *names, *defaults, *otherwise, *differentiate, *owner;
+  PyObject *names, *defaults, *otherwise, *undifferentiated;
   int positional;
-  if (!PyArg_ParseTuple(args, "O!iO!OOO", &PyTuple_Type, &names, &positional, &PyTuple_Type,
-                        &defaults, &otherwise, &differentiate, &owner))
+  if (!PyArg_ParseTuple(args, "O!iO!OO", &PyTuple_Type, &names, &positional, &PyTuple_Type,
+                        &defaults, &otherwise, &undifferentiated))
     return nullptr;
   if (PyTuple_GET_SIZE(names) > MOST_PARAMETERS ||
       PyTuple_GET_SIZE(names) != PyTuple_GET_SIZE(defaults)) {
@@ -38,8 +39,7 @@ static PyObject* new_calls(PyTypeObject* type, PyObject* args, PyObject* kwargs)
   self->names = Py_NewRef(names);
   self->defaults = Py_NewRef(defaults);
   self->otherwise = Py_NewRef(otherwise);
-  self->differentiate = Py_NewRef(differentiate);
-  self->owner = Py_NewRef(owner);
+  self->undifferentiated = Py_NewRef(undifferentiated);
   self->count = (int)PyTuple_GET_SIZE(names);
   self->positional = positional;
   return (PyObject*)self;
@@ -144,7 +144,7 @@ static PyObject* call_remembered(Calls* self, PyObject** values) {
 
 // Whether gradients are asked for of plain tensors, with numbers of the types that kernels expect.
 static bool asks_for_gradients(Calls* self, PyObject** values) {
-  if (!aoti_torch_grad_mode_is_enabled() || !is_quiet()) return false;
+  if (!self->differentiate || !aoti_torch_grad_mode_is_enabled() || !is_quiet()) return false;
   bool is_asked = false;
   for (int i = 0; i < self->count; ++i) {
     PyObject* usual = PyTuple_GET_ITEM(self->defaults, i);
@@ -158,10 +158,51 @@ static bool asks_for_gradients(Calls* self, PyObject** values) {
   return is_asked;
 }
 
-static PyObject* differentiate(Calls* self, PyObject** values) {
-  PyObject* args[MOST_PARAMETERS + 1] = {self->owner};
-  for (int i = 0; i < self->count; ++i) args[i + 1] = values[i];
-  return PyObject_Vectorcall(self->differentiate, args, self->count + 1, nullptr);
+// differentiate_by(callable of all arguments): one that calls `forward`, as an autograd function does
+static PyObject* differentiate_by(PyObject* object, PyObject* function) {
+  Calls* self = (Calls*)object;
+  PyObject* before = self->differentiate;
+  self->differentiate = Py_NewRef(function);
+  Py_XDECREF(before);
+  Py_RETURN_NONE;
+}
+
+// Let autograd save the tensors among all arguments, and keep the others.
+static bool save_for_backward(Calls* self, PyObject* ctx, PyObject* const* values) {
+  static PyObject *to_save = PyUnicode_InternFromString("to_save"),
+                  *numbers = PyUnicode_InternFromString("numbers");
+  int tensor_count = 0;
+  for (int i = 0; i < self->count; ++i)
+    tensor_count += PyTuple_GET_ITEM(self->defaults, i) == MISS;
+  PyObject* saved = PyTuple_New(tensor_count);
+  PyObject* kept = PyTuple_New(self->count - tensor_count);
+  bool is_good = saved && kept;
+  for (int i = 0, tensor = 0, number = 0; is_good && i < self->count; ++i) {
+    bool is_operand = PyTuple_GET_ITEM(self->defaults, i) == MISS;
+    PyTuple_SET_ITEM(is_operand ? saved : kept, is_operand ? tensor++ : number++,
+                     Py_NewRef(values[i]));
+  }
+  is_good = is_good && !PyObject_SetAttr(ctx, to_save, saved) &&
+            !PyObject_SetAttr(ctx, numbers, kept);
+  Py_XDECREF(saved);
+  Py_XDECREF(kept);
+  return is_good;
+}
+
+// forward(context of autograd, all arguments): the call itself, without gradients
+static PyObject* forward(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  Calls* self = (Calls*)object;
+  if (count != self->count + 1) {
+    PyErr_SetString(PyExc_TypeError, "expected a context, and a value for each parameter");
+    return nullptr;
+  }
+  PyObject* values[MOST_PARAMETERS];
+  for (int i = 0; i < self->count; ++i) values[i] = args[i + 1];
+  if (!save_for_backward(self, args[0], values)) return nullptr;
+  PyObject* result = call_remembered(self, values);
+  if (result != MISS) return result;
+  Py_DECREF(result);
+  return PyObject_Vectorcall(self->undifferentiated, args + 1, self->count, nullptr);
 }
 
 static PyObject* call_calls(PyObject* object, PyObject* args, PyObject* kwargs) {
@@ -172,7 +213,7 @@ static PyObject* call_calls(PyObject* object, PyObject* args, PyObject* kwargs) 
     PyObject* result = call_remembered(self, values);
     if (result == MISS && asks_for_gradients(self, values)) {
       Py_DECREF(result);
-      result = differentiate(self, values);
+      result = PyObject_Vectorcall(self->differentiate, values, self->count, nullptr);
     }
     Py_DECREF(object);
     if (result != MISS) return result;
@@ -187,8 +228,8 @@ static int clear_calls(PyObject* object) {
   self->program_count = 0;
   for (int i = 0; i < count; ++i) forget(self->programs + i);
   Py_CLEAR(self->otherwise);
+  Py_CLEAR(self->undifferentiated);
   Py_CLEAR(self->differentiate);
-  Py_CLEAR(self->owner);
   return 0;
 }
 
@@ -207,8 +248,8 @@ static int visit_calls(PyObject* object, visitproc visit, void* arg) {
   Calls* self = (Calls*)object;
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->otherwise);
+  Py_VISIT(self->undifferentiated);
   Py_VISIT(self->differentiate);
-  Py_VISIT(self->owner);
   for (int i = 0; i < self->program_count; ++i) {
     Py_VISIT(self->programs[i].program);
     Py_VISIT(self->programs[i].given);
@@ -219,6 +260,8 @@ static int visit_calls(PyObject* object, visitproc visit, void* arg) {
 
 static PyMethodDef calls_methods[] = {
     {"add", add_program, METH_VARARGS, nullptr},
+    {"differentiate_by", differentiate_by, METH_O, nullptr},
+    {"forward", (PyCFunction)(void*)forward, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fxkit.errors import UnsupportedError
+import torch
+
+from fxkit.errors import FxkitError, UnsupportedError
+from fxkit.ir.types import TensorType
 
 Batch = tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
@@ -27,9 +30,33 @@ def arguments_of(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def call_with(program: Callable[..., Any], batch: Batch) -> Any:
-    """Call a program with a batch."""
+    """Call a program with a batch.
+
+    Raises:
+        UnsupportedError: When it is neither a tuple nor a dict, or the program can't take it.
+    """
     args, kwargs = arguments_of(batch)
-    return program(*args, **kwargs)
+    try:
+        return program(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
+        if isinstance(error, FxkitError):
+            raise
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise UnsupportedError(
+            f"expected a batch that the program takes, got {_told(args, kwargs)}: {lines[0]}",
+            hint="each batch is what a call of the model takes: a tuple, or a dict by name",
+        ) from error
+
+
+def _told(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return what a batch holds, as text."""
+    given = [_kind(value) for value in args]
+    given += [f"{name}={_kind(value)}" for name, value in kwargs.items()]
+    return f"({', '.join(given)})"
+
+
+def _kind(value: Any) -> str:
+    return str(TensorType.of(value)) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def inputs_to_capture(

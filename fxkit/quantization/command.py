@@ -29,7 +29,7 @@ from fxkit.quantization.specs import (
 
 Loader = Callable[[Path], tuple[fx.GraphModule, tuple[Any, ...], dict[str, Any]]]
 
-SPECS: dict[str, Callable[[], QuantizationSpec]] = {
+SPECS: dict[str, Callable[..., QuantizationSpec]] = {
     "int8_static": int8_static,
     "int8_dynamic": int8_dynamic,
     "int8_weight_only": int8_weight_only,
@@ -52,6 +52,12 @@ def add_command(commands: Any, load: Loader) -> None:
     )
     command.add_argument("--spec", choices=SPECS, default="int8_static", help="int8_static if none")
     command.add_argument(
+        "--group-size",
+        type=int,
+        metavar="N",
+        help="elements that share a scale in weights of 4 bits; 128 if none",
+    )
+    command.add_argument(
         "--data",
         type=Path,
         action="append",
@@ -64,6 +70,7 @@ def add_command(commands: Any, load: Loader) -> None:
 
 
 def _quantize(options: argparse.Namespace, load: Loader) -> int:
+    spec = _spec(options)
     if options.output is not None:
         check_file(options.output)
     gm, args, kwargs = load(options.file)
@@ -74,7 +81,7 @@ def _quantize(options: argparse.Namespace, load: Loader) -> int:
             f"expected example inputs in {options.file}, got none", hint="give --data"
         )
     with torch.no_grad():
-        prepared = prepare(gm, args, SPECS[options.spec](), kwargs=kwargs)
+        prepared = prepare(gm, args, spec, kwargs=kwargs)
         calibrate(prepared, batches)
         quantized = convert(prepared)
         print(report(quantized, prepared, batches))
@@ -84,6 +91,17 @@ def _quantize(options: argparse.Namespace, load: Loader) -> int:
     return 0
 
 
+def _spec(options: argparse.Namespace) -> QuantizationSpec:
+    if options.group_size is None:
+        return SPECS[options.spec]()
+    if not options.spec.startswith("int4"):
+        raise UnsupportedError(
+            f"expected --group-size with weights of 4 bits, got it with {options.spec}",
+            hint="--spec int4_weight_only or int4_dynamic",
+        )
+    return SPECS[options.spec](options.group_size)
+
+
 def _batch(path: Path, names: list[str]) -> Batch:
     """Read a batch: a tensor for each input, by name."""
     from safetensors import SafetensorError
@@ -91,7 +109,7 @@ def _batch(path: Path, names: list[str]) -> Batch:
 
     try:
         found = load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise UnsupportedError(
             f"expected a file of safetensors, got {path}: {error}",
             hint="write one with safetensors.torch.save_file({name: tensor}, path)",

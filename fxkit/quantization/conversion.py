@@ -235,10 +235,16 @@ def convert(prepared: PreparedProgram | QatProgram) -> Program:
     if isinstance(prepared, QatProgram):
         prepared = prepared.prepared()
     places = prepared.places
-    if places.specs and not any(observer.count for observer in places.observers.values()):
+    observers = places.observers.values()
+    if places.specs and not any(observer.count for observer in observers):
+        if any(observer.not_finite for observer in observers):
+            raise UnsupportedError(
+                "expected activations that are finite in calibration, got none that are",
+                hint="look for NaN and infinities in the batches, and in what the model computes",
+            )
         raise UnsupportedError(
             "expected a calibrated program, got one whose observers have seen no values",
-            hint="call the prepared program with some batches first",
+            hint="call the prepared program with some batches first, which are not empty",
         )
     ranges = {}
     for name, observer in places.observers.items():

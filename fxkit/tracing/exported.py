@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 import warnings
@@ -15,6 +16,7 @@ from torch import fx
 from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.ir.program_changes import GraphProgram
 from fxkit.torch_adapters.aot_autograd import torchscript_converter
+from fxkit.torch_adapters.quantized_operators import quantized_operators
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.values.refusals import said
 
@@ -132,6 +134,8 @@ def load_program(path: Path) -> ExportedProgram:
     got = _other_kind(path)
     if got is not None:
         raise UnsupportedError(f"expected an exported program in {path}, got {got}", hint=_SAVED)
+    with contextlib.suppress(UnsupportedError):  # of a torch without them
+        quantized_operators()
     try:
         with warnings.catch_warnings():
             # torch 2.11 makes weights of bytes that nobody else has, and warns of that.

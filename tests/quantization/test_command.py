@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +62,46 @@ def test_batches_that_do_not_fit_are_refused(
     data.write_bytes(b"no tensors")
     assert main(["quantize", str(saved), "--data", str(data)]) == 1
     assert "expected a file of safetensors" in capsys.readouterr().err
+
+
+def test_what_was_written_is_read_in_another_process(saved: Path) -> None:
+    output = saved.with_name("small.pt2")
+    assert main(["quantize", str(saved), "-o", str(output)]) == 0
+    command = [sys.executable, "-m", "fxkit", "tree", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (torch.full((4, 128), torch.nan), "activations that are finite in calibration"),
+        (torch.zeros(4, 127), r"a batch that the program takes, got \(f32\[4,127\]\)"),
+        (torch.zeros(4, 128, dtype=torch.int64), r"that the program takes, got \(i64\[4,128\]\)"),
+        (torch.zeros(0, 128), "some batches first, which are not empty"),
+    ],
+)
+def test_values_that_do_not_fit_are_told(
+    values: torch.Tensor, expected: str, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, output = saved.with_name("batch.safetensors"), saved.with_name("small.pt2")
+    save_file({"input": values}, data)
+    assert main(["quantize", str(saved), "--data", str(data), "-o", str(output)]) == 1
+    assert re.search(expected, capsys.readouterr().err) and not output.exists()
+
+
+def test_a_file_of_data_that_is_not_there_is_told(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", str(saved), "--data", str(saved.with_name("none"))]) == 1
+    assert "expected a file of safetensors, got" in capsys.readouterr().err
+
+
+def test_groups_of_4_bits_have_a_size(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["quantize", str(saved), "--group-size", "32"]
+    assert main([*run, "--spec", "int4_weight_only"]) == 0
+    assert "per_group 32" in capsys.readouterr().out
+    assert main(run) == 1
+    assert "expected --group-size with weights of 4 bits" in capsys.readouterr().err
+    assert main([*run[:-1], "0", "--spec", "int4_dynamic"]) == 1
+    assert "at least 1" in capsys.readouterr().err

@@ -467,8 +467,8 @@ static void fx_groups_of_bytes(const Left* a, long row, fx_zeros zeros, const fx
         bytes[c * most + 2 * i + 1] = (signed char)from[i] >> 4;
       }
     }
-    __builtin_memset(found, 0, rows * FX_GROUP_COLUMNS * sizeof(int));
-    fx_add_product<HAS_TILES, false>(a + k, row, bytes, most, rows, columns, some, zeros, found);
+    fx_add_product<HAS_TILES, false>(
+        a + k, row, bytes, most, rows, columns, some, zeros, true, found);
     alignas(64) float scale[FX_GROUP_COLUMNS] = {};
     alignas(64) int moved[FX_GROUP_COLUMNS] = {};
     for (long c = 0; c < columns; ++c) {

@@ -114,13 +114,12 @@ static void fx_parts_of_windows(const fx_windows_of<Left>& g, const signed char*
                                 int* sums) {
   const long depth = g.window_height * g.window_width * g.channels;
   const long height = fx_rows_for<HAS_TILES>(rows), most = room / height / 64 * 64;
-  __builtin_memset(sums, 0, height * FX_PANEL_COLUMNS * sizeof(int));
   for (long k = 0; k < depth; k += most) {
     const long terms = depth - k < most ? depth - k : most;
     for (long r = 0; r < rows; ++r)
       fx_gather_window(g, first + r, k, k + terms, (char)zero, (char*)windows + r * most);
     fx_add_product<HAS_TILES, true>((const Left*)windows, most, weight + k, depth, height, columns,
-                                    terms, {nullptr, 0, zero}, sums);
+                                    terms, {nullptr, 0, zero}, k == 0, sums);
   }
 }
 
@@ -151,6 +150,6 @@ static void fx_integer_convolution(const fx_windows_of<Left>& g, const signed ch
     fx_rows_as_they_lie(from, row, weight, depth, height, columns, depth, zeros, sums);
     return;
   }
-  __builtin_memset(sums, 0, height * FX_PANEL_COLUMNS * sizeof(int));
-  fx_add_product<HAS_TILES, true>(from, row, weight, depth, height, columns, depth, zeros, sums);
+  fx_add_product<HAS_TILES, true>(
+      from, row, weight, depth, height, columns, depth, zeros, true, sums);
 }

@@ -75,28 +75,31 @@ static void fx_rows_as_they_lie(const Left* a, long row, const signed char* b, l
 }
 
 #if defined(FX_DOTS)
-// Rows by a panel, added to sums[rows][64]; adds up the columns, and returns how many rows were not lifted.
+// Rows by a panel, added to sums[rows][64], which are 0 if fresh; adds up the columns, and returns how
+// many rows were not lifted.
 template <bool HAS_TILES, bool HAS_ROOM, class Left>
 static long fx_add_panel(const Left* a, long row, const signed char* b, long column, long rows,
-                         long columns, long terms, bool wants_totals, int* sums, int* totals) {
+                         long columns, long terms, bool are_fresh, int* sums, int* totals) {
   alignas(64) signed char panel[FX_TURNED_TERMS * FX_TURNED_COLUMNS];
-  alignas(64) unsigned char ones[FX_TURNED_TERMS];
-  __builtin_memset(ones, 1, sizeof ones);
   const long done = HAS_TILES ? rows / 16 * 16 : 0;
+  const bool are_set = are_fresh && columns > FX_TURNED_COLUMNS;  // by tiles, all 64 of them
+  const long kept = are_set ? done * FX_PANEL_COLUMNS : 0;
+  if (are_fresh) __builtin_memset(sums + kept, 0, (rows * FX_PANEL_COLUMNS - kept) * sizeof(int));
+  if (done) fx_open_tiles();
   for (long k = 0; k < terms; k += FX_TURNED_TERMS) {
     const long some = terms - k < FX_TURNED_TERMS ? terms - k : FX_TURNED_TERMS;
     for (long c = 0; c < columns; c += FX_TURNED_COLUMNS) {
       const signed char* const from = b + c * column + k;
-      fx_turned(from, column, columns - c, some, panel);
+      fx_turned(from, column, columns - c, some, panel, totals + c);
       const bool is_last = c + 2 * FX_TURNED_COLUMNS > columns;
       const signed char* const ahead = is_last ? nullptr : from + FX_TURNED_COLUMNS * column;
-      if (HAS_TILES)
-        fx_rows_in_tiles<HAS_ROOM>(a + k, row, rows, panel, some, ahead, column, sums + c);
+      fx_rows_in_tiles<HAS_ROOM>(
+          a + k, row, done, panel, some, ahead, column, are_set && k == 0, sums + c);
       fx_rows_by_turned(a + k + done * row, row, rows - done, panel, some,
                         sums + done * FX_PANEL_COLUMNS + c);
-      if (wants_totals) fx_rows_by_turned(ones, 0, 1, panel, some, totals + c);
     }
   }
+  if (done) fx_close_tiles();
   return done;
 }
 #elif defined(__AVX2__)
@@ -117,20 +120,20 @@ static void fx_add_words(const Left* a, long row, const signed char* b, long col
 }
 #endif
 
-// sums[rows][64] += (A - zeros) B for a block of rows and a panel of columns; the terms of both lie side by
-// side. HAS_ROOM is told in `fx_square_in_tiles`.
+// sums[rows][64] += (A - zeros) B for a block of rows and a panel of columns, or = where they are fresh; the
+// terms of both lie side by side. HAS_ROOM is told in `fx_square_in_tiles`.
 template <bool HAS_TILES, bool HAS_ROOM, class Left>
 static void fx_add_product(const Left* a, long row, const signed char* b, long column, long rows,
-                           long columns, long terms, fx_zeros zeros, int* sums) {
+                           long columns, long terms, fx_zeros zeros, bool are_fresh, int* sums) {
   alignas(64) int totals[FX_PANEL_COLUMNS] = {};
   long done = rows;
   int lift = 0;
 #if defined(FX_DOTS)
   lift = fx_lift(a);
-  const bool wants_totals = lift || !zeros.are_none();
   done = fx_add_panel<HAS_TILES, HAS_ROOM>(
-      a, row, b, column, rows, columns, terms, wants_totals, sums, totals);
+      a, row, b, column, rows, columns, terms, are_fresh, sums, totals);
 #elif defined(__AVX2__)
+  if (are_fresh) __builtin_memset(sums, 0, rows * FX_PANEL_COLUMNS * sizeof(int));
   const bool fits = fx_pairs_fit(b, column, columns, terms);
   lift = fits ? fx_lift(a) : 0;
   const bool wants_totals = lift || !zeros.are_none();
@@ -138,6 +141,7 @@ static void fx_add_product(const Left* a, long row, const signed char* b, long c
   add(a, row, b, column, rows, columns, terms, lift, wants_totals, sums, totals);
   done = 0;
 #else
+  if (are_fresh) __builtin_memset(sums, 0, rows * FX_PANEL_COLUMNS * sizeof(int));
   for (long c = 0; c < columns; ++c)
     for (long k = 0; k < terms; ++k) totals[c] += b[c * column + k];
   for (long r = 0; r < rows; ++r)
@@ -164,9 +168,8 @@ static void fx_integer_product(const Left* a, long row, const signed char* b, lo
     fx_rows_as_they_lie(a, row, b, column, rows, columns, depth, zeros, sums);
     return;
   }
-  __builtin_memset(sums, 0, rows * FX_PANEL_COLUMNS * sizeof(int));
   if (term == 1) {
-    fx_add_product<HAS_TILES, false>(a, row, b, column, rows, columns, depth, zeros, sums);
+    fx_add_product<HAS_TILES, false>(a, row, b, column, rows, columns, depth, zeros, true, sums);
     return;
   }
   const long most = 512;
@@ -175,6 +178,7 @@ static void fx_integer_product(const Left* a, long row, const signed char* b, lo
     const long some = depth - k < most ? depth - k : most;
     for (long n = 0; n < some; ++n)
       for (long c = 0; c < columns; ++c) panel[c * most + n] = b[(k + n) * term + c * column];
-    fx_add_product<HAS_TILES, false>(a + k, row, panel, most, rows, columns, some, zeros, sums);
+    fx_add_product<HAS_TILES, false>(
+        a + k, row, panel, most, rows, columns, some, zeros, k == 0, sums);
   }
 }

@@ -2,6 +2,7 @@
 #if defined(__AMX_INT8__) && defined(FX_DOTS)
 #define FX_READ_TILE(N, FROM, STEP) \
   asm volatile("tileloadd (%0,%1,1), %%tmm" #N : : "r"(FROM), "r"((long)(STEP)) : "memory")
+#define FX_CLEAR_TILE(N) asm volatile("tilezero %%tmm" #N : :)
 #define FX_WRITE_TILE(N, TO, STEP) \
   asm volatile("tilestored %%tmm" #N ", (%0,%1,1)" : : "r"(TO), "r"((long)(STEP)) : "memory")
 #define FX_DOT_TILES(KIND, A, B, C) \
@@ -27,18 +28,25 @@ static inline __attribute__((always_inline)) void fx_dot_more_tiles(const signed
   FX_DOT_TILES("tdpbssd", 5, 7, 3);
 }
 
-// 16 rows, or 32 where there are TWO tiles of them, by 32 turned columns, added to sums[rows][64]. HAS_ROOM
-// tells that of A up to a multiple of 64 terms something may be read, whose factors are 0. What is AHEAD,
-// if anything, is asked for meanwhile: 32 columns.
+// 16 rows, or 32 where there are TWO tiles of them, by 32 turned columns: set where sums[rows][64] are
+// fresh, else added to them. HAS_ROOM tells that of A up to a multiple of 64 terms something may be read,
+// whose factors are 0. What is AHEAD, if anything, is asked for meanwhile: 32 columns.
 template <bool TWO, bool HAS_ROOM, class Left>
 static inline void fx_square_in_tiles(const Left* a, long row, const signed char* panel, long terms,
-                                      const signed char* ahead, long column, int* sums) {
+                                      const signed char* ahead, long column, bool are_fresh, int* sums) {
   const long whole = (HAS_ROOM ? terms + 63 : terms) / 64 * 64;
   const long width = FX_PANEL_COLUMNS * sizeof(int);
-  FX_READ_TILE(0, sums, width);
-  FX_READ_TILE(1, sums + 16, width);
-  if (TWO) FX_READ_TILE(2, sums + 16 * FX_PANEL_COLUMNS, width);
-  if (TWO) FX_READ_TILE(3, sums + 16 * FX_PANEL_COLUMNS + 16, width);
+  if (are_fresh) {
+    FX_CLEAR_TILE(0);
+    FX_CLEAR_TILE(1);
+    if (TWO) FX_CLEAR_TILE(2);
+    if (TWO) FX_CLEAR_TILE(3);
+  } else {
+    FX_READ_TILE(0, sums, width);
+    FX_READ_TILE(1, sums + 16, width);
+    if (TWO) FX_READ_TILE(2, sums + 16 * FX_PANEL_COLUMNS, width);
+    if (TWO) FX_READ_TILE(3, sums + 16 * FX_PANEL_COLUMNS + 16, width);
+  }
   const auto step = [&](const Left* from, long apart, long k) __attribute__((always_inline)) {
     FX_READ_TILE(4, from, apart);
     FX_READ_TILE(6, panel + k * 32, 64);
@@ -64,29 +72,32 @@ static inline void fx_square_in_tiles(const Left* a, long row, const signed char
   if (TWO) FX_WRITE_TILE(3, sums + 16 * FX_PANEL_COLUMNS + 16, width);
 }
 
-// As many rows as tiles take by 32 turned columns, added to sums[rows][64]; returns how many those are.
-template <bool HAS_ROOM, class Left>
-static long fx_rows_in_tiles(const Left* a, long row, long rows, const signed char* panel, long terms,
-                             const signed char* ahead, long column, int* sums) {
-  const long done = rows / 16 * 16;
-  if (done == 0) return 0;
+// Tiles of 16 rows of 64 bytes.
+static inline void fx_open_tiles() {
   alignas(64) unsigned char shapes[64] = {1};
   for (int tile = 0; tile < 8; ++tile) shapes[16 + 2 * tile] = 64, shapes[48 + tile] = 16;
   asm volatile("ldtilecfg %0" : : "m"(shapes));
+}
+
+static inline void fx_close_tiles() { asm volatile("tilerelease" : :); }
+
+// A multiple of 16 rows by 32 turned columns, set where sums[rows][64] are fresh, else added to them.
+template <bool HAS_ROOM, class Left>
+static void fx_rows_in_tiles(const Left* a, long row, long rows, const signed char* panel, long terms,
+                             const signed char* ahead, long column, bool are_fresh, int* sums) {
   long r = 0;
-  for (; r + 32 <= done; r += 32, ahead = nullptr)
+  for (; r + 32 <= rows; r += 32, ahead = nullptr)
     fx_square_in_tiles<true, HAS_ROOM>(
-        a + r * row, row, panel, terms, ahead, column, sums + r * FX_PANEL_COLUMNS);
-  if (r < done)
+        a + r * row, row, panel, terms, ahead, column, are_fresh, sums + r * FX_PANEL_COLUMNS);
+  if (r < rows)
     fx_square_in_tiles<false, HAS_ROOM>(
-        a + r * row, row, panel, terms, ahead, column, sums + r * FX_PANEL_COLUMNS);
-  asm volatile("tilerelease" : :);
-  return done;
+        a + r * row, row, panel, terms, ahead, column, are_fresh, sums + r * FX_PANEL_COLUMNS);
 }
 #else
+static inline void fx_open_tiles() {}
+static inline void fx_close_tiles() {}
+
 template <bool HAS_ROOM, class Left>
-static long fx_rows_in_tiles(const Left*, long, long, const signed char*, long, const signed char*, long,
-                             int*) {
-  return 0;
-}
+static void fx_rows_in_tiles(const Left*, long, long, const signed char*, long, const signed char*, long,
+                             bool, int*) {}
 #endif

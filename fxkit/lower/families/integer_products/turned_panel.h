@@ -2,8 +2,8 @@
 #if defined(FX_DOTS)
 #define FX_PAIRED(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
 
-// Writes 16 vectors as columns: word i of vector c goes to word c of vector i.
-static inline void fx_turn_words(const signed char* from, long step, int* to) {
+// Writes 16 vectors as columns: word i of vector c goes to word c of vector i. Returns the sum of each.
+static inline fx_integers fx_turn_words(const signed char* from, long step, int* to) {
   typedef int words __attribute__((vector_size(64)));
   words x[16], y[16];
   for (int c = 0; c < 16; ++c) x[c] = *(const fx_dots*)(from + c * step);
@@ -20,6 +20,8 @@ static inline void fx_turn_words(const signed char* from, long step, int* to) {
       x[c + 2 * i + 1] =
           FX_PAIRED(low, high, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
     }
+  const fx_dots ones = (fx_dots){} + 0x01010101;
+  fx_dots totals[4] = {};
 #pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) {
     const words a = FX_PAIRED(x[i], x[4 + i], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
@@ -28,35 +30,41 @@ static inline void fx_turn_words(const signed char* from, long step, int* to) {
         FX_PAIRED(x[8 + i], x[12 + i], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
     const words d =
         FX_PAIRED(x[8 + i], x[12 + i], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    *(fx_dots*)(to + i * 16) = FX_PAIRED(a, c, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-    *(fx_dots*)(to + (4 + i) * 16) =
-        FX_PAIRED(b, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-    *(fx_dots*)(to + (8 + i) * 16) =
-        FX_PAIRED(a, c, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    *(fx_dots*)(to + (12 + i) * 16) =
-        FX_PAIRED(b, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    const words y[4] = {
+        FX_PAIRED(a, c, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+        FX_PAIRED(b, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+        FX_PAIRED(a, c, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31),
+        FX_PAIRED(b, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)};
+#pragma GCC unroll 4
+    for (int part = 0; part < 4; ++part) {
+      *(fx_dots*)(to + (4 * part + i) * 16) = y[part];
+      totals[part] = fx_dot(totals[part], ones, y[part]);
+    }
   }
+  return (totals[0] + totals[1]) + (totals[2] + totals[3]);
 }
 
 // Rows and terms of a block that are turned at once; so few that the first cache holds half of them.
 static const long FX_TURNED_TERMS = 1024, FX_TURNED_COLUMNS = 32;
 
 // 32 columns as [terms / 64][2][16][16][4]: columns that are not there are 0, and so are terms up to a
-// multiple of 64.
-static void fx_turned(const signed char* b, long column, long columns, long terms, signed char* panel) {
+// multiple of 64. Their sums are added to totals.
+static void fx_turned(const signed char* b, long column, long columns, long terms, signed char* panel,
+                      int* totals) {
   for (long t = 0; t < 2; ++t) {
     const long count = columns - 16 * t;
+    fx_dots* const total = (fx_dots*)(totals + 16 * t);
     for (long k = 0; k < terms; k += 64) {
       const signed char* from = b + 16 * t * column + k;
       int* const to = (int*)(panel + (k / 64 * 2 + t) * 1024);
       const long some = terms - k;
       if (count >= 16 && some >= 64) {
-        fx_turn_words(from, column, to);
+        *total += fx_turn_words(from, column, to);
       } else {
         alignas(64) signed char part[16 * 64] = {};
         for (long c = 0; c < count && c < 16; ++c)
           __builtin_memcpy(part + c * 64, from + c * column, some < 64 ? some : 64);
-        fx_turn_words(part, 64, to);
+        *total += fx_turn_words(part, 64, to);
       }
     }
   }

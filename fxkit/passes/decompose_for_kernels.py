@@ -16,7 +16,8 @@ class DecomposeForKernels(Decompose):
     Only those of `FUNCTIONS` and `OPERATORS`, and operators that are declared so: what they are
     made of joins its neighbours in a kernel, and what the call as a whole would do is not faster. A
     call whose numbers decide what it calls stays, with a note. A mean or sum of `LOSSES` becomes
-    one of the losses of each row.
+    one of the losses of each row, and a batch normalisation by given statistics one of a single
+    result.
 
     Rewrites:
         return aten.isclose(%x, %y)

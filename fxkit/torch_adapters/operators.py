@@ -109,6 +109,12 @@ def grouped_product() -> Any:
     return _GROUPED.get()
 
 
+def grouped_product_overload() -> Any:
+    """Return the operator of ATen that multiplies groups of matrices, or None."""
+    packet = getattr(torch.ops.aten, "_grouped_mm", None)
+    return None if packet is None else packet.default
+
+
 def custom_definition(name: str) -> Any:
     """Return how a custom operator was defined, or None.
 

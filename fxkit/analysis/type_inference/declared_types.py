@@ -15,7 +15,7 @@ from torch import fx, nn
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.types import TensorType, contiguous_stride
 from fxkit.torch_adapters.layers import BatchNorm
-from fxkit.torch_adapters.operators import grouped_product
+from fxkit.torch_adapters.operators import grouped_product, grouped_product_overload
 
 _RULES: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
@@ -162,6 +162,6 @@ def _product_of_groups(
     )
 
 
-_GROUPED_MM = grouped_product()
-if _GROUPED_MM is not None:
-    declare_type(_GROUPED_MM)(_product_of_groups)
+for _product in (grouped_product(), grouped_product_overload()):
+    if _product is not None:
+        declare_type(_product)(_product_of_groups)

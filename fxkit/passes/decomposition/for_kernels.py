@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
@@ -21,6 +22,9 @@ from fxkit.passes.decomposition.replaying import replay
 from fxkit.passes.decomposition.torch_calls import record_calls
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.torch_adapters import pytree
+
+# What decompositions make of a batch normalisation in evaluation: it returns two empty tensors too.
+_FROZEN_BATCH_NORM = "aten._native_batch_norm_legit_no_training"
 
 Condition = Callable[[Mapping[str, Any]], bool]
 
@@ -78,6 +82,8 @@ class ForKernels(Decomposition):
             return self._by_rows
         if is_made_in_kernels(call.operator.overload):
             return self._by_definition
+        if call.name == _FROZEN_BATCH_NORM and _is_first_alone(node):
+            return self._normalise
         if FUNCTIONS.get(call.name, _never)(call.arguments):
             return self._by_functions
         return self._by_operators if OPERATORS.get(call.name, _never)(call.arguments) else None
@@ -86,6 +92,17 @@ class ForKernels(Decomposition):
         """Put what an operator was defined by in the place of its call."""
         definition = composition_of(call.operator.overload)
         self.replay(node, definition, (node.args, node.kwargs))
+
+    def _normalise(self, node: fx.Node, call: Call) -> None:
+        """Normalise by given statistics, without results that nobody reads."""
+        given = call.arguments
+        names = ("input", "weight", "bias", "running_mean", "running_var")
+        operands = [given[name] for name in names]
+        norm = torch.ops.aten.batch_norm.default
+        made = self._made(node, norm, *operands, False, given["momentum"], given["eps"], False)
+        for user in list(node.users):
+            self.edit.replace(user, made)
+        self.edit.erase(node)
 
     def _by_rows(self, node: fx.Node, call: Call) -> None:
         """Reduce a loss to a number for each row, and these."""
@@ -139,6 +156,11 @@ class ForKernels(Decomposition):
         )
         recording = record_calls(node.target, args, kwargs, [self.operand_type(n) for n in nodes])
         self.give(node, replay(self.edit, recording, nodes, node))
+
+
+def _is_first_alone(node: fx.Node) -> bool:
+    """Tell whether the first of several results is taken, and no other."""
+    return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
 
 
 def _has_rows(function: Any, given: Mapping[str, Any]) -> bool:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from fxkit.passes.decomposition.core_operators import is_core
+from fxkit.passes.decomposition.group_products import grouped_product
 from fxkit.passes.decomposition.recording import WritesInPlace
 from fxkit.passes.decomposition.recurrent_layers import recurrent_layers
 from fxkit.passes.decomposition.special_functions import special_functions
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.torch_adapters.decompositions import core_table, whole_table
+from fxkit.torch_adapters.operators import grouped_product_overload
 
 
 def expansion_of(overload: Any) -> Callable[..., Any] | None:
@@ -51,6 +53,7 @@ _whole_table = functools.cache(whole_table)
 def _own_table() -> dict[Any, Callable[..., Any]]:
     """Return what torch decomposes into something that writes, or not at all."""
     aten, prims = torch.ops.aten, torch.ops.prims
+    grouped = grouped_product_overload()
     return {
         aten.native_batch_norm.default: _batch_norm,
         aten.cudnn_batch_norm.default: _batch_norm,
@@ -60,6 +63,7 @@ def _own_table() -> dict[Any, Callable[..., Any]]:
         aten._pad_circular.default: _pad_circular,
         **recurrent_layers(),
         **special_functions(),
+        **({} if grouped is None else {grouped: grouped_product}),
         aten.var_mean.default: _var_mean_of_all,
         aten.var_mean.dim: _var_mean_by_bias,
         aten.var_mean.correction: _var_mean,
@@ -73,6 +77,7 @@ def _own_table() -> dict[Any, Callable[..., Any]]:
         aten.fmax.default: functools.partial(_without_nans, aten.maximum.default),
         aten.fmin.default: functools.partial(_without_nans, aten.minimum.default),
         aten.round.decimals: _round,
+        aten.histc.default: _histc,
         prims.copy_strided.default: lambda x, stride: aten.clone.default(x),
         prims.convert_element_type.default: lambda x, dtype: aten._to_copy.default(x, dtype=dtype),
     }
@@ -173,6 +178,25 @@ def _round(x: Any, *, decimals: int) -> Any:
     if decimals < 0:
         return (torch.round(wide / power) * power).to(x.dtype)
     return (torch.round(wide * power) / power).to(x.dtype)
+
+
+def _histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
+    """Count numbers by bins of equal width; those outside of the range, and NaN, in none.
+
+    Source: aten/src/ATen/native/cpu/HistogramKernel.cpp
+    """
+    x = torch.ops.aten.reshape.default(x, [-1])
+    low, high = (torch.full((), bound, dtype=x.dtype, device=x.device) for bound in (min, max))
+    if min == max:
+        if x.shape[0]:
+            low, high = x.amin(), x.amax()
+        is_single = low == high
+        low, high = torch.where(is_single, low - 1, low), torch.where(is_single, high + 1, high)
+    is_within = (x >= low) & (x <= high)
+    place = torch.where(is_within, (x - low) * bins / (high - low), torch.zeros_like(x))
+    place = place.to(torch.int64).clamp(max=bins - 1)
+    none = torch.zeros((bins,), dtype=x.dtype, device=x.device)
+    return torch.ops.aten.scatter_add.default(none, 0, place, is_within.to(x.dtype))
 
 
 def _var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import torch
@@ -20,11 +21,16 @@ ATOMS = frozenset(
 _NUMBER_TYPES = (bool, int, float, complex)
 READABLE = ATOMS - {type(...)}
 _MAX_READ = 4096
+_WITH_DTYPES = (np.generic, np.ndarray, torch.SymInt)
 _FROM_PYTHON = frozenset({"tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor"})
 
 
 def plain_argument(value: Any, func: Any) -> Any:
-    """Turn a subclass of a plain type, or a NumPy scalar, into what torch takes it for."""
+    """Turn what is no plain value into the one that torch takes it for.
+
+    That is a subclass of a plain type, a NumPy scalar, or what Python takes for an integer, such as
+    an enumeration of torch.
+    """
     name = getattr(func, "__name__", str(func))
     if isinstance(value, np.generic) and name not in _FROM_PYTHON:
         return value.item()
@@ -33,6 +39,9 @@ def plain_argument(value: Any, func: Any) -> Any:
             return kind(value)
     if isinstance(value, type) and value in _NUMBER_TYPES:
         return value
+    is_number = isinstance(value, SupportsIndex) and not isinstance(value, _WITH_DTYPES)
+    if is_number and name not in _FROM_PYTHON:
+        return operator.index(cast(SupportsIndex, value))
     raise Refusal(
         f"{name} is given a {type(value).__qualname__}, which a graph can't hold",
         "make a tensor of it outside, and pass that as an argument",

@@ -273,7 +273,7 @@ class Tape:
             return self.node_of(value)
         if isinstance(value, (tuple, range)):
             return tuple([self._argument(item, func) for item in value])
-        if kind is list:
+        if isinstance(value, list):
             return [self._argument(item, func) for item in value]
         if kind is slice:
             return slice(*(self._argument(e, func) for e in (value.start, value.stop, value.step)))

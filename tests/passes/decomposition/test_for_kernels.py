@@ -177,3 +177,31 @@ def test_nothing_to_count_and_classes_out_of_range_are_as_in_eager() -> None:
         with pytest.raises(IndexError, match="out of bounds"):
             fast(x, TARGET + 3)
         assert fast(x[:0], TARGET[:0]).isnan()
+
+
+def _normalised(x: Tensor) -> torch.Tensor:
+    weight, bias, mean = torch.arange(3.0), torch.ones(3), torch.full((3,), 0.5)
+    aten = torch.ops.aten
+    form = aten._native_batch_norm_legit_no_training.default
+    return torch.relu(form(x, weight, bias, mean, weight + 0.1, 0.1, 1e-5)[0])
+
+
+def test_a_batch_norm_of_exported_graphs_joins_its_neighbours() -> None:
+    x = torch.randn(2, 3, 5)
+    gm = fxkit.capture(_normalised, (x,)).graph_module
+    PassManager([DecomposeForKernels()], args=(x,), verify="numerics").run(gm)
+    names = [call.name for n in gm.graph.nodes if (call := resolve(n)) is not None]
+    assert "aten.batch_norm" in names and "aten._native_batch_norm_legit_no_training" not in names
+    program = fxkit.compile(_normalised)
+    torch.testing.assert_close(program(x), _normalised(x))
+    assert any("relu" in r.nodes and len(r.nodes) > 1 for r in program.compiled_modules[0].regions)
+
+
+def test_a_batch_norm_whose_other_results_are_read_stays() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        form = torch.ops.aten._native_batch_norm_legit_no_training.default
+        return form(x, None, None, torch.zeros(3), torch.ones(3), 0.1, 1e-5)
+
+    x = torch.randn(2, 3, 5)
+    gm = fxkit.capture(program, (x,)).graph_module
+    assert not PassManager([DecomposeForKernels()], args=(x,)).run(gm).modified

@@ -7,7 +7,7 @@ forward-mode differentiation without a word, and is refused within `torch.func.g
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -48,25 +48,85 @@ def register_derivatives(
             the arguments, and the tangent of each, None where it has none. It returns those of the
             results.
     """
-    missing = next((name for name in _NAMES if name.get() is None), None)
-    if missing is not None:
-        missing.warn()
+    if _lacks_names():
         torch.library.register_autograd(
             overload._schema.name, backward, setup_context=setup_context, lib=library
         )
         return
     function = _function_of(overload, backward, setup_context, tangents)
-    below, keys_below, requires_grad = _BELOW.get(), _KEYS_BELOW.get(), _REQUIRES.get()
+    undifferentiated, requires_grad = _below_autograd(overload), _REQUIRES.get()
 
     def differentiated(keys: Any, *args: Any) -> Any:
         wants_gradient = torch.is_grad_enabled() and requires_grad(*args)
         if not (wants_gradient or is_forward_mode()):
-            with below():
-                return overload.redispatch(keys & keys_below, *args)
+            return undifferentiated(keys, args)
         with _one_level():
             return function.apply(*args, keys)
 
     library.impl(overload._opname, differentiated, "Autograd", with_keyset=True)
+
+
+def register_pattern_derivatives(
+    library: torch.library.Library,
+    overload: Any,
+    pattern: Callable[..., Any],
+    backward: Callable[..., tuple[Any, ...]] | None,
+    setup_context: Callable[..., None],
+) -> None:
+    """Register how an operator is differentiated whose value other operators of torch compute.
+
+    In forward mode these compute it, and so their tangents, and where there is no `backward` they
+    do wherever a gradient is asked for.
+
+    Args:
+        library: What has registered the operator, and keeps the derivatives as long as it lives.
+        overload: The operator; its arguments are positional.
+        pattern: Computes the same by operators that torch differentiates.
+        backward: As of `torch.library.register_autograd`, or None.
+        setup_context: The same.
+    """
+    if _lacks_names():
+        if backward is not None:
+            torch.library.register_autograd(
+                overload._schema.name, backward, setup_context=setup_context, lib=library
+            )
+        return
+    function = backward and _function_of(overload, backward, setup_context, _no_tangents)
+    undifferentiated, requires_grad = _below_autograd(overload), _REQUIRES.get()
+
+    def differentiated(keys: Any, *args: Any) -> Any:
+        wants_gradient = torch.is_grad_enabled() and requires_grad(*args)
+        if is_forward_mode() or (wants_gradient and function is None):
+            return pattern(*args)
+        if function is None or not wants_gradient:
+            return undifferentiated(keys, args)
+        with _one_level():
+            return function.apply(*args, keys)
+
+    library.impl(overload._opname, differentiated, "Autograd", with_keyset=True)
+
+
+def _lacks_names() -> bool:
+    """Tell whether this torch lacks what derivatives in both directions take, and warn of it."""
+    missing = next((name for name in _NAMES if name.get() is None), None)
+    if missing is not None:
+        missing.warn()
+    return missing is not None
+
+
+def _below_autograd(overload: Any) -> Callable[[Any, Sequence[Any]], Any]:
+    """Return a function that calls an operator past autograd, with keys of the dispatcher."""
+    below, keys_below = _BELOW.get(), _KEYS_BELOW.get()
+
+    def undifferentiated(keys: Any, args: Sequence[Any]) -> Any:
+        with below():
+            return overload.redispatch(keys & keys_below, *args)
+
+    return undifferentiated
+
+
+def _no_tangents(ctx: Any, args: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    raise NotImplementedError("forward mode goes through the pattern")
 
 
 def _one_level() -> AbstractContextManager[Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fxkit.errors import UnsupportedError
+from fxkit.torch_adapters.operator_derivatives import register_pattern_derivatives
 
 _lock = threading.Lock()
 _numbers: dict[str, itertools.count[int]] = {}
@@ -56,10 +57,10 @@ def register_operator(
         library.impl(taken, run, key)
     torch.library.register_fake(qualified, _distinct(reference), lib=library)
     torch.library.register_vmap(qualified, _batched(qualified), lib=library)
-    if gradient is not None:
-        places = [i for i, (_, kind) in enumerate(captures) if kind is torch.Tensor]
-        _register_gradient(qualified, library, gradient, places, len(captures))
-    return getattr(torch.ops.fxkit, taken).default
+    places = [i for i, (_, kind) in enumerate(captures) if kind is torch.Tensor]
+    overload = getattr(torch.ops.fxkit, taken).default
+    _register_gradient(overload, library, reference, gradient, places, len(captures))
+    return overload
 
 
 def _free_name(name: str) -> str:
@@ -112,9 +113,10 @@ def _one_of_zeros(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _register_gradient(
-    qualified: str,
+    overload: Any,
     library: torch.library.Library,
-    gradient: Callable[..., Any],
+    reference: Callable[..., Any],
+    gradient: Callable[..., Any] | None,
     places: Sequence[int],
     count: int,
 ) -> None:
@@ -126,11 +128,12 @@ def _register_gradient(
         values = list(ctx.others)
         for place, tensor in zip(places, ctx.saved_tensors, strict=True):
             values[place] = tensor
+        assert gradient is not None
         made = gradient(*grads, *values)
         found = list(made) if isinstance(made, (tuple, list)) else [made]
         if len(found) != len(places):
             raise UnsupportedError(
-                f"expected {len(places)} gradient(s), one for each operand of {qualified}, got "
+                f"expected {len(places)} gradient(s), one for each operand of {overload}, got "
                 f"{len(found)}",
                 hint="gradient= returns None for an operand that has none",
             )
@@ -139,4 +142,6 @@ def _register_gradient(
             result[place] = grad
         return tuple(result)
 
-    torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=library)
+    register_pattern_derivatives(
+        library, overload, _distinct(reference), gradient and backward, setup_context
+    )

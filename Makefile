@@ -123,7 +123,7 @@ sweep-programs: $(READY)
 	$(PYTEST) -m sweep tests/lower/test_random_graphs.py $(ARGS)
 
 sweep-architectures: $(READY)
-	$(PYTEST) -m sweep -rP tests/lower/test_architectures.py \
+	$(PYTEST) -m sweep -rP tests/lower/test_architectures.py tests/lower/test_core_backend.py \
 		tests/lower/training/test_trained_architectures.py $(ARGS)
 
 lint: $(READY)

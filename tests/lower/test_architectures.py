@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,18 +26,23 @@ FLOOR = 2e-7
 
 def check(net: torch.nn.Module, inputs: Inputs) -> CompiledModule:
     """Call a model and the same one compiled, twice; return what was compiled."""
-    wide = copy.deepcopy(net).double()
-    if hasattr(wide, "set_experts_implementation"):
-        wide.set_experts_implementation("eager")  # the other kinds do not take float64
     compiled = fxkit.compile(net)
-    with torch.no_grad():
-        eager, exact = _tensors(net(**inputs)), _tensors(wide(**_doubled(inputs)))
-        for _ in range(2):
-            _hold(_tensors(compiled(**inputs)), eager, exact)
+    hold_to_float64(compiled, net, inputs)
     assert len(compiled.compiled_modules) == 1
     module = compiled.compiled_modules[0]
     assert isinstance(module, CompiledModule) and module.report().eager_calls == {}
     return module
+
+
+def hold_to_float64(compiled: Callable[..., Any], net: torch.nn.Module, inputs: Inputs) -> None:
+    """Call what was compiled of a model twice, and hold it to eager's error against float64."""
+    wide = copy.deepcopy(net).double()
+    if hasattr(wide, "set_experts_implementation"):
+        wide.set_experts_implementation("eager")  # the other kinds do not take float64
+    with torch.no_grad():
+        eager, exact = _tensors(net(**inputs)), _tensors(wide(**_doubled(inputs)))
+        for _ in range(2):
+            _hold(_tensors(compiled(**inputs)), eager, exact)
 
 
 def check_sizes(net: torch.nn.Module, samples: list[Inputs]) -> None:

@@ -100,6 +100,10 @@ class KernelCall:
         function.restype = ctypes.c_long if self.kernel.may_fail else None
         self._function = function
 
+    def take(self, function: Callable[..., int | None]) -> None:
+        """Take a function of the addresses of the buffers, then the number of threads."""
+        self._function = function
+
     def in_eager(self, *tensors: torch.Tensor) -> Any:
         """Compute the same with torch."""
         return self._eager(*tensors)

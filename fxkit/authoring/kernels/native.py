@@ -18,7 +18,7 @@ from fxkit.authoring.kernels.epilogue import Epilogue
 from fxkit.authoring.kernels.execution import InProcess, KernelMemory, isolated
 from fxkit.authoring.kernels.source import FOUND, KernelSource
 from fxkit.authoring.kernels.wrapper import entry_name, pack_numbers, print_wrapper
-from fxkit.errors import UnsupportedError
+from fxkit.errors import NumericsError, UnsupportedError
 from fxkit.ir.types import TensorType, contiguous_stride
 
 # Kinds of calls whose results and numbers are kept.
@@ -279,4 +279,13 @@ def _called(
         raise UnsupportedError(
             f"expected a function of {', '.join(given)} for {name}, got one of {', '.join(unknown)}"
         )
-    return function(**{n: given[n] for n in wanted})
+    try:
+        made = function(**{n: given[n] for n in wanted})
+    except Exception as error:
+        raise NumericsError(
+            f"what computes {name} raises {type(error).__name__}: {error}; where= can refuse such "
+            "operands"
+        ) from error
+    if not isinstance(made, (int, float)):
+        raise NumericsError(f"what computes {name} gives a {type(made).__name__}, and no number")
+    return made

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from fxkit.authoring.kernels.definition import AuthoredKernel
 from fxkit.authoring.kernels.epilogue_fusion import FuseEpilogues
@@ -78,9 +79,24 @@ def times_at(kernel: AuthoredKernel, match: Match, options: TrialOptions) -> tup
     part = GraphPart.of(sorted(options.around(match)))
     fragment = part.module(_module_of(match.root))
     types = [type_of(node) for node in part.inputs]
-    key = f"{kernel.name} {fragment.code} {[_told(t) for t in types]}"
+    key = f"{kernel.name} {_form_of(fragment)} {[_told(t) for t in types]}"
     measure = functools.partial(_measured, kernel, match.root.name, fragment, types, options)
     return times.kept_times(key, measure, [_text_of(kernel)])
+
+
+def _form_of(fragment: fx.GraphModule) -> str:
+    """Return what a part of a graph calls, which is the same for each of a model's layers."""
+    places = {node: f"%{place}" for place, node in enumerate(fragment.graph.nodes)}
+    lines = []
+    for node in fragment.graph.nodes:
+        target: Any = node.target
+        if node.op == "get_attr":
+            target = _told(type_of(node))
+        elif callable(target):
+            target = f"{target.__module__}.{getattr(target, '__qualname__', target)}"
+        operands = map_arg((node.args, node.kwargs), places.__getitem__)
+        lines.append(f"{'' if node.op == 'placeholder' else target} {operands}")
+    return "; ".join(lines)
 
 
 def _is_convex(nodes: frozenset[fx.Node]) -> bool:

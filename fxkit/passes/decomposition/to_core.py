@@ -41,7 +41,11 @@ class ToCore(Decomposition):
             return None
         if target.namespace != "aten" and composition_of(target) is None:
             raise Unrecordable("it is no operator of ATen")
-        own = {_aten.dim.default: self._count_axes, _aten.item.default: self._read_number}
+        own = {
+            _aten.dim.default: self._count_axes,
+            _aten.item.default: self._read_number,
+            _aten._assert_tensor_metadata.default: self._check_type,
+        }
         return own.get(target, self._compute)
 
     def expansion(self, overload: Any) -> Callable[..., Any] | None:
@@ -63,6 +67,15 @@ class ToCore(Decomposition):
     def _read_number(self, node: fx.Node, call: Call) -> None:
         number = _aten._local_scalar_dense.default
         self.take_over(node, self.edit.call(number, *node.args, before=node))
+
+    def _check_type(self, node: fx.Node, call: Call) -> None:
+        """Leave out what says that a tensor has the type that is recorded."""
+        given, known = call.arguments, type_of(node.all_input_nodes[0])
+        told = ((given["size"], known.shape), (given["stride"], known.stride),
+                (given["dtype"], known.dtype), (given["device"], known.device))  # fmt: skip
+        if any(it is not None and it != found for it, found in told):
+            raise Unrecordable(f"it asks for another type than {known}")
+        self.edit.erase(node)
 
     def _compute(self, node: fx.Node, call: Call) -> None:
         mark = self.edit.mark()

@@ -78,6 +78,11 @@ def _own_table() -> dict[Any, Callable[..., Any]]:
         aten.fmin.default: functools.partial(_without_nans, aten.minimum.default),
         aten.round.decimals: _round,
         aten.histc.default: _histc,
+        aten.max.default: lambda x: aten.amax.default(x, []),
+        aten.min.default: lambda x: aten.amin.default(x, []),
+        aten.addbmm.default: _addbmm,
+        aten._conj.default: aten.conj_physical.default,
+        aten._conj_physical.default: aten.conj_physical.default,
         prims.copy_strided.default: lambda x, stride: aten.clone.default(x),
         prims.convert_element_type.default: lambda x, dtype: aten._to_copy.default(x, dtype=dtype),
     }
@@ -178,6 +183,13 @@ def _round(x: Any, *, decimals: int) -> Any:
     if decimals < 0:
         return (torch.round(wide / power) * power).to(x.dtype)
     return (torch.round(wide * power) / power).to(x.dtype)
+
+
+def _addbmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """Add the sum of a batch of products; times zero, what it is added to does not count."""
+    total = torch.bmm(a, b).sum(0, dtype=x.dtype)
+    total = total if alpha == 1 else total * alpha
+    return total if beta == 0 else x * beta + total
 
 
 def _histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:

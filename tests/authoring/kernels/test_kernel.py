@@ -258,3 +258,43 @@ def test_compile_takes_kernels_only() -> None:
     with pytest.raises(UnsupportedError, match="expected kernels, got function"):
         fxkit.compile(shift, kernels=[shift])  # type: ignore[list-item]
     assert issubclass(UnsupportedError, FxkitError)
+
+
+def test_places_of_one_form_share_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def kept(key: str, measure: object, texts: object) -> tuple[float, float]:
+        measured.append(key)
+        return 1e-6, 2e-6
+
+    monkeypatch.setattr(trial.times, "kept_times", kept)
+    layers = torch.nn.ModuleList(torch.nn.Linear(5, 5) for _ in range(3))
+
+    def program(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = shift(layer(x))
+        return x + shift(x[:, :2]).sum()
+
+    with torch.no_grad():
+        compiled(program, shifting(), torch.randn(9, 5))
+    assert len(measured) > 3 and len(set(measured)) == 2
+
+
+WRONG_NUMBERS = {
+    "raises IndexError: tuple index out of range": lambda x: x.numel() // x.shape[-1],
+    "gives a Size, and no number": lambda x: x.shape,
+    "gives a NoneType, and no number": lambda x: None,
+}
+
+
+@pytest.mark.parametrize("told", WRONG_NUMBERS)
+def test_a_function_of_numbers_that_fails_is_named(told: str) -> None:
+    source = SHIFT.replace("int64_t out_numel", "int64_t out_numel, int64_t rows")
+    kernel = fxkit.kernel(
+        shift,
+        cpp=source.replace("BODY", "out[i] = std::tanh(x[i]) + 0.25f"),
+        numbers={"rows": WRONG_NUMBERS[told]},
+    )
+    with pytest.raises(NumericsError, match=f"what computes rows {told}") as caught:
+        kernel.prove()
+    assert "inputs: x=f32[" in str(caught.value)

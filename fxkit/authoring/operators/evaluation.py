@@ -7,6 +7,7 @@ once. What is made of Python numbers alone is computed by Python, in float64.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -35,22 +36,27 @@ from fxkit.lower.codegen.cpp.runtime_parameters import Free, RuntimeFloat, Runti
 from fxkit.lower.loop_ir.bits import Bits, Number
 from fxkit.lower.loop_ir.builder import Builder, Ref, round_number
 from fxkit.lower.loop_ir.loop_ir import Instruction, register_of
-from fxkit.passes.decomposition import special_functions
 
 Value = TypeVar("Value")
 
-# Those primitives for which core operators have no name.
-CORE_FORMS: dict[str, Callable[..., torch.Tensor]] = {
-    "copysign": special_functions.copysign,
-    "erfc": special_functions.erfc,
-    "exp2": special_functions.exp2,
-    "hypot": special_functions.hypot,
-    "lgamma": special_functions.lgamma,
-    "nextafter": special_functions.nextafter,
-    "select": special_functions.chosen,
-    "scan_max": lambda x: special_functions.running_extreme(True)(x, -1)[0],
-    "scan_min": lambda x: special_functions.running_extreme(False)(x, -1)[0],
-}
+
+@functools.cache
+def core_forms() -> dict[str, Callable[..., torch.Tensor]]:
+    """Return those primitives for which core operators have no name, by others."""
+    # Here, since it loads all passes, which calls do not need.
+    from fxkit.passes.decomposition import special_functions
+
+    return {
+        "copysign": special_functions.copysign,
+        "erfc": special_functions.erfc,
+        "exp2": special_functions.exp2,
+        "hypot": special_functions.hypot,
+        "lgamma": special_functions.lgamma,
+        "nextafter": special_functions.nextafter,
+        "select": special_functions.chosen,
+        "scan_max": lambda x: special_functions.running_extreme(True)(x, -1)[0],
+        "scan_min": lambda x: special_functions.running_extreme(False)(x, -1)[0],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +296,8 @@ class TorchComputer:
 
     def apply(self, primitive: Primitive, values: Sequence[Any]) -> torch.Tensor:
         first = values[0]
-        if self.by_core and primitive.op in CORE_FORMS:
-            return CORE_FORMS[primitive.op](*values)
+        if self.by_core and primitive.op in core_forms():
+            return core_forms()[primitive.op](*values)
         if isinstance(first, torch.Tensor):
             return primitive.compute(*values)
         if primitive.op in ("add", "mul"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,13 +28,25 @@ _FOLDS: dict[Any, tuple[str, float]] = {
     min: ("min", math.inf),
 }
 
-_MEANS = (statistics.mean, statistics.fmean)
 
-# What is known of rows beside that, or is written in Python.
-ROW_FUNCTIONS = (any, all, *_MEANS)
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of a list, as `statistics.mean` does, which is slow to import."""
+    return sum(values) / len(values)
+
 
 # The methods of a row, and the functions of what they fold.
-METHODS: dict[str, Any] = {"sum": sum, "max": max, "min": min, "mean": statistics.fmean}
+METHODS: dict[str, Callable[..., Any]] = {"sum": sum, "max": max, "min": min, "mean": mean}
+
+
+def is_of_rows(callee: Any) -> bool:
+    """Tell whether rows have a function that is known otherwise, or is written in Python."""
+    return callee in (any, all) or _is_mean(callee)
+
+
+def _is_mean(callee: Any) -> bool:
+    home, name = getattr(callee, "__module__", None), getattr(callee, "__name__", None)
+    return callee is mean or (home == "statistics" and name in ("mean", "fmean"))
+
 
 # By what `itertools.accumulate` folds a row up to each element.
 _SCANS: dict[Any, str] = {operator.add: "add", max: "max", min: "min"}
@@ -65,7 +76,7 @@ def call_of_rows(callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         return _or_default(callee, values, _number(kwargs["default"]))
     if more or kwargs:
         return None
-    if callee in _MEANS:
+    if _is_mean(callee):
         total = call_of_rows(sum, (values,), {})
         return None if total is None else term("div", total, _count(values))
     if callee in (any, all):

@@ -13,7 +13,7 @@ from typing import Any
 from fxkit.authoring.operators.callables import FUNCTIONS
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.primitives import substituted, term, truth
-from fxkit.authoring.operators.row_calls import METHODS, ROW_FUNCTIONS, call_of_rows, mapped
+from fxkit.authoring.operators.row_calls import METHODS, call_of_rows, is_of_rows, mapped
 from fxkit.authoring.operators.row_values import RowMethod, RowValue
 from fxkit.authoring.operators.source import FunctionSource
 from fxkit.authoring.operators.terms import Term, const, number
@@ -58,7 +58,7 @@ class CallReader:
         has_rows = any(isinstance(arg, RowValue) for arg in args)
         if callee is map and args:
             return self._mapped(args, node)
-        if has_rows and (callee in ROW_FUNCTIONS or not inspect.isfunction(callee)):
+        if has_rows and (is_of_rows(callee) or not inspect.isfunction(callee)):
             return self._of_rows(callee, args, kwargs, node)
         if callee in (sum, all, any) and len(args) == 1 and isinstance(args[0], tuple):
             return self._folded(callee, args[0], node)

@@ -1,16 +1,20 @@
-"""What operators of one's own cost: long calls, short ones, and inside a transformer's layer."""
+"""What operators of one's own cost: long, short and first calls, and in a transformer's layer."""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxkit
-from fxkit.authoring.operators.elementwise import ElementwiseOperator
 from fxkit.timing import in_turn
 from fxkit.view.texts.text_table import duration, table
 
@@ -28,6 +32,18 @@ def _softplus(x):
 def relu(x):
     """max(x, 0)."""
     return max(x, 0.0)
+
+
+@fxkit.operator(namespace="benchmarks")
+def at_least(x, low=0.0):
+    """max(x, low)."""
+    return max(x, low)
+
+
+@fxkit.operator(namespace="benchmarks")
+def softplus(x, beta=1.0):
+    """log(1 + e^(βx)) / β, without overflow."""
+    return _softplus(x * beta) / beta
 
 
 @fxkit.operator(namespace="benchmarks")
@@ -86,7 +102,8 @@ def run(rounds: int) -> str:
     """Time operators of one's own beside what they replace, in turn; return tables."""
     repetitions = max(3, rounds // 2)
     with torch.no_grad():
-        return "\n\n".join([_long(repetitions), _short(repetitions), _layer(repetitions)])
+        tables = [_long(repetitions), _short(repetitions), _layer(repetitions), _first()]
+    return "\n\n".join(tables)
 
 
 def _long(repetitions: int) -> str:
@@ -99,22 +116,55 @@ def _long(repetitions: int) -> str:
             "eager": lambda f=operator: f.composition(x),
         }
         seconds = in_turn(ways, rounds=repetitions, warmup=2)
-        rows.append(_row(operator, seconds, "operator", "composed", "eager"))
+        rows.append(_row(operator.definition.name, seconds, "operator", "composed", "eager"))
     head = ["8M float32", "operator", "composition, compiled", "composition, eager", "of compiled"]
     return table(head, rows, align="<>>>>")
 
 
 def _short(repetitions: int) -> str:
     x, rows = torch.randn(_SHORT), []
-    for operator in (relu, *OPERATORS):
-        ways = {
-            "operator": lambda f=operator: _often(lambda: f(x)),
-            "relu": lambda: _often(lambda: torch.relu(x)),
-        }
-        seconds = in_turn(ways, rounds=10 * repetitions, warmup=2)
-        per_call = {name: value / _CALLS for name, value in seconds.items()}
-        rows.append(_row(operator, per_call, "operator", "relu"))
-    return table(["1,024 float32", "operator", "torch.relu", "of relu"], rows, align="<>>>")
+    grown = x.clone().requires_grad_()
+    pairs: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
+        "relu(x)": (lambda: relu(x), lambda: torch.relu(x)),
+        "clamp(x, 0.5)": (lambda: at_least(x, 0.5), lambda: torch.clamp(x, 0.5)),
+        "clamp(x, min=0.5)": (lambda: at_least(x, low=0.5), lambda: torch.clamp(x, min=0.5)),
+        "softplus(x, beta=2.0)": (
+            lambda: softplus(x, beta=2.0),
+            lambda: F.softplus(x, beta=2.0),
+        ),
+        "relu(x), x with gradient": (lambda: relu(grown), lambda: torch.relu(grown)),
+    }
+    with torch.enable_grad():
+        for name, (own, theirs) in pairs.items():
+            ways = {"operator": lambda f=own: _often(f), "torch": lambda f=theirs: _often(f)}
+            seconds = in_turn(ways, rounds=20 * repetitions, warmup=2)
+            per_call = {way: value / _CALLS for way, value in seconds.items()}
+            rows.append(_row(name, per_call, "operator", "torch"))
+    return table(["1,024 float32", "operator", "torch", "of torch"], rows, align="<>>>")
+
+
+def _first() -> str:
+    """Time definitions and first calls, each in a process of its own."""
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for what in ("nothing built", "all built"):
+            seconds = _first_in_process(Path(folder), has_other=False)
+            rows.append([what, *map(duration, seconds)])
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = _first_in_process(Path(folder), has_other=True)
+        rows.insert(1, ["another operator built before", *map(duration, seconds)])
+    return table(["first call", "definition", "call", "with gradient"], rows, align="<>>>")
+
+
+def _first_in_process(folder: Path, *, has_other: bool) -> list[float]:
+    environment = {**os.environ, "FXKIT_CACHE_DIR": str(folder / "cache")}
+    options = ["--other"] if has_other else []
+    command = [sys.executable, "-m", "benchmarks.operators_first_call", *options]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        command, env=environment, cwd=root, capture_output=True, text=True, check=True
+    )
+    return [float(value) for value in done.stdout.split()]
 
 
 def _layer(repetitions: int) -> str:
@@ -126,7 +176,7 @@ def _layer(repetitions: int) -> str:
         rounds=3 * repetitions,
         warmup=2,
     )
-    rows = [_row(gelu, seconds, "operator", "built-in")]
+    rows = [_row("gelu", seconds, "operator", "built-in")]
     return table(["feed-forward layer", "operator", "built-in", "of built-in"], rows, align="<>>>")
 
 
@@ -135,6 +185,6 @@ def _often(call: Callable[[], object]) -> None:
         call()
 
 
-def _row(operator: ElementwiseOperator, seconds: dict[str, float], *ways: str) -> list[str]:
+def _row(name: str, seconds: dict[str, float], *ways: str) -> list[str]:
     ratio = seconds[ways[0]] / seconds[ways[1]]
-    return [operator.definition.name, *(duration(seconds[way]) for way in ways), f"{ratio:.2f} ×"]
+    return [name, *(duration(seconds[way]) for way in ways), f"{ratio:.2f} ×"]

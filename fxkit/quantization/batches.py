@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,15 +37,27 @@ def call_with(program: Callable[..., Any], batch: Batch) -> Any:
         UnsupportedError: When it is neither a tuple nor a dict, or the program can't take it.
     """
     args, kwargs = arguments_of(batch)
-    try:
+    with told_where_it_does_not_fit(args, kwargs):
         return program(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def told_where_it_does_not_fit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Say what a program was given where it can't take that.
+
+    Raises:
+        UnsupportedError: When the program raises, but for fxkit's own errors.
+    """
+    try:
+        yield
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
         if isinstance(error, FxkitError):
             raise
         lines = str(error).splitlines() or [type(error).__name__]
         raise UnsupportedError(
             f"expected a batch that the program takes, got {_told(args, kwargs)}: {lines[0]}",
-            hint="each batch is what a call of the model takes: a tuple, or a dict by name",
+            hint="each batch is what a call of the model takes, without labels: a tuple, or a dict "
+            "by name",
         ) from error
 
 

@@ -24,7 +24,7 @@ from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.observed_places import ObservedPlaces
 from fxkit.quantization.operands import take_instead
 from fxkit.quantization.placement import QuantizedOperand, placements
-from fxkit.quantization.preparation import PreparedProgram, Program, apply
+from fxkit.quantization.preparation import PreparedProgram, Program, apply, as_prepared
 from fxkit.quantization.qat.qat_program import QatProgram
 from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.stored_layers import stored_path
@@ -234,7 +234,7 @@ def convert(prepared: PreparedProgram | QatProgram) -> Program:
     """
     if isinstance(prepared, QatProgram):
         prepared = prepared.prepared()
-    places = prepared.places
+    places = as_prepared(prepared).places
     observers = places.observers.values()
     if places.specs and not any(observer.count for observer in observers):
         if any(observer.not_finite for observer in observers):

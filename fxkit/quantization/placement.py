@@ -107,6 +107,8 @@ def _operands(
     arguments = call.arguments if call is not None else {}
     weight = arguments.get(row.weight) if row.weight is not None else None
     stored = _stored(gm, weight)
+    if isinstance(weight, fx.Node) and _is_dequantized(weight):
+        return f"its weight %{weight.name} is quantised already"
     found: list[QuantizedOperand] = []
     if stored is not None and isinstance(weight, fx.Node):
         refused = _refused_weight(stored, row, spec.weights)
@@ -160,6 +162,8 @@ def _refused_weight(weight: Tensor, row: QuantizableOperator, spec: TensorSpec) 
 
 def _refused_activation(operand: fx.Node, operator: str, spec: TensorSpec) -> str | None:
     known = type_of(operand)
+    if _is_dequantized(operand):
+        return f"its operand %{operand.name} is quantised already"
     if isinstance(known, TensorType) and not known.dtype.is_floating_point:
         return f"its operand %{operand.name} is {_short(known.dtype)}"
     if isinstance(known, TensorType) and known.dtype == torch.float64:
@@ -171,6 +175,12 @@ def _refused_activation(operand: fx.Node, operator: str, spec: TensorSpec) -> st
     if spec.is_dynamic and operator == "aten.scaled_dot_product_attention":
         return "its value is summed along tokens: scales per token do not fit"
     return None
+
+
+def _is_dequantized(node: fx.Node) -> bool:
+    """Tell whether a node gives floats for integers, as fxkit's and torchao's graphs have them."""
+    call = resolve(node)
+    return call is not None and call.name.partition(".")[2].startswith("dequantize")
 
 
 def _short(dtype: torch.dtype) -> str:

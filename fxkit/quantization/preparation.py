@@ -18,6 +18,7 @@ from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.probes import Probe, ProbeSite, insert_probe
+from fxkit.quantization.batches import told_where_it_does_not_fit
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.observed_places import ObservedPlaces, new_observer, observed
 from fxkit.quantization.observers import RangeObserver
@@ -215,6 +216,20 @@ def as_config(config: QuantizationConfig | QuantizationSpec | None) -> Quantizat
     return config
 
 
+def as_prepared(prepared: Any) -> PreparedProgram:
+    """Return a prepared program.
+
+    Raises:
+        UnsupportedError: When it is something else.
+    """
+    if not isinstance(prepared, PreparedProgram):
+        raise UnsupportedError(
+            f"expected what prepare returned, got {_kind(prepared)}",
+            hint="prepared = fxkit.quantization.prepare(model, args, config)",
+        )
+    return prepared
+
+
 def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Program:
     """Return a new graph of a model, which can be changed without changing the model.
 
@@ -237,12 +252,14 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
             "expected a model in eval mode, got one in training mode",
             hint="call model.eval() first: batch norms and dropout are calibrated as they run",
         )
-    if not isinstance(model, Captured) or not model.changes:
-        return capture(fn, args, dict(kwargs or {}))
-    program = Captured(fn)
-    program.keep_changes(model.changes)
-    program(*args, **dict(kwargs or {}))
-    return program
+    keywords = dict(kwargs or {})
+    with told_where_it_does_not_fit(args, keywords):
+        if not isinstance(model, Captured) or not model.changes:
+            return capture(fn, args, keywords)
+        program = Captured(fn)
+        program.keep_changes(model.changes)
+        program(*args, **keywords)
+        return program
 
 
 def _kind(model: Any) -> str:

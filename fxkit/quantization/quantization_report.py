@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxkit.errors import UnsupportedError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.text_table import table
 from fxkit.quantization.affine import parameters_of, signal_to_noise
 from fxkit.quantization.batches import Batch, call_with
 from fxkit.quantization.placement import QuantizedOperator, placements
-from fxkit.quantization.preparation import PreparedProgram
+from fxkit.quantization.preparation import PreparedProgram, as_prepared
 from fxkit.quantization.sharing import makers
 from fxkit.torch_adapters import pytree
 
@@ -90,7 +91,7 @@ def report(
         batches: Inputs to compare results for: for each call a tuple of positional inputs, or a
             dict of keyword inputs.
     """
-    errors = _errors(quantized, prepared, batches)
+    errors = _errors(quantized, as_prepared(prepared), batches)
     rows: dict[tuple[object, ...], QuantizationRow] = {}
     for gm in prepared.graph_modules:
         nodes = {node.name: node for node in gm.graph.nodes}
@@ -112,8 +113,18 @@ def _errors(
         for batch in batches:
             exact.append(_float_tensors(call_with(fresh, batch)))
             found.append(_float_tensors(call_with(quantized, batch)))
+            _check_alike(exact[-1], found[-1])
     pairs = zip(zip(*exact, strict=True), zip(*found, strict=True), strict=True)
     return tuple(signal_to_noise(_flat(ours), _flat(theirs)) for ours, theirs in pairs)
+
+
+def _check_alike(exact: list[Tensor], found: list[Tensor]) -> None:
+    shapes = [[tuple(one.shape) for one in results] for results in (exact, found)]
+    if shapes[0] != shapes[1]:
+        raise UnsupportedError(
+            f"expected two programs with results of one shape, got {shapes[0]} and {shapes[1]}",
+            hint="give what convert made, and what was prepared for it",
+        )
 
 
 def _float_tensors(result: Any) -> list[Tensor]:

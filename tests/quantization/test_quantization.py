@@ -368,3 +368,38 @@ def test_float_weights_that_nothing_reads_are_gone() -> None:
     exported = torch.export.export(graph, (x,))
     torch.testing.assert_close(exported.module()(x), quantized(x))
     torch.testing.assert_close(model(x), q.prepare(model, (x,), q.int8_static())(x))
+
+
+def test_what_is_quantised_already_stays() -> None:
+    model, x = (
+        nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(),
+        torch.randn(8, 16),
+    )
+    for first, second in ((q.int8_static(), q.int8_static()), (q.int8_weight_only(),) * 2):
+        quantized = fxkit.quantize(model, first, [(x,)])
+        prepared = q.prepare(quantized, (x,), second)
+        again = q.convert(prepared)
+        rows = q.report(again, prepared, [(x,)]).rows
+        assert not prepared.observers and len(rows) == 2
+        assert all("is quantised already" in row.reason for row in rows)
+        assert torch.equal(again(x), quantized(x))
+
+
+def test_batches_and_programs_of_another_kind_are_told() -> None:
+    model, x = nn.Linear(16, 4).eval(), torch.randn(8, 16)
+    prepared = q.prepare(model, (x,), q.int8_static())
+    told = r"a batch that the program takes, got \(f32\[8,15\]\): mat1 and mat2"
+    with pytest.raises(UnsupportedError, match=told):
+        q.calibrate(prepared, [(torch.randn(8, 15),)])
+    with pytest.raises(UnsupportedError, match="takes 2 positional arguments"):
+        fxkit.quantize(model, q.int8_static(), [(x, torch.zeros(8))])
+    with pytest.raises(UnsupportedError, match="activations that are finite in calibration"):
+        q.calibrate(prepared, [(x * torch.nan,)])
+        q.convert(prepared)
+    for use in (q.convert, lambda one: q.gptq(one, [(x,)]), lambda one: q.report(one, one)):
+        with pytest.raises(UnsupportedError, match="expected what prepare returned"):
+            use(model)
+    q.calibrate(prepared, [(x,)])
+    other = q.prepare(nn.Linear(16, 3).eval(), (x,), q.int8_weight_only())
+    with pytest.raises(UnsupportedError, match="results of one shape"):
+        q.report(q.convert(prepared), other, [(x,)])

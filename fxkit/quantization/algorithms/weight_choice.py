@@ -14,7 +14,7 @@ from fxkit.quantization.algorithms.input_moments import InputMoments, input_mome
 from fxkit.quantization.batches import Batch
 from fxkit.quantization.pair_safe import made_pair_safe
 from fxkit.quantization.placement import QuantizedOperand, placements
-from fxkit.quantization.preparation import PreparedProgram
+from fxkit.quantization.preparation import PreparedProgram, as_prepared
 from fxkit.quantization.specs import TensorSpec
 from fxkit.quantization.stored_layers import StoredLayer, stored_layers
 from fxkit.quantization.stored_weight import StoredWeight
@@ -157,7 +157,7 @@ class WantedWeight:
 def wanted_weights(prepared: PreparedProgram) -> dict[str, WantedWeight]:
     """Return the weights that layers multiply and that are quantised, by path, in order."""
     wanted: dict[str, WantedWeight] = {}
-    for number, gm in enumerate(prepared.graph_modules):
+    for number, gm in enumerate(as_prepared(prepared).graph_modules):
         nodes = {node.name: node for node in gm.graph.nodes}
         operands = {
             str(nodes[operand.producer].target): operand

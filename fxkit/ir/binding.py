@@ -28,7 +28,7 @@ from fxkit.ir.python_signatures import (
     signature_of,
 )
 from fxkit.ir.types import TensorType, type_of
-from fxkit.torch_adapters.layers import is_function_in_c
+from fxkit.torch_adapters.layers import is_builtin_of_torch
 from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as the schemas of losses number them
@@ -106,7 +106,7 @@ def _new_binder(target: Any) -> _Binder | None:
         if target is getattr(torch.Tensor, name, None):
             return functools.partial(_method, name)
         return None
-    if isinstance(target, types.BuiltinFunctionType) and _is_torch_builtin(target):
+    if isinstance(target, types.BuiltinFunctionType) and is_builtin_of_torch(target):
         return functools.partial(python_call if name in _PYTHON_METHODS else _aten, name)
     return None
 
@@ -156,11 +156,6 @@ def _without_dropout(
     options = [named[name] for name in op_table.PURE_WITHOUT_DROPOUT[target.__name__]]
     is_off = any(type(option) in (bool, int, float) and not option for option in options)
     return pure(args, kwargs) if is_off else None
-
-
-def _is_torch_builtin(target: Any) -> bool:
-    home = getattr(target, "__module__", None) or ""
-    return home.startswith("torch._C") or is_function_in_c(target)
 
 
 def bind_method(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:

@@ -18,7 +18,7 @@ from torch import fx, nn
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op_table import ALIASES, PARAMETER_NAMES
 from fxkit.ir.types import TensorType, type_of
-from fxkit.torch_adapters.layers import is_function_in_c
+from fxkit.torch_adapters.layers import is_builtin_of_torch
 from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket
 
 # What Python's side of torch takes beside the names of the schemas.
@@ -69,14 +69,9 @@ def _unfit_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
         return _unfit_overloads(_schemas(target), args, kwargs, is_exact=True)
     if isinstance(target, types.FunctionType):
         return _unfit_python(target, args, kwargs)
-    if isinstance(target, types.BuiltinFunctionType) and _is_of_torch(target):
+    if isinstance(target, types.BuiltinFunctionType) and is_builtin_of_torch(target):
         return _unfit_overloads(_schemas_named(target.__name__), args, kwargs, is_exact=False)
     return None
-
-
-def _is_of_torch(target: Any) -> bool:
-    home = getattr(target, "__module__", None) or ""
-    return home.startswith("torch._C") or is_function_in_c(target)
 
 
 def _unfit_method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from fxkit.analysis.operator_names import shown_operator
 from fxkit.ir.attributes import type_of_operand
 from fxkit.ir.op import Attribute, operator_of, resolve
 from fxkit.ir.printer import format_value
@@ -126,7 +127,7 @@ class _Search:
             )
         call = resolve(node)
         if call is None or call.name != wanted.operator:
-            got = node.op if call is None else call.name
+            got = shown_operator(node)
             return self._fail(wanted, wanted.operator, got, node)
         if node in self.taken:
             return self._fail(wanted, "a node of its own", f"%{node.name} for two", node)
@@ -318,7 +319,7 @@ class _Search:
                 elif isinstance(inner, Operation):
                     got = format_value(value)
                     return self._fail(wanted, inner.operator, got, node, below + 1)
-        got = node.op if call is None else call.name
+        got = shown_operator(node)
         return self._fail(wanted, wanted.operator, got, node, below)
 
     def _fail(

@@ -44,3 +44,9 @@ def is_function_in_c(function: Any) -> bool:
     name = getattr(function, "__name__", "")
     holder = _BUILTINS.get(torch)
     return isinstance(function, BuiltinFunctionType) and function is getattr(holder, name, None)
+
+
+def is_builtin_of_torch(target: Any) -> bool:
+    """Tell whether a builtin is one of torch's own."""
+    home = getattr(target, "__module__", None) or ""
+    return home.startswith("torch._C") or is_function_in_c(target)

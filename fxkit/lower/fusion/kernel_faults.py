@@ -15,8 +15,8 @@ from pathlib import PurePath
 
 from torch import fx
 
+from fxkit.analysis.operator_names import shown_operator
 from fxkit.errors import FxkitError
-from fxkit.ir.op import resolve
 from fxkit.ir.provenance import source_of
 
 REPORT = "Please report it with this message and what `python -m fxkit doctor` prints."
@@ -49,7 +49,7 @@ class KernelFault:
     @property
     def key(self) -> str:
         """The same for the same fault at other sizes and numbers of nodes."""
-        where = sorted({f"{_operator(node)} {source_of(node)}" for node in self.nodes})
+        where = sorted({f"{shown_operator(node)} {source_of(node)}" for node in self.nodes})
         return f"{where} {type(self.error).__name__}"
 
     def __str__(self) -> str:
@@ -92,11 +92,6 @@ class KernelFaults:
             f"operator is your own, this is a fault of fxkit, not of the program. {REPORT}",
             stacklevel=2,
         )
-
-
-def _operator(node: fx.Node) -> str:
-    call = resolve(node)
-    return node.op if call is None else call.name
 
 
 def _place(error: Exception) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fxkit.analysis.observation import overlaps
 from fxkit.ir.modes import without_modes
 from fxkit.torch_adapters.autograd_state import set_version
 from fxkit.tracing.guarding import state_containers as h
@@ -58,7 +59,7 @@ class MemorySnapshot:
     """
 
     def __init__(self, tensors: list[torch.Tensor], is_random: bool) -> None:
-        self._saved = [_save(tensor) for tensor in tensors if not _is_overlapping(tensor)]
+        self._saved = [_save(tensor) for tensor in tensors if not overlaps(tensor)]
         self._random = random_states() if is_random else None
 
     def restore(self) -> None:
@@ -81,11 +82,6 @@ class MemorySnapshot:
             if not same or not torch.equal(saved.tensor.detach(), saved.content):
                 self.restore()
                 return
-
-
-def _is_overlapping(tensor: torch.Tensor) -> bool:
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return any(size > 1 and stride == 0 for size, stride in pairs)
 
 
 def _save(tensor: torch.Tensor) -> _Saved:

@@ -16,7 +16,7 @@ from torch import fx
 from fxkit.authoring.kernels.arguments import KernelArguments, arguments_of
 from fxkit.authoring.kernels.native import NativeKernel
 from fxkit.authoring.kernels.native_call import AuthoredCall, make_call
-from fxkit.authoring.kernels.option_checks import check_computed, check_options
+from fxkit.authoring.kernels.option_checks import check_computed, check_operands, check_options
 from fxkit.authoring.kernels.proof import prove_kernel
 from fxkit.authoring.kernels.references import reference_of
 from fxkit.authoring.kernels.registration import register_operator
@@ -90,7 +90,10 @@ class AuthoredKernel:
         """Compute the pattern, by the kernel where it serves."""
         values = args
         if kwargs or len(args) != len(self.captures):
-            values = tuple(self._signature.bind(*args, **kwargs).arguments.values())
+            try:
+                values = tuple(self._signature.bind(*args, **kwargs).arguments.values())
+            except TypeError as error:
+                raise TypeError(f"{self.name}{self._signature}: {error}") from None
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         asks = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if asks and self.gradient is None:
@@ -360,6 +363,7 @@ def kernel(
         "devices": tuple(devices),
     }  # fmt: skip
     captures = _captures(found, list(given_arguments.values()), pattern)
+    check_operands(captures, {d: sources[d].place for d in sources}, given_arguments)
     return AuthoredKernel(
         shown, found, reference, natives, call, captures, gradient, always, options
     )
@@ -375,7 +379,7 @@ def _arguments(
 ) -> KernelArguments:
     stem = source.path.stem if source.path is not None else None
     others = [n for n in (name, stem, found.name) if n is not None and n.isidentifier()]
-    signature = read_signature(source.text, function, others, source.place)
+    signature = read_signature(source.text, function, others, source.place, source.lines_before)
     return arguments_of(
         signature, found.captures, results, len(found.outputs), numbers, source.place
     )

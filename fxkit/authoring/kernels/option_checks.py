@@ -125,3 +125,27 @@ def check_computed(
 
 def _refused(expected: str, got: Any, hint: str) -> UnsupportedError:
     return UnsupportedError(f"expected {expected}, got {got!r}", hint=hint)
+
+
+def check_operands(
+    captures: Sequence[tuple[str, type]],
+    places: Mapping[str, str],
+    arguments: Mapping[str, KernelArguments],
+) -> None:
+    """Refuse a kernel that takes numbers alone: nothing tells where it runs.
+
+    Args:
+        captures: The pattern's parameters, each with its kind.
+        places: Kind of device → what messages call its source.
+        arguments: Kind of device → what the parameters of its function are given.
+    """
+    if any(kind is torch.Tensor for _, kind in captures):
+        return
+    of = {d: a.signature for d, a in arguments.items()}
+    told = [f"{places[d]}:{signature.line} in {signature.name}" for d, signature in of.items()]
+    raise UnsupportedError(
+        "expected an operand that is a tensor, got "
+        f"{', '.join(name for name, _ in captures) or 'none'} as numbers",
+        source=told[0] if told else None,
+        hint="a function takes a tensor by a pointer: const float* x",
+    )

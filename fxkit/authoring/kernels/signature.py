@@ -126,7 +126,7 @@ _NOT_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 
 
 def read_signature(
-    text: str, wished: str | None, others: Iterable[str], place: str
+    text: str, wished: str | None, others: Iterable[str], place: str, lines_before: int = 0
 ) -> KernelSignature:
     """Return the signature of the function that a text is about.
 
@@ -135,6 +135,7 @@ def read_signature(
         wished: The function's name, where the user tells it.
         others: Names that it may have otherwise; the only function has any name.
         place: What the text is, for messages.
+        lines_before: How many lines of the text are not the user's.
 
     Raises:
         UnsupportedError: When there is no such function, or its parameters are not plain.
@@ -155,7 +156,7 @@ def read_signature(
             "function='name' where there are several",
         )
     match = next(m for m in found if m["name"] == name)
-    line = code.count("\n", 0, match.start("name")) + 1
+    line = code.count("\n", 0, match.start("name")) + 1 - lines_before
     before = _TEMPLATE.search(code[: match.start()].rstrip() + " ".rstrip())
     parameters = tuple(
         _parameter(part, f"{place}:{line}")

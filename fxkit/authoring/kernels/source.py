@@ -73,6 +73,12 @@ class KernelSource:
         return "the text" if self.path is None else self.path.name
 
     @property
+    def lines_before(self) -> int:
+        """How many lines of the text come before what the user wrote."""
+        before = _DECLARATION.partition("{declared}")[0]
+        return 0 if self.library is None else before.count("\n")
+
+    @property
     def tools(self) -> Toolchain:
         """What it is built with; raises `BuildError` where there is none."""
         return cuda_toolchain.current() if self.is_cuda else toolchain.current()
@@ -176,7 +182,7 @@ def read_source(
     path = (folder / given).expanduser()
     if not path.is_file():
         raise UnsupportedError(
-            f"expected a file or the text of a kernel, got {given!s}, and there is no {path}",
+            f"expected a file or the text of a kernel, got {str(given)!r}, and there is no {path}",
             hint="paths begin at the file that calls fxkit.kernel",
         )
     try:

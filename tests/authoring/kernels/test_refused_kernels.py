@@ -254,3 +254,31 @@ def test_a_kernel_whose_proof_fails_runs_in_a_process_of_its_own_alone(tmp_path:
         torch.testing.assert_close(program(x), shift(x))
     assert not marker.exists()
     assert str(kernel.natives["cpu"].path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_fault_of_a_signature_is_told_in_its_own_lines(tmp_path: Path) -> None:
+    (tmp_path / "libact.so").touch()
+    with pytest.raises(UnsupportedError, match="got long n") as caught:
+        fxkit.kernel(
+            lambda x: x.relu(),
+            library=tmp_path / "libact.so",
+            signature="void act(const float* x, float* out, long n)",
+        )
+    assert "from:  the signature for libact.so:1 in act" in str(caught.value)
+
+
+def test_a_kernel_of_numbers_alone_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="expected an operand that is a tensor, got x as"):
+        fxkit.kernel(lambda x: x.tanh(), cpp="void f(float x, float* out, long out_numel) {}")
+
+
+def test_a_call_with_other_arguments_tells_the_kernel() -> None:
+    kernel = fxkit.kernel(lambda x, y: x * y, call=torch.mul, name="times")
+    for args in ((), (torch.ones(2),), (torch.ones(2),) * 3):
+        with pytest.raises(TypeError, match=r"times\(x, y\): (missing|too many)"):
+            kernel(*args)
+
+
+def test_an_empty_text_is_no_file() -> None:
+    with pytest.raises(UnsupportedError, match="the text of a kernel, got '', and there is no"):
+        fxkit.kernel(lambda x: x.tanh(), cpp="")

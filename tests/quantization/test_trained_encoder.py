@@ -18,7 +18,7 @@ from fxkit.demo.judge import nearest, same_neighbours
 from fxkit.demo.model import Demo, load
 from fxkit.demo.sentences import ALL
 from fxkit.quantization.affine import signal_to_noise
-from tests.quantization.other_sentences import SENTENCES
+from tests.quantization.other_sentences import MORE_SENTENCES, SENTENCES
 
 pytestmark = pytest.mark.sweep
 
@@ -93,3 +93,16 @@ def test_int4_weights(demo: Demo, batches: list[Any]) -> None:
     found = judged(demo, prepared)
     assert found.cosine >= 0.99 > plain.cosine
     assert found.noise > plain.noise + 3
+
+
+def test_int4_weights_in_groups_of_128(demo: Demo) -> None:
+    sentences = MORE_SENTENCES
+    batches = [demo.inputs(sentences[at : at + 16]) for at in range(0, len(sentences), 16)]
+    config = of_layers(q.int4_weight_only(128))
+    plain = judged(demo, q.prepare(demo.encoder, batches[0], config))
+    prepared = q.prepare(q.awq(demo.encoder, config, batches), batches[0], config)
+    q.fit_scales(prepared, batches)
+    q.gptq(prepared, batches, in_turn=True)
+    found = judged(demo, prepared)
+    assert found.cosine >= 0.99 > plain.cosine
+    assert found.noise > plain.noise + 5

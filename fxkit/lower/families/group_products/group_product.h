@@ -104,11 +104,13 @@ struct fx_step {
   }
 
   static inline float sum(floats x) {
-    float lanes[LANES];
-    __builtin_memcpy(lanes, &x, sizeof x);
-    for (int half = LANES / 2; half > 0; half /= 2)
-      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-    return lanes[0];
+    typedef float four __attribute__((vector_size(16)));
+    four part[LANES / 4];
+    __builtin_memcpy(part, &x, sizeof x);
+    for (int half = LANES / 8; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) part[i] += part[i + half];
+    const four sums = part[0] + __builtin_shufflevector(part[0], part[0], 2, 3, 0, 1);
+    return sums[0] + sums[1];
   }
 };
 
@@ -125,7 +127,23 @@ static inline long fx_places(long from, long terms, long group, short* place) {
   return place[units - 1] + 1;
 }
 
+// As many bytes as floats; gcc 12 would convert them one by one.
+static inline fx_half_floats fx_floats_of(const signed char* from) {
+  fx_vectors_of<32>::ints wide;
+  asm("vpmovsxbd %1, %0" : "=x"(wide) : "m"(*(const signed char(*)[8])from));
+  return __builtin_convertvector(wide, fx_half_floats);
+}
+
 // scale * zero point of each group of a row, and 0 up to a whole vector.
+static inline void fx_moved_scales(const float* scale, const signed char* zeros, long count, float* to) {
+  long g = 0;
+  for (; g + 8 <= count; g += 8)
+    *(fx_half_floats*)(to + g) =
+        *(const fx_vectors_of<32>::loose_floats*)(scale + g) * fx_floats_of(zeros + g);
+  for (; g < count; ++g) to[g] = scale[g] * (float)zeros[g];
+  for (; g % 16; ++g) to[g] = 0;
+}
+
 template <class Zero>
 static inline void fx_moved_scales(const float* scale, const Zero* zeros, long count, float* to) {
   for (long g = 0; g < count; ++g) to[g] = scale[g] * (float)zeros[g];

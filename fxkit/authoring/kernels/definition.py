@@ -409,8 +409,7 @@ def _name_of(pattern: Any, natives: Mapping[str, NativeKernel]) -> str:
 
 def _folder_of_caller() -> Path:
     """Return the folder of the file that calls `kernel`, or the current one."""
-    frame = sys._getframe(2)
-    file = Path(frame.f_code.co_filename)
+    file = Path(sys._getframe(2).f_code.co_filename)
     return file.parent if file.is_file() else Path()
 
 

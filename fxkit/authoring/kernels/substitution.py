@@ -23,6 +23,7 @@ from fxkit.lower.compiling.lower_report import KernelTrial
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.manager import PassManager
+from fxkit.passes.remove_inference_no_ops import RemoveInferenceNoOps
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Rule, objection_of
 
@@ -148,9 +149,16 @@ def use_kernels(
             _warn_once(kernel, reason)
     if not ready:
         return tuple(trials)
-    current = SubstituteKernels(tuple(ready), options)
+    places = [SubstituteKernels(tuple(ready), options)]
+    steps: list[Pass] = [places[0]]
+    # Patterns are looked for in the graph as it was recorded, then without what computes nothing,
+    # such as casts to the same dtype.
+    removing = [step for step in options.passes if isinstance(step, RemoveInferenceNoOps)]
+    if removing:
+        places.append(SubstituteKernels(tuple(ready), options))
+        steps += [*removing, places[1]]
     PassManager(
-        (current,), verify="structure", args=args, on_failure=on_failure, instruments=instruments
+        steps, verify="structure", args=args, on_failure=on_failure, instruments=instruments
     ).run(gm)
     if any(kernel.has_hook for kernel in ready):
         typed(gm, args)
@@ -158,8 +166,10 @@ def use_kernels(
         PassManager(
             (fusing,), verify="structure", args=args, on_failure=on_failure, instruments=instruments
         ).run(gm)
-        current.note_epilogues(fusing.fused)
-    return (*trials, *current.trials)
+        for substituted in places:
+            substituted.note_epilogues(fusing.fused)
+    used = [trial for substituted in places for trial in substituted.trials if trial.is_used]
+    return (*trials, *used, *(trial for trial in places[-1].trials if not trial.is_used))
 
 
 _warned: set[tuple[int, str]] = set()

@@ -114,3 +114,26 @@ def test_a_kernel_that_is_always_used_takes_the_place_of_a_models_loss(
             result = program(input_ids=ids, labels=labels, use_cache=False).loss
         torch.testing.assert_close(result, model(input_ids=ids, labels=labels).loss)
     assert "kernel cross_entropy used at cross_entropy" in program.report()
+
+
+def rms_norm(x: Tensor, w: Tensor) -> Tensor:
+    return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def test_conversions_that_change_nothing_do_not_hide_a_pattern() -> None:
+    kernel = fxkit.kernel(
+        rms_norm,
+        cpp=SOURCES / "rms_norm.cpp",
+        numbers={"rows": lambda x: x.numel() // x.shape[-1]},
+        where=lambda match: match.type("w").shape == match.type("x").shape[-1:],
+        samples=[{"x": (2, 5, 16), "w": (16,)}, {"x": (3, 33), "w": (33,)}],
+        always=True,
+    )
+    model, inputs = HUGGING_FACE["llama"]()
+    program, given = fxkit.compile(model, kernels=[kernel]), inputs(2)
+    with torch.no_grad():
+        expected = model(**given).logits
+        for _ in range(2):
+            torch.testing.assert_close(program(**given).logits, expected)
+    norms = sum("Norm" in type(module).__name__ for module in model.modules())
+    assert program.report().count("kernel rms_norm used at") == norms > 2

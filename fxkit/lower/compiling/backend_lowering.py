@@ -66,7 +66,7 @@ def to_backend(
         ...     return run
         >>> gm = fxkit.symbolic_trace(lambda x: x.neg().neg())
         >>> module = fxkit.lower.to_backend(gm, (torch.ones(2),), make=fill)
-        kernel [] [2]
+        kernel [2] []
           %0: f32 = load in0[1]
           %1: f32 = neg %0
           %2: f32 = neg %1

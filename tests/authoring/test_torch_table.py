@@ -20,6 +20,7 @@ import fxkit
 from fxkit.authoring.operators.elementwise import ElementwiseOperator
 from tests.authoring.torch_definitions import DEFINITIONS
 from tests.lower.kernels import compile_all
+from tests.sampling import Sample
 
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
           torch.bfloat16, torch.float16, torch.float32, torch.float64)  # fmt: skip
@@ -157,11 +158,11 @@ by_name = pytest.mark.parametrize("name", DEFINITIONS)
 
 @by_name
 @pytest.mark.filterwarnings("ignore")
-def test_samples_of_all_dtypes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_of_all_dtypes(name: str, monkeypatch: pytest.MonkeyPatch, some: Sample) -> None:
     monkeypatch.setenv("FXKIT_BACKEND", "eager")  # kernels have a test of their own below
     operator = operator_of(name)
     count = 0
-    for dtype in dtypes_of(name):
+    for dtype in some(dtypes_of(name), 3):
         for call in calls(name, dtype):
             check(call, operator)
             count += 1

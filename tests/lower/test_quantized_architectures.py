@@ -26,7 +26,7 @@ LAYERS = ("aten.linear", "aten.conv", "aten.addmm", "aten.mm")
 def _always(monkeypatch):
     """Compute with integers also where float32 is as fast."""
     for module in (multiply_integers, convolve_integers):
-        monkeypatch.setattr(module, "reason_to_stay_float", lambda *_: None)
+        monkeypatch.setattr(module, "reason_to_stay_float", lambda *_, **__: None)
 
 
 def check(architecture: tuple[torch.nn.Module, Callable[[int], Inputs]]) -> None:

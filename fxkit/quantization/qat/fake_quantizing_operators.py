@@ -158,11 +158,19 @@ def _rounded(spec: TensorSpec, values: Tensor, scale: Tensor, zero_point: Tensor
     steps = values.float() * (1.0 / scale)
     if spec.scheme == "symmetric":
         middle = (spec.low + spec.high + 1) // 2
-        steps = steps.clamp(spec.low - middle, spec.high - middle)
+        steps = _within(steps, spec.low - middle, spec.high - middle)
     else:
-        steps = steps.clamp(min=spec.low - zero_point, max=spec.high - zero_point)
+        steps = _within(steps, spec.low - zero_point, spec.high - zero_point)
     whole = steps + (steps.round() - steps).detach()
     return (whole * scale).type_as(values)
+
+
+def _within(steps: Tensor, low: Tensor | int, high: Tensor | int) -> Tensor:
+    """Clamp to a range, whose ends have a gradient of 1.
+
+    That of `torch.clamp` is 1, 0 or one half there, as the release of torch has it.
+    """
+    return torch.where(steps < low, low, torch.where(steps > high, high, steps))
 
 
 @functools.cache

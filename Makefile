@@ -97,7 +97,7 @@ test-install: $(READY)
 	$(BIN)/python -m tests.bare_install --constraints $(CONSTRAINTS)
 
 # Each level with torch's own kernels at that level too: eager is what errors are held to.
-LEVELS := from fxkit import cpu_info; print(*processor.known_levels())
+LEVELS := from fxkit import cpu_info; print(*cpu_info.known_levels())
 LEVEL_TESTS := $(addprefix tests/lower/codegen/cpp/,test_row_sums.py test_vector_math.py test_rows.py \
 	test_columns.py test_summing.py test_tiles.py test_packed_bfloat16.py \
 	test_float16_bit_copies.py test_lane_loops.py) \
@@ -107,7 +107,7 @@ TORCH_AT_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INS
 TORCH_AT_avx512 := ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_ENABLE_INSTRUCTIONS=AVX512
 
 test-levels: $(READY)
-	@for level in $$($(BIN)/python -c '$(LEVELS)'); do \
+	@levels=$$($(BIN)/python -c '$(LEVELS)') || exit 1; for level in $$levels; do \
 		$(MAKE) --no-print-directory test-level LEVEL=$$level || exit 1; done
 
 test-level: $(READY)

@@ -34,14 +34,13 @@ def _is_typed(gm: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any])
     given = [*args, *(kwargs[n.target] for n in inputs[len(args) :] if n.target in kwargs)]
     if len(given) != len(inputs):
         return False
-    return all(
-        is_of_type(type_of(n), value) for n, value in zip(inputs, given, strict=True)
-    ) and all(has_type(n) for n in gm.graph.nodes if n.op != "output")
+    untyped = [n for n in gm.graph.nodes if n.op != "output" and not has_type(n)]
+    return not untyped and all(map(is_of_type, map(type_of, inputs), given))
 
 
 def has_type(node: fx.Node) -> bool:
     """Tell whether a node has a type."""
-    return any(key in node.meta for key in (types.KEY, "val", "tensor_meta"))
+    return not node.meta.keys().isdisjoint((types.KEY, "val", "tensor_meta"))
 
 
 def is_of_type(expected: Any, value: Any) -> bool:

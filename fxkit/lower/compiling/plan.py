@@ -242,7 +242,7 @@ class _Planner:
                 names,
                 kernel,
                 None,
-                traffic - sum(_bytes(t) for t in (*inputs, *results)),
+                traffic - sum(map(_bytes, (*inputs, *results))),
             )
         )
 
@@ -271,7 +271,7 @@ def _traffic(group: FusionGroup) -> int:
     total = 0
     for member in group.members:
         total += sum(map(_bytes, member.types))
-        total += sum(_bytes(member.operand_types[t]) for t in member.tensors)
+        total += sum([_bytes(member.operand_types[t]) for t in member.tensors])
     return total
 
 

@@ -75,6 +75,7 @@ class _Planner:
         self._slots: dict[Key, int] = {(node, 0): slot for slot, node in enumerate(inputs)}
         self._views = views_for_kernels(graph, lambda node: kernel_of(node) is not None)
         self._steps = self._cut()
+        self._reads = {n: self._operands(n) for step in self._steps for n in step.nodes}
         self._home = {n: number for number, step in enumerate(self._steps) for n in step.nodes}
         self._last_use = self._find_last_uses()
         self._grads: dict[str, tuple[dict[str, Any], str, None]] = {}
@@ -149,7 +150,7 @@ class _Planner:
         last: dict[Key, int] = {}
         for number, step in enumerate(self._steps):
             for node in step.nodes:
-                last.update((key, number) for key in self._operands(node))
+                last.update((key, number) for key in self._reads[node])
         if self._is_flat(self._output.args[0]):
             last.update((key, len(self._steps)) for key in self._operands(self._output))
         return last
@@ -183,7 +184,7 @@ class _Planner:
         return len(self._slots)
 
     def _used(self, step: _Step) -> list[Key]:
-        return list(dict.fromkeys(key for node in step.nodes for key in self._operands(node)))
+        return list(dict.fromkeys([key for node in step.nodes for key in self._reads[node]]))
 
     def _run(
         self, step: _Step, ins: list[Key], outs: list[Key], dead: Sequence[int]
@@ -195,7 +196,7 @@ class _Planner:
         order = {key: i for i, key in enumerate([*ins, *attributes, *outs, *scratch])}
         types = self._types(step)
         born = {key: i for i, node in enumerate(step.nodes) for key in results_of(node)}
-        used = {key: i for i, node in enumerate(step.nodes) for key in self._operands(node)}
+        used = {key: i for i, node in enumerate(step.nodes) for key in self._reads[node]}
         lives = [
             (spec_of(types[key])[1], born[key], max(born[key], used.get(key, 0))) for key in scratch
         ]
@@ -212,7 +213,7 @@ class _Planner:
         kernels = tuple(
             (
                 call.address,
-                tuple(order[key] for key in (*self._operands(node), *results_of(node))),
+                tuple(order[key] for key in (*self._reads[node], *results_of(node))),
                 call.is_parallel,
                 call.numbers,
                 tuple(slots),
@@ -247,6 +248,9 @@ class _Planner:
 
     def _table(self, path: str) -> Table:
         """Return where an attribute lies, and note what must stay so for it to lie there."""
+        known = self._grads.get(path)
+        if known is not None:
+            return known[:2]
         owner: Any = self._gm
         *names, last = path.split(".")
         for name in names:

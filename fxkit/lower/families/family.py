@@ -113,6 +113,8 @@ FAMILIES: Registry[Family] = Registry("family of kernels", __package__ or "", _f
 
 def kernels_of(node: fx.Node) -> Alone | Joined | None:
     """Return how kernels are made of a node; None where no family computes it."""
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return None
     return next((f.kernels for _, f in FAMILIES.items() if f.computes(node)), None)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from torch import fx
 
-from fxkit.analysis.effects import AliasSets, effects_of
+from fxkit.analysis.effects import AliasSets, Effects, effects_of
 
 
 def order_edges(graph: fx.Graph, aliases: AliasSets) -> dict[fx.Node, list[fx.Node]]:
@@ -49,25 +49,25 @@ def _add_effects(aliases: AliasSets, after: dict[fx.Node, dict[fx.Node, None]]) 
     for node in after:
         if barrier is not None:
             after[barrier][node] = None
-        if _is_barrier(node, aliases, inputs):
+        effects = effects_of(node)
+        if _is_barrier(effects, aliases, inputs):
             for earlier in since_barrier:
                 after[earlier][node] = None
             barrier, since_barrier = node, []
         since_barrier.append(node)
-        effects = effects_of(node)
         if effects.is_random or effects.may_raise or (has_checks and effects.writes):
             if last_ordered is not None:
                 after[last_ordered][node] = None
             last_ordered = node
-        _add_writers(node, aliases, position, after)
+        if aliases.effectful:
+            _add_writers(node, aliases, position, after)
 
 
-def _is_barrier(node: fx.Node, aliases: AliasSets, inputs: list[fx.Node]) -> bool:
-    """Tell whether nothing may change places with a node.
+def _is_barrier(effects: Effects, aliases: AliasSets, inputs: list[fx.Node]) -> bool:
+    """Tell whether nothing may change places with a node that has these effects.
 
     That holds for a write to an input too, since the caller may pass overlapping tensors.
     """
-    effects = effects_of(node)
     if effects.is_opaque or effects.is_global:
         return True
     return any(

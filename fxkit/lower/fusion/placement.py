@@ -141,7 +141,7 @@ def row_shape(found: Candidate) -> tuple[int, ...]:
         for d, size in zip(dims, found.operand_types[found.operands[name]].shape, strict=True):
             shape[d] = size
         shapes.append((shape, dims))
-    rank = max(len(shape) for shape, _ in shapes)
+    rank = max([len(shape) for shape, _ in shapes])
     padded = [shape + [1] * (rank - len(shape)) for shape, _ in shapes]
     return broadcast_shape(*padded)
 

@@ -122,10 +122,8 @@ class Builder:
 
     def append(self, instruction: Instruction) -> Ref:
         """Return the value of an instruction, adding it unless an equal one is there."""
-        position = self._known.get(instruction)
-        if position is None:
-            position = len(self.body)
-            self._known[instruction] = position
+        position = self._known.setdefault(instruction, len(self.body))
+        if position == len(self.body):
             self.body.append(instruction)
         return Ref(self, position)
 

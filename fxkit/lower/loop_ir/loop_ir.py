@@ -39,6 +39,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -135,7 +136,7 @@ class Instruction:
     @cached_property
     def is_whole(self) -> bool:
         """Whether it is made of whole tensors."""
-        return isinstance(self.detail, TensorOp)
+        return self.detail is not None and isinstance(self.detail, TensorOp)
 
     @cached_property
     def is_reduction(self) -> bool:
@@ -218,14 +219,16 @@ class Kernel:
         wide: list[bool] = []
         rank = self.row_rank
         for instruction in self.body:
-            if instruction.is_reduction or instruction.is_scan or instruction.is_whole:
-                wide.append(not instruction.is_reduction)
-                continue
-            varies = any(map(wide.__getitem__, instruction.operands))
-            if instruction.op in ("load", "index"):
-                strides = instruction.detail.strides
-                varies = varies or any(strides[len(strides) - rank :])
-            wide.append(varies)
+            op, detail = instruction.op, instruction.detail
+            if op.startswith("reduce_"):
+                wide.append(False)
+            elif isinstance(detail, Access):
+                along = detail.strides[len(detail.strides) - rank :]
+                wide.append(any(along) or any(map(wide.__getitem__, instruction.operands)))
+            elif op.startswith("scan_") or instruction.is_whole:
+                wide.append(True)
+            else:
+                wide.append(any(map(wide.__getitem__, instruction.operands)))
         return wide
 
     @cached_property
@@ -241,7 +244,7 @@ class Kernel:
     @property
     def has_sums(self) -> bool:
         """Whether it sums over all rows."""
-        return any(store.is_sum for store in self.stores)
+        return any(map(attrgetter("is_sum"), self.stores))
 
     @property
     def may_fail(self) -> bool:
@@ -251,7 +254,7 @@ class Kernel:
     @cached_property
     def has_checks(self) -> bool:
         """Whether it tells by the number that it returns that eager has to raise an error."""
-        return any(instruction.op == "check" for instruction in self.body)
+        return "check" in [instruction.op for instruction in self.body]
 
     def __str__(self) -> str:
         lines = [f"kernel {list(self.outer_sizes)} {list(self.row_sizes)}"]

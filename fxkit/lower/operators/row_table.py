@@ -102,10 +102,8 @@ class RowOp:
             ranks: Operand → number of its dimensions.
         """
         aligned = {name: tuple(dims) for name, dims in self.alignment(ranks).items()}
-        rank = max(
-            max(aligned[name], default=-1) + 1 if name in aligned else own
-            for name, own in ranks.items()
-        )
+        spans = [max(dims, default=-1) + 1 for dims in aligned.values()]
+        rank = max([*spans, *[own for name, own in ranks.items() if name not in aligned]])
         return {n: aligned.get(n, tuple(range(rank - own, rank))) for n, own in ranks.items()}
 
 

@@ -21,7 +21,7 @@ def is_plain(known: Any) -> bool:
 def spec_of(known: TensorType) -> tuple[Any, ...]:
     """Return a type as the binding knows it: dtype, bytes spanned, sizes, strides, any device."""
     stride = known.stride or ()
-    last = sum((size - 1) * step for size, step in zip(known.shape, stride, strict=True))
+    last = sum([(size - 1) * step for size, step in zip(known.shape, stride, strict=True)])
     count = last + 1 if all(known.shape) else 0
     spec = binding.code_of(known.dtype), count * known.dtype.itemsize, tuple(known.shape), stride
     return spec if known.device.type == "cpu" else (*spec, binding.place_of(known.device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel, Unfusable
+from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel, Store, Unfusable
 
 # With fewer rows side by side, their elements are not neighbours enough.
 FEW_ROWS = 8
@@ -42,14 +42,17 @@ def _merged(kernel: Kernel, axes: Sequence[int], accesses: Sequence[Access]) -> 
 
 def _regrouped(kernel: Kernel, outer: list[list[int]], rows: list[list[int]]) -> Kernel:
     groups = outer + rows
+    if groups == [[axis] for axis in range(len(kernel.sizes))] and len(rows) == kernel.row_rank:
+        return kernel
 
     def access(old: Access) -> Access:
-        return replace(old, strides=tuple(old.strides[group[-1]] for group in groups))
+        strides = tuple([old.strides[group[-1]] for group in groups])
+        return Access(old.buffer, strides, old.offset, old.scales, old.otherwise)
 
     def instruction(old: Instruction) -> Instruction:
         if old.op not in ("load", "index"):
             return old
-        return replace(old, detail=access(old.detail))
+        return Instruction(old.op, old.operands, old.dtype, access(old.detail))
 
     sizes = []
     for group in groups:
@@ -61,8 +64,8 @@ def _regrouped(kernel: Kernel, outer: list[list[int]], rows: list[list[int]]) ->
         tuple(sizes),
         len(rows),
         kernel.buffers,
-        tuple(instruction(i) for i in kernel.body),
-        tuple(replace(s, access=access(s.access)) for s in kernel.stores),
+        tuple(map(instruction, kernel.body)),
+        tuple([Store(access(s.access), s.value, s.is_sum) for s in kernel.stores]),
     )
 
 

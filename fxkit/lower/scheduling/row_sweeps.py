@@ -124,7 +124,7 @@ class _Scheduler:
         """Return, for each value, the first pass in which (or before which) it can be computed."""
         result: list[int] = []
         for instruction in self._body:
-            number = max((result[o] for o in instruction.operands), default=0)
+            number = max(map(result.__getitem__, instruction.operands), default=0)
             result.append(number + instruction.is_reduction)
         return result
 
@@ -219,7 +219,7 @@ class _Scheduler:
                 buffered.add(position)
                 continue
             values.add(position)
-            stack.extend(o for o in self._body[position].operands if self._wide[o])
+            stack += [o for o in self._body[position].operands if self._wide[o]]
         return sorted(values), sorted(buffered)
 
 
@@ -238,9 +238,9 @@ def cost_of(kernel: Kernel) -> int:
     for stretch in parts:
         found = computed(kernel, stretch)
         along = points if len(parts) == 1 else points // kernel.sizes[-1] * stretch.length
-        total += along * sum(_cost_of(kernel.body[p]) for p in found if wide[p])
+        total += along * sum([_cost_of(kernel.body[p]) for p in found if wide[p]])
         of_rows |= {p for p in found if not wide[p] and kernel.body[p].op != "const"}
-    return total + rows * sum(_cost_of(kernel.body[p]) for p in of_rows)
+    return total + rows * sum([_cost_of(kernel.body[p]) for p in of_rows])
 
 
 def _cost_of(instruction: Instruction) -> int:

@@ -58,8 +58,10 @@ def gains_in_lanes(
     """
     gaining = _GAINING | _NEAR if is_near else _GAINING
     values = [p for p in one.values if plan.wide[p] and _counts(kernel, along, p)]
-    is_shorter = any(_is_shorter(kernel.body[p], gaining) for p in values)
-    return is_shorter and stands_in_lanes(kernel, plan, one, elements, is_near=is_near, along=along)
+    shorter = [p for p in values if _is_shorter(kernel.body[p], gaining)]
+    return bool(shorter) and stands_in_lanes(
+        kernel, plan, one, elements, is_near=is_near, along=along
+    )
 
 
 def stands_in_lanes(
@@ -174,7 +176,9 @@ def _are_floats(dtypes: Iterable[torch.dtype]) -> bool:
 
 
 def _is_shorter(instruction: Instruction, gaining: frozenset[str] = _GAINING) -> bool:
-    return _is_rounding(instruction) or (instruction.op in gaining and _is_float(instruction))
+    if instruction.op == "round":
+        return _is_rounding(instruction)
+    return instruction.op in gaining and _is_float(instruction)
 
 
 def _is_rounding(instruction: Instruction) -> bool:

@@ -138,10 +138,8 @@ def _spans(
 
 def _all_stand(kernel: Kernel, part: IndexInterval, wide: Sequence[bool]) -> bool:
     """Tell whether all that is computed along a stretch is printed twice, or need not be."""
-    return all(
-        _can_stand(unguarded(kernel, part, position), wide[position])
-        for position in computed(kernel, part)
-    )
+    found = computed(kernel, part)
+    return not [p for p in found if not _can_stand(unguarded(kernel, part, p), wide[p])]
 
 
 def _can_stand(instruction: Instruction, is_wide: bool) -> bool:

@@ -10,14 +10,13 @@ from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp import vector_math
 from fxkit.lower.codegen.cpp.float16_staging import HALVES
 from fxkit.lower.codegen.cpp.lane_text import LANES
-from fxkit.lower.codegen.cpp.loop_form import with_long_row
 from fxkit.lower.codegen.cpp.non_temporal_stores import STREAMS
 from fxkit.lower.codegen.cpp.packed_bfloat16 import PAIRS
 from fxkit.lower.codegen.cpp.prefetching import PREFETCHES
 from fxkit.lower.codegen.cpp.row_sums import WHOLE_LOOPS
 from fxkit.lower.codegen.cpp.tiles import TRANSPOSE
 from fxkit.lower.codegen.cpp.transposed_tiles import TURN
-from fxkit.lower.codegen.cpp.unroll_and_jam import IN_STEP, is_stepped
+from fxkit.lower.codegen.cpp.unroll_and_jam import IN_STEP
 from fxkit.lower.loop_ir.loop_ir import Kernel
 
 
@@ -50,24 +49,25 @@ def preamble(
     parts += sorted(composed)
     parts.append(vector_math.definitions(own))
     parts.append(_REDUCTIONS)
-    is_turning = any("fx_transpose(" in text or "fx_turn(" in text for text in texts)
-    if any("FX_ASK" in text for text in texts) or is_turning:
+    own_text = "\n".join(texts)
+    is_turning = "fx_transpose(" in own_text or "fx_turn(" in own_text
+    if "FX_ASK" in own_text or is_turning:
         parts.append(PREFETCHES)
     if is_turning:
         parts.append(TRANSPOSE)
-    if any("fx_turn(" in text for text in texts):
+    if "fx_turn(" in own_text:
         parts.append(TURN)
-    if any(is_stepped(with_long_row(kernel)) for kernel in kernels):
+    if "FX_STEP" in own_text or "FX_SCHEDULED" in own_text:
         parts.append(IN_STEP)
-    if any("FX_WHOLE_LOOPS" in text for text in texts):
+    if "FX_WHOLE_LOOPS" in own_text:
         parts.append(WHOLE_LOOPS)
-    if any("fx_fence()" in text for text in texts):
+    if "fx_fence()" in own_text:
         parts.append(STREAMS)
-    if any(_uses_halves(text) for text in texts):
+    if _uses_halves(own_text):
         parts.append(HALVES)
-    if any("fx_pair" in text for text in texts):
+    if "fx_pair" in own_text:
         parts.append(PAIRS)
-    if any("FX_WIDE" in text for text in (*texts, *below)):
+    if "FX_WIDE" in own_text or "FX_WIDE" in "\n".join(below):
         parts.append(LANES)
     parts += below
     return "\n".join(parts)

@@ -54,7 +54,7 @@ def short_rows(kernel: Kernel) -> dict[Access, int]:
 
     With each comes how many elements ahead a row is asked for.
     """
-    if any(i.is_reduction or i.is_scan for i in kernel.body):
+    if kernel.folds_rows:
         return {}
     length = kernel.row_sizes[-1]
     short = {

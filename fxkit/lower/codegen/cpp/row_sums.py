@@ -204,7 +204,7 @@ class RowSums:
                     is_walked
                     or instruction.is_scan
                     or instruction.is_whole
-                    or any(varies[o] for o in instruction.operands)
+                    or any(map(varies.__getitem__, instruction.operands))
                 )
             )
         return varies

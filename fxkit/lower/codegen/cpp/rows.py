@@ -349,15 +349,15 @@ class RowPrinter(SoftmaxWithoutMaximum):
             chosen = self._conditions.outcome(condition)
             if chosen is not None:
                 return self._ref(first if chosen else second)
-        if self._is_near and cpp_text.is_near_function(self._body(position)):
-            operands = ", ".join(map(self._ref, self._body(position).operands))
+        if self._is_near and cpp_text.is_near_function(instruction):
+            operands = ", ".join(map(self._ref, instruction.operands))
             self._add(f"far |= fx_is_far({operands});")
-            return f"fx_{self._body(position).op}_near({operands})"
+            return f"fx_{instruction.op}_near({operands})"
         if self._row_sums.asks_the_same(position):
-            first, second = map(self._ref, self._body(position).operands)
-            return f"fx_{self._body(position).op}_with({first}, {second})"
+            first, second = map(self._ref, instruction.operands)
+            return f"fx_{instruction.op}_with({first}, {second})"
         if self._facts.is_share(position):
-            value, total = self._body(position).operands
+            value, total = instruction.operands
             if self._facts.is_only_divisor(total):
                 inverse = f"inverse{total}"
                 return f"{self._ref(value)} * {f'fx_all({inverse})' if self._at_once else inverse}"

@@ -139,8 +139,8 @@ def free_numbers(kernel: Kernel) -> tuple[Free, ...]:
     """Return the numbers that a kernel's text reads at run time, in the order in which they lie."""
     numbers: list[Any] = [*kernel.sizes]
     mapping = _Mapping(_noting(numbers))
-    details = [instruction.detail for instruction in kernel.body]
-    for detail in (*details, *(store.access for store in kernel.stores)):
+    details = [i.detail for i in kernel.body if i.detail is not None]
+    for detail in (*details, *[store.access for store in kernel.stores]):
         if isinstance(detail, Access):
             numbers += (*detail.strides, detail.offset, *detail.scales)
         elif isinstance(detail, Bits):

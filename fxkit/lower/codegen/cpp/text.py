@@ -196,7 +196,7 @@ def library_functions(body: tuple[Instruction, ...]) -> set[tuple[str, torch.dty
         for f, dtype in _called(body)
         if f.composed and dtype == torch.float64
     }
-    if any(i.op == "scan_logaddexp" for i in body):
+    if "scan_logaddexp" in [i.op for i in body]:
         found |= {("exp", torch.float64), ("log1p", torch.float64)}
     return found
 

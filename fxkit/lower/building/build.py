@@ -114,12 +114,24 @@ class Order:
     @property
     def flags(self) -> tuple[str, ...]:
         """Flags for compiling."""
+        if self.is_bare:
+            return (*self.tools.flags, *self.tools.bare_flags)
         return self.linking.flags or self.tools.flags
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the texts stand alone, with neither a header nor the C++ library."""
+        return self.linking == _ALONE
+
+    @property
+    def link_flags(self) -> tuple[str, ...]:
+        """Flags for the linker."""
+        return self.tools.bare_link if self.is_bare else self.linking.link_flags
 
     @functools.cached_property
     def key(self) -> str:
         """A name that no other library has."""
-        linking = (*self.linking.link_flags, self.linking.identity)
+        linking = (*self.link_flags, self.linking.identity)
         parts = (*self.texts, *self.flags, self.tools.identity, *linking)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
@@ -279,7 +291,7 @@ def _compile_directly(order: Order, name: str, workplace: Path) -> Path:
         source.write_text(text)
         commands.append([*first, "-c", str(source), "-o", str(compiled)])
     # No runtime of OpenMP is linked: calls find that which torch has loaded.
-    link = [tools.compiler, "-shared", *map(str, objects), "-o", str(built), *linking.link_flags]
+    link = [tools.compiler, "-shared", *map(str, objects), "-o", str(built), *order.link_flags]
     for batch in (commands, [link]):
         _run_all(batch, built, workplace.parent, name)
     return built

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -45,6 +45,12 @@ FLAGS = (
 _WIDEST = ("-mprefer-vector-width=512",)
 
 
+# A third of a small kernel's build went into reading the C++ library, which each loop that threads
+# share asks for by the name of its handler of exceptions; kernels throw none.
+_NO_EXCEPTIONS = ("-fno-exceptions",)
+_C_ALONE = ("-nostdlib", "-lm", "-lc", "-lgcc")
+
+
 @dataclass(frozen=True)
 class Toolchain:
     """A compiler and how it is called.
@@ -55,6 +61,8 @@ class Toolchain:
         glibc: Version of the C library where it has vector functions, else None.
         identity: Text that differs wherever a kernel built elsewhere might not fit.
         library_flags: Flags that make an object fit into a library.
+        bare_flags: More flags for compiling what uses neither a header nor the C++ library.
+        bare_link: Flags for linking that.
     """
 
     compiler: str
@@ -62,6 +70,8 @@ class Toolchain:
     glibc: tuple[int, int] | None
     identity: str
     library_flags: tuple[str, ...] = ("-fPIC",)
+    bare_flags: tuple[str, ...] = ()
+    bare_link: tuple[str, ...] = ()
 
     @property
     def march(self) -> str:
@@ -131,7 +141,10 @@ def _toolchain(asked: str | None, march: str) -> Toolchain:
     openmp = "-fopenmp" if _shares_openmp(found) else "-fopenmp-simd"
     widest = _WIDEST if platform.machine() == "x86_64" else ()
     flags = (*FLAGS, f"-march={march}", *widest, openmp)
-    return Toolchain(found, flags, vector_library(), identity_of(found))
+    tools = Toolchain(found, flags, vector_library(), identity_of(found))
+    if platform.system() != "Linux" or _is_clang(found):
+        return tools
+    return replace(tools, bare_flags=_NO_EXCEPTIONS, bare_link=_C_ALONE)
 
 
 def identity_of(compiler: str) -> str:
@@ -171,6 +184,8 @@ def _shares_openmp(compiler: str) -> bool:
     A kernel is not linked with a runtime of its own: its calls find torch's. Two runtimes in one
     process would each start a full set of threads.
     """
-    if "clang" in Path(compiler).resolve().name:
-        return False
-    return hasattr(ctypes.CDLL(None), "GOMP_parallel")
+    return not _is_clang(compiler) and hasattr(ctypes.CDLL(None), "GOMP_parallel")
+
+
+def _is_clang(compiler: str) -> bool:
+    return "clang" in Path(compiler).resolve().name

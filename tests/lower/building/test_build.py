@@ -56,6 +56,23 @@ def test_folder_and_library_are_the_users_own(cache: Path) -> None:
     assert not list(cache.glob("build-*"))
 
 
+SHARED_LOOP = """
+extern "C" void doubled(float* values, long length) {
+  #pragma omp parallel for
+  for (long i = 0; i < length; ++i) values[i] *= 2;
+}
+"""
+
+
+@pytest.mark.skipif(not toolchain.current().bare_link, reason="links as the compiler likes")
+def test_a_kernel_is_not_linked_with_the_library_of_cxx(cache: Path) -> None:
+    library = build(SHARED_LOOP)
+    values = (ctypes.c_float * 3)(1, 2, 3)
+    library.handle.doubled(values, ctypes.c_long(3))
+    assert list(values) == [2, 4, 6]
+    assert b"libstdc++" not in library.path.read_bytes()
+
+
 LANES_IN_A_VECTOR = """
 extern "C" int lanes() {
 #if defined(__AVX512F__)

@@ -43,7 +43,9 @@ SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
     "training": lambda options: training.run(options.rounds, with_peer=options.peer),
     "precision": lambda options: precision.run(options.rounds),
     "operators": lambda options: operators.run(options.rounds),
-    "quantization": lambda options: quantization.run(options.rounds, with_peer=options.peer),
+    "quantization": lambda options: quantization.run(
+        options.rounds, with_peer=options.peer, case=options.case
+    ),
     "import": lambda options: import_time.run(options.rounds),
 }
 
@@ -59,7 +61,9 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, help="threads of torch; its own choice if left out")
     parser.add_argument("--family", choices=fusion.FAMILIES, help="the only family of kernels")
-    parser.add_argument("--case", help="the only case of kernels to run, by its first word")
+    parser.add_argument(
+        "--case", help="the only case of kernels or quantization to run, by its first word"
+    )
     parser.add_argument("--bare", action="store_true", help="leave out the headings")
     options = parser.parse_args()
     if options.threads:

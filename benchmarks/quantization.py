@@ -13,6 +13,7 @@ from torch import nn
 
 import fxkit
 from benchmarks import crepe
+from benchmarks.decoder import Decoder, step_inputs
 from benchmarks.quantization_peers import peers
 from fxkit import quantization as q
 from fxkit.demo.model import load
@@ -49,13 +50,20 @@ class Case:
     judge: Callable[[torch.Tensor], str] | None = None
 
 
-def run(rounds: int, *, with_peer: bool) -> str:
-    """Quantise each model in each way that suits it, and return a table; one thread."""
+def run(rounds: int, *, with_peer: bool, case: str | None = None) -> str:
+    """Quantise each model in each way that suits it, and return a table; one thread.
+
+    Args:
+        rounds: How often each way is timed.
+        with_peer: Whether other quantisers are timed, too.
+        case: The only one to run, by the beginning of its name.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        cases = CASES if crepe.tiny() is not None else [c for c in CASES if c is not _CREPE]
-        rows = [row for case in cases for row in _rows(case, rounds, with_peer)]
+        cases = [one for one in CASES if one.name.startswith(case or "")]
+        cases = [one for one in cases if one is not _CREPE or crepe.tiny() is not None]
+        rows = [row for one in cases for row in _rows(one, rounds, with_peer)]
     finally:
         torch.set_num_threads(threads)
     headers = ["one thread", "way", "median", "× eager float32", "dB", "error"]
@@ -131,6 +139,11 @@ def _sentences() -> tuple[nn.Module, list[Inputs], Inputs]:
     return demo.encoder, batches, demo.inputs(judged)
 
 
+def _decode_step() -> tuple[nn.Module, list[Inputs], Inputs]:
+    model = Decoder().eval().requires_grad_(False)
+    return model, [step_inputs() for _ in range(4)], step_inputs()
+
+
 def _network(name: str) -> Callable[[], tuple[nn.Module, list[Inputs], Inputs]]:
     """Return what makes a network with random weights; batch norms have seen some images."""
 
@@ -171,6 +184,11 @@ CASES = (
         tuple(SPECS),
     ),
     Case("all-MiniLM-L6-v2, 48 sentences", _sentences),
+    Case(
+        "decoder of 4 layers of 1024, 1 token after 128",
+        _decode_step,
+        ("int8 static", "int8 dynamic", "int8 weights only", "int4 weights, int8 dynamic"),
+    ),
     Case("resnet18, 1 image", _network("resnet18"), ("int8 static",)),
     Case("mobilenetv2, 1 image", _network("mobilenetv2_w1"), ("int8 static",)),
     _CREPE,

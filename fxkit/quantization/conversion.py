@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from fxkit.quantization.preparation import PreparedProgram, Program, apply, as_p
 from fxkit.quantization.qat.qat_program import QatProgram
 from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.stored_layers import stored_path
+from fxkit.quantization.stored_weight import StoredWeight
 from fxkit.torch_adapters.quantized_operators import quantized_operators
 
 
@@ -168,16 +170,30 @@ class _Converter:
         weight = find_attribute(self.edit.gm, str(read.target)).detach()
         spec, name = operand.spec, str(read.target).replace(".", "_")
         stored = self.choices.stored(str(read.target), weight, operand.axis, spec)
-        integers = packed_nibbles(stored.integers) if stored.is_packed else stored.integers
+        integers, is_window = stored.integers, _is_window(stored)
+        if stored.is_packed:
+            integers = packed_nibbles(integers)
+        elif is_window:
+            integers = integers.movedim(1, -1).contiguous()
         place = self.late_place.get(read, read)
         first = self.edit.add_attribute(f"{name}_quantized", integers, before=place)
         after = _Chain(self.edit, first)
         bounds = (spec.low, spec.high, spec.dtype)
+        whole = first
+        if stored.is_packed:
+            whole = unpack_calls(after.call, first)
+        elif is_window:
+            axes = (0, -1, *range(1, integers.ndim - 1))
+            whole = after.call(torch.ops.aten.permute.default, first, axes)
+        if is_window and weight.is_contiguous():
+            # Results of ATen's convolutions would have their channels innermost, as their weight.
+            clone = torch.ops.aten.clone.default
+            whole = after.call(clone, whole, memory_format=torch.contiguous_format)
         if spec.granularity == "per_tensor":
             found = stored.parameters
             return after.call(
                 self.ops.dequantize_per_tensor.default,
-                first, float(found.scale), int(found.zero_point), *bounds,
+                whole, float(found.scale), int(found.zero_point), *bounds,
                 **({} if weight.dtype == torch.float32 else {"out_dtype": weight.dtype}),
             )  # fmt: skip
         scales = self.edit.add_attribute(f"{name}_scale", stored.parameters.scale, before=first)
@@ -189,11 +205,17 @@ class _Converter:
         if spec.granularity == "per_group":
             target = self.ops.dequantize_per_channel_group.default
             size = spec.group_size
-            whole = unpack_calls(after.call, first) if stored.is_packed else first
             return after.call(target, whole, scales, zeros, *bounds, size, weight.dtype)
         target = self.ops.dequantize_per_channel.default
         keywords = {} if weight.dtype == torch.float32 else {"out_dtype": weight.dtype}
-        return after.call(target, first, scales, zeros, operand.axis, *bounds, **keywords)
+        return after.call(target, whole, scales, zeros, operand.axis, *bounds, **keywords)
+
+
+def _is_window(stored: StoredWeight) -> bool:
+    """Tell whether integers are a convolution's that kernels read with channels innermost."""
+    integers, is_layer = stored.integers, stored.axis == 0 and stored.integers.ndim in (3, 4)
+    is_window = is_layer and integers.shape[1] > 1 and math.prod(integers.shape[2:]) > 1
+    return is_window and integers.dtype == torch.int8
 
 
 def _after_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

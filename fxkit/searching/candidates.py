@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fxkit.compiling.compiler import compile as compile_program
+from fxkit.lower.building import deadline
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.mixed_precision import MixedPrecision
 from fxkit.quantization.batches import Batch, call_with
@@ -51,6 +52,7 @@ class Bench:
         self.rounds = rounds
         self.floats = compile_program(prepared.remake())
         self.compiled: dict[tuple[str, ...], Any] = {}
+        self.quantized: dict[tuple[str, ...], Program] = {}
 
     def program(self, assignment: Assignment) -> Program:
         """Return the reference graph of an assignment."""
@@ -73,9 +75,11 @@ class Bench:
         """Compile the program of an assignment; time it in turn with float32, and judge it."""
         key = tuple(assignment.values())
         if key not in self.compiled:
-            self.compiled[key] = compile_program(self.program(assignment))
+            self.quantized[key] = self.program(assignment)
+            self.compiled[key] = compile_program(self.quantized[key])
         compiled = self.compiled[key]
         seconds = self.latencies(compiled, self.rounds)
+        deadline.remaining()
         found = float(self.metric(compiled, self.examples))
         return Trial(label, dict(assignment), seconds[1], seconds[1] / seconds[0], found)
 
@@ -100,13 +104,15 @@ class Clock:
 
     Attributes:
         longest: Seconds of the longest step so far.
-        reserve: Seconds that are kept for the end.
+        reserve: Seconds that are kept for the end, to measure a program again.
+        ran_out: Whether a step had to be stopped.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.longest = 0.0
         self.reserve = 0.0
+        self.ran_out = False
         self._start = time.monotonic()
 
     @property
@@ -118,9 +124,21 @@ class Clock:
         """Tell whether another step as long as the longest ends in time."""
         return self.elapsed + self.longest + self.reserve < self.seconds
 
+    def can_verify(self) -> bool:
+        """Tell whether there is time to measure a program again."""
+        return self.elapsed + self.reserve <= self.seconds
+
     def timed(self, step: Callable[[], Any]) -> Any:
-        """Run a step, and remember how long it took."""
+        """Run a step, and remember how long it took; None where it had to be stopped.
+
+        One that builds what was never built may last longer than any before.
+        """
         begun = self.elapsed
-        result = step()
+        try:
+            with deadline.until(self._start + self.seconds - self.reserve):
+                result = step()
+        except deadline.DeadlinePassed:
+            self.ran_out = True
+            return None
         self.longest = max(self.longest, self.elapsed - begun)
         return result

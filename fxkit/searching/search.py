@@ -52,8 +52,9 @@ def search(
         at_least: What the metric may not fall below.
         over: The formats that layers may take: names of `fxkit.searching.FORMATS`, or specs of
             one's own by name.
-        seconds: When to stop. A step that is under way is ended, and none is begun that would last
-            longer, judging by those before; to compile and measure float32 is always done.
+        seconds: When to stop. No step is begun that would last longer, judging by those before, and
+            builds that are under way shortly before the end are stopped; to compile and measure
+            float32 is always done.
         inputs: Returns the batch of an example, for examples that hold labels, too.
 
     Raises:
@@ -129,7 +130,7 @@ class _Search:
             if trial.ratio < 1 and trial.metric < self.at_least:
                 self._take_back(trial)
         self._improve()
-        if not self.clock.has_time():
+        if self.clock.ran_out or not self.clock.has_time():
             self.notes.append(f"time ran out after {self.clock.seconds:g} s")
 
     def _begin(self) -> Trial:
@@ -138,11 +139,13 @@ class _Search:
         seconds = bench.latencies(bench.floats, LEAST_ROUNDS)[0]
         longest = max(clock.seconds / 40, LEAST_ROUNDS * 2 * seconds)
         bench.rounds = max(min(ROUNDS, int(longest / (2 * seconds))), LEAST_ROUNDS)
+        before = clock.elapsed
+        seconds = bench.latencies(bench.floats, bench.rounds)[0]
         found = float(bench.metric(bench.floats, bench.examples))
         self.trials.append(Trial("float32", self.layers.all_in(FLOAT), seconds, 1.0, found))
-        # To convert and compile another takes as long as this, and to verify is part of that.
+        # To convert and compile another takes as long as this; to verify, as long as the end of it.
         clock.longest = clock.elapsed - begun
-        clock.reserve = clock.longest
+        clock.reserve = clock.elapsed - before
         return self.trials[0]
 
     def _try(self, label: str, assignment: Assignment) -> Trial | None:
@@ -151,7 +154,8 @@ class _Search:
         if known is not None or not self.clock.has_time():
             return known
         trial = self.clock.timed(lambda: self.bench.measure(label, assignment))
-        self.trials.append(trial)
+        if trial is not None:
+            self.trials.append(trial)
         return trial
 
     def _best(self) -> Trial:
@@ -162,12 +166,15 @@ class _Search:
 
     def _take_back(self, trial: Trial) -> None:
         """Put the layers that add most error back into float32, as few as keep the metric."""
+        if not self.clock.has_time():
+            return
         order = self._by_error(trial.assignment)
         low, high = 0, len(order)  # all of `order[:high]` in float32 keeps the metric
         while high - low > 1 and self.clock.has_time():
             middle = (low + high) // 2
             tried = {**trial.assignment, **dict.fromkeys(order[:middle], FLOAT)}
-            keeps = self.clock.timed(lambda tried=tried: self.bench.judge(tried)) >= self.at_least
+            found = self.clock.timed(lambda tried=tried: self.bench.judge(tried))
+            keeps = found is not None and found >= self.at_least
             low, high = (low, middle) if keeps else (middle, high)
         if high < len(order):
             mixed = {**trial.assignment, **dict.fromkeys(order[:high], FLOAT)}
@@ -217,7 +224,7 @@ class _Search:
         bench, clock = self.bench, self.clock
         for trial in sorted(self._keeping(), key=lambda one: one.ratio):
             is_float = trial is self.trials[0]
-            if not is_float and (trial.ratio >= 1 or clock.elapsed > clock.seconds):
+            if not is_float and (trial.ratio >= 1 or not clock.can_verify()):
                 continue
             key = tuple(trial.assignment.values())
             program = bench.floats if is_float else bench.compiled[key]
@@ -241,9 +248,10 @@ class _Search:
     def _result(self, program: Any, trial: Trial, found: float, ratio: float) -> SearchResult:
         if found < self.at_least:
             self.notes.append(f"float32 itself has a metric of {found:.4g} on examples held back")
+        quantized = self.bench.quantized.get(tuple(trial.assignment.values()))
         return SearchResult(
             program,
-            self.bench.program(trial.assignment),
+            self.bench.prepared.remake() if quantized is None else quantized,
             trial,
             tuple(self.trials),
             self.at_least,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fxkit import quantization as q
 from fxkit.errors import UnsupportedError
+from fxkit.lower.building import deadline
 from fxkit.quantization.affine import signal_to_noise
 from fxkit.searching import candidates
 from fxkit.searching.number_formats import FORMATS, layers_of
@@ -131,6 +132,27 @@ def test_the_search_stops_in_time(
     nothing = q.search(Net().eval(), examples(), at_least=10.0, seconds=0)
     assert len(nothing.trials) == 1
     assert nothing.notes == ("time ran out after 0 s",)
+
+
+def test_a_step_that_builds_for_too_long_is_stopped(
+    latencies: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    plain = candidates.Bench.measure
+
+    def building(bench: Any, label: str, assignment: Mapping[str, str]) -> Any:
+        for _ in range(1000 if label == "all int4" else 5):
+            now[0] += 1.0
+            deadline.remaining()
+        return plain(bench, label, assignment)
+
+    monkeypatch.setattr(candidates.Bench, "measure", building)
+    monkeypatch.setattr(candidates.time, "monotonic", lambda: now[0])
+    over = ("float32", "int8", "int4")
+    found = q.search(Net().eval(), examples(), at_least=10.0, over=over, seconds=60)
+    assert found.elapsed <= 60
+    assert set(found.assignment.values()) == {"int8"}
+    assert "time ran out after 60 s" in found.notes
 
 
 def test_compiled_programs_are_measured() -> None:

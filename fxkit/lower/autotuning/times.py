@@ -16,6 +16,7 @@ import torch
 
 from fxkit.errors import BuildError
 from fxkit.lower.autotuning.kept_times import read_times, times_path, write_times
+from fxkit.lower.building import deadline
 from fxkit.lower.building.build import build
 
 # Multiplications below which the time of a call decides, not that of the product.
@@ -68,6 +69,7 @@ def known_times(path: Path, key: str, measure: Measure) -> tuple[float, float]:
     key = f"{torch.get_num_threads()} threads: {key}"
     known = _known_in(path)
     if key not in known:
+        deadline.remaining()
         known[key] = measure()
         write_times(path, known)
     return known[key]

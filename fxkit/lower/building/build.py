@@ -17,6 +17,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -28,7 +29,7 @@ from pathlib import Path
 
 from fxkit import config
 from fxkit.errors import BuildError
-from fxkit.lower.building import toolchain
+from fxkit.lower.building import deadline, toolchain
 from fxkit.lower.building.toolchain import Linking, Toolchain
 
 _LOCK_SECONDS = 120.0
@@ -65,6 +66,7 @@ def build(*texts: str, tools: Toolchain | None = None) -> Library:
 
     Raises:
         BuildError: When there is no compiler, it fails, or there is nowhere to write.
+        DeadlinePassed: When there is a `deadline`, and it comes first.
     """
     start = time.perf_counter()
     path, hit = library_path(*texts, tools=tools)
@@ -299,11 +301,20 @@ def _compile_directly(order: Order, name: str, workplace: Path) -> Path:
 
 def _run_all(commands: list[list[str]], built: Path, folder: Path, name: str) -> None:
     """Run commands at once; all have ended when this returns or raises."""
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    apart = deadline.remaining() is not None  # to be ended with the processes that they start
     running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(command, stdout=pipe, stderr=both, text=True, start_new_session=apart)
         for command in commands
     ]
-    outputs = [process.communicate()[0] for process in running]
+    try:
+        outputs = [process.communicate(timeout=deadline.remaining())[0] for process in running]
+    except (subprocess.TimeoutExpired, deadline.DeadlinePassed):
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        raise deadline.DeadlinePassed from None
     for process, command, output in zip(running, commands, outputs, strict=True):
         if process.returncode:
             raise _failure(f"FAILED: {built}\n{' '.join(command)}\n{output}", folder, name)

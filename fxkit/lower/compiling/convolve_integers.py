@@ -156,6 +156,9 @@ class _Convolver(ImageSpreader):
         assert isinstance(known, TensorType)
         if has_dense_windows(known):
             return weight
+        stored = _copied(weight)
+        if stored is not None:
+            return stored
         slot = innermost_weight.new_slot()
         return self._put(layer.node, innermost_weight.operator(), weight, slot)
 
@@ -189,6 +192,21 @@ class _Convolver(ImageSpreader):
         made = self.edit.call(target, *args, before=place)
         infer_type(made)
         return self.weights.inserted(made)
+
+
+def _copied(weight: fx.Node) -> fx.Node | None:
+    """Return what a weight is a copy of, where that is stored as kernels read it.
+
+    Graphs copy such weights because results of ATen's convolutions are laid out as the weight is.
+    """
+    copied = resolve(weight)
+    if copied is None or copied.name != "aten.clone":
+        return None
+    view: fx.Node = copied.arguments["self"]
+    moved, known = resolve(view), type_of(view)
+    if moved is None or moved.name != "aten.permute" or moved.arguments["self"].op != "get_attr":
+        return None
+    return view if isinstance(known, TensorType) and has_dense_windows(known) else None
 
 
 def _layer_of(node: fx.Node) -> _Layer | None:

@@ -127,11 +127,14 @@ def test_weights_may_change():
 @torch.no_grad()
 def test_weights_in_another_order_are_copied_once():
     x = torch.randn(1, 20, 9, 10)
-    reference = quantized(nn.Conv2d(20, 24, 3), q.int8_static(), x).graph_module
     for order in (torch.contiguous_format, torch.channels_last):
-        for name, buffer in list(reference.named_buffers()):
-            if buffer.dtype == torch.int8:
-                reference.register_buffer(name, buffer.contiguous(memory_format=order))
+        reference = quantized(nn.Conv2d(20, 24, 3), q.int8_static(), x).graph_module
+        (stored,) = (b for b in reference.buffers() if b.dtype == torch.int8)
+        (whole,) = fxkit.graph(reference).find(torch.clone)
+        weight = stored.movedim(-1, 1).contiguous(memory_format=order)
+        with fxkit.edit(reference) as edit:  # as other quantizers store it
+            node = edit.add_attribute("weight_of_others", weight, before=whole.fx_node)
+            edit.replace(whole.fx_node, node)
         compiled = fxkit.compile(reference)
         compiled(x)
         assert steps_off(compiled(x), reference(x)).max() <= 1

@@ -35,6 +35,14 @@ def _samples() -> dict[str, Sample]:
             lambda a, b, s: multiply(a, b, s, None, 64),
             (rand(40, 128), rand(65, 64), floats(65, 2)),
         ),
+        "many rows of bytes": (
+            lambda a, b, s: multiply(a, b, s, None, 64, None, 3),
+            (rand(40, 128, dtype=torch.uint8), rand(65, 64), floats(65, 2)),
+        ),
+        "many rows, zero points": (
+            lambda a, b, s, z: multiply(a, b, s, z, 32),
+            (floats(21, 352), rand(50, 176), floats(50, 11), rand(50, 11)),
+        ),
         "odd groups": (
             lambda a, b, s: torch.relu(multiply(a, b, s, None, 6)),
             (rand(3, 30), rand(48, 15), floats(48, 5)),

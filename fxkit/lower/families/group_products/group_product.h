@@ -448,26 +448,6 @@ static void fx_plain_groups(const Left* a, long row, const int* zero, const fx_g
     }
 }
 
-// sums[rows][64] = A by a panel of columns, for floats A.
-template <class Zero>
-static void fx_group_product(const float* a, long row, const fx_groups<Zero>& b, long rows, long columns,
-                             long depth, float* sums) {
-  __builtin_memset(sums, 0, rows * FX_GROUP_COLUMNS * sizeof(float));
-#if defined(FX_FLOAT_STEP)
-  if (b.group % FX_UNIT == 0) {
-    long r = 0;
-    for (; r + 4 <= rows; r += 4)
-      fx_float_groups<4>(a + r * row, row, b, columns, depth, sums + r * FX_GROUP_COLUMNS);
-    for (; r + 2 <= rows; r += 2)
-      fx_float_groups<2>(a + r * row, row, b, columns, depth, sums + r * FX_GROUP_COLUMNS);
-    if (r < rows)
-      fx_float_groups<1>(a + r * row, row, b, columns, depth, sums + r * FX_GROUP_COLUMNS);
-    return;
-  }
-#endif
-  fx_plain_groups<float>(a, row, nullptr, b, rows, columns, depth, sums);
-}
-
 #if defined(FX_INTEGER_STEP)
 // Rows enough for it to be worth bytes of the weight in memory: they are multiplied as such.
 template <bool HAS_TILES, class Left, class Zero>

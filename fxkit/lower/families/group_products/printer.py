@@ -1,4 +1,4 @@
-"""Kernels that begin with a product by 4-bit integers; the C++ is `group_product.h`."""
+"""Kernels that begin with a product by 4-bit integers; the C++ is in its texts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from fxkit.lower.loop_ir.group_product import GroupProduct
 # Columns of a panel, FX_GROUP_COLUMNS in the text.
 COLUMNS = 64
 
+_TEXTS = ("group_product.h", "many_rows.h")
+
 
 class GroupProductPrinter(ProductPrinter):
     """Writes a kernel that begins with a product by 4-bit integers in groups."""
@@ -22,8 +24,8 @@ class GroupProductPrinter(ProductPrinter):
     @functools.cache
     def texts(cls) -> tuple[str, ...]:
         """Return the text of such products, behind that of products of bytes."""
-        own = Path(__file__).with_name("group_product.h").read_text()
-        return (*IntegerProductPrinter.texts(), own)
+        own = (Path(__file__).with_name(name).read_text() for name in _TEXTS)
+        return (*IntegerProductPrinter.texts(), *own)
 
     def _panel_width(self) -> int:
         return COLUMNS

@@ -9,13 +9,17 @@ import torch
 
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.eager_kernels import EagerKernels
+from fxkit.authoring.operators.kernel_form import result_types
 from fxkit.ir.modes import has_modes, is_followed
-from fxkit.lower.runtime import binding
+from fxkit.lower.runtime import autograd_node, binding
 from fxkit.torch_adapters.custom_functions import direct_apply
 from fxkit.torch_adapters.transforms import has_transforms, is_forward_mode
 
 # Programs are kept for so many types of operands.
 _MAX_PROGRAMS = 256
+
+# Operators with more results are differentiated in Python.
+_MAX_RESULTS = 8
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -33,6 +37,7 @@ class Callee(Protocol):
     def differentiable(self, arguments: Sequence[Any]) -> Any: ...
     def undifferentiated(self, *arguments: Any) -> Any: ...
     def save(self, ctx: Any, inputs: Sequence[Any], output: Any = None) -> None: ...
+    def gradient(self, by: str) -> Callee: ...
     def gradients(
         self,
         saved: Sequence[torch.Tensor],
@@ -75,8 +80,9 @@ class Calls:
             is_derived = _derives(operands) and not known.definition.gradients
             return (known.composition if is_derived else known.overload)(*arguments)
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
-            return known.differentiable(arguments)
-        found = known.overload(*arguments)
+            found = known.differentiable(arguments)
+        else:
+            found = known.overload(*arguments)
         if any(x.is_floating_point() for x in operands):  # else the default dtype has a say
             self._remember(args, kwargs, arguments)
         return found
@@ -109,7 +115,22 @@ class Calls:
             stands = named[parameter.name] if is_number else native.MISS
             passed.append(stands if parameter.is_tensor else native.FREE)
         marks = [native.MISS if isinstance(v, torch.Tensor) else v for v in given]
-        self._native.add(program, tuple(marks), tuple(passed))
+        self._native.add(program, tuple(marks), tuple(passed), self._rule(native, named, operands))
+
+    def _rule(self, native: Any, named: Mapping[str, Any], operands: Sequence[torch.Tensor]) -> Any:
+        """Return how gradients are computed of calls with certain numbers; None in Python alone."""
+        known, definition = self._registration, self._registration.definition
+        numbers = {name: named[name] for name in definition.numbers}
+        dtypes = result_types(definition, operands, numbers)
+        if not all(dtype.is_floating_point for dtype in dtypes) or len(dtypes) > _MAX_RESULTS:
+            return None
+        autograd_node.attach_if_built()
+
+        def find(place: int) -> Calls:
+            return known.gradient(definition.tensors[place]).calls
+
+        passed = [native.FREE if p.is_tensor else named[p.name] for p in definition.parameters]
+        return native.GradientRule(f"{definition.name}Backward", tuple(passed), find, len(dtypes))
 
     def _made(self, native: Any) -> Any:
         known = self._registration
@@ -142,6 +163,7 @@ class DifferentiableCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        autograd_node.note_backward()
         needed, gradients = ctx.needs_input_grad[1:], ctx.registration.gradients
         return (None, *gradients(ctx.saved_tensors, ctx.numbers, needed, grads))
 
@@ -157,6 +179,7 @@ def _differentiable(registration: Callee, forward: Callable[..., Any]) -> Callab
     names, gradients = tuple(definition.numbers), registration.gradients
 
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        autograd_node.note_backward()
         numbers = dict(zip(names, ctx.numbers, strict=True))
         return gradients(ctx.saved_tensors, numbers, ctx.needs_input_grad, grads)
 

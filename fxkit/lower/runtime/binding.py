@@ -32,17 +32,19 @@ from fxkit.torch_adapters.operators import can_read_keys, dispatch_keys
 _NAME = "fxkit_binding"
 # The first two know neither Python nor torch.
 _PARTS = (
-    "pool",
-    "kernel_run",
-    "declarations",
-    "tensors",
-    "fingerprint",
-    "program_parts",
-    "program",
-    "entry_parts",
-    "entry",
-    "calls",
-    "module",
+    "pool.cpp",
+    "kernel_run.cpp",
+    "declarations.cpp",
+    "tensors.cpp",
+    "fingerprint.cpp",
+    "program_parts.cpp",
+    "program.cpp",
+    "entry_parts.cpp",
+    "entry.cpp",
+    "autograd_node.h",
+    "gradient_rules.cpp",
+    "calls.cpp",
+    "module.cpp",
 )
 
 
@@ -139,8 +141,13 @@ def _is_quiet() -> bool:
 
 @functools.cache
 def _source() -> str:
+    return native_text(*_PARTS)
+
+
+def native_text(*parts: str) -> str:
+    """Return the text of parts of what is written in C++ here, one after the other."""
     folder = Path(__file__).parent / "native"
-    return "\n".join((folder / f"{part}.cpp").read_text() for part in _PARTS)
+    return "\n".join((folder / part).read_text() for part in parts)
 
 
 def _linking() -> Linking:

@@ -3,12 +3,13 @@
 // An argument that is no tensor is a part of what a program holds for. Where a number stands for a
 // tensor, the program is given the tensor that was made of it once.
 
-enum { MOST_PARAMETERS = 24, MOST_PROGRAMS = 16 };
+enum { MOST_PROGRAMS = 16 };
 
 struct Remembered {
   PyObject* program;
   PyObject* given;   // for each parameter MISS where it is a tensor, else the number
   PyObject* passed;  // for each parameter MISS for what is given, FREE for nothing, or a tensor
+  PyObject* rule;    // how gradients are computed, or None where Python sees to them
 };
 
 struct Calls {
@@ -51,6 +52,7 @@ static void forget(Remembered* one) {
   Py_XDECREF(before.program);
   Py_XDECREF(before.given);
   Py_XDECREF(before.passed);
+  Py_XDECREF(before.rule);
 }
 
 static void move_to_front(Calls* self, int place) {
@@ -59,21 +61,27 @@ static void move_to_front(Calls* self, int place) {
   self->programs[0] = one;
 }
 
-// add(program, given, passed): forgets the one that was not used for longest where there is no room
+static bool has_type(PyObject* value, const char* name) {
+  return !strcmp(Py_TYPE(value)->tp_name, name);
+}
+
+// add(program, given, passed, rule): forgets the one that was not used for longest where there is no room
 static PyObject* add_program(PyObject* object, PyObject* args) {
   Calls* self = (Calls*)object;
   Remembered one;
-  if (!PyArg_ParseTuple(args, "OO!O!", &one.program, &PyTuple_Type, &one.given, &PyTuple_Type,
-                        &one.passed))
+  if (!PyArg_ParseTuple(args, "OO!O!O", &one.program, &PyTuple_Type, &one.given, &PyTuple_Type,
+                        &one.passed, &one.rule))
     return nullptr;
-  if (strcmp(Py_TYPE(one.program)->tp_name, "fxkit_binding.Program") ||
-      PyTuple_GET_SIZE(one.given) != self->count || PyTuple_GET_SIZE(one.passed) != self->count) {
+  bool fits = has_type(one.program, "fxkit_binding.Program") &&
+              (one.rule == Py_None || has_type(one.rule, "fxkit_binding.GradientRule"));
+  if (!fits || PyTuple_GET_SIZE(one.given) != self->count || PyTuple_GET_SIZE(one.passed) != self->count) {
     PyErr_SetString(PyExc_ValueError, "expected a program, and a value for each parameter");
     return nullptr;
   }
   Py_INCREF(one.program);
   Py_INCREF(one.given);
   Py_INCREF(one.passed);
+  Py_INCREF(one.rule);
   Remembered last = {};
   if (self->program_count == MOST_PROGRAMS) last = self->programs[--self->program_count];
   self->programs[self->program_count++] = one;
@@ -120,18 +128,32 @@ static int choose_tensors(const Remembered* one, int count, PyObject** values, P
   return chosen;
 }
 
-static PyObject* call_remembered(Calls* self, PyObject** values) {
+// Runs a program that holds for the arguments. Where gradients are asked for, its results get a
+// node of autograd.
+static PyObject* run_remembered(const Remembered* one, PyObject** tensors, int count,
+                                bool is_differentiated) {
+  if (is_differentiated && one->rule == Py_None) return Py_NewRef(MISS);
+  PyObject* result = run_program((Program*)one->program, tensors, count, is_differentiated);
+  if (!is_differentiated || !result || result == MISS) return result;
+  if (attach_gradients((GradientRule*)one->rule, tensors, result)) return result;
+  Py_DECREF(result);
+  return nullptr;
+}
+
+static PyObject* call_remembered(Calls* self, PyObject** values, bool is_differentiated) {
   PyObject* tensors[MOST_PARAMETERS];
   for (int i = 0; i < self->program_count; ++i) {
-    Remembered* one = self->programs + i;
-    int count = choose_tensors(one, self->count, values, tensors);
+    int count = choose_tensors(self->programs + i, self->count, values, tensors);
     if (count < 0) continue;
-    PyObject* program = Py_NewRef(one->program);
-    PyObject* passed = Py_NewRef(one->passed);
-    PyObject* result = run_program((Program*)program, tensors, count);
-    bool is_here = i < self->program_count && self->programs[i].program == program;
-    Py_DECREF(program);
-    Py_DECREF(passed);
+    Remembered one = self->programs[i];
+    Py_INCREF(one.program);
+    Py_INCREF(one.passed);
+    Py_INCREF(one.rule);
+    PyObject* result = run_remembered(&one, tensors, count, is_differentiated);
+    bool is_here = i < self->program_count && self->programs[i].program == one.program;
+    Py_DECREF(one.program);
+    Py_DECREF(one.passed);
+    Py_DECREF(one.rule);
     if (result != MISS) {
       if (i && is_here) move_to_front(self, i);
       return result;
@@ -143,6 +165,7 @@ static PyObject* call_remembered(Calls* self, PyObject** values) {
 }
 
 // Whether gradients are asked for of plain tensors, with numbers of the types that kernels expect.
+// A number may stand for a tensor.
 static bool asks_for_gradients(Calls* self, PyObject** values) {
   if (!self->differentiate || !aoti_torch_grad_mode_is_enabled() || !is_quiet()) return false;
   bool is_asked = false;
@@ -150,12 +173,29 @@ static bool asks_for_gradients(Calls* self, PyObject** values) {
     PyObject* usual = PyTuple_GET_ITEM(self->defaults, i);
     if (usual != MISS) {
       if (Py_TYPE(values[i]) != Py_TYPE(usual)) return false;
-      continue;
+    } else if (is_tensor(values[i])) {
+      if (keys_of(values[i]) != layout.plain_keys) return false;
+      is_asked = is_asked || requires_grad(values[i]);
     }
-    if (!is_tensor(values[i]) || keys_of(values[i]) != layout.plain_keys) return false;
-    is_asked = is_asked || requires_grad(values[i]);
   }
   return is_asked;
+}
+
+static bool has_all_tensors(Calls* self, PyObject** values) {
+  for (int i = 0; i < self->count; ++i)
+    if (PyTuple_GET_ITEM(self->defaults, i) == MISS && !is_tensor(values[i])) return false;
+  return true;
+}
+
+// A call whose gradients are asked for: by a node of autograd, or else by an autograd function.
+static PyObject* call_differentiated(Calls* self, PyObject** values) {
+  if (attach_node) {
+    PyObject* result = call_remembered(self, values, true);
+    if (result != MISS) return result;
+    Py_DECREF(result);
+  }
+  if (!has_all_tensors(self, values)) return Py_NewRef(MISS);
+  return PyObject_Vectorcall(self->differentiate, values, self->count, nullptr);
 }
 
 // differentiate_by(callable of all arguments): one that calls `forward`, as an autograd function does
@@ -199,7 +239,7 @@ static PyObject* forward(PyObject* object, PyObject* const* args, Py_ssize_t cou
   PyObject* values[MOST_PARAMETERS];
   for (int i = 0; i < self->count; ++i) values[i] = args[i + 1];
   if (!save_for_backward(self, args[0], values)) return nullptr;
-  PyObject* result = call_remembered(self, values);
+  PyObject* result = call_remembered(self, values, false);
   if (result != MISS) return result;
   Py_DECREF(result);
   return PyObject_Vectorcall(self->undifferentiated, args + 1, self->count, nullptr);
@@ -210,11 +250,8 @@ static PyObject* call_calls(PyObject* object, PyObject* args, PyObject* kwargs) 
   PyObject* values[MOST_PARAMETERS];
   if (self->program_count && bind_arguments(self, args, kwargs, values)) {
     Py_INCREF(object);
-    PyObject* result = call_remembered(self, values);
-    if (result == MISS && asks_for_gradients(self, values)) {
-      Py_DECREF(result);
-      result = PyObject_Vectorcall(self->differentiate, values, self->count, nullptr);
-    }
+    PyObject* result = asks_for_gradients(self, values) ? call_differentiated(self, values)
+                                                        : call_remembered(self, values, false);
     Py_DECREF(object);
     if (result != MISS) return result;
     Py_DECREF(result);
@@ -254,6 +291,7 @@ static int visit_calls(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(self->programs[i].program);
     Py_VISIT(self->programs[i].given);
     Py_VISIT(self->programs[i].passed);
+    Py_VISIT(self->programs[i].rule);
   }
   return 0;
 }

@@ -16,6 +16,7 @@ int32_t aoti_torch_get_dtype(Handle, int32_t*);
 int32_t aoti_torch_get_device_index(Handle, int32_t*);
 int32_t aoti_torch_empty_strided(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t,
                                  Handle*);
+int32_t aoti_torch_new_tensor_handle(Handle, Handle*);
 int32_t aoti_torch_delete_tensor_object(Handle);
 bool aoti_torch_grad_mode_is_enabled(void);
 int32_t torch_get_num_threads(uint32_t*);
@@ -86,6 +87,8 @@ static bool has_saved_tensor_hooks(void) {
 }
 
 enum { INLINE = 5 };
+
+enum { MOST_PARAMETERS = 24 };  // of an operator
 
 // Where things lie in a Python tensor and in a TensorImpl; found by `find_layout`.
 struct Layout {

@@ -188,7 +188,7 @@ static PyObject* call_entry(PyObject* object, PyObject* args, PyObject* kwargs) 
   if ((kwargs && PyDict_GET_SIZE(kwargs)) || !entry_holds(self, values, count))
     return Py_NewRef(MISS);
   Py_INCREF(object);
-  PyObject* result = self->is_program ? run_program((Program*)self->run, values, count)
+  PyObject* result = self->is_program ? run_program((Program*)self->run, values, count, false)
                                       : PyObject_Vectorcall(self->run, values, count, nullptr);
   Py_DECREF(object);
   // The program itself may handle what was raised here: it runs again.

@@ -25,6 +25,7 @@ static PyMethodDef functions[] = {
     {"memory_statistics", memory_statistics, METH_NOARGS, nullptr},
     {"trim_memory", trim_memory, METH_NOARGS, nullptr},
     {"limit_memory", limit_memory, METH_O, nullptr},
+    {"attach_by", attach_by, METH_O, nullptr},
     {"fingerprint", (PyCFunction)(void (*)(void))fingerprint, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -46,6 +47,7 @@ PyMODINIT_FUNC PyInit_fxkit_binding(void) {
       !PyModule_AddObject(module, "FREE", Py_NewRef(FREE)) && find_dual_level() &&
       find_saved_tensor_hooks() &&
       add_type(module, "Program", &program_type) && add_type(module, "Entry", &entry_type) &&
+      add_type(module, "GradientRule", &gradient_rule_type) &&
       add_type(module, "Calls", &calls_type))
     return module;
   Py_DECREF(module);

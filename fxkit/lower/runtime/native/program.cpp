@@ -187,11 +187,13 @@ static PyObject* run_steps(Program* self, PyObject* const* args, PyObject** slot
   return result;
 }
 
-PyObject* run_program(Program* self, PyObject* const* args, Py_ssize_t count) {
+// `adds_gradients` says that the caller sees to gradients that are asked for.
+PyObject* run_program(Program* self, PyObject* const* args, Py_ssize_t count, bool adds_gradients) {
   if (count != self->input_count || !is_quiet()) return Py_NewRef(MISS);
   for (int i = 0; i < self->input_count; ++i)
     if (!fits(args[i], self->inputs[i])) return Py_NewRef(MISS);
-  if (aoti_torch_grad_mode_is_enabled() && !needs_no_grad(self, args)) return Py_NewRef(MISS);
+  if (!adds_gradients && aoti_torch_grad_mode_is_enabled() && !needs_no_grad(self, args))
+    return Py_NewRef(MISS);
   if (!links_hold(self)) return Py_NewRef(MISS);
   ++self->calls;
   PyObject* on_stack[ON_STACK];
@@ -207,7 +209,7 @@ static PyObject* call_program(PyObject* self, PyObject* args, PyObject* kwargs) 
   if (kwargs && PyDict_GET_SIZE(kwargs)) return Py_NewRef(MISS);
   Program* program = (Program*)self;
   Py_INCREF(self);
-  PyObject* result = run_program(program, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args));
+  PyObject* result = run_program(program, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args), false);
   Py_DECREF(self);
   return result;
 }

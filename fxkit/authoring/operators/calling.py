@@ -9,7 +9,6 @@ import torch
 
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.eager_kernels import EagerKernels
-from fxkit.authoring.operators.kernel_form import result_types
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.lower.runtime import autograd_node, binding
 from fxkit.torch_adapters.custom_functions import direct_apply
@@ -81,6 +80,8 @@ class Calls:
             return (known.composition if is_derived else known.overload)(*arguments)
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             found = known.differentiable(arguments)
+            if len(known.definition.results) > _MAX_RESULTS:
+                return found
         else:
             found = known.overload(*arguments)
         if any(x.is_floating_point() for x in operands):  # else the default dtype has a say
@@ -115,14 +116,12 @@ class Calls:
             stands = named[parameter.name] if is_number else native.MISS
             passed.append(stands if parameter.is_tensor else native.FREE)
         marks = [native.MISS if isinstance(v, torch.Tensor) else v for v in given]
-        self._native.add(program, tuple(marks), tuple(passed), self._rule(native, named, operands))
+        self._native.add(program, tuple(marks), tuple(passed), self._rule(native, named))
 
-    def _rule(self, native: Any, named: Mapping[str, Any], operands: Sequence[torch.Tensor]) -> Any:
+    def _rule(self, native: Any, named: Mapping[str, Any]) -> Any:
         """Return how gradients are computed of calls with certain numbers; None in Python alone."""
         known, definition = self._registration, self._registration.definition
-        numbers = {name: named[name] for name in definition.numbers}
-        dtypes = result_types(definition, operands, numbers)
-        if not all(dtype.is_floating_point for dtype in dtypes) or len(dtypes) > _MAX_RESULTS:
+        if len(definition.results) > _MAX_RESULTS:
             return None
         autograd_node.attach_if_built()
 
@@ -130,7 +129,8 @@ class Calls:
             return known.gradient(definition.tensors[place]).calls
 
         passed = [native.FREE if p.is_tensor else named[p.name] for p in definition.parameters]
-        return native.GradientRule(f"{definition.name}Backward", tuple(passed), find, len(dtypes))
+        name, results = f"{definition.name}Backward", len(definition.results)
+        return native.GradientRule(name, tuple(passed), find, results)
 
     def _made(self, native: Any) -> Any:
         known = self._registration

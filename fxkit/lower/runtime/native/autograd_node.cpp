@@ -95,6 +95,17 @@ class OperatorNode : public Node {
 
   void save(const at::Tensor& operand) { operands_.emplace_back(operand, /*is_output=*/false); }
 
+  // Takes note of a result; one that has no gradient is given zeros for it.
+  void add_result(const at::Tensor& result, const NodePointer& self) {
+    if (isDifferentiableType(result.scalar_type())) {
+      set_history(result, self);
+      zeros_.emplace_back();
+    } else {
+      add_input_metadata(undefined_input());
+      zeros_.push_back(at::zeros({}, result.options()).expand(result.sizes()));
+    }
+  }
+
   std::string name() const override { return rule_->name; }
 
   void release_variables() override {
@@ -126,7 +137,8 @@ class OperatorNode : public Node {
  protected:
   variable_list apply(variable_list&& grads) override {
     for (size_t i = 0; i < grads.size(); ++i)
-      if (!grads[i].defined()) grads[i] = input_metadata(i).zeros_like();
+      if (!grads[i].defined())
+        grads[i] = zeros_[i].defined() ? zeros_[i] : input_metadata(i).zeros_like();
     variable_list operands;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -138,6 +150,7 @@ class OperatorNode : public Node {
  private:
   const fx_gradient_rule* rule_;
   c10::SmallVector<SavedVariable, 2> operands_;
+  c10::SmallVector<at::Tensor, 1> zeros_;
 
   variable_list unpacked() const {
     variable_list found;
@@ -192,7 +205,7 @@ extern "C" __attribute__((visibility("default"))) int fx_attach_node(const fx_gr
     edges.push_back(impl::gradient_edge(*(at::Tensor*)operands[i]));
   auto [pointer, node] = made<OperatorNode, NodePointer>(rule, std::move(edges));
   for (int i = 0; i < operand_count; ++i) node->save(*(at::Tensor*)operands[i]);
-  for (int i = 0; i < result_count; ++i) set_history(*(at::Tensor*)results[i], pointer);
+  for (int i = 0; i < result_count; ++i) node->add_result(*(at::Tensor*)results[i], pointer);
 #ifdef FX_HAS_CREATION_HOOKS
   fire_node_creation_hooks(pointer);
 #endif

@@ -65,7 +65,15 @@ static bool has_type(PyObject* value, const char* name) {
   return !strcmp(Py_TYPE(value)->tp_name, name);
 }
 
-// add(program, given, passed, rule): forgets the one that was not used for longest where there is no room
+static bool is_same_call(const Remembered* one, const Remembered* other) {
+  if (one->program != other->program) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(one->given); ++i)
+    if (!is_same(PyTuple_GET_ITEM(one->given, i), PyTuple_GET_ITEM(other->given, i))) return false;
+  return true;
+}
+
+// add(program, given, passed, rule): forgets an equal one, or that which was not used for longest
+// where there is no room
 static PyObject* add_program(PyObject* object, PyObject* args) {
   Calls* self = (Calls*)object;
   Remembered one;
@@ -82,11 +90,15 @@ static PyObject* add_program(PyObject* object, PyObject* args) {
   Py_INCREF(one.given);
   Py_INCREF(one.passed);
   Py_INCREF(one.rule);
-  Remembered last = {};
-  if (self->program_count == MOST_PROGRAMS) last = self->programs[--self->program_count];
-  self->programs[self->program_count++] = one;
-  move_to_front(self, self->program_count - 1);
-  forget(&last);
+  int place = 0;
+  while (place < self->program_count && !is_same_call(self->programs + place, &one)) ++place;
+  if (place == MOST_PROGRAMS) --place;
+  Remembered before = {};
+  if (place < self->program_count) before = self->programs[place];
+  else ++self->program_count;
+  self->programs[place] = one;
+  move_to_front(self, place);
+  forget(&before);
   Py_RETURN_NONE;
 }
 
@@ -181,20 +193,12 @@ static bool asks_for_gradients(Calls* self, PyObject** values) {
   return is_asked;
 }
 
-static bool has_all_tensors(Calls* self, PyObject** values) {
-  for (int i = 0; i < self->count; ++i)
-    if (PyTuple_GET_ITEM(self->defaults, i) == MISS && !is_tensor(values[i])) return false;
-  return true;
-}
-
-// A call whose gradients are asked for: by a node of autograd, or else by an autograd function.
+// A call whose gradients are asked for: by a node of autograd, or where there is none by an autograd
+// function.
 static PyObject* call_differentiated(Calls* self, PyObject** values) {
-  if (attach_node) {
-    PyObject* result = call_remembered(self, values, true);
-    if (result != MISS) return result;
-    Py_DECREF(result);
-  }
-  if (!has_all_tensors(self, values)) return Py_NewRef(MISS);
+  if (attach_node) return call_remembered(self, values, true);
+  for (int i = 0; i < self->count; ++i)
+    if (PyTuple_GET_ITEM(self->defaults, i) == MISS && !is_tensor(values[i])) return Py_NewRef(MISS);
   return PyObject_Vectorcall(self->differentiate, values, self->count, nullptr);
 }
 

@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from fxkit.lower.runtime import binding
-from tests import generated_text, sampling
+from tests import forked_programs, generated_text, sampling
 from tests.generated_text import HoldPage
 from tests.sampling import Some
 
@@ -64,6 +64,13 @@ def hold_page(request: pytest.FixtureRequest) -> HoldPage:
 def some(request: pytest.FixtureRequest) -> Some:
     """Take a few of a test's inner cases: `for length in some(LENGTHS, 4)`."""
     return Some(request)
+
+
+@pytest.fixture(scope="session")
+def python(_own_kernel_cache: None) -> Iterator[list[str]]:
+    """What stands in place of `python` in a command, where torch and fxkit are imported already."""
+    with forked_programs.serving() as command:
+        yield command
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

@@ -260,12 +260,12 @@ def test_a_result_that_can_not_be_written_is_refused_before_any_work(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full disk")
 def test_a_full_disk_is_a_message(
-    convolution: Path, exported: Path, capsys: pytest.CaptureFixture[str]
+    convolution: Path, exported: Path, capsys: pytest.CaptureFixture[str], python: list[str]
 ) -> None:
     assert cli.main(["passes", "run", "debug", str(convolution), "-o", "/dev/full"]) == 1
     assert "got '/dev/full': no space left on device" in capsys.readouterr().err
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "fxkit", "tree", str(exported)]
+        command = [*python, "-m", "fxkit", "tree", str(exported)]
         ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ran.returncode == 1
     assert ran.stderr == (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,9 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+def test_an_example_runs(example: Path, tmp_path: Path, python: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
+        [*python, "-W", "error", str(example)],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -20,6 +21,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what jupyter's packages say of each other
     import nbclient
     import nbformat
+    from jupyter_client.manager import AsyncKernelManager
 
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -31,7 +33,18 @@ def read(path: Path) -> Any:
     return nbformat.read(path, as_version=4)
 
 
-def executed(notebook: Any, folder: Path) -> Any:
+def kernels(python: list[str]) -> type[AsyncKernelManager]:
+    """Return what starts kernels by a command that stands in place of `python`."""
+
+    class Kernels(AsyncKernelManager):
+        def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:
+            _, *arguments = super().format_kernel_cmd(extra_arguments)
+            return [*python, *arguments]
+
+    return Kernels
+
+
+def executed(notebook: Any, folder: Path, python: list[str]) -> Any:
     """Return a copy of a notebook, run in a new kernel in a folder of its own."""
     fresh = nbformat.from_dict(notebook)
     for cell in fresh.cells:
@@ -41,6 +54,7 @@ def executed(notebook: Any, folder: Path) -> Any:
         fresh,
         timeout=120,
         kernel_name="python3",
+        kernel_manager_class=kernels(python),
         extra_arguments=["--log-level=CRITICAL"],
         record_timing=False,
         coalesce_streams=True,
@@ -75,9 +89,11 @@ def _text(output: Any) -> str:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_gives_the_outputs_that_are_stored_in_it(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_gives_the_outputs_that_are_stored_in_it(
+    path: Path, tmp_path: Path, python: list[str]
+) -> None:
     stored = read(path)
-    assert shown(executed(stored, tmp_path)) == shown(stored)
+    assert shown(executed(stored, tmp_path, python)) == shown(stored)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -109,19 +125,19 @@ def test_there_is_a_notebook_for_each_thing_to_learn() -> None:
     ]
 
 
-def test_a_stored_output_that_differs_is_found(tmp_path: Path) -> None:
+def test_a_stored_output_that_differs_is_found(tmp_path: Path, python: list[str]) -> None:
     cell = nbformat.v4.new_code_cell("print(1 + 1)")
-    once = executed(nbformat.v4.new_notebook(cells=[cell]), tmp_path)
+    once = executed(nbformat.v4.new_notebook(cells=[cell]), tmp_path, python)
     assert shown(once) == ["In [1]:\nprint(1 + 1)\nstdout: 2\n"]
     once.cells[0].outputs[0].text = "3\n"
-    assert shown(executed(once, tmp_path)) != shown(once)
+    assert shown(executed(once, tmp_path, python)) != shown(once)
 
 
 def update() -> None:
     """Run every notebook and store its outputs."""
     for path in NOTEBOOKS:
         with tempfile.TemporaryDirectory() as folder:
-            notebook = executed(read(path), Path(folder))
+            notebook = executed(read(path), Path(folder), [sys.executable])
         notebook.metadata = {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -448,14 +447,14 @@ def test_types_after_a_failure_are_those_before(gm):
         (failing_passes.FailsAtOnce("that"), "ValueError: that"),
     ],
 )
-def test_a_failure_is_written_as_a_script_that_runs_alone(gm, tmp_path, failing, said):
+def test_a_failure_is_written_as_a_script_that_runs_alone(gm, tmp_path, python, failing, said):
     swapped = pass_function(lambda edit, context: swap(edit, F.relu))
     manager = PassManager([swapped, failing], args=(X,), reproduce=tmp_path, verify="structure")
     with pytest.raises(PassError) as caught:
         manager.run(gm)
     script = Path(caught.value.repro)
     assert script == tmp_path / failing.name / "run.py" and "repro:" in str(caught.value)
-    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    run = subprocess.run([*python, str(script)], capture_output=True, text=True)
     assert run.returncode == 1 and said in run.stderr
     assert "relu_1" in script.with_name("graph.txt").read_text(), "as it was before that pass"
     assert not list(tmp_path.rglob("*.pkl"))
@@ -471,7 +470,7 @@ def test_a_folder_that_can_not_be_written_leaves_the_failure_to_be_told(gm, tmp_
     assert "no script: expected a folder that can be written" in caught.value.hint
 
 
-def test_a_pass_that_can_not_be_imported_leaves_a_script_of_the_program(gm, tmp_path):
+def test_a_pass_that_can_not_be_imported_leaves_a_script_of_the_program(gm, tmp_path, python):
     @pass_function
     def local(edit, context):
         raise ValueError
@@ -479,7 +478,7 @@ def test_a_pass_that_can_not_be_imported_leaves_a_script_of_the_program(gm, tmp_
     with pytest.raises(PassError) as caught:
         PassManager([local], args=(X,), reproduce=tmp_path).run(gm)
     assert "the script has no pass" in caught.value.hint
-    run = subprocess.run([sys.executable, caught.value.repro], capture_output=True, text=True)
+    run = subprocess.run([*python, caught.value.repro], capture_output=True, text=True)
     assert run.returncode == 0 and "tensor(" in run.stdout
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +63,10 @@ def test_batches_that_do_not_fit_are_refused(
     assert "expected a file of safetensors" in capsys.readouterr().err
 
 
-def test_what_was_written_is_read_in_another_process(saved: Path) -> None:
+def test_what_was_written_is_read_in_another_process(saved: Path, python: list[str]) -> None:
     output = saved.with_name("small.pt2")
     assert main(["quantize", str(saved), "-o", str(output)]) == 0
-    command = [sys.executable, "-m", "fxkit", "tree", str(output)]
+    command = [*python, "-m", "fxkit", "tree", str(output)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -56,7 +56,7 @@ class Library:
 
 
 def build(*texts: str, tools: Toolchain | None = None) -> Library:
-    """Return the library made from header-free texts, from the cache when it is there.
+    """Return the library made from texts, from the cache when it is there.
 
     Each text is a translation unit; two are compiled at once.
 
@@ -120,10 +120,10 @@ class Order:
             return (*self.tools.flags, *self.tools.bare_flags)
         return self.linking.flags or self.tools.flags
 
-    @property
+    @functools.cached_property
     def is_bare(self) -> bool:
-        """Whether the texts stand alone, with neither a header nor the C++ library."""
-        return self.linking == _ALONE
+        """Whether the texts use neither a header nor, therefore, the C++ library."""
+        return self.linking == _ALONE and not any("#include" in text for text in self.texts)
 
     @property
     def link_flags(self) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import itertools
 import math
 import operator
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -281,12 +280,10 @@ def test_an_oracle_that_raises_later_counts_as_good() -> None:
     assert small.raised > 0
 
 
-def test_the_script_asks_the_oracle_in_a_new_process(tmp_path: Path) -> None:
+def test_the_script_asks_the_oracle_in_a_new_process(tmp_path: Path, python: list[str]) -> None:
     small = minify(chain(50, at_30=torch.log, at_29=torch.neg), (torch.ones(3),), has_nan)
     script = small.save(tmp_path / "found")
-    done = subprocess.run(
-        [sys.executable, "-I", str(script)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*python, "-I", str(script)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (1, "the fault is there\n", "")
     names: dict[str, Any] = {"__name__": "__main__"}
     with pytest.raises(SystemExit, match="True"):

@@ -73,6 +73,16 @@ def test_a_kernel_is_not_linked_with_the_library_of_cxx(cache: Path) -> None:
     assert b"libstdc++" not in library.path.read_bytes()
 
 
+def test_a_text_with_headers_may_throw(cache: Path) -> None:
+    library = build(
+        "#include <stdexcept>\n#include <string>\n"
+        'extern "C" int length(const char* text) {\n'
+        "  try { throw std::runtime_error(text); }\n"
+        "  catch (const std::runtime_error& e) { return std::string(e.what()).size(); }\n}\n"
+    )
+    assert library.handle.length(b"three") == 5
+
+
 LANES_IN_A_VECTOR = """
 extern "C" int lanes() {
 #if defined(__AVX512F__)

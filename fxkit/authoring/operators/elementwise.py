@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from fxkit.authoring.operators.calling import Calls
 from fxkit.authoring.operators.composed import reference
@@ -54,9 +54,9 @@ class ElementwiseOperator:
                 Python numbers, at least one of them a tensor; then numeric parameters.
             kwargs: The same by name, and `out`, where the result is written.
         """
-        if is_compiling():
+        if is_dynamo_compiling():  # what else compiles gives other tensors than plain ones
             return self._call(*args, **kwargs)
-        return self._calls.fast(*args, **kwargs)
+        return self._calls.fast(*args, **kwargs) if kwargs else self._calls.fast(*args)
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator in float64, by torch's operators."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 import os
 import subprocess
@@ -9,23 +11,30 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxkit
+from fxkit.lower.runtime import autograd_node
 from fxkit.timing import in_turn
 from fxkit.view.texts.text_table import duration, table
 
 _LONG, _SHORT = 1 << 23, 1 << 10
 
+_NUMBA = importlib.util.find_spec("numba") is not None
+
+# What torch has for operators defined here, with the numbers that are their defaults.
+_THEIRS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "at_least": lambda x: torch.clamp(x, 0.0),
+    "softplus": F.softplus,
+}
+
 # Short calls are timed so many at once.
 _CALLS = 100
-
-
-def _softplus(x):
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 @fxkit.operator(namespace="benchmarks")
@@ -43,13 +52,13 @@ def at_least(x, low=0.0):
 @fxkit.operator(namespace="benchmarks")
 def softplus(x, beta=1.0):
     """log(1 + e^(βx)) / β, without overflow."""
-    return _softplus(x * beta) / beta
+    return (max(x * beta, 0.0) + math.log1p(math.exp(-abs(x * beta)))) / beta
 
 
 @fxkit.operator(namespace="benchmarks")
 def mish(x):
     """x · tanh(softplus(x))."""
-    return x * math.tanh(_softplus(x))
+    return x * math.tanh(max(x, 0.0) + math.log1p(math.exp(-abs(x))))
 
 
 @fxkit.operator(namespace="benchmarks")
@@ -83,7 +92,20 @@ def soft_shrink(x):
     return x - math.copysign(0.5, x) if abs(x) > 0.5 else x * x * x * 2.0
 
 
-OPERATORS = (mish, snake, squareplus, log_cosh, gelu, soft_shrink)
+@fxkit.operator(namespace="benchmarks")
+def huber(x, y):
+    """The loss of Huber, of width 1."""
+    d = abs(x - y)
+    return 0.5 * d * d if d <= 1.0 else d - 0.5
+
+
+@fxkit.operator(namespace="benchmarks")
+def serf(x):
+    """x · erf(softplus(x))."""
+    return x * math.erf(max(x, 0.0) + math.log1p(math.exp(-abs(x))))
+
+
+OPERATORS = (mish, snake, squareplus, log_cosh, huber, gelu, soft_shrink, serf)
 
 
 class _Layer(nn.Module):
@@ -107,24 +129,46 @@ def run(rounds: int) -> str:
 
 
 def _long(repetitions: int) -> str:
-    x, rows = torch.randn(_LONG), []
+    rows: list[list[str]] = []
+    ways = ("operator", "composition", "Inductor", "eager", *(("numba",) if _NUMBA else ()))
     for operator in OPERATORS:
-        composed = fxkit.compile(operator.composition)
-        ways = {
-            "operator": lambda f=operator: f(x),
-            "composed": lambda f=composed: f(x),
-            "eager": lambda f=operator: f.composition(x),
-        }
-        seconds = in_turn(ways, rounds=repetitions, warmup=2)
-        rows.append(_row(operator.definition.name, seconds, "operator", "composed", "eager"))
-    head = ["8M float32", "operator", "composition, compiled", "composition, eager", "of compiled"]
-    return table(head, rows, align="<>>>>")
+        tensors = tuple(torch.randn(_LONG) for _ in operator.definition.tensors)
+        calls = _long_calls(operator, tensors)
+        seconds = in_turn(
+            {way: functools.partial(calls[way], *tensors) for way in ways},
+            rounds=repetitions,
+            warmup=2,
+        )
+        times = [duration(seconds[way]) for way in ways]
+        over = [f"{seconds[way] / seconds['operator']:.2f} ×" for way in ways[1:]]
+        rows.append([operator.definition.name, *times, *over])
+    head = ["8M float32", *ways, *(f"{way}, of it" for way in ways[1:])]
+    return table(head, rows, align="<" + ">" * (len(head) - 1))
+
+
+def _long_calls(operator: Any, tensors: tuple[Tensor, ...]) -> dict[str, Callable[..., object]]:
+    """Return an operator, and ways to compute the same; numba's has its threads, as torch has."""
+    spelled_out = fxkit.capture(operator.composition, tensors).graph_module
+    calls: dict[str, Callable[..., object]] = {
+        "operator": operator,
+        "composition": fxkit.compile(operator.composition),
+        "Inductor": torch.compile(spelled_out),
+        "eager": operator.composition,
+    }
+    if _NUMBA:
+        import numba
+
+        numba.set_num_threads(torch.get_num_threads())
+        signature = f"float32({', '.join(['float32'] * len(tensors))})"
+        vectorized = numba.vectorize([signature], target="parallel")(operator.__wrapped__)
+        calls["numba"] = lambda *given: vectorized(*(x.numpy() for x in given))
+    return calls
 
 
 def _short(repetitions: int) -> str:
     x, rows = torch.randn(_SHORT), []
     grown = x.clone().requires_grad_()
-    pairs: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "relu(x)": (lambda: relu(x), lambda: torch.relu(x)),
         "clamp(x, 0.5)": (lambda: at_least(x, 0.5), lambda: torch.clamp(x, 0.5)),
         "clamp(x, min=0.5)": (lambda: at_least(x, low=0.5), lambda: torch.clamp(x, min=0.5)),
@@ -133,7 +177,22 @@ def _short(repetitions: int) -> str:
             lambda: F.softplus(x, beta=2.0),
         ),
         "relu(x), x with gradient": (lambda: relu(grown), lambda: torch.relu(grown)),
+        "clamp(x, 0.5), with gradient": (
+            lambda: at_least(grown, 0.5),
+            lambda: torch.clamp(grown, 0.5),
+        ),
+        "softplus(x, beta=2.0), with gradient": (
+            lambda: softplus(grown, beta=2.0),
+            lambda: F.softplus(grown, beta=2.0),
+        ),
     }
+    for own in (relu, at_least, softplus):
+        pairs[f"{own.__name__}, forward and backward"] = (
+            lambda f=own: torch.autograd.grad(f(grown), grown, x),
+            lambda f=_THEIRS[own.__name__]: torch.autograd.grad(f(grown), grown, x),
+        )
+    relu(x)
+    autograd_node.attach()
     with torch.enable_grad():
         for name, (own, theirs) in pairs.items():
             ways = {"operator": lambda f=own: _often(f), "torch": lambda f=theirs: _often(f)}

@@ -30,6 +30,20 @@ def arguments_of(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(batch), {}
 
 
+def checked_batches(batches: Iterable[Batch]) -> Iterable[Batch]:
+    """Return batches as they are.
+
+    Raises:
+        UnsupportedError: When they can't be looked through.
+    """
+    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+        raise UnsupportedError(
+            f"expected batches, got {type(batches).__name__}",
+            hint="give a list of tuples, or a DataLoader: one tuple for each call",
+        )
+    return batches
+
+
 def call_with(program: Callable[..., Any], batch: Batch) -> Any:
     """Call a program with a batch.
 

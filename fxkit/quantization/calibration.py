@@ -9,10 +9,21 @@ from typing import Any
 import torch
 
 from fxkit.errors import UnsupportedError
-from fxkit.quantization.batches import Batch, call_with, inputs_to_capture
+from fxkit.quantization.batches import (
+    Batch,
+    call_with,
+    checked_batches,
+    inputs_to_capture,
+)
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.conversion import convert
-from fxkit.quantization.preparation import PreparedProgram, Program, prepare
+from fxkit.quantization.preparation import (
+    PreparedProgram,
+    Program,
+    as_config,
+    as_prepared,
+    prepare,
+)
 from fxkit.quantization.specs import QuantizationSpec
 
 
@@ -26,11 +37,14 @@ def calibrate(prepared: PreparedProgram, batches: Iterable[Batch], *, progress: 
 
     Returns:
         How many batches there were.
+
+    Raises:
+        UnsupportedError: When `prepared` or `batches` is something else.
     """
-    count = 0
+    count, prepared = 0, as_prepared(prepared)
     shows = progress and sys.stderr.isatty()
     with torch.no_grad():
-        for count, batch in enumerate(batches, 1):
+        for count, batch in enumerate(checked_batches(batches), 1):
             call_with(prepared, batch)
             if shows:
                 print(f"\rcalibrated with {count} batches", end="", file=sys.stderr, flush=True)
@@ -62,7 +76,8 @@ def quantize(
         CaptureError: When the model is not one graph.
         UnsupportedError: When calibration is needed and there are no batches.
     """
-    batches = list(batches)
+    config = as_config(config)
+    batches = list(checked_batches(batches))
     if not batches and args is None:
         raise UnsupportedError(
             "expected at least one batch, or args= to capture the model with, got neither",

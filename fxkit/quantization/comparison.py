@@ -15,7 +15,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.op import operator_of
 from fxkit.ir.text_table import table
 from fxkit.quantization.affine import decibels
-from fxkit.quantization.batches import Batch, arguments_of, call_with
+from fxkit.quantization.batches import Batch, arguments_of, call_with, checked_batches
 from fxkit.quantization.preparation import PreparedProgram, Program, graph_module_of
 from fxkit.tracing.captured import Captured
 
@@ -110,7 +110,7 @@ def compare(
     operators: dict[fx.Node, GraphNode] = {}
     batch = None
     with torch.no_grad():
-        for batch in batches:
+        for batch in checked_batches(batches):
             before, after = _graph_for(program, batch), _graph_for(quantized, batch)
             floats = {node.name: node for node in before.graph.nodes}
             ours = {

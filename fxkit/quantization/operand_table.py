@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ATTENTION = "torch.nn.functional.multi_head_attention_forward"
+"""What `nn.MultiheadAttention` calls."""
+
 
 @dataclass(frozen=True)
 class QuantizableOperator:
@@ -51,8 +54,33 @@ NOT_QUANTIZED = {
     "aten.conv_transpose3d": "transposed convolutions have no row",
     "aten.einsum": "sums by letters have no row",
     "aten.baddbmm": "products that are added to have no row but addmm",
-    "aten.lstm": "recurrent layers are one operator",
-    "aten.gru": "recurrent layers are one operator",
-    "aten.embedding_bag": "sums of rows have no row",
+    **dict.fromkeys(
+        (
+            *(f"aten.{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+            *(f"aten.{name}_cell" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+        ),
+        "recurrent layers are one operator",
+    ),
+    **dict.fromkeys(
+        ("aten.embedding_bag", "opaque.torch.nn.functional.embedding_bag"),
+        "sums of rows have no row",
+    ),
+    "aten.bilinear": "products of three tensors have no row",
+    "aten.addbmm": "products that are added to have no row but addmm",
+    **dict.fromkeys(
+        ("aten.mv", "aten.addmv", "aten.dot", "aten.vdot", "aten.addr", "aten.outer"),
+        "products with a vector have no row",
+    ),
+    **dict.fromkeys(
+        (
+            "aten.inner", "torch.tensordot", "aten.tensordot", "aten.kron", "aten.chain_matmul",
+            "aten.linalg_multi_dot",
+        ),
+        "products that torch makes of others have no row: write them as matmul",
+    ),
+    **dict.fromkeys(
+        (ATTENTION, f"opaque.{ATTENTION}"),
+        "its layers are inside of one call of torch's, which could not be taken apart",
+    ),
 }
 """Operators that multiply and stay in floating point, and why."""

@@ -22,7 +22,9 @@ from fxkit.quantization.batches import told_where_it_does_not_fit
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.observed_places import ObservedPlaces, new_observer, observed
 from fxkit.quantization.observers import RangeObserver
+from fxkit.quantization.open_attention import OpenAttention
 from fxkit.quantization.open_layers import OpenLayers
+from fxkit.quantization.operand_table import OPERATORS
 from fxkit.quantization.placement import placements
 from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.sharing import origins
@@ -188,16 +190,23 @@ def prepare(
 
 
 def _warn_of_patterns(prepared: PreparedProgram) -> None:
-    """Warn of patterns of modules that no operator ran in: they may be misspelt."""
-    paths = {node.module_path for gm in prepared.graph_modules for node in graph(gm)}
+    """Warn of modules and nodes in a config that fit no operator: they may be misspelt."""
+    nodes = [node for gm in prepared.graph_modules for node in graph(gm)]
+    paths = {node.module_path for node in nodes}
     for pattern in prepared.config.by_module:
         if not any(fnmatch.fnmatchcase(path, pattern) for path in paths):
             known = ", ".join(sorted(path for path in paths if path)[:8])
-            warnings.warn(
-                f"expected by_module to name modules of the program, got {pattern!r}, which fits "
-                f"none.\n  hint: operators ran in {known or 'no module'}",
-                stacklevel=3,
-            )
+            _warn(f"by_module to name modules of the program, got {pattern!r}", known, "module")
+    can_be = {node.name for node in nodes if node.operator in OPERATORS}
+    for name in prepared.config.by_node:
+        if name not in can_be:
+            known = ", ".join(sorted(can_be)[:8])
+            _warn(f"by_node to name operators that can be quantised, got {name!r}", known, "node")
+
+
+def _warn(problem: str, known: str, kind: str) -> None:
+    ran = f"operators ran in {known or 'no module'}" if kind == "module" else f"there are {known}"
+    warnings.warn(f"expected {problem}, which fits none.\n  hint: {ran}", stacklevel=4)
 
 
 def as_config(config: QuantizationConfig | QuantizationSpec | None) -> QuantizationConfig:
@@ -210,10 +219,14 @@ def as_config(config: QuantizationConfig | QuantizationSpec | None) -> Quantizat
         config = QuantizationConfig(config)
     if not isinstance(config, QuantizationConfig):
         raise UnsupportedError(
-            f"expected a QuantizationConfig or QuantizationSpec, got {config!r}",
+            f"expected a QuantizationConfig or QuantizationSpec, got {_told(config)}",
             hint="fxkit.quantization.int8_static() is a spec to begin with",
         )
     return config
+
+
+def _told(value: Any) -> str:
+    return repr(value) if value is None or isinstance(value, str | type) else _kind(value)
 
 
 def as_prepared(prepared: Any) -> PreparedProgram:
@@ -240,8 +253,8 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
         UnsupportedError: When it is in training mode, or a program of another mode of capture.
     """
     if isinstance(model, fx.GraphModule):
-        return apply(fx.GraphModule(model, copy.deepcopy(model.graph)), OpenLayers())
-    if type(model) is not Captured and hasattr(model, "graph_module"):
+        return apply(fx.GraphModule(model, copy.deepcopy(model.graph)), OpenLayers(), OpenAttention())
+    if type(model) is not Captured and _has_graph(model):
         raise UnsupportedError(
             f"expected a model, a graph, or a program captured in mode 'whole', got {_kind(model)}",
             hint="give what it was captured from, or its graph with parameters: program.module()",
@@ -255,11 +268,16 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
     keywords = dict(kwargs or {})
     with told_where_it_does_not_fit(args, keywords):
         if not isinstance(model, Captured) or not model.changes:
-            return capture(fn, args, keywords)
+            return apply(capture(fn, args, keywords), OpenAttention())
         program = Captured(fn)
         program.keep_changes(model.changes)
         program(*args, **keywords)
-        return program
+        return apply(program, OpenAttention())
+
+
+def _has_graph(model: Any) -> bool:
+    """Tell whether something holds a graph, which it may not have captured yet."""
+    return hasattr(type(model), "graph_module") or "graph_module" in getattr(model, "__dict__", {})
 
 
 def _kind(model: Any) -> str:
@@ -267,7 +285,16 @@ def _kind(model: Any) -> str:
 
 
 def graph_module_of(program: Program) -> fx.GraphModule:
-    """Return the graph of a program: itself, or the one that ran last."""
+    """Return the graph of a program: itself, or the one that ran last.
+
+    Raises:
+        UnsupportedError: When it is something else, such as the model.
+    """
+    if not isinstance(program, fx.GraphModule) and not _has_graph(program):
+        raise UnsupportedError(
+            f"expected a program with a graph, got {_kind(program)}",
+            hint="give what prepare or convert returned, or fxkit.capture(model, args)",
+        )
     return program if isinstance(program, fx.GraphModule) else program.graph_module
 
 
@@ -276,7 +303,7 @@ def graph_modules_of(program: Program) -> tuple[fx.GraphModule, ...]:
     return (program,) if isinstance(program, fx.GraphModule) else program.variants[::-1]
 
 
-def apply(program: Program, current: Pass) -> Program:
-    """Run one pass over a program; where it has several graphs, over each."""
-    PassManager([current]).run(program)
+def apply(program: Program, *passes: Pass) -> Program:
+    """Run passes over a program; where it has several graphs, over each."""
+    PassManager(list(passes)).run(program)
     return program

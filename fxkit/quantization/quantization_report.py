@@ -13,7 +13,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.text_table import table
 from fxkit.quantization.affine import parameters_of, signal_to_noise
-from fxkit.quantization.batches import Batch, call_with
+from fxkit.quantization.batches import Batch, call_with, checked_batches
 from fxkit.quantization.placement import QuantizedOperator, placements
 from fxkit.quantization.preparation import PreparedProgram, as_prepared
 from fxkit.quantization.sharing import makers
@@ -110,7 +110,7 @@ def _errors(
     found: list[list[Tensor]] = []
     fresh = prepared.remake()
     with torch.no_grad():
-        for batch in batches:
+        for batch in checked_batches(batches):
             exact.append(_float_tensors(call_with(fresh, batch)))
             found.append(_float_tensors(call_with(quantized, batch)))
             _check_alike(exact[-1], found[-1])

@@ -117,7 +117,7 @@ class _Search:
     def run(self) -> None:
         """Measure float32, then each format for all layers, and mixtures while there is time."""
         floats = self._begin()
-        if floats.metric < self.at_least:
+        if not floats.metric >= self.at_least:  # also where it is no number
             raise UnsupportedError(
                 f"expected a metric of at least {self.at_least:g}, got {floats.metric:g} in "
                 "float32",

@@ -154,6 +154,21 @@ def test_frozen_ranges_and_norms_stay() -> None:
     assert int(kept.model.first_norm.num_batches_tracked) == 1
 
 
+@pytest.mark.parametrize("learn_steps", [False, True])
+def test_a_state_dict_holds_what_is_frozen(learn_steps: bool) -> None:
+    first = q.prepare_qat(network(), (images(),), q.int8_static(), learn_steps=learn_steps)
+    train(first, first, 2)
+    first.freeze()
+    again = q.prepare_qat(network(), (images(),), q.int8_static(), learn_steps=learn_steps)
+    again.load_state_dict(first.state_dict())
+    weights = {name for name, _ in first.model.named_parameters()}
+    before = {k: v.clone() for k, v in again.state_dict().items() if k[6:] not in weights}
+    train(again.train(), lambda x: again(3 * x), 2)
+    for name, value in before.items():
+        assert torch.equal(again.state_dict()[name], value), name
+    assert len(before) > 8
+
+
 def fake(learns: bool, zero: int = 3) -> FakeQuantizer:
     spec = q.TensorSpec(torch.uint8, 0, 255, "affine")
     first = QuantizationParameters(torch.tensor(0.1), torch.tensor(zero))

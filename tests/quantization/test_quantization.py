@@ -403,3 +403,26 @@ def test_batches_and_programs_of_another_kind_are_told() -> None:
     other = q.prepare(nn.Linear(16, 3).eval(), (x,), q.int8_weight_only())
     with pytest.raises(UnsupportedError, match="results of one shape"):
         q.report(q.convert(prepared), other, [(x,)])
+
+
+def test_what_is_handed_over_in_another_place_is_told() -> None:
+    model, x = nn.Linear(16, 4).eval(), torch.randn(8, 16)
+    spec, data = q.int8_static(), [(x,)]
+    quantized = fxkit.quantize(model, spec, data)
+    with pytest.raises(UnsupportedError, match="QuantizationSpec, got builtins.list"):
+        fxkit.quantize(model, data, spec)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="expected batches, got QuantizationSpec"):
+        fxkit.quantize(model, spec, spec)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match=r"program with a graph, got .*\.Linear"):
+        q.compare(model, quantized, data)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match=r"expected a model, .* got .*Compiled"):
+        fxkit.quantize(fxkit.compile(model), spec, data)
+
+
+def test_names_in_a_config_that_fit_nothing_are_warned_of() -> None:
+    model, data = perceptron(), batches()
+    for names in ({"by_module": {"tail": None}}, {"by_node": {"linear_7": None, "linear": None}}):
+        config = q.QuantizationConfig(q.int8_static(), **names)
+        with pytest.warns(UserWarning, match="'(tail|linear_7)', which fits none") as told:
+            q.prepare(model, data[0], config)
+        assert len(told) == 1

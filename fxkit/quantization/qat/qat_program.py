@@ -15,6 +15,7 @@ from fxkit.quantization.batches import Batch, call_with
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.observed_places import ObservedPlaces
 from fxkit.quantization.observers import RangeObserver
+from fxkit.quantization.open_attention import OpenAttention
 from fxkit.quantization.preparation import (
     PreparedProgram,
     Program,
@@ -74,14 +75,16 @@ class QatProgram(nn.Module):
         self.model = model
         self.config = config
         self._inputs = inputs
-        self._freezes_norms = False
+        self.register_buffer("frozen_scales", torch.tensor(False))
+        self.register_buffer("frozen_norms", torch.tensor(False))
+        self.register_load_state_dict_post_hook(_stay_frozen)
         self.quantizers = nn.ModuleDict()
         self._places = ObservedPlaces()
         ranges = self._first_ranges(batches)
         kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         self.program = capture(self.model, inputs[0], dict(inputs[1]))
         insert = InsertFakeQuantizers(config, self.quantizers, ranges, options, self._places)
-        apply(self.program, insert)
+        apply(self.program, OpenAttention(), insert)
         for batch in batches:  # so that optimizers get the steps of each branch
             call_with(self.program, batch)
         for name, buffer in self.model.named_buffers():  # to capture runs a step of training
@@ -108,7 +111,7 @@ class QatProgram(nn.Module):
 
         def remake() -> Program:
             program = capture(model, self._inputs[0], dict(self._inputs[1]))
-            return apply(program, FoldQuantizedNorms(self.config))
+            return apply(program, OpenAttention(), FoldQuantizedNorms(self.config))
 
         return remake
 
@@ -119,23 +122,22 @@ class QatProgram(nn.Module):
     def train(self, mode: bool = True) -> QatProgram:
         """Set training or evaluation mode, also of the fake quantisers."""
         super().train(mode)
-        if self._freezes_norms:
+        if self.frozen_norms:
             self._set_norms(False)
         return self
 
     def freeze(self, *, norms: bool = True) -> None:
         """Keep scales of activations, learnt steps and batch norms' statistics from now on.
 
-        Parameters go on being trained: with what the converted program will compute.
+        Parameters go on being trained: with what the converted program will compute. A state dict
+        holds what is frozen.
 
         Args:
             norms: Whether batch norms are frozen, too.
         """
-        for quantizer in self._made.values():
-            quantizer.freeze()
-        if norms:
-            self._freezes_norms = True
-            self._set_norms(False)
+        self.frozen_scales.fill_(True)
+        self.frozen_norms.logical_or_(torch.tensor(norms))
+        _stay_frozen(self)
 
     def _set_norms(self, mode: bool) -> None:
         for module in self.model.modules():
@@ -159,6 +161,15 @@ class QatProgram(nn.Module):
                 known = KnownRange(low.reshape(()), high.reshape(()))
                 places.add(key.removeprefix(OF_ACTIVATION), quantizer.spec, known)
         return prepared
+
+
+def _stay_frozen(program: QatProgram, keys: object = None) -> None:
+    """Freeze what the buffers of a program say, also those of a state dict that it has loaded."""
+    for quantizer in program._made.values():
+        if program.frozen_scales:
+            quantizer.freeze()
+    if program.frozen_norms:
+        program._set_norms(False)
 
 
 def prepare_qat(

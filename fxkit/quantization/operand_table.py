@@ -73,7 +73,11 @@ NOT_QUANTIZED = {
     ),
     **dict.fromkeys(
         (
-            "aten.inner", "torch.tensordot", "aten.tensordot", "aten.kron", "aten.chain_matmul",
+            "aten.inner",
+            "torch.tensordot",
+            "aten.tensordot",
+            "aten.kron",
+            "aten.chain_matmul",
             "aten.linalg_multi_dot",
         ),
         "products that torch makes of others have no row: write them as matmul",

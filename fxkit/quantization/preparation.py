@@ -253,7 +253,8 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
         UnsupportedError: When it is in training mode, or a program of another mode of capture.
     """
     if isinstance(model, fx.GraphModule):
-        return apply(fx.GraphModule(model, copy.deepcopy(model.graph)), OpenLayers(), OpenAttention())
+        copied = fx.GraphModule(model, copy.deepcopy(model.graph))
+        return apply(copied, OpenLayers(), OpenAttention())
     if type(model) is not Captured and _has_graph(model):
         raise UnsupportedError(
             f"expected a model, a graph, or a program captured in mode 'whole', got {_kind(model)}",

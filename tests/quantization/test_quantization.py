@@ -409,7 +409,7 @@ def test_what_is_handed_over_in_another_place_is_told() -> None:
     model, x = nn.Linear(16, 4).eval(), torch.randn(8, 16)
     spec, data = q.int8_static(), [(x,)]
     quantized = fxkit.quantize(model, spec, data)
-    with pytest.raises(UnsupportedError, match="QuantizationSpec, got builtins.list"):
+    with pytest.raises(UnsupportedError, match=r"QuantizationSpec, got builtins\.list"):
         fxkit.quantize(model, data, spec)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="expected batches, got QuantizationSpec"):
         fxkit.quantize(model, spec, spec)  # type: ignore[arg-type]

@@ -61,7 +61,12 @@ class QatProgram(nn.Module):
         quantizers: The fake quantisers by the names of what they round.
         program: The captured program, with a graph for training and one for evaluation.
         config: What is going to be quantised, and how.
+        frozen_scales: bool[], whether scales stay as they are.
+        frozen_norms: bool[], whether batch norms stay as they are.
     """
+
+    frozen_scales: Tensor
+    frozen_norms: Tensor
 
     def __init__(
         self,

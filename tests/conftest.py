@@ -83,6 +83,8 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what samples its cases; skip what is marked `gpu` where there is no CUDA device."""
     for item in items:
+        if sampling.is_left_to_sweeps(item):
+            item.add_marker("sweep")
         if "some" in getattr(item, "fixturenames", ()):
             item.add_marker("sampled")
     if torch.cuda.is_available():

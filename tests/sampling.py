@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -56,6 +56,34 @@ def one_in(count: int, *axes: Iterable[Any]) -> list[Any]:
         )
         for case in indexed
     ]
+
+
+def is_left_to_sweeps(item: pytest.Item) -> bool:
+    """Tell whether a test that is marked `one_in(count)` is none of those that run each time.
+
+    As with `one_in`, of cases that are a product of several marks `parametrize`.
+    """
+    mark = item.get_closest_marker("one_in")
+    if mark is None:
+        return False
+    params = item.callspec.params  # pyright: ignore[reportAttributeAccessIssue]
+    axes = item.iter_markers("parametrize")
+    return sum(_place_in(axis, params) for axis in axes) % mark.args[0] != 0
+
+
+def _place_in(axis: pytest.Mark, params: Mapping[str, Any]) -> int:
+    """Return which of an axis's values a case has."""
+    names, values = axis.args[:2]
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    wanted = [params[name] for name in names]
+    for place, value in enumerate(values):
+        if hasattr(value, "marks"):  # of `pytest.param`
+            value = value.values
+        elif len(names) == 1:
+            value = (value,)
+        if all(one is other for one, other in zip(value, wanted, strict=True)):
+            return place
+    raise AssertionError(f"expected one of {names}, got {wanted}")
 
 
 class Some:

@@ -102,6 +102,7 @@ def test_kernels_lay_out_their_results_as_eager() -> None:
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("operator", layouts.OPERATORS, ids=str)
 def test_larger_operators(operator: Any, dtype: torch.dtype, some: Sample) -> None:

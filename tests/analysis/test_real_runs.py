@@ -101,6 +101,7 @@ class _Mixed(torch.nn.Module):
         return attended, weights, self.recurrent(x)[0][:, w.argmax(-1) % 3], F.dropout(x)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", [_views, _attention, _chained, _Mixed().eval()])
 @pytest.mark.parametrize("mode", ["no_grad", "inference", "grad"])
 def test_types_are_those_of_a_run_on_fake_tensors(

@@ -196,6 +196,7 @@ def _inputs(count: int) -> tuple[Any, ...]:
     return (torch.randn(3, 4), torch.randn(4, requires_grad=True))[:count]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(("build", "count"), _PROGRAMS, ids=lambda v: getattr(v, "__name__", ""))
 def test_programs(build: Build, count: int, grad: bool) -> None:
@@ -305,6 +306,7 @@ def test_a_batch_norm_makes_its_result_dense(turn: Callable[[Any], Any], trainin
     assert type_of(returned).stride == gm(x).stride()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("function", [
     lambda x: F.logsigmoid(x), lambda x: F.channel_shuffle(x, 2),
     lambda x: torch.roll(x, 3), lambda x: torch.roll(x, 1, 1), lambda x: torch.roll(x, 0, 2),

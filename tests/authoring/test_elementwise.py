@@ -58,6 +58,7 @@ def test_errors_are_at_most_twice_those_of_the_composition(operator: Elementwise
         assert error_of(ours, exact) <= 2 * error_of(composition, exact) + 2**-23
 
 
+@pytest.mark.one_in(3)
 @a_few
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_floats(operator: ElementwiseOperator, dtype: torch.dtype) -> None:

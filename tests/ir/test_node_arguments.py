@@ -240,6 +240,7 @@ def _in_a_session_in_a_pass(gm: torch.fx.GraphModule, act: Callable[[Any], None]
     fxkit.PassManager([Acting(lambda e: _in_a_session(e.gm, act))], verify="structure").run(gm)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS_OF_NODE)
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(

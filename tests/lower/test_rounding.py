@@ -56,6 +56,7 @@ def distance(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact).norm())
 
 
+@pytest.mark.one_in(2)
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -76,6 +76,7 @@ def _picture(axes, channels=4, batch=2):
     return torch.randn(batch, channels, *(7, 6, 5)[:axes])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:.*node_kwargs:UserWarning")
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize("transposed", [False, True])

@@ -61,6 +61,7 @@ def _exported(module, args):
     return torch.export.export(module, args).module()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [_captured, _exported])
 @pytest.mark.parametrize("options", [
     {}, {"groups": 2}, {"bias": (True, False, False)}, {"bias": (False, False, False)},

@@ -54,6 +54,7 @@ def recomposed(
     return gm, PassManager(passes, verify=verify, args=args).run(gm)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("masked", [False, True], ids=["all tokens", "padded"])
 @pytest.mark.parametrize("name", sorted(_MODELS))
 def test_attention_in_every_layer(name, masked):

@@ -52,6 +52,7 @@ def traced(training=False):
     return fxkit.symbolic_trace(Block().train(training))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", list(PASSES))
 @pytest.mark.parametrize("training", [False, True])
 def test_pass_keeps_numbers_types_and_structure(name, training):

@@ -236,6 +236,7 @@ def test_attention_takes_masks_of_few_axes(name: str) -> None:
         torch.testing.assert_close(fxkit.compile(FLAT[name])(*args), expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [{"dynamic": True}, {"fast": True}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_attention_with_a_bias_of_keys_compiles_with_all_options(

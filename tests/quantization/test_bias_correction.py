@@ -60,6 +60,7 @@ def static_low_bits() -> q.QuantizationSpec:
     return q.QuantizationSpec(activations, low_bits().weights)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("spec", [low_bits(), static_low_bits(), q.int8_dynamic()], ids=str)
 def test_means_of_channels_come_back(name: str, spec: q.QuantizationSpec) -> None:

@@ -49,6 +49,7 @@ def test_four_bits_lose_less_than_the_nearest_integers() -> None:
     assert torch.equal(prepared(*data[0]), model(*data[0]))  # it computes what it did
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["linear", "depthwise", "grouped", "product"])
 @pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
 def test_layers_of_all_kinds_gain(kind: str, granularity: str) -> None:

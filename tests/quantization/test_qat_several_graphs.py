@@ -71,6 +71,7 @@ def check(trained: q.QatProgram) -> None:
             assert difference.median() < 1e-4 * wanted.abs().max()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("learn_steps", [False, True])
 @pytest.mark.parametrize("spec", [q.int8_static(), q.int8_dynamic()], ids=["static", "dynamic"])
 @pytest.mark.parametrize("first", [0, 1])

@@ -81,6 +81,7 @@ def test_halves_are_merged_whatever_graph_came_first() -> None:
         assert torch.equal(quantized(*batch), q.convert(whole)(*batch))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [16, 5])
 @pytest.mark.parametrize(
     "algorithm", [q.correct_biases, q.gptq, q.ada_round], ids=lambda one: one.__name__

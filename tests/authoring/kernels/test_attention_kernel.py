@@ -91,6 +91,7 @@ FOLLOWING: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", FOLLOWING)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_follows_is_computed_in_its_place(

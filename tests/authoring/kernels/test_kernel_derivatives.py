@@ -83,6 +83,7 @@ def test_tangents_are_those_of_the_pattern(make: Any, given: str) -> None:
                         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.one_in(2)
 @kinds
 @gradients
 @pytest.mark.parametrize("transform", [

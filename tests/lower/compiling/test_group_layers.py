@@ -31,6 +31,7 @@ def quantized(model: nn.Module, spec: q.QuantizationSpec, x: Tensor):
     return fxkit.quantize(model.eval(), spec, [(x,)])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("shape", [(12, 96), (2, 5, 96), (1, 96), (96,)])
 @pytest.mark.parametrize("spec", SPECS)
 @torch.no_grad()

@@ -124,6 +124,7 @@ class OneScale(nn.Module):
         return F.linear(floats, weight)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(12, 40), (2, 5, 40), (40,), (1, 40)])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 @pytest.mark.parametrize("chooses", ["choose_qparams", "choose_qparams_symmetric"])

@@ -88,6 +88,7 @@ def test_terms_that_lie_apart_are_left_to_torch():
     assert "do not lie side by side" in str(module.report())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("first", [127, -128, 64, -64])
 @pytest.mark.parametrize("rows", [13, 40])
 def test_pairs_that_may_leave_16_bits_are_summed_exactly(rows, first):
@@ -110,6 +111,7 @@ def test_halves_are_exact_where_pairs_fit():
         assert torch.equal(compiled(left, weight), exact(left, weight.t(), 7))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rows", [3, 13, 40])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 @pytest.mark.parametrize("kind", ["random", "largest", "least"])

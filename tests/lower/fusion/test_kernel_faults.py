@@ -96,6 +96,7 @@ def check_only(names: Iterable[str], module: Any) -> None:
     assert kept and all(r.kernel is not None for r in kept)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [(0,), (1,), (2,), (0, 2), (0, 1)])
 def test_only_the_regions_at_fault_are_left_out(kind: str, at: tuple[int, ...]) -> None:

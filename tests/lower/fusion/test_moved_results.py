@@ -98,6 +98,7 @@ def check(program: Program, args: tuple[Tensor, ...], found: Tensor) -> None:
     assert ours <= 2 * eagers + 8 * torch.finfo(eager.dtype).eps
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [2, 6, 127, 129])
 def test_the_one_kernel_means_what_eager_computes(width: int, dtype: torch.dtype) -> None:

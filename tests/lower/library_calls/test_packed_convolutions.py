@@ -333,6 +333,7 @@ def test_nothing_is_packed_without_the_binding(monkeypatch: pytest.MonkeyPatch) 
     assert not is_packed(fast)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("_packed_alone")
 @needs_packing
 @torch.no_grad()

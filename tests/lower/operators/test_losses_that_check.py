@@ -31,6 +31,7 @@ def compiled(program: Any, *args: Tensor) -> Any:
     return module
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("weighs", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -48,6 +49,7 @@ def test_cross_entropy_of_shares(reduction: str, weighs: bool, dtype: torch.dtyp
     torch.testing.assert_close(compiled(program, *turned)(*turned), program(*turned))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "bad", [1.5, -1e-45, float("nan"), float("inf"), -float("inf"), 1 + 2**-23]
 )
@@ -102,6 +104,7 @@ def test_gradients_and_errors_in_training(reduction: str) -> None:
         fast((x + 5).requires_grad_(), target)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("shape", [(6, 6), (6, 1), (6,), (1, 6)])
 def test_variances_of_elements_rows_and_columns(shape: tuple[int, ...], reduction: str) -> None:

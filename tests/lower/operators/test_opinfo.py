@@ -10,8 +10,9 @@ import torch
 
 from fxkit.lower.operators import row_ops, scalar_ops
 from tests.lower.kernels import compile_all, fused_names
+from tests.sampling import runs_every_case
 
-SAMPLES = 4
+SAMPLES, SAMPLES_IN_SWEEPS = 2, 4
 NAMES = {
     name.rpartition(".")[2] for name in (*scalar_ops.TABLE, *row_ops.TABLE)
 } - {"rand_like", "clone"}  # fmt: skip
@@ -23,6 +24,7 @@ def samples(dtype: torch.dtype) -> list[tuple[Any, tuple[Any, ...], dict[str, An
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
 
+    most = SAMPLES_IN_SWEEPS if runs_every_case() else SAMPLES
     found = []
     for op in op_db:
         name = op.aten_name or op.name
@@ -31,7 +33,7 @@ def samples(dtype: torch.dtype) -> list[tuple[Any, tuple[Any, ...], dict[str, An
         if name not in NAMES or not is_torchs or not op.supports_dtype(dtype, "cpu"):
             continue
         for number, sample in enumerate(op.sample_inputs("cpu", dtype)):
-            if number == SAMPLES:
+            if number == most:
                 break
             args, kwargs = (sample.input, *sample.args), sample.kwargs
             try:
@@ -53,6 +55,7 @@ def _plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
 def test_samples_agree_with_eager(dtype: torch.dtype) -> None:

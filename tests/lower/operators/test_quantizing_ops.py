@@ -28,6 +28,7 @@ def same(found: Tensor, expected: Tensor) -> bool:
     return found.dtype == expected.dtype and bool(is_equal.all())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scale", [0.1, 0.013, 3, 1e-30, 0.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_tensor_has_the_levels_of_eager(dtype: torch.dtype, scale: float) -> None:
@@ -136,6 +137,7 @@ def test_integers_are_eagers_and_so_are_the_numbers_that_they_stand_for(
         assert same(found, expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("has_zeros", [False, True])
 def test_channels_are_dequantised_as_in_eager(axis: int, has_zeros: bool) -> None:

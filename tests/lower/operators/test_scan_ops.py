@@ -114,6 +114,7 @@ def test_what_follows_a_fold_joins_it() -> None:
     torch.testing.assert_close(compiled(x), program(x))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(3, 37), (3, 40000)])
 @pytest.mark.parametrize("dim", [0, -1])

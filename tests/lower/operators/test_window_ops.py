@@ -177,6 +177,7 @@ def test_a_class_out_of_range_raises_as_in_eager() -> None:
 MARGINS: list[dict[str, Any]] = [{}, {"p": 2, "margin": 0.5}, {"weight": torch.rand(6) - 0.2}]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", MARGINS, ids=["plain", "squares", "weights"])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -38,6 +38,7 @@ def check(nest: LoopNest, of: Case) -> None:
         assert difference(one, other) <= (1 if is_half else 8)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("is_aligned", [True, False])
 def test_each_pass_keeps_what_loops_compute(name: str, is_aligned: bool) -> None:
@@ -51,6 +52,7 @@ def test_each_pass_keeps_what_loops_compute(name: str, is_aligned: bool) -> None
     assert len(seen) == len(GPU) + 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", LAST)
 @pytest.mark.parametrize("is_aligned", [True, False])
 def test_all_passes_keep_what_loops_compute(name: str, is_aligned: bool) -> None:

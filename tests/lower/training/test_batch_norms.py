@@ -67,6 +67,7 @@ def _operators(module: TrainingModule) -> str:
     return program.forward.code + program.backward.code
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("offset", [0.0, 100.0])
 @pytest.mark.parametrize(
     "options",

@@ -15,6 +15,7 @@ from tests.layouts import LAYOUTS, OPERATORS, SHAPE
 SPELLED_OUT = [operator for operator in OPERATORS if operator in decompositions()]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("operator", SPELLED_OUT, ids=str)
 @pytest.mark.parametrize("other", LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -38,6 +38,7 @@ def _fill(net: nn.Module, seed: int) -> None:
         parameter.grad = torch.randn_like(parameter)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", CASES)
 def test_steps_are_those_of_torch(name: str, dtype: torch.dtype):

@@ -165,6 +165,7 @@ class First(nn.Module):
         return results[0]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("write", ["add_", "row", "unsqueeze_"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_results_are_written_to_in_place(layer: str, write: str) -> None:

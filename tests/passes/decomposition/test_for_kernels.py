@@ -140,6 +140,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("kind", ["mean", "sum", "none"])
 def test_losses_are_reduced_after_their_rows(name: str, kind: str) -> None:

@@ -32,6 +32,7 @@ CELLS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", [*LAYERS, *CELLS])

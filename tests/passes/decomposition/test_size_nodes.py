@@ -28,6 +28,7 @@ PROGRAMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "passes", [(DecomposeForKernels(),), (DecomposeToAten(), DecomposeToCore())]
 )

@@ -205,6 +205,7 @@ def test_layout_is_kept():
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("offset", [0, 1, -2])
 @pytest.mark.parametrize("axes", [(0, 1), (-1, 0), (1, 2)])
 def test_writing_to_a_diagonal(offset, axes):

@@ -59,6 +59,7 @@ def relations(results: Any, given: Tensor) -> list[Any]:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", ["no_grad", "grad", "train", "passes", "fast"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_results_are_as_many_tensors_as_in_eager(

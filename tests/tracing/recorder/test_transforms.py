@@ -59,6 +59,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_graph_is_the_program(name: str, requires_grad: bool):

@@ -69,6 +69,7 @@ def test_program_equals_eager_however_sizes_are_freed(program: Any, dynamic: Any
     _compare(Captured(program, dynamic=dynamic), program)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore::fxkit.tracing.recaptures.RecaptureWarning")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("kind", programs.MODULES)

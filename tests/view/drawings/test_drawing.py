@@ -43,6 +43,7 @@ def rectangles(view: GraphView) -> list[tuple[float, float, float, float]]:
     return [(b.x, b.y, b.x + b.width, b.y + b.height) for b in things]
 
 
+@pytest.mark.one_in(2)
 @EVERY
 @DEPTHS
 def test_boxes_do_not_overlap(name: str, depth: int | str | None) -> None:
@@ -53,6 +54,7 @@ def test_boxes_do_not_overlap(name: str, depth: int | str | None) -> None:
             assert other[0] >= right or other[2] <= left
 
 
+@pytest.mark.one_in(2)
 @EVERY
 @DEPTHS
 def test_everything_lies_inside(name: str, depth: int | str | None) -> None:

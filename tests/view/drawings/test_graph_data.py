@@ -61,6 +61,7 @@ GRAPHS: dict[str, Callable[[], fx.GraphModule]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("depth", ["auto", None])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_data_keeps_to_the_schema(name: str, depth: int | str | None) -> None:

@@ -46,6 +46,7 @@ def gelu_of_sum(x: Tensor, y: Tensor) -> Tensor:
     return F.gelu(x + y)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("rows", [2, 37, 4099])
 def test_an_operand_for_all_rows(length: int, rows: int) -> None:

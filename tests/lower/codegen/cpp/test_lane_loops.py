@@ -77,6 +77,7 @@ def called(text: str, *tensors: Tensor) -> None:
     build(text).handle.k(*pointers, ctypes.c_long(1))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("length", [1, 15, 16, 100, 4099])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_stands_behind_a_row_stays_as_it_is(length: int, dtype: torch.dtype) -> None:
@@ -136,6 +137,7 @@ LARGE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("offset", [0, 1, 2, 16])
 @pytest.mark.parametrize("name", LARGE)
@@ -151,6 +153,7 @@ def test_large_results_that_begin_between_lines_are_written_too(
     assert (room[:offset] == 0).all() and (room[offset + x.numel() :] == 0).all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("count", [2, 6, 40])
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 15, 16, 17])
 def test_rows_of_several_axes_with_a_short_last_one(length: int, count: int) -> None:

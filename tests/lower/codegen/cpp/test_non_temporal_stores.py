@@ -63,6 +63,7 @@ def scaled_sum(x: Tensor, y: Tensor) -> Tensor:
     return x * 2 + y
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", [(1024, 1025), (1_048_577,), (3, 5, 70_001)])
 def test_elements_in_order(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -90,6 +91,7 @@ def test_rows_put_together_of_pieces() -> None:
     check(lambda x, y: torch.cat([x * 2, y + 1], 1), x, y)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [254, 1022, 2014])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_whose_pieces_begin_within_a_line(width: int, dtype: torch.dtype) -> None:

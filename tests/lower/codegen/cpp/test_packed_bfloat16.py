@@ -81,6 +81,7 @@ def test_rows_of_every_length(name: str, length: int) -> None:
     assert error <= 2 * allowed + 1e-3 * exact.abs().max()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("place", [0, 1, 510, 511])
 @pytest.mark.parametrize("special", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_no_number_is_met_in_both_elements(place: int, special: float) -> None:
@@ -92,6 +93,7 @@ def test_what_is_no_number_is_met_in_both_elements(place: int, special: float) -
         assert torch.equal(found.isinf(), expected.isinf())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shift_x", [0, 1])
 @pytest.mark.parametrize("shift_y", [0, 1])
 @pytest.mark.parametrize("shift_out", [0, 1])

@@ -34,6 +34,7 @@ def of_columns(columns: int, dtype: torch.dtype) -> list[Tensor]:
     return [(torch.rand(columns) + 0.5).to(dtype) for _ in range(4)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [5, 64, 300, 4096])
 def test_columns_are_prepared_once(columns: int, dtype: torch.dtype) -> None:

@@ -31,6 +31,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("length", [LONG_ROW, 5 * LONG_ROW + 333])
@@ -65,6 +66,7 @@ def test_rows_are_cut_where_they_are_few_and_long() -> None:
     assert "part" not in text_of(total, torch.randn(1, LONG_ROW - 1)).split("void k(")[1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 5, 64, 3001])
 def test_an_extremum_of_a_row_with_a_nan_is_one(dtype: torch.dtype, width: int) -> None:
@@ -101,6 +103,7 @@ HEAVY: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", HEAVY)
 @pytest.mark.parametrize("length", [257, 320, 4096 + 33])
 def test_several_vectors_in_step_leave_nothing_out(
@@ -224,6 +227,7 @@ def test_all_functions_fit_into_loops_that_round(dtype: torch.dtype) -> None:
         assert torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [64, 100, 1000, 5000])
 @pytest.mark.parametrize("scale", [1, 30])
 def test_a_share_is_what_a_division_gives(width: int, scale: int) -> None:
@@ -242,6 +246,7 @@ def test_a_share_is_what_a_division_gives(width: int, scale: int) -> None:
     torch.testing.assert_close(shares, powers / total, rtol=2.0**-23, atol=2.0**-149)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("length", [100, 128, 300, 1000])
 @pytest.mark.parametrize("narrow", [torch.bool, torch.int8, torch.int16])
 def test_sums_beside_narrow_elements_are_as_near_as_others(

@@ -82,6 +82,7 @@ def check(module: CompiledModule, program: Program, *args: Tensor) -> None:
     assert not module.report().eager_calls
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("shape", [(2, 9), (64, 40), (FEW - 2, 129), (1000, 16)])
 def test_one_kernel_reduces_and_sums_over_rows(name: str, shape: tuple[int, int]) -> None:

@@ -55,6 +55,7 @@ NUMBERS: list[Callable[[Tensor], Tensor]] = [
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [9, 63])
 def test_what_no_integer_is_near_becomes_one_as_in_eager(dtype: torch.dtype, size: int) -> None:

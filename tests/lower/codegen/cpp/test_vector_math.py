@@ -282,6 +282,7 @@ def test_what_is_called_often_is_no_call_in_a_loop(tmp_path: Path) -> None:
     assert not re.search(r"^\s*(call|jmp|bl?)\s.*fx_", assembly.read_text(), re.MULTILINE)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "name", ["asin", "acos", "acosh", "atanh", "log", "log1p", "log2", "log10"]
